@@ -1,0 +1,1 @@
+"""The operator console: draws telemetry records, never touches the engine."""

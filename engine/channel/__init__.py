@@ -1,0 +1,1 @@
+"""Records out, commands in: the link between an engine and its consoles."""

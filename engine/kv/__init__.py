@@ -1,0 +1,1 @@
+"""The KV-cache manager: the block pool and the prefix cache."""

@@ -1,0 +1,1 @@
+"""Step recordings: written beside the engine, read anywhere."""

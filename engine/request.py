@@ -1,0 +1,72 @@
+"""A request: what was asked for, and how far it has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+import numpy.typing as npt
+
+TokenIds = npt.NDArray[np.int32]
+
+
+class Status(StrEnum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the worker picks tokens. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 and `min_p` 0 are off."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One request. While it runs, its counters live in the scheduler's table; at rest they are here.
+
+    `prompt_token_ids` is int32; `stop_token_ids` end it when sampled; times are seconds on the engine's clock.
+    """
+
+    id: str
+    prompt_token_ids: TokenIds
+    max_tokens: int
+    arrival_s: float = 0.0
+    priority: int = 0
+    stop_token_ids: frozenset[int] = frozenset()
+    sampling: SamplingParams | None = None
+    client_wait_s: float | None = None
+    preview: str = ""
+
+    number: int = -1
+    status: Status = Status.WAITING
+    output_token_ids: list[int] = field(default_factory=list)
+    block_keys: list[bytes] = field(default_factory=list)
+    num_preemptions: int = 0
+    high_water: int = 0
+    recomputed_tokens: int = 0
+    cached_tokens: int = 0
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    queued_since_s: float = 0.0
+    requeued_s: float = 0.0
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and outputs so far, as of the request's last visit to rest (exact unless it is running)."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)

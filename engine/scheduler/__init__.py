@@ -1,0 +1,1 @@
+"""The scheduler: one file per question it answers."""

@@ -1,0 +1,1 @@
+"""Simulated devices: step times from a roofline."""

@@ -1,0 +1,437 @@
+"""What the engine says about itself: one frozen record per step, and the messages around it.
+
+Everything the console, recordings, reports and metrics show comes from these structs. They are encoded as
+msgpack arrays, so a field may only be appended (with a default); any other change raises `PROTOCOL`.
+
+Times ending in `_s` are seconds on the engine's clock (simulated or real), zero at the engine's start.
+Requests are named by `number`, unique within a session; `Arrival` gives the text id that belongs to it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, StrEnum
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+PROTOCOL = 1
+"""Version of everything in this file; both ends of a channel and a recording's reader compare it."""
+
+IntArray = npt.NDArray[np.int32]
+FloatArray = npt.NDArray[np.float32]
+
+
+class Limiter(StrEnum):
+    """What stopped the scheduler from taking the next piece of work; also why the waiting head waits."""
+
+    NONE = "none"
+    TOKEN_BUDGET = "token_budget"
+    INPUT_BUDGET = "input_budget"
+    SEQUENCE_CAP = "sequence_cap"
+    BLOCKS = "blocks"
+    WATERMARK = "watermark"
+    FULL_SEQUENCE = "full_sequence"
+    CHUNKING_OFF = "chunking_off"
+    PAUSED = "paused"
+    PREEMPTED_NOW = "preempted_now"
+
+
+class FinishReason(StrEnum):
+    """Why a request ended. `LENGTH` covers `max_tokens` and the model length."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    KV_CAPACITY = "kv_capacity"
+    REFUSED = "refused"
+
+
+class BlockClass(IntEnum):
+    """Every usable block is in exactly one of these."""
+
+    EMPTY = 0
+    CACHED_FREE = 1
+    HELD = 2
+    SHARED = 3
+
+
+class RowFlag(IntEnum):
+    """Bits of the `flags` field of a row."""
+
+    DECODE = 1  # its one token without state is its newest; otherwise the row is prefill (or recompute)
+    NEW = 2  # admitted for the first time in this step
+    RESUMED = 4  # admitted again after a preemption in this step
+    SAMPLED = 8  # the model's output at its last position was used
+
+
+ROW_FIELDS = ("request", "tokens", "drafts", "accepted", "computed", "needed", "emitted", "blocks", "flags")
+"""Columns of `StepRecord.rows`: request number; tokens scheduled, of which drafts, of which accepted; tokens
+computed before the step; `num_tokens` when it was scheduled; outputs delivered by the step; blocks held after
+scheduling; `RowFlag` bits."""
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True):
+    """Base of all that crosses a channel or lies in a recording."""
+
+
+class Arrival(Message):
+    """A request the scheduler received. `prefix_keys` joins 8-byte digests, one per full prompt block."""
+
+    number: int
+    id: str
+    arrival_s: float
+    prompt_tokens: int
+    max_tokens: int
+    priority: int = 0
+    prefix_keys: bytes = b""
+    client_wait_s: float | None = None
+    preview: str = ""
+
+
+class Admission(Message):
+    """A request taken from the queue. `cached_tokens` came from the prefix cache."""
+
+    number: int
+    cached_tokens: int
+    waited_s: float
+    resumed: bool = False
+
+
+class Refusal(Message):
+    """A request turned away at submission, with what it needs and what there is."""
+
+    number: int
+    id: str
+    reason: str
+    need: int | None = None
+    capacity: int | None = None
+
+
+class Finish(Message):
+    """A request that ended, with the figures of its life (None where it has none)."""
+
+    number: int
+    reason: str
+    output_tokens: int
+    ttft_s: float | None = None
+    e2e_s: float | None = None
+    tpot_s: float | None = None
+    queue_s: float | None = None
+    requeued_s: float = 0.0
+    itl_p95_s: float | None = None
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+
+
+class Preemption(Message):
+    """One line of the preemption ledger. `usage_*` are shares of the pool; `was_planned`: already in the step."""
+
+    number: int
+    count: int
+    lost_tokens: int
+    freed_blocks: int
+    usage_before: float
+    usage_after: float
+    for_number: int
+    was_planned: bool = False
+    loop: bool = False
+
+
+class Head(Message):
+    """Why the head of the queue waits. `need`, `have` and `reserve` are blocks, tokens or requests by reason."""
+
+    number: int
+    reason: str
+    need: int | None = None
+    have: int | None = None
+    reserve: int = 0
+    inverted: bool = False
+    since_s: float | None = None
+
+
+class KnobChange(Message):
+    """A limit changed at this step. `by` says who (a key, a command, a schedule)."""
+
+    name: str
+    old: Any
+    new: Any
+    by: str = ""
+
+
+class Blocks(Message):
+    """The pool after scheduling: the four classes add up to it. `stored_tokens` lie in held and shared blocks."""
+
+    held: int
+    shared: int
+    cached_free: int
+    empty: int
+    stored_tokens: int
+    watermark: int
+
+
+class Totals(Message):
+    """Counters since the session began, so that a gap in the records loses no total."""
+
+    steps: int = 0
+    submitted: int = 0
+    admitted: int = 0
+    finished: int = 0
+    refused: int = 0
+    aborted: int = 0
+    preemptions: int = 0
+    submitted_prompt_tokens: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    reused_tokens: int = 0
+    scheduled_tokens: int = 0
+    recomputed_tokens: int = 0
+    draft_tokens: int = 0
+    rejected_draft_tokens: int = 0
+    output_tokens: int = 0
+    token_budget: int = 0
+    input_rows: int = 0
+    input_budget: int = 0
+    busy_s: float = 0.0
+
+
+class StepRecord(Message, tag=1):
+    """One step of the engine, whole. A record with `executed` false carries events of an idle engine.
+
+    `rows` is an int32 matrix (`len(ROW_FIELDS)`, rows), every running request in order, admitted ones last;
+    `itl_s` float32, one per row, NaN where the step delivered no second or later output. `tables` gives block ids
+    (int32) appended to a request's table. `changed_blocks` is int32 `block * 4 + BlockClass`.
+    """
+
+    seq: int
+    step: int
+    executed: bool
+    start_s: float
+    end_s: float
+    schedule_s: float
+    execute_s: float
+    update_s: float
+    token_budget: int
+    input_budget: int
+    scheduled_tokens: int
+    decode_tokens: int
+    prefill_tokens: int
+    draft_tokens: int
+    recomputed_tokens: int
+    input_rows: int
+    limiter: str
+    rows: bytes
+    itl_s: bytes
+    ttft_s: list[tuple[int, float]]
+    running: int
+    waiting: int
+    oldest_wait_s: float | None
+    head: Head | None
+    blocks: Blocks
+    changed_blocks: bytes
+    tables: list[tuple[int, bytes]]
+    arrivals: list[Arrival]
+    admissions: list[Admission]
+    refusals: list[Refusal]
+    finishes: list[Finish]
+    preemptions: list[Preemption]
+    knobs: list[KnobChange]
+    knobs_version: int
+    paused: bool
+    totals: Totals
+
+
+class RequestState(Message):
+    """A live request inside a snapshot. `table` is its block ids, int32."""
+
+    arrival: Arrival
+    status: str
+    output_tokens: int
+    computed_tokens: int
+    cached_tokens: int
+    preemptions: int
+    first_scheduled_s: float | None
+    first_token_s: float | None
+    last_token_s: float | None
+    table: bytes
+    queued_s: float | None = None
+    requeued_s: float = 0.0
+
+
+class Header(Message, tag=2):
+    """Opens a channel and a recording: which engine this is. `config` and `workload` are plain JSON values."""
+
+    protocol: int
+    engine: str
+    engine_version: str
+    model: str
+    device: str
+    policy: str
+    block_size: int
+    num_blocks: int
+    max_model_len: int
+    config: dict[str, Any]
+    workload: dict[str, Any]
+    started_at: float
+    simulated_clock: bool
+    source: str = "embedded"
+
+
+class Snapshot(Message, tag=3):
+    """The whole present state: sent when a console joins or lost records, and as a recording's keyframe."""
+
+    seq: int
+    step: int
+    clock_s: float
+    requests: list[RequestState]
+    waiting: list[int]
+    running: list[int]
+    block_classes: bytes
+    knobs: dict[str, Any]
+    knobs_version: int
+    paused: bool
+    totals: Totals
+    dropped: int = 0
+
+
+class Stage(Message, tag=4):
+    """What the engine is doing before it can serve."""
+
+    name: str
+    elapsed_s: float
+
+
+class Notice(Message, tag=5):
+    """One line for the operator: something went wrong, or was adjusted, and serving goes on."""
+
+    level: str
+    text: str
+
+
+class TextDelta(Message, tag=6):
+    """Output text of a request as it grows."""
+
+    number: int
+    text: str
+
+
+class Reply(Message, tag=7):
+    """The answer to one command."""
+
+    command: int
+    ok: bool
+    text: str
+    knobs_version: int
+    warnings: list[str] = []
+
+
+class Bye(Message, tag=8):
+    """The engine ends, and why; nothing follows."""
+
+    reason: str
+    step: int
+
+
+Outgoing = StepRecord | Header | Snapshot | Stage | Notice | TextDelta | Reply | Bye
+
+
+def row_matrix(record: StepRecord) -> IntArray:
+    """The rows of a record as an int32 matrix (`len(ROW_FIELDS)`, rows), a view of its bytes."""
+    return np.frombuffer(record.rows, dtype=np.int32).reshape(len(ROW_FIELDS), -1)
+
+
+def row_columns(record: StepRecord) -> dict[str, IntArray]:
+    """The rows of a record by field name: int32 views, one entry per running request."""
+    return dict(zip(ROW_FIELDS, row_matrix(record), strict=True))
+
+
+def itl_column(record: StepRecord) -> FloatArray:
+    """Seconds since each row's previous delivery, float32, NaN where there is none."""
+    return np.frombuffer(record.itl_s, dtype=np.float32)
+
+
+def block_changes(record: StepRecord) -> tuple[IntArray, IntArray]:
+    """Ids of blocks whose class changed, and their new `BlockClass` values."""
+    packed = np.frombuffer(record.changed_blocks, dtype=np.int32)
+    return packed >> 2, packed & 3
+
+
+def describe_head(head: Head) -> str:
+    """The waiting head's reason with its numbers, as every screen and report words it."""
+    need, have = head.need, head.have
+    if need is None or have is None:
+        return head.reason.replace("_", " ")
+    match head.reason:
+        case Limiter.BLOCKS:
+            return f"blocks: needs {need}, {have} free, short {need - have}"
+        case Limiter.FULL_SEQUENCE:
+            return f"full sequence: needs {need + head.reserve}, {have} free, short {need + head.reserve - have}"
+        case Limiter.WATERMARK:
+            return f"watermark: {have} − {need} < {head.reserve}"
+        case Limiter.SEQUENCE_CAP:
+            return f"sequence cap {need}, {have} running" + (", draining" if have > need else "")
+        case Limiter.TOKEN_BUDGET | Limiter.INPUT_BUDGET:
+            return f"{head.reason.replace('_', ' ')}: {have} left of {need}"
+        case Limiter.CHUNKING_OFF:
+            return f"chunking off: needs {need} tokens, {have} left in this step"
+    return head.reason.replace("_", " ")
+
+
+class Command(Message):
+    """Base of what a console may ask. `id` is chosen by the sender and returned in the `Reply`."""
+
+
+class SetKnobs(Command, tag=101):
+    """Change limits. Refused as a whole if any value is refused or `expected_version` is not the present one.
+
+    `expected_version` None skips the check. `dry_run` only answers with the warnings.
+    """
+
+    id: int
+    values: dict[str, Any]
+    expected_version: int | None = None
+    by: str = ""
+    dry_run: bool = False
+
+
+class Pause(Command, tag=102):
+    """Stop stepping; arrivals keep queueing."""
+
+    id: int
+
+
+class Resume(Command, tag=103):
+    """Go on stepping."""
+
+    id: int
+
+
+class StepOnce(Command, tag=104):
+    """Run one step while paused."""
+
+    id: int
+
+
+class Abort(Command, tag=105):
+    """End one request by number."""
+
+    id: int
+    number: int
+
+
+class Drain(Command, tag=106):
+    """Take no new requests; the engine ends when nothing is in flight, or at once if `now`."""
+
+    id: int
+    now: bool = False
+
+
+class Join(Command, tag=107):
+    """First message of a console: its protocol version. The engine answers with `Header` and `Snapshot`."""
+
+    id: int
+    protocol: int
+
+
+Incoming = SetKnobs | Pause | Resume | StepOnce | Abort | Drain | Join

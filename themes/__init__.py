@@ -1,0 +1,1 @@
+"""Themes as TOML files, and their loader."""
