@@ -16,15 +16,18 @@ IntArray = npt.NDArray[np.int32]
 class Started:
     """A row that enters the batch in this step, new or resumed: the worker needs all of it.
 
-    `token_ids` is the whole sequence so far (int32), `block_table` every block it holds, in order; a released
-    block before the attention window is -1.
+    `block_table` is every block it holds, in order; a released block before the attention window is -1.
     """
 
     row: int
     request: Request
-    token_ids: IntArray
     block_table: list[int]
     resumed: bool
+
+    @property
+    def token_ids(self) -> IntArray:
+        """The whole sequence so far, int32."""
+        return self.request.sequence()
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +37,10 @@ class StepPlan:
     `tokens[i]` positions of request `numbers[i]` are computed from position `computed[i]` on; the last
     `drafts[i]` of them are draft tokens (ids in `draft_token_ids[i]`, -1 a placeholder that is always
     rejected). `samples[i]`: the row reaches the end of its sequence, so the worker returns outputs for it.
-    `new_blocks` maps a row to block ids appended to its table (rows of `started` not included).
+    `new_blocks` maps a request number to block ids appended to its table (those of `started` not included).
     `gone` are numbers whose state the worker may drop: finished, aborted or preempted since the last plan.
     """
 
-    step: int
     ids: list[str]
     numbers: IntArray
     tokens: IntArray

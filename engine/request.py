@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -35,6 +36,9 @@ class SamplingParams:
 class Request:
     """One request. While it runs, its counters live in the scheduler's table; at rest they are here.
 
+    `block_ids` is its block table (-1: released before the attention window), `block_keys` the chained keys of its
+    full blocks, of which the first `num_registered` are in the prefix cache. `high_water`: most tokens it ever had
+    computed. `gaps_s`: one float per output, NaN where an output was not a delivery of its own.
     `prompt_token_ids` is int32; `stop_token_ids` end it when sampled; times are seconds on the engine's clock.
     """
 
@@ -50,12 +54,18 @@ class Request:
 
     number: int = -1
     status: Status = Status.WAITING
-    output_token_ids: list[int] = field(default_factory=list)
+    output_token_ids: array[int] = field(default_factory=lambda: array("i"))
+    block_ids: list[int] = field(default_factory=list)
     block_keys: list[bytes] = field(default_factory=list)
+    num_registered: int = 0
+    num_released: int = 0
     num_preemptions: int = 0
+    loop_length: int = 0
+    finished_before: int = -1
     high_water: int = 0
     recomputed_tokens: int = 0
     cached_tokens: int = 0
+    gaps_s: array[float] = field(default_factory=lambda: array("f"))
     first_scheduled_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
@@ -68,5 +78,19 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and outputs so far, as of the request's last visit to rest (exact unless it is running)."""
+        """Prompt and outputs so far, as of the request's last visit to rest (the table is ahead while it runs)."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    def sequence(self) -> TokenIds:
+        """Prompt and outputs so far as one int32 array (the prompt itself while there are no outputs)."""
+        if not self.output_token_ids:
+            return self.prompt_token_ids
+        return np.concatenate([self.prompt_token_ids, np.frombuffer(self.output_token_ids, dtype=np.int32)])
+
+    def token_bytes(self, start: int, end: int) -> bytes:
+        """Tokens `start` to `end` (exclusive) as int32 bytes."""
+        prompt = len(self.prompt_token_ids)
+        if start >= prompt:
+            return self.output_token_ids[start - prompt : end - prompt].tobytes()
+        head = self.prompt_token_ids[start:end].tobytes()
+        return head if end <= prompt else head + self.output_token_ids[: end - prompt].tobytes()

@@ -1,0 +1,119 @@
+"""A console's end of the channel."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from contextlib import suppress
+
+from schedtop.engine.channel.protocol import (
+    MAX_OUTGOING_BYTES,
+    ChannelError,
+    FrameBuffer,
+    Loopback,
+    decode_outgoing,
+    encode,
+    frame,
+    parse_address,
+)
+from schedtop.engine.telemetry import PROTOCOL, Command, Join, Outgoing
+
+_READ_BYTES = 1 << 18
+_SEND_WITHIN_S = 5.0
+
+
+class ChannelClosedError(ChannelError):
+    """The engine is gone or has ended, or this end was closed; nothing more will come."""
+
+
+class ChannelClient:
+    """One joined connection. `receive` belongs to one thread; `send` and `close` may be called from any."""
+
+    def __init__(self, sock: socket.socket, address: str) -> None:
+        self.address = address
+        self._sock = sock
+        self._frames = FrameBuffer(MAX_OUTGOING_BYTES)
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self._sending = threading.Lock()
+        self._receiving = threading.Lock()
+        self._closed = False
+
+    @classmethod
+    def connect(cls, address: str, timeout_s: float = 5.0) -> ChannelClient:
+        """Connect and say `Join`. Raises `ChannelError` when nobody listens there."""
+        place = parse_address(address)
+        ipv6 = isinstance(place, Loopback) and ":" in place.host
+        family = socket.AF_UNIX if not isinstance(place, Loopback) else socket.AF_INET6 if ipv6 else socket.AF_INET
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.settimeout(timeout_s)
+        try:
+            sock.connect(place if isinstance(place, Loopback) else place.path)
+        except TimeoutError:
+            sock.close()
+            raise ChannelError(f"no answer from {address} within {timeout_s:g} s") from None
+        except OSError as error:
+            sock.close()
+            raise ChannelError(f"no engine at {address}: {error.strerror or error}") from None
+        sock.settimeout(_SEND_WITHIN_S)
+        client = cls(sock, address)
+        with suppress(ChannelClosedError):  # turned away already: `receive` tells why
+            client.send(Join(id=0, protocol=PROTOCOL))
+        return client
+
+    def send(self, command: Command) -> None:
+        """Send one command; its `Reply` comes through `receive`. Raises `ChannelClosedError` if it is gone."""
+        data = b"".join(frame(encode(command)))
+        try:
+            with self._sending:
+                self._sock.sendall(data)
+        except OSError as error:
+            # What the engine said before it went (a `Bye`, say) may still lie in the socket: `receive` gets it.
+            raise ChannelClosedError(f"the engine takes no commands: {error.strerror or error}") from None
+
+    def receive(self, timeout_s: float | None = None) -> Outgoing | None:
+        """The next message; None if none came within `timeout_s` (None waits for ever, 0 only looks).
+
+        Raises `ChannelClosedError` at the end of the stream and `ChannelError` for bytes that are no message or for
+        another protocol.
+        """
+        with self._receiving:
+            body = self._next_frame(None if timeout_s is None else time.monotonic() + timeout_s)
+        return None if body is None else decode_outgoing(body)
+
+    def _next_frame(self, deadline_s: float | None) -> bytes | None:
+        while (body := self._frames.next()) is None:
+            if self._closed:
+                raise ChannelClosedError("the connection was closed")
+            left_ms = None if deadline_s is None else max(0.0, deadline_s - time.monotonic()) * 1000
+            if not self._poll.poll(left_ms):
+                return None
+            self._read()
+        return body
+
+    def _read(self) -> None:
+        try:
+            data = self._sock.recv(_READ_BYTES, socket.MSG_DONTWAIT)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            raise ChannelClosedError(f"the connection to the engine broke: {error.strerror or error}") from None
+        if not data:
+            raise ChannelClosedError("the connection was closed" if self._closed else "the engine is gone")
+        self._frames.feed(data)
+
+    def close(self) -> None:
+        """Hang up; a `receive` waiting in another thread raises `ChannelClosedError`."""
+        self._closed = True
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        with self._receiving:  # its number must not be given to another file while `receive` polls it
+            self._sock.close()
+
+    def __enter__(self) -> ChannelClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

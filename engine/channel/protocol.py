@@ -1,0 +1,168 @@
+"""Length-prefixed msgpack frames of the structs in `telemetry`, and where a channel may be.
+
+A frame is a little-endian uint32 length and that many bytes of msgpack. A console's first frame is `Join`; the
+engine answers with `Stage`s while it loads, then `Header`, `Snapshot` and records, and ends with `Bye`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import struct
+from typing import NamedTuple, Protocol
+
+import msgspec
+from schedtop.engine.telemetry import PROTOCOL, ROW_FIELDS, Incoming, Message, Outgoing, StepRecord
+
+MAX_OUTGOING_BYTES = 128 << 20
+MAX_INCOMING_BYTES = 1 << 20
+
+_LENGTH = struct.Struct("<I")
+_ROW_BYTES = 4 * len(ROW_FIELDS)
+_UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError, MemoryError)
+
+
+class ChannelError(Exception):
+    """The channel cannot be opened or goes no further; the text is one line for the operator."""
+
+
+class Sink(Protocol):
+    """Takes every record of an engine. `encoded` is `encode(record)`, made once for all sinks."""
+
+    def write(self, record: StepRecord, encoded: bytes) -> None:
+        """Raises `OSError` when the sink can take no more."""
+        ...
+
+
+class Unix(NamedTuple):
+    """A socket file only its owner may open."""
+
+    path: str
+
+
+class Loopback(NamedTuple):
+    """A TCP port of this machine; `port` 0 lets the system choose."""
+
+    host: str
+    port: int
+
+
+def parse_address(text: str) -> Unix | Loopback:
+    """A path (`unix:` may precede it) or `tcp:HOST:PORT` with a loopback host; raises `ChannelError`."""
+    if not text.startswith("tcp:"):
+        path = text.removeprefix("unix:")
+        if not path or "\0" in path:
+            raise ChannelError(f"{text!r} is not an address: give a socket path or tcp:127.0.0.1:PORT")
+        if len(path.encode(errors="surrogateescape")) > 107:
+            raise ChannelError(f"socket path {path} is longer than 107 bytes: choose a shorter one")
+        return Unix(path)
+    host, _, port = text[4:].rpartition(":")
+    host = "127.0.0.1" if host == "localhost" else host.strip("[]")
+    if not (port.isascii() and port.isdigit() and int(port) < 65536):
+        raise ChannelError(f"{text!r} has no port: write tcp:127.0.0.1:PORT")
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = False
+    if not loopback:
+        raise ChannelError(f"{text!r}: only a loopback host such as 127.0.0.1 is allowed")
+    return Loopback(host, int(port))
+
+
+_encoder = msgspec.msgpack.Encoder()
+_outgoing = msgspec.msgpack.Decoder(Outgoing)
+_incoming = msgspec.msgpack.Decoder(Incoming)
+
+
+def encode(message: Message) -> bytes:
+    """One message as msgpack, without its frame. Raises `TypeError` for a value msgpack cannot hold."""
+    return _encoder.encode(message)
+
+
+def frame(body: bytes) -> tuple[bytes, bytes]:
+    """Length and body, to be sent one after the other; apart, so that one body serves many receivers."""
+    return _LENGTH.pack(len(body)), body
+
+
+def decode_outgoing(body: bytes) -> Outgoing:
+    """What an engine said. Raises `ChannelError` for bytes that are no message, or another protocol's header."""
+    _check_protocol(body)
+    try:
+        message = _outgoing.decode(body)
+    except _UNREADABLE as error:
+        raise ChannelError(f"the engine sent an unreadable message ({_one_line(error)})") from None
+    if isinstance(message, StepRecord):
+        _check_arrays(message)
+    return message
+
+
+def decode_incoming(body: bytes) -> Incoming:
+    """What a console asked. Raises `ChannelError` for bytes that are no command."""
+    try:
+        return _incoming.decode(body)
+    except _UNREADABLE as error:
+        raise ChannelError(f"unreadable command ({_one_line(error)})") from None
+
+
+def mismatch(engine: object, console: object) -> str:
+    """The line both sides show when their protocols differ."""
+    return f"the engine speaks protocol {engine} and the console {console}: use the same schedtop version on both"
+
+
+def _check_protocol(body: bytes) -> None:
+    """Compare a header's protocol before its other fields, which another version may have changed."""
+    if body[1:2] != b"\x02" and body[3:4] != b"\x02":
+        return
+    try:
+        fields = msgspec.msgpack.decode(body, type=list[msgspec.Raw])
+        tag, protocol = (msgspec.msgpack.decode(raw) for raw in fields[:2])
+    except _UNREADABLE:
+        return
+    if tag == 2 and protocol != PROTOCOL:
+        raise ChannelError(mismatch(_one_line(protocol), PROTOCOL))
+
+
+def _check_arrays(record: StepRecord) -> None:
+    """Arrays travel as bytes, whose lengths msgspec does not know."""
+    whole = (
+        len(record.rows) % _ROW_BYTES == 0
+        and len(record.itl_s) * len(ROW_FIELDS) == len(record.rows)
+        and len(record.changed_blocks) % 4 == 0
+        and all(len(table) % 4 == 0 for _, table in record.tables)
+    )
+    if not whole:
+        raise ChannelError(f"the engine sent step {record.step} with arrays of unequal length")
+
+
+def _one_line(value: object) -> str:
+    return " ".join(str(value).split())[:120]
+
+
+class FrameBuffer:
+    """Bytes as they come in, frames as they become whole."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._data = bytearray()
+        self._start = 0
+
+    def feed(self, data: bytes) -> None:
+        """Append what was received."""
+        if self._start:
+            del self._data[: self._start]
+            self._start = 0
+        self._data += data
+
+    def next(self) -> bytes | None:
+        """The next frame's body, None until it is whole. Raises `ChannelError` when it claims to be too long."""
+        body_start = self._start + _LENGTH.size
+        if len(self._data) < body_start:
+            return None
+        (length,) = _LENGTH.unpack_from(self._data, self._start)
+        if length > self._max_bytes:
+            raise ChannelError(f"a message claims {length} bytes, more than the {self._max_bytes} allowed")
+        if len(self._data) < body_start + length:
+            return None
+        with memoryview(self._data) as view:
+            body = bytes(view[body_start : body_start + length])
+        self._start = body_start + length
+        return body

@@ -1,0 +1,156 @@
+"""The KV-cache manager: decides whether the state of a request can be held, and holds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schedtop.engine.config import SchedulerConfig
+from schedtop.engine.kv.block_pool import BlockPool
+from schedtop.engine.kv.prefix_cache import extend_keys
+from schedtop.engine.request import Request
+from schedtop.engine.telemetry import Limiter
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """What the prefix cache gives a request: blocks in order (-1: not needed, before the window)."""
+
+    blocks: list[int]
+    num_tokens: int
+
+
+NO_HIT = Hit([], 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Why a request cannot be admitted: `need` blocks, `have` free, `reserve` to stay free on top."""
+
+    reason: Limiter
+    need: int
+    have: int
+    reserve: int
+
+
+class KVManager:
+    """Block tables of requests over one pool. `watermark` and `caching` are live knobs."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.block_size = config.block_size
+        self.max_model_len = config.max_model_len
+        self.window = config.sliding_window
+        self.pool = BlockPool(config.num_blocks)
+        self.caching = config.enable_prefix_caching
+        self.watermark_blocks = 0
+        self.set_watermark(config.watermark)
+        self.window_need_blocks = self._window_need(config)
+
+    def _window_need(self, config: SchedulerConfig) -> int | None:
+        """Most blocks one request can hold at once under a window: the window, one chunk, and both edges."""
+        if self.window is None:
+            return None
+        reach = min(self.window - 1 + config.max_num_batched_tokens, self.max_model_len)
+        return blocks_for(reach, self.block_size) + 1
+
+    def set_watermark(self, share: float) -> None:
+        # The share is of the pool including the null block that vLLM counts.
+        self.watermark_blocks = int(share * (self.pool.num_blocks + 1))
+
+    @property
+    def capacity_tokens(self) -> int | None:
+        """Most tokens with state that one request can ever have; None where the window bounds its need."""
+        if self.window_need_blocks is not None and self.window_need_blocks <= self.pool.num_blocks:
+            return None
+        return self.pool.num_blocks * self.block_size
+
+    def look_up(self, request: Request, num_tokens: int) -> Hit:
+        """The longest cached prefix of a request, at most `num_tokens - 1` tokens."""
+        if not self.caching:
+            return NO_HIT
+        size = self.block_size
+        extend_keys(request, num_tokens // size, size)
+        keys = request.block_keys[: (num_tokens - 1) // size]
+        if self.window is None:
+            blocks = self.pool.index.longest_prefix(keys)
+        else:
+            run = self.pool.index.rightmost_run(keys, blocks_for(self.window - 1, size))
+            blocks = [-1 if block is None else block for block in run]
+        return Hit(blocks, len(blocks) * size)
+
+    def shortage(
+        self, hit: Hit, num_new_tokens: int, num_tokens: int, full: bool, reserve: bool
+    ) -> Shortage | None:
+        """What is missing to admit a request of `num_tokens` whose next chunk is `num_new_tokens`; None: it fits.
+
+        `full`: the whole sequence must fit, not just the chunk. `reserve`: the watermark must stay free on top.
+        """
+        pool = self.pool
+        held = len(hit.blocks)
+        revived = sum(pool.is_free(block) for block in hit.blocks if block >= 0)
+        free = pool.num_free
+        watermark = self.watermark_blocks if reserve else 0
+        chunk = self._total_blocks(hit.num_tokens + num_new_tokens) - held + revived
+        if chunk > free:
+            return Shortage(Limiter.BLOCKS, chunk, free, watermark)
+        if full:
+            whole = self._total_blocks(num_tokens)
+            if self.window_need_blocks is not None:
+                whole = min(whole, self.window_need_blocks)
+            whole = max(whole - held, 0) + revived
+            if whole > free:
+                return Shortage(Limiter.FULL_SEQUENCE, whole, free, watermark)
+            chunk = max(chunk, whole)
+        if chunk + watermark > free:
+            return Shortage(Limiter.WATERMARK, chunk, free, watermark)
+        return None
+
+    def admit(self, request: Request, hit: Hit, num_new_tokens: int) -> None:
+        """Take the hit and the blocks for the next chunk; `shortage` must have found none."""
+        self.pool.share(block for block in hit.blocks if block >= 0)
+        count = self._total_blocks(hit.num_tokens + num_new_tokens) - len(hit.blocks)
+        blocks = self.pool.take(max(count, 0))
+        assert blocks is not None, "admission was checked before"
+        request.block_ids = [*hit.blocks, *blocks]
+        request.num_registered = len(hit.blocks)
+        request.num_released = 0
+
+    def release_before_window(self, request: Request, num_computed: int) -> None:
+        """Replace blocks that no later token can attend to by -1."""
+        if self.window is None:
+            return
+        end = max(0, num_computed - self.window + 1) // self.block_size
+        end = min(end, len(request.block_ids))
+        start = request.num_released
+        if end <= start:
+            return
+        dropped = request.block_ids[start:end]
+        request.block_ids[start:end] = [-1] * (end - start)
+        request.num_released = end
+        self.pool.release(block for block in reversed(dropped) if block >= 0)
+
+    def register(self, request: Request, num_full_blocks: int) -> None:
+        """Give the first `num_full_blocks` blocks their cache entries: they will be full after this step."""
+        if not self.caching or num_full_blocks <= request.num_registered:
+            return
+        extend_keys(request, num_full_blocks, self.block_size)
+        blocks, keys = request.block_ids, request.block_keys
+        for index in range(request.num_registered, num_full_blocks):
+            if blocks[index] >= 0:
+                self.pool.register(blocks[index], keys[index])
+        request.num_registered = num_full_blocks
+
+    def free(self, request: Request) -> int:
+        """Give back all blocks, last first; returns how many became free."""
+        freed = self.pool.release([block for block in reversed(request.block_ids) if block >= 0])
+        request.block_ids = []
+        request.num_registered = 0
+        request.num_released = 0
+        return freed
+
+    def _total_blocks(self, num_tokens: int) -> int:
+        return blocks_for(min(num_tokens, self.max_model_len), self.block_size)
+
+
+def blocks_for(num_tokens: int, block_size: int) -> int:
+    """Blocks that hold `num_tokens` tokens."""
+    return -(-num_tokens // block_size)

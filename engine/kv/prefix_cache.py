@@ -1,0 +1,78 @@
+"""Which block holds which prefix: keys chained over whole prefixes, and the index from key to block."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+from schedtop.engine.request import Request
+
+
+def extend_keys(request: Request, num_blocks: int, block_size: int) -> None:
+    """Extend `request.block_keys` to its first `num_blocks` blocks, all of whose tokens must be known.
+
+    A key is SHA-256 over the previous key and the block's tokens, so equal keys mean equal prefixes.
+    """
+    keys = request.block_keys
+    previous = keys[-1] if keys else b""
+    for index in range(len(keys), num_blocks):
+        start = index * block_size
+        previous = sha256(previous + request.token_bytes(start, start + block_size)).digest()
+        keys.append(previous)
+
+
+class PrefixIndex:
+    """Blocks by key. Several blocks may carry one key; the earliest registered one answers."""
+
+    def __init__(self) -> None:
+        self._first: dict[bytes, int] = {}
+        self._others: dict[bytes, list[int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def find(self, key: bytes) -> int | None:
+        return self._first.get(key)
+
+    def add(self, key: bytes, block: int) -> None:
+        if self._first.setdefault(key, block) != block:
+            self._others.setdefault(key, []).append(block)
+
+    def remove(self, key: bytes, block: int) -> None:
+        others = self._others.get(key)
+        if others is None:
+            del self._first[key]
+            return
+        if self._first[key] == block:
+            self._first[key] = others.pop(0)
+        else:
+            others.remove(block)
+        if not others:
+            del self._others[key]
+
+    def longest_prefix(self, keys: list[bytes]) -> list[int]:
+        """Blocks of the longest run of cached keys from the start."""
+        blocks = []
+        for key in keys:
+            block = self._first.get(key)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def rightmost_run(self, keys: list[bytes], length: int) -> list[int | None]:
+        """Blocks up to the end of the right-most run of `length` cached keys, None before it.
+
+        Falls back to a shorter run that starts at the first key: nothing before it is needed.
+        """
+        blocks: list[int | None] = [None] * len(keys)
+        run = 0
+        for index in range(len(keys) - 1, -1, -1):
+            block = self._first.get(keys[index])
+            if block is None:
+                run = 0
+                continue
+            blocks[index] = block
+            run += 1
+            if run >= length:
+                return [None] * index + blocks[index : index + run]
+        return blocks[:run]

@@ -1,0 +1,146 @@
+"""Admission: the head of the queue enters when budgets, the sequence cap and the pool all agree."""
+
+from __future__ import annotations
+
+import numpy as np
+from schedtop.engine.kv.manager import Hit
+from schedtop.engine.plan import Started
+from schedtop.engine.request import Request, Status
+from schedtop.engine.scheduler.queues import urgency
+from schedtop.engine.scheduler.state import Draft, State
+from schedtop.engine.telemetry import Admission, Head, Limiter, RowFlag
+
+
+class AdmissionPass:
+    """One step's pass over the queue. `stopped` says why the head had to stay, None while nothing did."""
+
+    def __init__(self, state: State, draft: Draft) -> None:
+        self.state = state
+        self.draft = draft
+        table, slots = state.table, state.config.draft_slots
+        given = table.tokens[: table.size]
+        used = int(given.sum())
+        self.num_running_scheduled = int(np.count_nonzero(given))
+        self.token_left = state.limits.token_budget - used
+        self.input_left = state.limits.input_budget - used - slots * self.num_running_scheduled
+        self.num_running_before = table.size
+
+    def run(self) -> None:
+        """Admit from the head until something stops it; notes the limiter and the head's reason."""
+        while self.state.waiting:
+            head = self._stop_before_look()
+            if head is None:
+                head = self._try_admit(self.state.waiting.head())
+            if head is not None:
+                self.draft.head = head
+                self.draft.limiter = Limiter(head.reason)
+                return
+
+    def _stop_before_look(self) -> Head | None:
+        """Limits that stop the pass whoever is at the head."""
+        limits, number = self.state.limits, self.state.waiting.head().number
+        if self.token_left <= 0:
+            return Head(number, Limiter.TOKEN_BUDGET, limits.token_budget, self.token_left)
+        if self.input_left <= self.state.config.draft_slots:
+            return Head(number, Limiter.INPUT_BUDGET, limits.input_budget, self.input_left)
+        if self.state.table.size >= limits.seq_cap:
+            return Head(number, Limiter.SEQUENCE_CAP, limits.seq_cap, self.state.table.size)
+        return None
+
+    def _try_admit(self, request: Request) -> Head | None:
+        state, draft = self.state, self.draft
+        hit = state.kv.look_up(request, request.num_tokens)
+        wanted = request.num_tokens - hit.num_tokens
+        drafts = self._padding(hit) if wanted == 1 else 0
+        room = min(self.token_left, self.input_left - state.config.draft_slots)
+        if drafts and wanted + drafts > room:
+            return self._budget_head(request, wanted + drafts)
+        chunk = min(wanted + drafts, state.chunk_cap() or wanted + drafts)
+        if chunk > room and not state.config.enable_chunked_prefill:
+            return Head(request.number, Limiter.CHUNKING_OFF, chunk, room)
+        chunk = min(chunk, room)
+        short = state.kv.shortage(
+            hit, chunk, request.num_tokens, state.limits.reserve_full_isl, reserve=state.table.size > 0
+        )
+        if short is not None:
+            return Head(request.number, short.reason, short.need, short.have, short.reserve)
+        state.waiting.pop()
+        self._admit(request, hit, chunk, drafts)
+        self.token_left -= chunk
+        self.input_left -= chunk + state.config.draft_slots
+        draft.limiter = Limiter.NONE
+        if chunk < wanted and chunk == room:
+            draft.limiter = Limiter.TOKEN_BUDGET if self.token_left <= 0 else Limiter.INPUT_BUDGET
+        return None
+
+    def _padding(self, hit: Hit) -> int:
+        """Placeholder drafts that keep a pure decode batch uniform when a one-token request joins it."""
+        state, k = self.state, self.state.limits.num_speculative_tokens
+        if not k or hit.num_tokens + k + 2 > state.config.max_model_len:
+            return 0
+        if not (self.num_running_scheduled or hit.num_tokens):
+            return 0
+        table, before = state.table, self.num_running_before
+        if np.any(table.mid_prompt[:before] & (table.tokens[:before] > 0)):
+            return 0
+        cap = state.chunk_cap()
+        if cap is not None and cap < 1 + k:
+            return 0
+        return 0 if self._padding_is_impossible(hit, k) else k
+
+    def _padding_is_impossible(self, hit: Hit, k: int) -> bool:
+        """With nothing running, padding that no budget or pool could ever hold must not hold the request back."""
+        state = self.state
+        if state.table.size:
+            return False
+        whole = min(state.limits.token_budget, state.limits.input_budget - state.config.draft_slots)
+        short = state.kv.shortage(hit, 1 + k, hit.num_tokens + 1, state.limits.reserve_full_isl, reserve=False)
+        return 1 + k > whole or short is not None
+
+    def _budget_head(self, request: Request, need: int) -> Head:
+        limits = self.state.limits
+        if self.token_left <= self.input_left - self.state.config.draft_slots:
+            return Head(request.number, Limiter.TOKEN_BUDGET, limits.token_budget, self.token_left)
+        return Head(request.number, Limiter.INPUT_BUDGET, limits.input_budget, self.input_left)
+
+    def _admit(self, request: Request, hit: Hit, chunk: int, drafts: int) -> None:
+        state, draft = self.state, self.draft
+        state.kv.admit(request, hit, chunk)
+        state.kv.release_before_window(request, hit.num_tokens)
+        resumed = request.status is Status.PREEMPTED
+        waited_s = draft.now_s - request.queued_since_s
+        if resumed:
+            request.requeued_s += waited_s
+        else:
+            request.first_scheduled_s = draft.now_s
+            request.cached_tokens = hit.num_tokens
+            request.high_water = max(request.high_water, 0)
+        request.status = Status.RUNNING
+        row = state.table.append(request, hit.num_tokens, stop_at(state, request))
+        num_full = min(hit.num_tokens + chunk, request.num_tokens) // state.kv.block_size
+        state.kv.register(request, num_full)
+        state.table.num_full[row] = num_full
+        state.table.tokens[row] = chunk
+        state.table.num_spec[row] = drafts
+        state.table.draft_ids[row] = -1
+        state.table.flags[row] = RowFlag.RESUMED if resumed else RowFlag.NEW
+        draft.admissions.append(Admission(request.number, hit.num_tokens, waited_s, resumed))
+        draft.started.append(Started(row, request, request.block_ids, resumed))
+
+
+def stop_at(state: State, request: Request) -> int:
+    """`num_tokens` at which a request ends by length: its own limit, the model's, or the pool's.
+
+    The last token needs no slot, so a pool of c tokens carries a sequence of c + 1.
+    """
+    limit = min(request.num_prompt_tokens + request.max_tokens, state.config.max_model_len)
+    capacity = state.kv.capacity_tokens
+    return limit if capacity is None else min(limit, capacity + 1)
+
+
+def mark_inverted(state: State, head: Head) -> bool:
+    """Under priority: a more urgent request waits while a less urgent one runs."""
+    if state.config.policy != "priority":
+        return False
+    waiting = urgency(state.requests[head.number])
+    return any(request.priority > waiting[0] for request in state.table.requests)

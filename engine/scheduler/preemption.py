@@ -1,0 +1,56 @@
+"""Preemption: who must give way when blocks run out, and what that costs."""
+
+from __future__ import annotations
+
+from schedtop.engine.request import Request, Status
+from schedtop.engine.scheduler.queues import urgency
+from schedtop.engine.scheduler.state import Draft, State
+from schedtop.engine.telemetry import Preemption
+
+LOOP_LENGTH = 3
+"""Preemptions of one request, with nothing finishing in between, that make a loop."""
+
+
+def pick_victim(state: State) -> int:
+    """Row of the request to preempt: the last admitted, or under priority the least urgent."""
+    table = state.table
+    if state.config.policy != "priority":
+        return table.size - 1
+    return max(range(table.size), key=lambda row: urgency(table.requests[row]))
+
+
+def preempt(state: State, draft: Draft, row: int, for_request: Request) -> None:
+    """Take all blocks from a running request and queue it again; its outputs are kept, its state is not.
+
+    What the step had already planned for it leaves the step with its row.
+    """
+    table, kv = state.table, state.kv
+    request = table.rest(row)
+    num_computed = table.num_computed.item(row)
+    was_planned = row < table.requests.index(for_request) and table.tokens.item(row) > 0
+    usage_before = kv.pool.usage
+    freed = kv.free(request)
+    draft.new_blocks.pop(request.number, None)
+    table.remove([row])
+    request.status = Status.PREEMPTED
+    request.num_preemptions += 1
+    request.high_water = max(request.high_water, num_computed)
+    request.queued_since_s = draft.now_s
+    same = request.finished_before == state.num_finished
+    request.loop_length = request.loop_length + 1 if same else 1
+    request.finished_before = state.num_finished
+    state.waiting.put_back(request)
+    state.gone.append(request.number)
+    draft.preemptions.append(
+        Preemption(
+            number=request.number,
+            count=request.num_preemptions,
+            lost_tokens=num_computed,
+            freed_blocks=freed,
+            usage_before=usage_before,
+            usage_after=kv.pool.usage,
+            for_number=for_request.number,
+            was_planned=was_planned,
+            loop=request.loop_length >= LOOP_LENGTH,
+        )
+    )

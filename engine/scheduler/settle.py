@@ -1,0 +1,172 @@
+"""After the model ran: outputs join their requests, rejected drafts go back, finished rows leave."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from schedtop.engine.plan import StepPlan, StepResult
+from schedtop.engine.request import Request, Status
+from schedtop.engine.scheduler.state import State
+from schedtop.engine.scheduler.table import IntArray, RequestTable
+from schedtop.engine.telemetry import ROW_FIELDS, Finish, FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What a step came to. `rows` and `itl_s` are a telemetry record's fields; counts are tokens."""
+
+    rows: bytes
+    itl_s: bytes
+    first_tokens: list[tuple[int, float]]
+    finishes: list[Finish]
+    output_tokens: int
+    recomputed_tokens: int
+    rejected_drafts: int
+
+
+def settle(state: State, plan: StepPlan, result: StepResult, now_s: float) -> Settled:
+    """Apply a worker's result to the rows it was planned for. `now_s`: when the outputs are delivered."""
+    table, size = state.table, state.table.size
+    rows: IntArray | slice = slice(0, size)
+    if plan.num_rows != size:
+        rows = np.flatnonzero(table.tokens[:size]).astype(np.int32)
+    emitted = np.minimum(result.num_sampled, table.stop_at[rows] - table.num_tokens[rows])
+    stopped = _apply_stop_tokens(table, rows, result.sampled, emitted) if table.num_with_stops else []
+    rejected = _reject_drafts(table, rows, plan, emitted)
+    recomputed = _count_recomputed(table, size) if table.num_recomputing else 0
+    last_s = table.last_s[rows]
+    got = emitted > 0
+    gaps_s = np.where(got, now_s - last_s, np.nan)
+    table.append_outputs(rows, result.sampled, emitted, gaps_s)
+    table.last_s[rows] = np.where(got, now_s, last_s)
+    table.emitted[:size] = 0
+    table.emitted[rows] = emitted
+    _keep_drafts(table, rows, result, got)
+    itl_s = np.full(size, np.nan, dtype=np.float32)
+    itl_s[rows] = gaps_s
+    first = np.flatnonzero(got & np.isnan(last_s))
+    first_tokens = _first_tokens(table, first if isinstance(rows, slice) else rows[first], now_s)
+    columns = table.data[: len(ROW_FIELDS), :size].tobytes()
+    ends = np.flatnonzero(table.num_tokens[:size] >= table.stop_at[:size]).tolist()
+    finishes = _finish(state, sorted({*ends, *stopped}), set(stopped), now_s)
+    return Settled(columns, itl_s.tobytes(), first_tokens, finishes, int(emitted.sum()), recomputed, rejected)
+
+
+def _apply_stop_tokens(
+    table: RequestTable, rows: IntArray | slice, sampled: IntArray, emitted: IntArray
+) -> list[int]:
+    """Cut each row's outputs after its first stop token; returns the table rows that met one."""
+    places = np.arange(table.size) if isinstance(rows, slice) else rows
+    stopped = []
+    for index, row in enumerate(places.tolist()):
+        stops = table.requests[row].stop_token_ids
+        if not stops:
+            continue
+        for place in range(int(emitted[index])):
+            if int(sampled[index, place]) in stops:
+                emitted[index] = place + 1
+                stopped.append(row)
+                break
+    return stopped
+
+
+def _reject_drafts(table: RequestTable, rows: IntArray | slice, plan: StepPlan, emitted: IntArray) -> int:
+    """Take back the positions of drafts that became no output; returns how many there were."""
+    table.accepted[: table.size] = 0
+    if plan.draft_token_ids is None:
+        return 0
+    accepted = np.where(plan.drafts > 0, np.maximum(emitted - 1, 0), 0)
+    table.accepted[rows] = accepted
+    rejected = plan.drafts - accepted
+    table.num_computed[rows] -= rejected
+    return int(rejected.sum())
+
+
+def _count_recomputed(table: RequestTable, size: int) -> int:
+    """Tokens of this step that lie below the highest position a row had computed before a preemption."""
+    begin = table.computed[:size]
+    end = np.minimum(table.high_water[:size], begin + table.tokens[:size])
+    again = np.maximum(end - begin, 0)
+    for row in np.flatnonzero(again).tolist():
+        table.requests[row].recomputed_tokens += int(again[row])
+    return int(again.sum())
+
+
+def _keep_drafts(
+    table: RequestTable, rows: IntArray | slice, result: StepResult, got: npt.NDArray[np.bool_]
+) -> None:
+    if result.drafts is None or result.num_drafts is None:
+        return
+    width = result.drafts.shape[1]
+    table.draft_ids[rows, :width] = result.drafts
+    table.num_spec[rows] = np.where(got, result.num_drafts, table.num_spec[rows])
+
+
+def _first_tokens(table: RequestTable, rows: npt.NDArray[np.integer], now_s: float) -> list[tuple[int, float]]:
+    firsts = []
+    for row in rows.tolist():
+        request = table.requests[row]
+        request.first_token_s = now_s
+        firsts.append((request.number, now_s - request.arrival_s))
+    return firsts
+
+
+def _finish(state: State, rows: list[int], stopped: set[int], now_s: float) -> list[Finish]:
+    table = state.table
+    finishes = []
+    for row in rows:
+        request = table.rest(row)
+        if row in stopped:
+            reason = FinishReason.STOP
+        elif request.num_tokens < min(request.num_prompt_tokens + request.max_tokens, state.config.max_model_len):
+            reason = FinishReason.KV_CAPACITY
+        else:
+            reason = FinishReason.LENGTH
+        finishes.append(end_request(state, request, reason, now_s))
+    if rows:
+        table.remove(rows)
+    return finishes
+
+
+def end_request(state: State, request: Request, reason: FinishReason, now_s: float) -> Finish:
+    """Free a request's blocks and sum up its life. It must have left the queue or be about to leave the table."""
+    state.kv.free(request)
+    request.status = Status.FINISHED
+    state.gone.append(request.number)
+    state.num_finished += 1
+    del state.requests[request.number]
+    outputs = len(request.output_token_ids)
+    first_s, last_s = request.first_token_s, request.last_token_s
+    ttft_s = e2e_s = tpot_s = None
+    if first_s is not None and last_s is not None:
+        ttft_s, e2e_s = first_s - request.arrival_s, last_s - request.arrival_s
+        tpot_s = (last_s - first_s) / (outputs - 1) if outputs > 1 else None
+    queue_s = None if request.first_scheduled_s is None else request.first_scheduled_s - request.arrival_s
+    return Finish(
+        number=request.number,
+        reason=str(reason.value),
+        output_tokens=outputs,
+        ttft_s=ttft_s,
+        e2e_s=e2e_s,
+        tpot_s=tpot_s,
+        queue_s=queue_s,
+        requeued_s=request.requeued_s,
+        itl_p95_s=percentile_of_gaps(request.gaps_s, 0.95),
+        preemptions=request.num_preemptions,
+        recomputed_tokens=request.recomputed_tokens,
+    )
+
+
+def percentile_of_gaps(gaps_s: array[float], share: float) -> float | None:
+    """Percentile of a request's delivery gaps with linear interpolation; None without a gap."""
+    gaps = np.frombuffer(gaps_s, dtype=np.float32) if gaps_s else np.zeros(0, dtype=np.float32)
+    gaps = np.sort(gaps[~np.isnan(gaps)])
+    if not gaps.size:
+        return None
+    place = share * (gaps.size - 1)
+    low = int(place)
+    high = min(low + 1, gaps.size - 1)
+    return float(gaps[low] + (gaps[high] - gaps[low]) * (place - low))

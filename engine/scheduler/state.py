@@ -1,0 +1,103 @@
+"""What the rooms of the scheduler share: its limits, its books, and the step being drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from schedtop.engine.config import SchedulerConfig
+from schedtop.engine.kv.manager import KVManager
+from schedtop.engine.plan import Started
+from schedtop.engine.request import Request
+from schedtop.engine.scheduler.queues import WaitingQueue, open_queue
+from schedtop.engine.scheduler.table import RequestTable
+from schedtop.engine.telemetry import Admission, Finish, Head, Limiter, Preemption
+
+
+@dataclass(slots=True)
+class Limits:
+    """The live limits. `seq_cap` is the admission cap: `max_num_active_seqs` if given, else `max_num_seqs`."""
+
+    token_budget: int
+    input_budget: int
+    seq_cap: int
+    long_prefill_token_threshold: int
+    reserve_full_isl: bool
+    num_speculative_tokens: int
+
+    @classmethod
+    def of(cls, config: SchedulerConfig) -> Limits:
+        return cls(
+            token_budget=config.max_num_scheduled_tokens or config.max_num_batched_tokens,
+            input_budget=config.max_num_batched_tokens,
+            seq_cap=config.max_num_active_seqs or config.max_num_seqs,
+            long_prefill_token_threshold=config.long_prefill_token_threshold,
+            reserve_full_isl=config.scheduler_reserve_full_isl,
+            num_speculative_tokens=config.num_speculative_tokens,
+        )
+
+
+@dataclass(slots=True)
+class Draft:
+    """The step being planned. Rows of the running pass lie in the table; dropping a row there undoes it."""
+
+    now_s: float
+    limiter: Limiter = Limiter.NONE
+    preemptions: list[Preemption] = field(default_factory=list)
+    admissions: list[Admission] = field(default_factory=list)
+    started: list[Started] = field(default_factory=list)
+    new_blocks: dict[int, list[int]] = field(default_factory=dict)
+    ended: list[Finish] = field(default_factory=list)
+    head: Head | None = None
+
+
+class State:
+    """The scheduler's books."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.limits = Limits.of(config)
+        self.kv = KVManager(config)
+        self.table = RequestTable(config.block_size)
+        self.waiting: WaitingQueue = open_queue(config.policy)
+        self.requests: dict[int, Request] = {}
+        self.num_finished = 0
+        self.gone: list[int] = []
+
+    @property
+    def num_unfinished(self) -> int:
+        return self.table.size + len(self.waiting)
+
+    def chunk_cap(self) -> int | None:
+        """Most tokens of one request in one step (the long-prefill threshold); None: no cap."""
+        threshold = self.limits.long_prefill_token_threshold
+        if not threshold or self.num_unfinished <= 1:
+            return None
+        if self.config.long_prefill_token_threshold_adaptive:
+            return max(threshold, self.limits.input_budget // self.num_unfinished)
+        return threshold
+
+    def set_limits(self, values: Mapping[str, Any]) -> None:
+        """Apply checked knob values. `max_num_batched_tokens` sets both budgets unless the other is given too."""
+        limits = self.limits
+        for name, value in values.items():
+            match name:
+                case "max_num_batched_tokens":
+                    limits.input_budget = limits.token_budget = value
+                case "max_num_seqs":
+                    limits.seq_cap = value
+                case "long_prefill_token_threshold":
+                    limits.long_prefill_token_threshold = value
+                case "watermark":
+                    self.kv.set_watermark(value)
+                case "scheduler_reserve_full_isl":
+                    limits.reserve_full_isl = value
+                case "enable_prefix_caching":
+                    self.kv.caching = value
+                case "num_speculative_tokens":
+                    limits.num_speculative_tokens = value
+        if "max_num_scheduled_tokens" in values:
+            limits.token_budget = values["max_num_scheduled_tokens"] or limits.input_budget
+        if values.get("max_num_active_seqs") is not None:
+            limits.seq_cap = values["max_num_active_seqs"]

@@ -1,0 +1,49 @@
+"""Submission: what can never fit is turned away at the door, with what it needs and what there is."""
+
+from __future__ import annotations
+
+from schedtop.engine.kv.manager import blocks_for
+from schedtop.engine.request import Request
+from schedtop.engine.scheduler.state import State
+from schedtop.engine.telemetry import Refusal
+
+
+def refuse(state: State, request: Request) -> Refusal | None:
+    """Why a request cannot be served by this engine, ever; None if it can."""
+    prompt, config = request.num_prompt_tokens, state.config
+    if prompt < 1:
+        return _refusal(request, "the prompt is empty: it needs at least 1 token", 1, 0)
+    if request.max_tokens < 1:
+        return _refusal(
+            request, f"max_tokens is {request.max_tokens}: it must be at least 1", 1, request.max_tokens
+        )
+    if prompt >= config.max_model_len:
+        text = f"the prompt has {prompt} tokens; max_model_len {config.max_model_len} leaves room for no output"
+        return _refusal(request, text, prompt + 1, config.max_model_len)
+    return _refuse_blocks(state, request) or _refuse_unchunked(state, request)
+
+
+def _refuse_blocks(state: State, request: Request) -> Refusal | None:
+    capacity = state.kv.capacity_tokens
+    if capacity is None or request.num_prompt_tokens <= capacity:
+        return None
+    need = blocks_for(request.num_prompt_tokens, state.kv.block_size)
+    have = state.kv.pool.num_blocks
+    return _refusal(request, f"the prompt needs {need} KV blocks, the pool has {have}", need, have)
+
+
+def _refuse_unchunked(state: State, request: Request) -> Refusal | None:
+    room = step_room(state)
+    if state.config.enable_chunked_prefill or request.num_prompt_tokens <= room:
+        return None
+    text = f"the prompt has {request.num_prompt_tokens} tokens; without chunked prefill a step takes {room}"
+    return _refusal(request, text, request.num_prompt_tokens, room)
+
+
+def step_room(state: State) -> int:
+    """Most tokens that one request can get in an otherwise empty step."""
+    return min(state.limits.token_budget, state.limits.input_budget - state.config.draft_slots)
+
+
+def _refusal(request: Request, reason: str, need: int, capacity: int) -> Refusal:
+    return Refusal(request.number, request.id, reason, need, capacity)

@@ -1,0 +1,90 @@
+"""Numbers and time stamps as traces write them, checked."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from schedtop.engine.workload.trace import BadRow
+
+MAX_TOKENS = 2**31 - 1
+MAX_TIME_S = 1e12
+
+TimeParser = Callable[[bytes, str], float]
+
+
+def token_count(value: object, name: str) -> int:
+    """A length in tokens from 12, 12.0, "12" or "12.0"; raises `BadRow` for anything else."""
+    if isinstance(value, bytes) and len(value) < 10 and value.isdigit():
+        return int(value)
+    number = _number(value, name)
+    if not number.is_integer():
+        raise BadRow(f"{name} is not a whole number", value)
+    if not 0 <= number <= MAX_TOKENS:
+        raise BadRow(f"{name} is {'negative' if number < 0 else 'out of range'}", value)
+    return int(number)
+
+
+def seconds(value: object, name: str) -> float:
+    """A time in seconds from a number or its text; raises `BadRow`."""
+    number = _number(value, name)
+    if abs(number) > MAX_TIME_S:
+        raise BadRow(f"{name} is out of range", value)
+    return number
+
+
+def plain_seconds() -> TimeParser:
+    """A parser of plain numbers of seconds."""
+    return seconds
+
+
+def date_stamps() -> TimeParser:
+    """A parser of `2023-11-16 18:17:03.9799600`, with or without fraction and zone (none is UTC).
+
+    It counts from the whole second of the first stamp it saw: 100 ns would be lost in a float of epoch seconds.
+    """
+    zero_s: int | None = None
+    last_text, last_s = (b"", b""), 0
+
+    def parse(value: bytes, name: str) -> float:
+        nonlocal zero_s, last_text, last_s
+        match = _STAMP.fullmatch(value)
+        if match is None:
+            raise BadRow(f"{name} is not a date and time", value)
+        text = (match[1], match[3] or b"")
+        if text != last_text:
+            last_s, last_text = _epoch_s(text, name), text
+        if zero_s is None:
+            zero_s = last_s
+        return last_s - zero_s + (float(match[2]) if match[2] else 0.0)
+
+    return parse
+
+
+_STAMP = re.compile(rb"\s*(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\d\d:\d\d)?\s*")
+
+
+def _epoch_s(text: tuple[bytes, bytes], name: str) -> int:
+    try:
+        stamp = datetime.fromisoformat((text[0] + text[1]).decode())
+        aware = stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)
+        return round(aware.timestamp())
+    except (ValueError, OverflowError):
+        raise BadRow(f"{name} is not a date and time", text[0] + text[1]) from None
+
+
+def _number(value: object, name: str) -> float:
+    if value is None or value in (b"", ""):
+        raise BadRow(f"{name} is missing")
+    if isinstance(value, bool) or not isinstance(value, int | float | str | bytes):
+        raise BadRow(f"{name} is not a number", value)
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        raise BadRow(f"{name} is not a number", value) from None
+    text = value if isinstance(value, bytes) else str(value).encode()
+    if not math.isfinite(number) or b"_" in text:
+        raise BadRow(f"{name} is not a number", value)
+    return number

@@ -1,0 +1,118 @@
+"""Lines of a trace file, whatever it is packed in."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, cast
+
+import zstandard
+from schedtop.engine.workload.trace import HEAD_BYTES, BadRow, Tally, TraceError
+
+MAX_LINE_BYTES = 64 * 2**20
+"""A longer line is refused: nothing bounds what a packed file may unfold to."""
+
+Line = tuple[int, bytes]
+
+_BOM = b"\xef\xbb\xbf"
+_LFS = b"version https://git-lfs"
+_ZSTD_FEED_BYTES = 1024
+"""Small on purpose: four packed bytes can unfold to 128 KiB."""
+_ZSTD_WINDOW_BYTES = 2**27
+
+
+def open_file(path: Path) -> io.BufferedReader:
+    """The file, opened; raises `TraceError` if it cannot be read, is empty or is only a Git LFS pointer."""
+    try:
+        file = path.open("rb")
+        head = file.peek(HEAD_BYTES)
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
+    problem = None
+    if not head:
+        problem = "the file is empty"
+    elif head.startswith(_LFS):
+        problem = "a Git LFS pointer, not the data it stands for: fetch it with git lfs pull"
+    if problem:
+        file.close()
+        raise TraceError(f"{path}: {problem}")
+    return file
+
+
+def packing(head: bytes) -> str | None:
+    """How a file that begins with `head` is packed, by its magic bytes."""
+    if head.startswith(b"\x1f\x8b"):
+        return "gzip"
+    return "zstd" if head.startswith(b"\x28\xb5\x2f\xfd") else None
+
+
+def unpacked(file: io.BufferedReader) -> IO[bytes]:
+    """The content of `file`, decompressed as it is read."""
+    match packing(file.peek(HEAD_BYTES)):
+        case "gzip":
+            return cast(IO[bytes], gzip.GzipFile(fileobj=file))
+        case "zstd":
+            return io.BufferedReader(_Zstd(file), buffer_size=2**17)
+    return file
+
+
+def read_lines(file: io.BufferedReader, tally: Tally) -> Iterator[Line]:
+    """Number (from 1) and content of each line that is not blank, without line ends and byte-order mark.
+
+    Damage to the packing and lines over `MAX_LINE_BYTES` are reported to the tally and end the file.
+    """
+    number = 0
+    with file, unpacked(file) as stream:
+        while True:
+            number += 1
+            try:
+                line = stream.readline(MAX_LINE_BYTES + 1)
+            except (EOFError, zlib.error, zstandard.ZstdError, gzip.BadGzipFile):
+                return tally.reject(number, BadRow("the compressed data is damaged or cut short"))
+            except OSError as error:
+                raise TraceError(f"{tally.name}: cannot be read: {error.strerror or error}") from None
+            if not line:
+                return None
+            if len(line) > MAX_LINE_BYTES:
+                return tally.reject(number, BadRow(f"a line of more than {MAX_LINE_BYTES >> 20} MiB"))
+            if number == 1:
+                line = line.removeprefix(_BOM)
+                if line.startswith(_LFS):
+                    raise TraceError(f"{tally.name}: packs a Git LFS pointer, not the data it stands for")
+            line = line.strip(b" \t\r\n")
+            if line:
+                yield number, line
+
+
+class _Zstd(io.RawIOBase):
+    """Zstandard frames one after another; unlike the library's own reader it notices a frame cut short."""
+
+    def __init__(self, file: io.BufferedReader) -> None:
+        self._file = file
+        self._fresh = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES).decompressobj
+        self._frame = self._fresh()
+        self._inside = False
+        self._packed = b""
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        while not self._ready:
+            packed = self._packed or self._file.read(_ZSTD_FEED_BYTES)
+            if not packed:
+                if self._inside:
+                    raise EOFError
+                return 0
+            self._ready = memoryview(self._frame.decompress(packed))
+            self._inside, self._packed = not self._frame.eof, self._frame.unused_data
+            if self._frame.eof:
+                self._frame = self._fresh()
+        size = min(len(buffer), len(self._ready))
+        buffer[:size] = self._ready[:size]
+        self._ready = self._ready[size:]
+        return size

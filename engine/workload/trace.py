@@ -1,0 +1,116 @@
+"""What every trace reader yields, how it reports what it cannot use, and the list readers add themselves to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from schedtop.engine.config import ConfigError
+
+PrefixIds = npt.NDArray[np.uint64]
+
+
+class TraceError(ConfigError):
+    """A trace that cannot be used. The text is one line that begins with the file, and the line where there is one."""
+
+
+class BadRow(ValueError):
+    """Why one row cannot be used. `reason` has few different texts, so rows can be counted by it."""
+
+    def __init__(self, reason: str, value: object = None) -> None:
+        self.reason = reason
+        super().__init__(reason if value is None else f"{reason}: {_short(value)}")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRow:
+    """One request of a trace. `line` is where it stands in the file, from 1 (in result files: its ordinal).
+
+    `time_s` counts from any zero; None where the format has no times. `prefix_ids` names the prompt's leading
+    blocks: equal ids in equal places are equal tokens. `text` is the prompt as UTF-8, where the trace has one;
+    `prompt_tokens` is then 0, the text decides.
+    """
+
+    line: int
+    time_s: float | None
+    prompt_tokens: int
+    output_tokens: int
+    prefix_ids: PrefixIds | None = None
+    text: bytes | None = None
+    priority: int = 0
+    id: str | None = None
+
+
+@dataclass(slots=True)
+class Trace:
+    """An opened trace: rows in file order, and what a reader knows about all of them.
+
+    `block_tokens`: prompt tokens per prefix id. `rate`: requests/s, for a format without times (`inf`: all at
+    once). `notes` are facts an operator should see, one line each.
+    """
+
+    format: str
+    rows: Iterator[TraceRow]
+    timed: bool = True
+    block_tokens: int | None = None
+    rate: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+class Tally:
+    """Counts what a reader passes over: `dropped` by a format's own rule, `bad` only if the operator allowed it."""
+
+    def __init__(self, name: str, skip_bad: bool = False) -> None:
+        self.name = name
+        self.skip_bad = skip_bad
+        self.bad: Counter[str] = Counter()
+        self.dropped: Counter[str] = Counter()
+
+    def reject(self, line: int, error: BadRow) -> None:
+        """Count a bad row; raises `TraceError` with file, line and reason unless bad rows are to be skipped."""
+        if not self.skip_bad:
+            raise TraceError(f"{self.name}:{line}: {error}") from None
+        self.bad[error.reason] += 1
+
+    def drop(self, reason: str) -> None:
+        """Count a row that its format says is no request to serve."""
+        self.dropped[reason] += 1
+
+    def summary(self) -> str:
+        """What was passed over, in words; empty if nothing was."""
+        counts = [*self.bad.items(), *self.dropped.items()]
+        return "; ".join(f"{number:,} × {reason}" for reason, number in counts)
+
+
+@dataclass(frozen=True, slots=True)
+class FileReader:
+    """A kind of trace file other than text, such as a recording.
+
+    `matches` is given the file's first `HEAD_BYTES` bytes, as stored; `read` may raise `TraceError`, and reports
+    rows it cannot use to the tally. `accepts` is how messages name the kind.
+    """
+
+    name: str
+    accepts: str
+    matches: Callable[[bytes], bool]
+    read: Callable[[Path, Tally], Trace]
+
+
+HEAD_BYTES = 256
+READERS: list[FileReader] = []
+
+
+def register_reader(reader: FileReader) -> None:
+    """Let `reader` be tried on every trace file, before the text formats; a second one of its name replaces it."""
+    READERS[:] = [other for other in READERS if other.name != reader.name]
+    READERS.append(reader)
+
+
+def _short(value: object) -> str:
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    shown = repr(text)
+    return shown if len(shown) <= 48 else shown[:45] + "…"
