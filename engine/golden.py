@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-
 from schedtop.engine.config import ConfigError, SchedulerConfig
 from schedtop.engine.knobs import KnobError, check_value
 from schedtop.engine.plan import IntArray, StepPlan, StepResult

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from schedtop.engine.channel.peer import Peer
 from schedtop.engine.channel.protocol import Sink, encode
 from schedtop.engine.channel.server import ChannelServer
 from schedtop.engine.telemetry import (

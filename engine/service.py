@@ -13,14 +13,14 @@ import sys
 import threading
 import time
 import traceback
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
 
 import msgspec
 from schedtop.engine.channel.listen import default_address
-from schedtop.engine.channel.protocol import ChannelError, Sink
+from schedtop.engine.channel.protocol import ChannelError
 from schedtop.engine.channel.server import ChannelServer
 from schedtop.engine.config import ConfigError, EngineConfig
 from schedtop.engine.loop import ServiceLoop, Steppable
@@ -40,8 +40,8 @@ class Life:
 
     def __init__(self) -> None:
         self.loop: ServiceLoop | None = None
-        self.reason = ""
-        self._stopping = False
+        self._reason: str | None = None
+        self._armed = False
         self._waker, self.wakes = socket.socketpair()
         self._waker.setblocking(False)
         self.wakes.setblocking(False)
@@ -52,23 +52,36 @@ class Life:
             signal.signal(number, self._on_signal)
         signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
 
-    def end_from_thread(self, reason: str) -> None:
-        """Interrupt the main thread as a signal would."""
-        self.reason = reason
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """A block that a reason to end leaves by `StopLoading`; it sets `loop` as its last act."""
+        self._armed = True
+        try:
+            if self._reason is not None:
+                raise StopLoading(self._reason)
+            yield
+        finally:
+            self._armed = False
+
+    def end(self, reason: str) -> None:
+        """End the process in order; callable from any thread."""
+        if self._reason is None:
+            self._reason = reason
         signal.raise_signal(signal.SIGTERM)
 
     def wake(self) -> None:
         """Make a `poll` that waits on `wakes` return."""
-        self._waker.send(b"\0")
+        with suppress(BlockingIOError):
+            self._waker.send(b"\0")
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        reason = self.reason or f"the engine got {signal.Signals(number).name}"
-        self.reason = ""
+        if self._reason is None:
+            self._reason = f"the engine got {signal.Signals(number).name}"
         if self.loop is not None:
-            self.loop.end(reason)
-        elif not self._stopping:
-            self._stopping = True
-            raise StopLoading(reason)
+            self.loop.end(self._reason)
+        elif self._armed:
+            self._armed = False
+            raise StopLoading(self._reason)
 
 
 class Greeter:
@@ -101,7 +114,7 @@ class Greeter:
             self._server.stage(Stage(name=self._stage, elapsed_s=time.monotonic() - self._started_s))
             for peer, command in self._server.poll(STAGE_EVERY_S):
                 if isinstance(command, Drain):
-                    self._life.end_from_thread("ended on command")
+                    self._life.end("ended on command")
                     text = "ending"
                 else:
                     text = f"the engine is still loading ({self._stage}): try again once it serves"
@@ -146,6 +159,8 @@ def main(arguments: list[str] | None = None) -> int:
     server.watch(life.wakes, lambda: life.wakes.recv(4096))
     if owned:
         _watch_owner(server, life)
+    else:
+        _log(f"listening on {server.address}")
     code, reason, step = 0, "", 0
     try:
         with ExitStack() as sinks:
@@ -168,18 +183,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _load(config: EngineConfig, server: ChannelServer, life: Life, sinks: ExitStack) -> ServiceLoop:
     """Everything built and checked, the cheap checks first; consoles are greeted meanwhile."""
-    with Greeter(server, life) as greeter:
+    with Greeter(server, life) as greeter, life.interruptible():
         engine = _build(config, greeter)
-        loop = ServiceLoop(
+        life.loop = ServiceLoop(
             engine,
             server,
             {},
             real_time=config.real_time,
             duration_s=config.duration_s,
-            report=lambda line: print(line, file=sys.stderr, flush=True),
+            report=_log,
         )
-        life.loop = loop
-    return loop
+    return life.loop
 
 
 def _build(config: EngineConfig, greeter: Greeter) -> Steppable:
@@ -192,19 +206,19 @@ def _watch_owner(server: ChannelServer, life: Life) -> None:
     def read() -> None:
         if not os.read(0, 4096):
             server.unwatch(0)
-            life.end_from_thread(OWNER_GONE)
+            life.end(OWNER_GONE)
 
     server.watch(0, read)
 
 
 def _fail(line: str, code: int) -> int:
-    print(f"schedtop engine: {line}", file=sys.stderr, flush=True)
+    _log(line)
     return code
 
 
-def _exit() -> NoReturn:
-    sys.exit(main())
+def _log(line: str) -> None:
+    print(f"schedtop engine: {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
-    _exit()
+    sys.exit(main())

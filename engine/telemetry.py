@@ -201,7 +201,8 @@ class StepRecord(Message, tag=1):
 
     `rows` is an int32 matrix (`len(ROW_FIELDS)`, rows), every running request in order, admitted ones last;
     `itl_s` float32, one per row, NaN where the step delivered no second or later output. `tables` gives block ids
-    (int32) appended to a request's table. `changed_blocks` is int32 `block * 4 + BlockClass`.
+    (int32) appended to a request's table, or the whole table at an admission. `schedule_s` and `update_s` are None
+    on a simulated clock, where they are part of the device's cost. `changed_blocks` is int32 `block * 4 + BlockClass`.
     """
 
     seq: int
@@ -209,9 +210,9 @@ class StepRecord(Message, tag=1):
     executed: bool
     start_s: float
     end_s: float
-    schedule_s: float
+    schedule_s: float | None
     execute_s: float
-    update_s: float
+    update_s: float | None
     token_budget: int
     input_budget: int
     scheduled_tokens: int
@@ -396,7 +397,7 @@ class SetKnobs(Command, tag=101):
 
 
 class Pause(Command, tag=102):
-    """Stop stepping; arrivals keep queueing."""
+    """Stop stepping. On a real clock arrivals keep queueing; a simulated clock stands still."""
 
     id: int
 

@@ -7,8 +7,10 @@ from schedtop.engine.kv.manager import Hit
 from schedtop.engine.plan import Started
 from schedtop.engine.request import Request, Status
 from schedtop.engine.scheduler.queues import urgency
+from schedtop.engine.scheduler.settle import end_request
 from schedtop.engine.scheduler.state import Draft, State
-from schedtop.engine.telemetry import Admission, Head, Limiter, RowFlag
+from schedtop.engine.scheduler.submission import step_room
+from schedtop.engine.telemetry import Admission, FinishReason, Head, Limiter, RowFlag
 
 
 class AdmissionPass:
@@ -57,6 +59,8 @@ class AdmissionPass:
             return self._budget_head(request, wanted + drafts)
         chunk = min(wanted + drafts, state.chunk_cap() or wanted + drafts)
         if chunk > room and not state.config.enable_chunked_prefill:
+            if self._end_stranded(request, chunk):
+                return None
             return Head(request.number, Limiter.CHUNKING_OFF, chunk, room)
         chunk = min(chunk, room)
         short = state.kv.shortage(
@@ -72,6 +76,15 @@ class AdmissionPass:
         if chunk < wanted and chunk == room:
             draft.limiter = Limiter.TOKEN_BUDGET if self.token_left <= 0 else Limiter.INPUT_BUDGET
         return None
+
+    def _end_stranded(self, request: Request, need: int) -> bool:
+        """Without chunking, a sequence that outgrew every budget would wait for ever: it ends with its outputs."""
+        state = self.state
+        if state.table.size or need <= step_room(state):
+            return False
+        state.waiting.pop()
+        self.draft.ended.append(end_request(state, request, FinishReason.REFUSED, self.draft.now_s))
+        return True
 
     def _padding(self, hit: Hit) -> int:
         """Placeholder drafts that keep a pure decode batch uniform when a one-token request joins it."""
@@ -93,9 +106,8 @@ class AdmissionPass:
         state = self.state
         if state.table.size:
             return False
-        whole = min(state.limits.token_budget, state.limits.input_budget - state.config.draft_slots)
         short = state.kv.shortage(hit, 1 + k, hit.num_tokens + 1, state.limits.reserve_full_isl, reserve=False)
-        return 1 + k > whole or short is not None
+        return 1 + k > step_room(state) or short is not None
 
     def _budget_head(self, request: Request, need: int) -> Head:
         limits = self.state.limits
@@ -114,7 +126,6 @@ class AdmissionPass:
         else:
             request.first_scheduled_s = draft.now_s
             request.cached_tokens = hit.num_tokens
-            request.high_water = max(request.high_water, 0)
         request.status = Status.RUNNING
         row = state.table.append(request, hit.num_tokens, stop_at(state, request))
         num_full = min(hit.num_tokens + chunk, request.num_tokens) // state.kv.block_size

@@ -106,9 +106,8 @@ class Scheduler:
         if not busy.all():
             rows = np.flatnonzero(busy)
             ids = [ids[row] for row in rows.tolist()]
-        draft_token_ids = None
-        if drafts.any():
-            draft_token_ids = table.draft_ids[:size][rows].copy()
+        width = int(drafts.max(initial=0))
+        draft_token_ids = table.draft_ids[:size, :width][rows].copy() if width else None
         table.num_spec[:size][rows] = 0
         gone, state.gone = state.gone, []
         return StepPlan(

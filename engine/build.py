@@ -1,0 +1,147 @@
+"""From start-up settings to an engine ready to step. Everything is checked before anything is loaded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from schedtop.engine import __version__
+from schedtop.engine.clock import RealClock, SimulatedClock
+from schedtop.engine.config import ConfigError, EngineConfig, SchedulerConfig, check_scheduler_config
+from schedtop.engine.engine import Engine
+from schedtop.engine.knobs import BY_NAME, KnobError, check_value
+from schedtop.engine.scheduler.scheduler import Scheduler
+from schedtop.engine.sim.spec import PREFIX, SimDevice, parse_device
+from schedtop.engine.sim.worker import SimWorker
+from schedtop.engine.telemetry import PROTOCOL, Header
+from schedtop.engine.workload.source import Source
+
+MAX_MODEL_LEN = 32_768
+"""Default model length where the model itself allows more; `--max-model-len` goes up to the model's own."""
+
+OnStage = Callable[[str], None]
+
+
+def build_engine(config: EngineConfig, on_stage: OnStage = lambda name: None) -> Engine:
+    """The engine that `config` describes. Raises `ConfigError` (or a `ValueError` with one clear line)."""
+    settings = check_settings(config)
+    if config.device.startswith(PREFIX):
+        return _build_simulated(config, settings)
+    return _build_real(config, settings, on_stage)
+
+
+def check_settings(config: EngineConfig) -> dict[str, Any]:
+    """The explicitly set scheduler settings, typed; raises `ConfigError` for one that cannot be used."""
+    try:
+        settings = {name: check_value(name, value) for name, value in config.scheduler.items()}
+    except KnobError as error:
+        raise ConfigError(str(error)) from None
+    if not 0 < config.gpu_memory_utilization <= 1:
+        raise ConfigError(f"gpu_memory_utilization={config.gpu_memory_utilization}: must be above 0 and at most 1")
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if getattr(config, name) < 1:
+            raise ConfigError(f"{name}={getattr(config, name)}: must be at least 1")
+    settings.pop("rate", None)
+    return settings
+
+
+def scheduler_config(settings: dict[str, Any], num_blocks: int, model_len: int) -> SchedulerConfig:
+    """Settings over defaults, with ceilings that leave room above the start-up values."""
+    longest = settings.get("max_model_len")
+    if longest is not None and longest > model_len:
+        raise ConfigError(f"max_model_len={longest}: the model's own length is {model_len}")
+    merged = {
+        knob.name: knob.default
+        for knob in BY_NAME.values()
+        if knob.name in SchedulerConfig.__struct_fields__ and knob.default is not None
+    }
+    merged.update({name: value for name, value in settings.items() if value is not None})
+    merged["num_blocks"] = settings.get("num_blocks") or num_blocks
+    merged["max_model_len"] = longest or min(model_len, MAX_MODEL_LEN)
+    merged.setdefault("max_batched_tokens_ceiling", max(4 * merged["max_num_batched_tokens"], 16_384))
+    merged.setdefault("max_seqs_ceiling", max(4 * merged["max_num_seqs"], 1024))
+    return check_scheduler_config(SchedulerConfig(**merged))
+
+
+def _build_simulated(config: EngineConfig, settings: dict[str, Any]) -> Engine:
+    device = parse_device(config.device)
+    blocks = _simulated_blocks(config, settings, device)
+    scheduler = scheduler_config(settings, blocks, device.max_model_len)
+    cost = device.step_cost(config.tensor_parallel_size, config.pipeline_parallel_size)
+    worker = SimWorker(
+        cost, device.vocab_size, config.seed, num_speculative_tokens=scheduler.num_speculative_tokens
+    )
+    source = _open_source(config, scheduler, device.vocab_size)
+    header = make_header(config, scheduler, source, device.model, device.spec, simulated=True)
+    return Engine(Scheduler(scheduler), worker, source, SimulatedClock(), header)
+
+
+def _simulated_blocks(config: EngineConfig, settings: dict[str, Any], device: SimDevice) -> int:
+    return device.num_blocks(
+        block_size=settings.get("block_size") or BY_NAME["block_size"].default,  # type: ignore[arg-type]
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        max_num_batched_tokens=settings.get("max_num_batched_tokens") or 2048,
+        tensor_parallel_size=config.tensor_parallel_size,
+        pipeline_parallel_size=config.pipeline_parallel_size,
+        kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+    )
+
+
+def _build_real(config: EngineConfig, settings: dict[str, Any], on_stage: OnStage) -> Engine:
+    if config.device not in ("cpu", "cuda", "auto"):
+        raise ConfigError(f"device {config.device!r}: write cpu, cuda, auto or sim:MODEL@GPU")
+    try:
+        from schedtop.engine.runner.open import open_model
+    except ImportError as error:
+        raise ConfigError(
+            f"running models needs the engine extra ({error.name} is missing): pip install 'schedtop[engine]'"
+        ) from None
+    worker, info = open_model(config, on_stage)
+    scheduler = scheduler_config(
+        {**settings, "sliding_window": info.sliding_window}, info.num_blocks, info.max_model_len
+    )
+    source = _open_source(config, scheduler, info.vocab_size)
+    header = make_header(config, scheduler, source, info.model, info.device, simulated=False)
+    return Engine(Scheduler(scheduler), worker, source, RealClock(), header)
+
+
+def _open_source(config: EngineConfig, scheduler: SchedulerConfig, vocab_size: int) -> Source | None:
+    if config.workload is None:
+        return None
+    from schedtop.engine.workload.open import open_source
+
+    return open_source(
+        config.workload,
+        max_model_len=scheduler.max_model_len,
+        vocab_size=vocab_size,
+        block_size=scheduler.block_size,
+    )
+
+
+def make_header(
+    config: EngineConfig,
+    scheduler: SchedulerConfig,
+    source: Source | None,
+    model: str,
+    device: str,
+    *,
+    simulated: bool,
+) -> Header:
+    """What a console or a recording is told first."""
+    return Header(
+        protocol=PROTOCOL,
+        engine="schedtop",
+        engine_version=__version__,
+        model=model,
+        device=device,
+        policy=scheduler.policy,
+        block_size=scheduler.block_size,
+        num_blocks=scheduler.num_blocks,
+        max_model_len=scheduler.max_model_len,
+        config=msgspec.to_builtins(scheduler),
+        workload={} if source is None else source.description,
+        started_at=time.time(),
+        simulated_clock=simulated,
+    )

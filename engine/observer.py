@@ -1,0 +1,306 @@
+"""Turns what the engine did into telemetry: one record per step, and snapshots of the present state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from schedtop.engine.plan import StepPlan
+from schedtop.engine.request import Request
+from schedtop.engine.scheduler.admission import mark_inverted
+from schedtop.engine.scheduler.scheduler import Scheduler
+from schedtop.engine.scheduler.settle import Settled
+from schedtop.engine.telemetry import (
+    Arrival,
+    Blocks,
+    Finish,
+    FinishReason,
+    Head,
+    KnobChange,
+    Limiter,
+    Refusal,
+    RequestState,
+    RowFlag,
+    Snapshot,
+    StepRecord,
+    Totals,
+)
+
+KEY_BYTES = 8
+"""How much of a block key telemetry carries: enough to tell prefixes apart within a session."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """When a step ran, on the engine's clock, and how long its parts took (None on a simulated clock)."""
+
+    start_s: float
+    end_s: float
+    schedule_s: float | None
+    execute_s: float
+    update_s: float | None
+
+
+class Observer:
+    """Keeps the running totals, and the events that wait for the next record."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self._block_size = scheduler.config.block_size
+        self.counts: dict[str, float] = dict.fromkeys(Totals.__struct_fields__, 0)
+        self.seq = 0
+        self.step = 0
+        self._arrivals: list[Arrival] = []
+        self._refusals: list[Refusal] = []
+        self._finishes: list[Finish] = []
+        self._knobs: list[KnobChange] = []
+        self._queued_s: dict[int, float] = {}
+
+    @property
+    def has_events(self) -> bool:
+        """Something happened that no record has told yet."""
+        return bool(self._arrivals or self._refusals or self._finishes or self._knobs)
+
+    def note_arrival(self, request: Request, refusal: Refusal | None) -> None:
+        self.counts["submitted"] += 1
+        self._arrivals.append(describe_arrival(request, self._block_size))
+        if refusal is not None:
+            self.counts["refused"] += 1
+            self._refusals.append(refusal)
+            return
+        self.counts["submitted_prompt_tokens"] += request.num_prompt_tokens
+        self._queued_s[request.number] = request.queued_since_s
+
+    def note_finish(self, finish: Finish) -> None:
+        """An end outside a step: an abort."""
+        self._finishes.append(finish)
+        self._count_finishes([finish])
+
+    def note_knob(self, change: KnobChange) -> None:
+        self._knobs.append(change)
+
+    def record(
+        self, plan: StepPlan, settled: Settled, timing: Timing, knobs_version: int, paused: bool
+    ) -> StepRecord:
+        """The record of a step that ran."""
+        draft = self.scheduler.draft
+        self.step += 1
+        self._count_step(plan, settled, timing)
+        self._move_queue()
+        self._count_finishes([*draft.ended, *settled.finishes])
+        limits = self.scheduler.state.limits
+        tokens, drafts = int(plan.tokens.sum()), int(plan.drafts.sum())
+        flags = np.frombuffer(settled.rows, dtype=np.int32).reshape(-1, max(len(settled.itl_s) // 4, 1))[-1]
+        decodes = int(np.count_nonzero(flags & RowFlag.DECODE)) if settled.itl_s else 0
+        return self._build(
+            executed=True,
+            start_s=timing.start_s,
+            end_s=timing.end_s,
+            schedule_s=timing.schedule_s,
+            execute_s=timing.execute_s,
+            update_s=timing.update_s,
+            token_budget=limits.token_budget,
+            input_budget=limits.input_budget,
+            scheduled_tokens=tokens,
+            decode_tokens=decodes,
+            prefill_tokens=tokens - decodes - drafts,
+            draft_tokens=drafts,
+            recomputed_tokens=settled.recomputed_tokens,
+            input_rows=self._input_rows(plan, tokens),
+            limiter=draft.limiter.value,
+            rows=settled.rows,
+            itl_s=settled.itl_s,
+            ttft_s=settled.first_tokens,
+            head=self._head(draft.head, draft.now_s),
+            tables=self._tables(),
+            admissions=draft.admissions,
+            preemptions=draft.preemptions,
+            finishes=[*self._finishes, *draft.ended, *settled.finishes],
+            knobs_version=knobs_version,
+            paused=paused,
+        )
+
+    def idle_record(self, now_s: float, knobs_version: int, paused: bool) -> StepRecord:
+        """A record of what happened while nothing ran."""
+        limits, waiting = self.scheduler.state.limits, self.scheduler.state.waiting
+        reason = Limiter.PAUSED if paused and len(waiting) else Limiter.NONE
+        head = Head(waiting.head().number, reason) if reason is Limiter.PAUSED else None
+        return self._build(
+            executed=False,
+            start_s=now_s,
+            end_s=now_s,
+            schedule_s=None,
+            execute_s=0.0,
+            update_s=None,
+            token_budget=limits.token_budget,
+            input_budget=limits.input_budget,
+            scheduled_tokens=0,
+            decode_tokens=0,
+            prefill_tokens=0,
+            draft_tokens=0,
+            recomputed_tokens=0,
+            input_rows=0,
+            limiter=reason.value,
+            rows=b"",
+            itl_s=b"",
+            ttft_s=[],
+            head=self._head(head, now_s),
+            tables=[],
+            admissions=[],
+            preemptions=[],
+            finishes=self._finishes,
+            knobs_version=knobs_version,
+            paused=paused,
+        )
+
+    def _build(self, **fields: object) -> StepRecord:
+        state = self.scheduler.state
+        self.seq += 1
+        oldest_s = next(iter(self._queued_s.values()), None)
+        now_s = fields["end_s"]
+        assert isinstance(now_s, float)
+        record = StepRecord(
+            seq=self.seq,
+            step=self.step,
+            running=state.table.size,
+            waiting=len(state.waiting),
+            oldest_wait_s=None if oldest_s is None else now_s - oldest_s,
+            blocks=self.blocks(),
+            changed_blocks=np.array(state.kv.pool.drain_changes(), dtype=np.int32).tobytes(),
+            arrivals=self._arrivals,
+            refusals=self._refusals,
+            knobs=self._knobs,
+            totals=self.totals(),
+            **fields,  # type: ignore[arg-type]
+        )
+        self._arrivals, self._refusals, self._finishes, self._knobs = [], [], [], []
+        return record
+
+    def totals(self) -> Totals:
+        return Totals(*self.counts.values())  # type: ignore[arg-type]
+
+    def blocks(self) -> Blocks:
+        """The pool by class, now."""
+        state = self.scheduler.state
+        pool, table = state.kv.pool, state.table
+        stored = int(table.num_computed[: table.size].sum())
+        released = int(table.num_released[: table.size].sum())
+        stored -= (pool.num_extra_refs + released) * state.kv.block_size
+        return Blocks(
+            held=pool.num_blocks - pool.num_free - pool.num_shared,
+            shared=pool.num_shared,
+            cached_free=pool.num_cached_free,
+            empty=pool.num_free - pool.num_cached_free,
+            stored_tokens=stored,
+            watermark=state.kv.watermark_blocks,
+        )
+
+    def _input_rows(self, plan: StepPlan, tokens: int) -> int:
+        return tokens + self.scheduler.config.draft_slots * plan.num_rows
+
+    def _count_step(self, plan: StepPlan, settled: Settled, timing: Timing) -> None:
+        counts, draft, limits = self.counts, self.scheduler.draft, self.scheduler.state.limits
+        tokens = int(plan.tokens.sum())
+        counts["steps"] += 1
+        counts["preemptions"] += len(draft.preemptions)
+        counts["scheduled_tokens"] += tokens
+        counts["recomputed_tokens"] += settled.recomputed_tokens
+        counts["draft_tokens"] += int(plan.drafts.sum())
+        counts["rejected_draft_tokens"] += settled.rejected_drafts
+        counts["output_tokens"] += settled.output_tokens
+        counts["token_budget"] += limits.token_budget
+        counts["input_rows"] += self._input_rows(plan, tokens)
+        counts["input_budget"] += limits.input_budget
+        counts["busy_s"] += timing.end_s - timing.start_s
+        for started in draft.started:
+            if started.resumed:
+                continue
+            counts["admitted"] += 1
+            counts["prompt_tokens"] += started.request.num_prompt_tokens
+            counts["cached_tokens"] += started.request.cached_tokens
+        counts["reused_tokens"] += sum(entry.cached_tokens for entry in draft.admissions if entry.resumed)
+
+    def _count_finishes(self, finishes: list[Finish]) -> None:
+        for finish in finishes:
+            self._queued_s.pop(finish.number, None)
+            if finish.reason == FinishReason.ABORT:
+                self.counts["aborted"] += 1
+            elif finish.reason == FinishReason.REFUSED:
+                self.counts["refused"] += 1
+            else:
+                self.counts["finished"] += 1
+
+    def _move_queue(self) -> None:
+        draft = self.scheduler.draft
+        for admission in draft.admissions:
+            self._queued_s.pop(admission.number, None)
+        for preemption in draft.preemptions:
+            self._queued_s[preemption.number] = draft.now_s
+
+    def _head(self, head: Head | None, now_s: float) -> Head | None:
+        if head is None:
+            return None
+        state = self.scheduler.state
+        since_s = self._queued_s.get(head.number)
+        return msgspec.structs.replace(head, inverted=mark_inverted(state, head), since_s=since_s)
+
+    def _tables(self) -> list[tuple[int, bytes]]:
+        draft = self.scheduler.draft
+        pairs = [*draft.new_blocks.items()]
+        pairs += [(started.request.number, started.block_table) for started in draft.started]
+        return [(number, np.array(blocks, dtype=np.int32).tobytes()) for number, blocks in pairs]
+
+    def snapshot(self, clock_s: float, knobs: dict[str, object], knobs_version: int, paused: bool) -> Snapshot:
+        """The whole present state. Walks every request: for a joining console, not for every step."""
+        state = self.scheduler.state
+        table, pool = state.table, state.kv.pool
+        rows = {number: row for row, number in enumerate(table.request[: table.size].tolist())}
+        return Snapshot(
+            seq=self.seq,
+            step=self.step,
+            clock_s=clock_s,
+            requests=[self._request_state(request, rows.get(number)) for number, request in state.requests.items()],
+            waiting=[request.number for request in state.waiting],
+            running=list(rows),
+            block_classes=bytes(pool.class_of(block) for block in range(pool.num_blocks)),
+            knobs=knobs,
+            knobs_version=knobs_version,
+            paused=paused,
+            totals=self.totals(),
+        )
+
+    def _request_state(self, request: Request, row: int | None) -> RequestState:
+        table = self.scheduler.state.table
+        num_tokens = request.num_tokens if row is None else table.num_tokens.item(row)
+        last_s = request.last_token_s if row is None else table.last_s.item(row)
+        return RequestState(
+            arrival=describe_arrival(request, self._block_size),
+            status=request.status.value,
+            output_tokens=num_tokens - request.num_prompt_tokens,
+            computed_tokens=0 if row is None else table.num_computed.item(row),
+            cached_tokens=request.cached_tokens,
+            preemptions=request.num_preemptions,
+            first_scheduled_s=request.first_scheduled_s,
+            first_token_s=request.first_token_s,
+            last_token_s=None if last_s is None or last_s != last_s else last_s,
+            table=np.array(request.block_ids, dtype=np.int32).tobytes(),
+            queued_s=self._queued_s.get(request.number),
+            requeued_s=request.requeued_s,
+        )
+
+
+def describe_arrival(request: Request, block_size: int) -> Arrival:
+    """A request as telemetry tells of it: lengths and prefix digests, no text but its preview."""
+    keys = request.block_keys[: request.num_prompt_tokens // block_size]
+    return Arrival(
+        number=request.number,
+        id=request.id,
+        arrival_s=request.arrival_s,
+        prompt_tokens=request.num_prompt_tokens,
+        max_tokens=request.max_tokens,
+        priority=request.priority,
+        prefix_keys=b"".join([key[:KEY_BYTES] for key in keys]),
+        client_wait_s=request.client_wait_s,
+        preview=request.preview,
+    )
