@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from schedtop.engine.workload.trace import BadRow
+from schedtop.engine.workload.trace import BadRowError
 
 MAX_TOKENS = 2**31 - 1
 MAX_TIME_S = 1e12
@@ -16,22 +16,22 @@ TimeParser = Callable[[bytes, str], float]
 
 
 def token_count(value: object, name: str) -> int:
-    """A length in tokens from 12, 12.0, "12" or "12.0"; raises `BadRow` for anything else."""
+    """A length in tokens from 12, 12.0, "12" or "12.0"; raises `BadRowError` for anything else."""
     if isinstance(value, bytes) and len(value) < 10 and value.isdigit():
         return int(value)
     number = _number(value, name)
     if not number.is_integer():
-        raise BadRow(f"{name} is not a whole number", value)
+        raise BadRowError(f"{name} is not a whole number", value)
     if not 0 <= number <= MAX_TOKENS:
-        raise BadRow(f"{name} is {'negative' if number < 0 else 'out of range'}", value)
+        raise BadRowError(f"{name} is {'negative' if number < 0 else 'out of range'}", value)
     return int(number)
 
 
 def seconds(value: object, name: str) -> float:
-    """A time in seconds from a number or its text; raises `BadRow`."""
+    """A time in seconds from a number or its text; raises `BadRowError`."""
     number = _number(value, name)
     if abs(number) > MAX_TIME_S:
-        raise BadRow(f"{name} is out of range", value)
+        raise BadRowError(f"{name} is out of range", value)
     return number
 
 
@@ -52,7 +52,7 @@ def date_stamps() -> TimeParser:
         nonlocal zero_s, last_text, last_s
         match = _STAMP.fullmatch(value)
         if match is None:
-            raise BadRow(f"{name} is not a date and time", value)
+            raise BadRowError(f"{name} is not a date and time", value)
         text = (match[1], match[3] or b"")
         if text != last_text:
             last_s, last_text = _epoch_s(text, name), text
@@ -72,19 +72,19 @@ def _epoch_s(text: tuple[bytes, bytes], name: str) -> int:
         aware = stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)
         return round(aware.timestamp())
     except (ValueError, OverflowError):
-        raise BadRow(f"{name} is not a date and time", text[0] + text[1]) from None
+        raise BadRowError(f"{name} is not a date and time", text[0] + text[1]) from None
 
 
 def _number(value: object, name: str) -> float:
     if value is None or value in (b"", ""):
-        raise BadRow(f"{name} is missing")
+        raise BadRowError(f"{name} is missing")
     if isinstance(value, bool) or not isinstance(value, int | float | str | bytes):
-        raise BadRow(f"{name} is not a number", value)
+        raise BadRowError(f"{name} is not a number", value)
     try:
         number = float(value)
     except (ValueError, OverflowError):
-        raise BadRow(f"{name} is not a number", value) from None
+        raise BadRowError(f"{name} is not a number", value) from None
     text = value if isinstance(value, bytes) else str(value).encode()
     if not math.isfinite(number) or b"_" in text:
-        raise BadRow(f"{name} is not a number", value)
+        raise BadRowError(f"{name} is not a number", value)
     return number

@@ -5,14 +5,14 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import IO, cast
 
 import zstandard
-from schedtop.engine.workload.trace import HEAD_BYTES, BadRow, Tally, TraceError
+from schedtop.engine.workload.trace import HEAD_BYTES, BadRowError, Tally, TraceError
 
-MAX_LINE_BYTES = 64 * 2**20
+MAX_LINE_BYTES = 2**28
 """A longer line is refused: nothing bounds what a packed file may unfold to."""
 
 Line = tuple[int, bytes]
@@ -59,7 +59,7 @@ def unpacked(file: io.BufferedReader) -> IO[bytes]:
     return file
 
 
-def read_lines(file: io.BufferedReader, tally: Tally) -> Iterator[Line]:
+def read_lines(file: io.BufferedReader, tally: Tally) -> Generator[Line, None, None]:
     """Number (from 1) and content of each line that is not blank, without line ends and byte-order mark.
 
     Damage to the packing and lines over `MAX_LINE_BYTES` are reported to the tally and end the file.
@@ -71,13 +71,13 @@ def read_lines(file: io.BufferedReader, tally: Tally) -> Iterator[Line]:
             try:
                 line = stream.readline(MAX_LINE_BYTES + 1)
             except (EOFError, zlib.error, zstandard.ZstdError, gzip.BadGzipFile):
-                return tally.reject(number, BadRow("the compressed data is damaged or cut short"))
+                return tally.reject(number, BadRowError("the compressed data is damaged or cut short"))
             except OSError as error:
                 raise TraceError(f"{tally.name}: cannot be read: {error.strerror or error}") from None
             if not line:
                 return None
             if len(line) > MAX_LINE_BYTES:
-                return tally.reject(number, BadRow(f"a line of more than {MAX_LINE_BYTES >> 20} MiB"))
+                return tally.reject(number, BadRowError(f"a line of more than {MAX_LINE_BYTES >> 20} MiB"))
             if number == 1:
                 line = line.removeprefix(_BOM)
                 if line.startswith(_LFS):

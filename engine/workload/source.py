@@ -14,11 +14,14 @@ class Source(Protocol):
     """Plain JSON values for the session header: name, seed, rate, limits, and what a trace reader noticed."""
 
     def take(self, clock_s: float, step: int) -> list[Request]:
-        """Every request that has arrived by `clock_s` (or by `step`, for step-driven cases), in order."""
+        """Every request that has arrived by `clock_s` (or by `step`, for step-driven cases), in order.
+
+        Raises `TraceError` where a trace turns out bad further on; the source is then at its end.
+        """
         ...
 
     def next_arrival_s(self) -> float | None:
-        """When the next request arrives; None when there are no more."""
+        """When the next request arrives: None when there are no more, `inf` while the rate is 0."""
         ...
 
     def set_rate(self, rate: float | None, clock_s: float) -> None:

@@ -15,10 +15,10 @@ PrefixIds = npt.NDArray[np.uint64]
 
 
 class TraceError(ConfigError):
-    """A trace that cannot be used. The text is one line that begins with the file, and the line where there is one."""
+    """A trace that cannot be used. The text is one line, which begins with `file:` or `file:line:`."""
 
 
-class BadRow(ValueError):
+class BadRowError(ValueError):
     """Why one row cannot be used. `reason` has few different texts, so rows can be counted by it."""
 
     def __init__(self, reason: str, value: object = None) -> None:
@@ -50,7 +50,7 @@ class Trace:
     """An opened trace: rows in file order, and what a reader knows about all of them.
 
     `block_tokens`: prompt tokens per prefix id. `rate`: requests/s, for a format without times (`inf`: all at
-    once). `notes` are facts an operator should see, one line each.
+    once). `texts`: prompts are texts. `notes` are facts an operator should see, one line each.
     """
 
     format: str
@@ -58,19 +58,24 @@ class Trace:
     timed: bool = True
     block_tokens: int | None = None
     rate: float | None = None
+    texts: bool = False
     notes: list[str] = field(default_factory=list)
 
 
 class Tally:
-    """Counts what a reader passes over: `dropped` by a format's own rule, `bad` only if the operator allowed it."""
+    """Counts what a reader passes over: `dropped` by a format's own rule, `bad` only if the operator allowed it.
+
+    `noticed` rows are used, but something about them is not as their format says.
+    """
 
     def __init__(self, name: str, skip_bad: bool = False) -> None:
         self.name = name
         self.skip_bad = skip_bad
         self.bad: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
+        self.noticed: Counter[str] = Counter()
 
-    def reject(self, line: int, error: BadRow) -> None:
+    def reject(self, line: int, error: BadRowError) -> None:
         """Count a bad row; raises `TraceError` with file, line and reason unless bad rows are to be skipped."""
         if not self.skip_bad:
             raise TraceError(f"{self.name}:{line}: {error}") from None
@@ -80,10 +85,10 @@ class Tally:
         """Count a row that its format says is no request to serve."""
         self.dropped[reason] += 1
 
-    def summary(self) -> str:
-        """What was passed over, in words; empty if nothing was."""
-        counts = [*self.bad.items(), *self.dropped.items()]
-        return "; ".join(f"{number:,} × {reason}" for reason, number in counts)
+    def counts(self) -> dict[str, dict[str, int]]:
+        """What was counted so far, by reason; kinds of which there is nothing are left out."""
+        kinds = {"skipped_bad": self.bad, "dropped": self.dropped, "noticed": self.noticed}
+        return {kind: dict(counter) for kind, counter in kinds.items() if counter}
 
 
 @dataclass(frozen=True, slots=True)

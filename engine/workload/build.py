@@ -1,0 +1,64 @@
+"""From an ask to a request with its tokens, at the moment it arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from schedtop.engine.request import Request, SamplingParams, TokenIds
+from schedtop.engine.workload.paced import Ask
+from schedtop.engine.workload.tokens import key_tokens, mixed, mixed_number, own_tokens, text_tokens
+
+Encode = Callable[[str], Sequence[int]]
+
+SAMPLING = SamplingParams(ignore_eos=True)
+"""A workload says how long outputs are, so no end token may cut them."""
+
+
+class RequestBuilder:
+    """Makes requests, all their tokens below `vocab_size`. The same seed and ask give the same prompt.
+
+    `encode` turns text into ids where a tokenizer is at hand; without one, stand-in tokens take its place.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        vocab_size: int,
+        max_model_len: int,
+        max_prompt_tokens: int | None = None,
+        encode: Encode | None = None,
+    ) -> None:
+        self._seed = seed
+        self._vocab_size = vocab_size
+        self._max_model_len = max_model_len
+        self._max_prompt_tokens = max_prompt_tokens
+        self._encode = encode
+
+    def __call__(self, ask: Ask, arrival_s: float) -> Request:
+        prompt = self._synthetic(ask) if ask.text is None else self._from_text(ask.text)
+        return Request(ask.id, prompt, ask.max_tokens, arrival_s, ask.priority, sampling=SAMPLING)
+
+    def _synthetic(self, ask: Ask) -> TokenIds:
+        if ask.prompt_tokens > self._max_model_len:
+            # It will be refused for its length; a view of one number has that length and takes no memory.
+            return np.broadcast_to(np.int32(0), (ask.prompt_tokens,))
+        shared = 0 if ask.shared is None else min(len(ask.shared) * ask.shared_width, ask.prompt_tokens)
+        tokens = np.empty(ask.prompt_tokens, dtype=np.int32)
+        if ask.shared is not None and shared:
+            pieces = -(-shared // ask.shared_width)
+            keys = mixed(ask.shared[:pieces], self._seed)
+            tokens[:shared] = key_tokens(keys, ask.shared_width, self._vocab_size)[:shared]
+        if shared < ask.prompt_tokens:
+            key = mixed_number(ask.ordinal, ~self._seed)
+            tokens[shared:] = own_tokens(key, ask.prompt_tokens - shared, self._vocab_size)
+            # Requests differ from the first token on, whatever the block size, until the vocabulary is used up.
+            tokens[shared] = ask.ordinal % self._vocab_size
+        return tokens
+
+    def _from_text(self, text: bytes) -> TokenIds:
+        if self._encode is None:
+            tokens = text_tokens(text, self._vocab_size)
+        else:
+            tokens = np.asarray(self._encode(text.decode()), dtype=np.int32)
+        return tokens[: self._max_prompt_tokens]

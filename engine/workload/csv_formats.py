@@ -1,0 +1,124 @@
+"""Traces as CSV: one table says which columns make which format; columns are found by name, never by place."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from schedtop.engine.workload.fields import TimeParser, date_stamps, plain_seconds, token_count
+from schedtop.engine.workload.files import Line
+from schedtop.engine.workload.trace import BadRowError, Tally, Trace, TraceRow
+
+
+@dataclass(frozen=True, slots=True)
+class CsvFormat:
+    """Columns of a format, lower-case. `ones` must hold 1 in every row; `zero_drops`: why a row without input or
+    output is no request (None: such a row is bad)."""
+
+    name: str
+    accepts: str
+    prompt: str
+    output: str
+    time: str | None = None
+    parser: Callable[[], TimeParser] = plain_seconds
+    ones: str | None = None
+    zero_drops: tuple[str, str] | None = None
+
+    @property
+    def columns(self) -> set[str]:
+        return {self.prompt, self.output} | ({self.time} if self.time else set())
+
+
+CSV_FORMATS: tuple[CsvFormat, ...] = (
+    CsvFormat(
+        "Azure LLM inference CSV",
+        "TIMESTAMP,ContextTokens,GeneratedTokens",
+        time="timestamp",
+        prompt="contexttokens",
+        output="generatedtokens",
+        parser=date_stamps,
+    ),
+    CsvFormat(
+        "Splitwise CSV",
+        "arrival_timestamp,prompt_size,token_size",
+        time="arrival_timestamp",
+        prompt="prompt_size",
+        output="token_size",
+        ones="batch_size",
+    ),
+    CsvFormat(
+        "Vidur CSV",
+        "arrived_at,num_prefill_tokens,num_decode_tokens",
+        time="arrived_at",
+        prompt="num_prefill_tokens",
+        output="num_decode_tokens",
+    ),
+    CsvFormat(
+        "Vidur CSV without times",
+        "num_prefill_tokens,num_decode_tokens",
+        prompt="num_prefill_tokens",
+        output="num_decode_tokens",
+    ),
+    CsvFormat(
+        "BurstGPT CSV",
+        "Timestamp,Request tokens,Response tokens",
+        time="timestamp",
+        prompt="request tokens",
+        output="response tokens",
+        zero_drops=("request without input", "failed request (no output)"),
+    ),
+)
+
+
+def csv_trace(header: Line, lines: Iterator[Line], tally: Tally) -> Trace | None:
+    """The trace under `header`, or None if its columns are no known format's."""
+    try:
+        names = [cell.decode().strip() for cell in _cells(header[1])]
+    except (BadRowError, UnicodeDecodeError):
+        return None
+    lower = [name.lower() for name in names]
+    for fmt in CSV_FORMATS:
+        if fmt.columns <= set(lower):
+            places = {column: (lower.index(column), names[lower.index(column)]) for column in lower}
+            return Trace(fmt.name, _rows(fmt, places, len(names), lines, tally), timed=fmt.time is not None)
+    return None
+
+
+def _rows(
+    fmt: CsvFormat, places: dict[str, tuple[int, str]], width: int, lines: Iterator[Line], tally: Tally
+) -> Iterator[TraceRow]:
+    """Each row that is a request. `places`: where a column is, and its name as the file spells it."""
+    parse = fmt.parser()
+    time_at, time_name = places[fmt.time] if fmt.time else (0, "")
+    prompt_at, prompt_name = places[fmt.prompt]
+    output_at, output_name = places[fmt.output]
+    one_at, one_name = places.get(fmt.ones or "", (None, ""))
+    for number, line in lines:
+        try:
+            cells = _cells(line)
+            if len(cells) != width:
+                raise BadRowError(f"{len(cells)} columns where the header has {width}")
+            prompt = token_count(cells[prompt_at], prompt_name)
+            output = token_count(cells[output_at], output_name)
+            if one_at is not None and token_count(cells[one_at], one_name) != 1:
+                raise BadRowError(f"{one_name} other than 1", cells[one_at])
+            time_s = parse(cells[time_at], time_name) if fmt.time else None
+            if prompt and output:
+                yield TraceRow(number, time_s, prompt, output)
+            elif fmt.zero_drops is None:
+                raise BadRowError(f"{prompt_name if not prompt else output_name} is 0")
+            else:
+                tally.drop(fmt.zero_drops[0 if not prompt else 1])
+        except BadRowError as error:
+            tally.reject(number, error)
+
+
+def _cells(line: bytes) -> list[bytes]:
+    if b'"' not in line:
+        return line.split(b",")
+    try:
+        (cells,) = csv.reader([line.decode()], strict=True)
+    except (csv.Error, ValueError):
+        raise BadRowError("not a line of CSV", line) from None
+    return [cell.encode() for cell in cells]

@@ -1,0 +1,98 @@
+"""One way in: a generator's name or a trace file becomes a source."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from itertools import islice
+from pathlib import Path
+
+from schedtop.engine.config import ConfigError, WorkloadSpec
+from schedtop.engine.workload.build import Encode, RequestBuilder
+from schedtop.engine.workload.paced import PacedSource, Tempo
+from schedtop.engine.workload.presets import BY_NAME, PRESETS, Preset, preset_asks
+from schedtop.engine.workload.recognise import accepted_files
+from schedtop.engine.workload.replayed import trace_source
+from schedtop.engine.workload.source import Source
+
+READER_MODULES = ("schedtop.engine.recording",)
+"""Imported before a file is opened, so that their readers are registered."""
+
+_TRACE_ONLY = ("time_scale", "start_s", "end_s", "prefix_block_tokens", "skip_bad")
+
+
+def open_source(
+    spec: WorkloadSpec, *, max_model_len: int, vocab_size: int, block_size: int, encode: Encode | None = None
+) -> Source:
+    """The source that `spec` names; prompts are int32 ids below `vocab_size`.
+
+    Generated requests fit `max_model_len`; a trace's longer ones are passed on, for the engine to refuse. `encode`
+    is the model's tokenizer, for traces that hold texts. Raises `ConfigError` (`TraceError` for a file's content).
+    """
+    check_spec(spec)
+    build = RequestBuilder(spec.seed, vocab_size, max_model_len, spec.max_prompt_tokens, encode)
+    preset = BY_NAME.get(spec.source)
+    if preset is not None:
+        return _generated(preset, spec, max_model_len, block_size, build)
+    for module in READER_MODULES:
+        importlib.import_module(module)
+    path = Path(spec.source)
+    try:
+        if path.is_dir():
+            raise ConfigError(f"workload {spec.source}: a folder; name a trace file: {accepted_files()}")
+        exists = path.exists()
+    except (OSError, ValueError):
+        exists = False
+    if not exists:
+        names = ", ".join(preset.name for preset in PRESETS)
+        raise ConfigError(
+            f"workload {spec.source!r}: no such file and no generator of that name ({names}); "
+            f"files may be: {accepted_files()}"
+        )
+    return trace_source(path, spec, block_size, build)
+
+
+def check_spec(spec: WorkloadSpec) -> None:
+    """Raises `ConfigError` for a value that no source can use, or that a generator would ignore."""
+    for name, low in (("seed", 0), ("limit", 1), ("max_prompt_tokens", 1), ("max_output_tokens", 1)):
+        _check(spec, name, low)
+    _check(spec, "prefix_block_tokens", 1)
+    for name in ("rate", "start_s", "end_s"):
+        _check(spec, name, 0.0)
+    for name in ("scale", "time_scale"):
+        _check(spec, name, 0.0)
+        if getattr(spec, name) == 0:
+            raise ConfigError(f"{name}=0: must be above 0")
+    if spec.end_s is not None and spec.end_s <= (spec.start_s or 0.0):
+        raise ConfigError(f"end_s={spec.end_s:g}: must be above start_s={spec.start_s or 0.0:g}")
+    if spec.rate is not None and spec.time_scale != 1.0:
+        raise ConfigError(f"rate={spec.rate:g} and time_scale={spec.time_scale:g} both set the pace: give one")
+    if spec.source in BY_NAME:
+        for name in _TRACE_ONLY:
+            value = getattr(spec, name)
+            if value != getattr(WorkloadSpec(), name):
+                raise ConfigError(f"{name}={value}: only for trace files, and {spec.source} is generated")
+
+
+def _check(spec: WorkloadSpec, name: str, low: float) -> None:
+    value = getattr(spec, name)
+    if value is not None and not (math.isfinite(value) and value >= low):
+        raise ConfigError(f"{name}={value}: must be a number of at least {low:g}")
+
+
+def _generated(
+    preset: Preset, spec: WorkloadSpec, max_model_len: int, block_size: int, build: RequestBuilder
+) -> PacedSource:
+    asks = islice(preset_asks(preset, spec, max_model_len, block_size), spec.limit)
+    tempo = Tempo(1.0, 1.0 / preset.rate, spec.rate, preset.wave)
+    description = {
+        "source": preset.name,
+        "summary": preset.summary,
+        "seed": spec.seed,
+        "rate": preset.rate if spec.rate is None else spec.rate,
+        "scale": spec.scale,
+        "limit": spec.limit,
+        "max_prompt_tokens": spec.max_prompt_tokens,
+        "max_output_tokens": spec.max_output_tokens,
+    }
+    return PacedSource(asks, tempo, build, {key: value for key, value in description.items() if value is not None})

@@ -1,0 +1,170 @@
+"""A trace file as a source: cut to a window, scaled, and given real prefixes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from schedtop.engine.config import ConfigError, WorkloadSpec
+from schedtop.engine.workload.fields import MAX_TOKENS
+from schedtop.engine.workload.order import WINDOW_ROWS, ByArrival
+from schedtop.engine.workload.paced import Ask, PacedSource, Tempo
+from schedtop.engine.workload.recognise import open_trace
+from schedtop.engine.workload.trace import Tally, Trace, TraceError, TraceRow
+
+UNTIMED_RATE = 1.0
+"""Requests/s where neither the file nor the operator says."""
+
+Own = tuple[float, TraceRow]
+
+
+def trace_source(path: Path, spec: WorkloadSpec, block_size: int, build: Callable[..., Any]) -> PacedSource:
+    """The requests of a trace file. `WINDOW_ROWS` rows are read and checked now, the rest while it runs.
+
+    Raises `TraceError` for a file or a line that cannot be used, `ConfigError` for a setting that does not suit it.
+    """
+    tally = Tally(str(path), spec.skip_bad)
+    trace = open_trace(path, tally)
+    _check_fit(path, trace, spec)
+    width = spec.prefix_block_tokens or trace.block_tokens
+    rows = _watched(trace.rows, width, tally)
+    order = ByArrival(rows, tally)
+    selected = islice(_timed(order, spec) if trace.timed else _poisson(rows, spec.seed), spec.limit)
+    ahead = list(islice(selected, WINDOW_ROWS + 1))
+    if not ahead:
+        raise TraceError(f"{path}: {_nothing(order, spec, tally)}")
+    tempo, pace = _tempo(path, trace, spec, ahead)
+    description = _describe(path, trace, spec, width, block_size) | pace
+    _add_counts(description, ahead, order, tally)
+    prefix = trace.format.split()[0].lower()
+    asks = (_ask(row, own_s, spec, width, prefix) for own_s, row in chain(ahead, selected))
+    return PacedSource(_closing(asks, description, order, tally), tempo, build, description)
+
+
+def _check_fit(path: Path, trace: Trace, spec: WorkloadSpec) -> None:
+    if spec.prefix_block_tokens is not None and trace.block_tokens is None:
+        raise ConfigError(
+            f"prefix_block_tokens={spec.prefix_block_tokens}: {path} ({trace.format}) has no prefix ids"
+        )
+    if trace.texts and spec.scale != 1.0:
+        raise ConfigError(f"scale={spec.scale:g}: the prompts of {path} are texts, which have no length to scale")
+    if trace.timed:
+        return
+    for name in ("start_s", "end_s"):
+        if getattr(spec, name) is not None:
+            raise ConfigError(f"{name}={getattr(spec, name):g}: {path} ({trace.format}) has no times")
+
+
+def _watched(rows: Iterator[TraceRow], width: int | None, tally: Tally) -> Iterator[TraceRow]:
+    """The rows; ids that do not cover the prompt to within one of `width` tokens are noticed."""
+    for row in rows:
+        if width and row.prefix_ids is not None:
+            spare = len(row.prefix_ids) * width - row.prompt_tokens
+            if not -width < spare < width:
+                tally.noticed[f"more or fewer prefix ids than the prompt has at {width} tokens an id"] += 1
+        yield row
+
+
+def _timed(order: ByArrival, spec: WorkloadSpec) -> Iterator[Own]:
+    """Rows from `start_s` (inclusive, from the trace's first arrival) to `end_s` (exclusive); the first is at 0."""
+    start_s, end_s = spec.start_s or 0.0, math.inf if spec.end_s is None else spec.end_s
+    first_s = zero_s = None
+    for time_s, _, row in order:
+        first_s = time_s if first_s is None else first_s
+        if time_s - first_s >= end_s:
+            return
+        if time_s - first_s >= start_s:
+            zero_s = time_s if zero_s is None else zero_s
+            yield time_s - zero_s, row
+
+
+def _poisson(rows: Iterator[TraceRow], seed: int) -> Iterator[Own]:
+    gaps = np.random.default_rng([seed, 1])
+    own_s = 0.0
+    for row in rows:
+        yield own_s, row
+        own_s += float(gaps.exponential())
+
+
+def _tempo(path: Path, trace: Trace, spec: WorkloadSpec, ahead: list[Own]) -> tuple[Tempo, dict[str, Any]]:
+    """How the trace runs, and how that is described.
+
+    A trace's own rate is that of its first `WINDOW_ROWS` requests, which is all of most.
+    """
+    if not trace.timed:
+        rate = trace.rate or UNTIMED_RATE
+        own = {"own_rate": rate if math.isfinite(rate) else None, "arrivals": "no times in the file: Poisson"}
+        if math.isinf(rate):
+            own["arrivals"] = "no times in the file: all at once, as they were sent"
+        return Tempo(1.0, spec.time_scale / rate, spec.rate), own
+    span_s = ahead[-1][0]
+    own_rate = (len(ahead) - 1) / span_s if span_s > 0 else None
+    if spec.rate is not None and own_rate is None:
+        raise ConfigError(f"rate={spec.rate:g}: all requests of {path} arrive at one moment, so they have no rate")
+    return Tempo(own_rate, spec.time_scale, spec.rate), {"own_rate": own_rate, "span_s": span_s}
+
+
+def _describe(path: Path, trace: Trace, spec: WorkloadSpec, width: int | None, block_size: int) -> dict[str, Any]:
+    given = {
+        field.name: getattr(spec, field.name)
+        for field in msgspec.structs.fields(spec)
+        if getattr(spec, field.name) != field.default
+    }
+    notes = list(trace.notes)
+    if width is not None and width % block_size:
+        notes.append(f"{width} tokens an id is no multiple of block size {block_size}: fewer hits than by ids")
+    return {**given, "source": path.name, "seed": spec.seed, "format": trace.format} | {
+        key: value for key, value in {"prefix_block_tokens": width, "notes": notes}.items() if value
+    }
+
+
+def _add_counts(description: dict[str, Any], ahead: list[Own] | None, order: ByArrival, tally: Tally) -> None:
+    description.update(tally.counts())
+    if order.inversions:
+        description["inversions"] = order.inversions
+    if ahead is not None:
+        description["requests"] = len(ahead) if len(ahead) <= WINDOW_ROWS else None
+
+
+def _closing(asks: Iterator[Ask], description: dict[str, Any], order: ByArrival, tally: Tally) -> Iterator[Ask]:
+    yield from asks
+    _add_counts(description, None, order, tally)
+
+
+def _nothing(order: ByArrival, spec: WorkloadSpec, tally: Tally) -> str:
+    passed = "; ".join(f"{n:,} × {why}" for reasons in tally.counts().values() for why, n in reasons.items())
+    window = "" if spec.start_s is None and spec.end_s is None else " in the window asked for"
+    return f"no request{window}" + (f" (passed over: {passed})" if passed else "")
+
+
+def _ask(row: TraceRow, own_s: float, spec: WorkloadSpec, width: int | None, prefix: str) -> Ask:
+    scale = spec.scale
+    output = _capped(round(row.output_tokens * scale), spec.max_output_tokens)
+    prompt, shared_width = row.prompt_tokens, 0
+    if row.prefix_ids is not None and width:
+        # Whole ids and the part of the last one scale apart, so that what was shared stays shared.
+        full, part = divmod(prompt, width)
+        shared_width = max(round(width * scale), 1)
+        prompt = full * shared_width + min(math.ceil(part * scale), shared_width)
+    else:
+        prompt = round(prompt * scale)
+    return Ask(
+        own_s,
+        row.line,
+        row.id or f"{prefix}-{row.line}",
+        _capped(prompt, spec.max_prompt_tokens),
+        output,
+        row.priority,
+        row.prefix_ids if shared_width else None,
+        shared_width,
+        row.text,
+    )
+
+
+def _capped(tokens: int, cap: int | None) -> int:
+    return min(max(tokens, 1), cap or MAX_TOKENS, MAX_TOKENS)
