@@ -1,0 +1,126 @@
+"""Step time from first principles: bytes over bandwidth, arithmetic over peak, and what neither explains.
+
+The constants below hold for every model and GPU alike. `benchmarks/devices.py` compares with published
+measurements; `docs/devices.md` discusses the sources.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from schedtop.engine.sim.devices import Gpu
+from schedtop.engine.sim.features import StepFeatures
+from schedtop.engine.sim.models import KV_BYTES, ModelShape
+
+MEMORY_SHARE = 0.8
+"""Of peak bandwidth, when streaming weights and cache: an L4 reaches 81 % in batch-1 decode, where launches hide
+behind reading (arXiv 2605.30571); Calculon's A100 file has 75 % at 10 MB and 90 % from 100 MB."""
+
+MATRIX_SHARE = 0.6
+"""Of peak arithmetic in the projections of a forward pass. The best shapes of a bare matrix product reach 80 %
+(H100) to 87 % (A100) (stas00/ml-engineering, maximum achievable matmul FLOPS); norms, rotary embedding,
+activations and unfilled tiles, none of which count as FLOPs, take the rest."""
+
+ATTENTION_SHARE = 0.5
+"""Of peak arithmetic in causal attention. FlashAttention-3 on an H100: 43 to 63 % from 512 to 16k tokens
+(pytorch/benchmark change 2391); FlashAttention-2 on an A100: 50 to 73 % (arXiv 2307.08691)."""
+
+LINK_SHARE = 0.8
+"""Of one direction's link bandwidth in a large all-reduce: 365 to 370 of 450 GB/s (NVIDIA/nccl issue 1455)."""
+
+ROW_S = 4e-6
+"""Per request: passes over a row of float logits (5 MB at a 150k vocabulary), batch bookkeeping on the host."""
+
+ACTIVATION_BYTES = 2
+
+
+class StepTerms(NamedTuple):
+    """Seconds of each part of a step; the parts follow one another, so the step is their sum."""
+
+    matrices_s: float
+    kv_read_s: float
+    attention_s: float
+    collectives_s: float
+    overhead_s: float
+
+
+class Roofline:
+    """Step times of `model` on tensor_parallel_size × pipeline_parallel_size GPUs of a kind.
+
+    Tensor parallelism divides weights, heads and arithmetic, and adds collectives. Pipeline stages run one after
+    another: the engine plans a step when the previous one is done, so a pipeline adds memory and hops, not
+    overlap.
+    """
+
+    def __init__(
+        self, model: ModelShape, gpu: Gpu, tensor_parallel_size: int = 1, pipeline_parallel_size: int = 1
+    ) -> None:
+        self.model = model
+        self.gpu = gpu
+        self.ranks = tensor_parallel_size
+        self.stages = pipeline_parallel_size
+        flops = gpu.tflops * 1e12
+        matrix_flops = flops * (gpu.fp8_factor if model.layer_weight_bytes == 1 else 1)
+        self._bytes_s = gpu.bandwidth_gb_s * 1e9 * MEMORY_SHARE
+        self._link_bytes_s = gpu.link_gb_s / 2 * 1e9 * LINK_SHARE
+
+        head_params = model.embedding_params / self.ranks
+        self._fixed_weight_bytes = 2 * head_params + (
+            model.layers * model.shared_layer_params * model.layer_weight_bytes / self.ranks
+        )
+        self._expert_bytes = model.layers * model.expert_params * model.layer_weight_bytes / self.ranks
+        token_flops = 2 * model.layers * model.active_layer_params / self.ranks
+        self._token_s = token_flops / (matrix_flops * MATRIX_SHARE)
+        self._head_s = 2 * head_params / (flops * MATRIX_SHARE)
+        local_kv = 2 * model.layers * local_kv_heads(model, self.ranks) * model.head_dim * KV_BYTES
+        self._kv_token_s = local_kv / self._bytes_s
+        pair_flops = 4 * model.layers * model.heads * model.head_dim / self.ranks
+        self._pair_s = pair_flops / (flops * ATTENTION_SHARE)
+        self._fixed_s = gpu.step_s + model.layers * gpu.layer_s
+
+    def step_s(self, features: StepFeatures) -> float:
+        """Seconds of a step."""
+        return sum(self.terms(features))
+
+    def terms(self, features: StepFeatures) -> StepTerms:
+        """The parts of a step's time.
+
+        - matrices: the slower of reading the weights the tokens reach and 2 FLOPs per token and weight; the
+          output head works on one position per request.
+        - KV read: every row's context once.
+        - attention: 4 FLOPs per (query, key) pair, head dimension, head and layer, on top of the reading.
+        - collectives: see `_collectives_s`.
+        - overhead: fixed per step and layer, and per request.
+        """
+        arithmetic_s = features.tokens * self._token_s + features.requests * self._head_s
+        return StepTerms(
+            max(self.weights_read_bytes(features.tokens) / self._bytes_s, arithmetic_s),
+            features.kv_tokens * self._kv_token_s,
+            features.attention_pairs * self._pair_s,
+            self._collectives_s(features.tokens),
+            self._fixed_s + features.requests * ROW_S,
+        )
+
+    def weights_read_bytes(self, tokens: float) -> float:
+        """Bytes of weights one GPU (of each stage) reads for a step of `tokens` tokens; the embedding's are few."""
+        return self._fixed_weight_bytes + self._expert_bytes * self.model.distinct_experts(tokens)
+
+    def _collectives_s(self, tokens: float) -> float:
+        """Two all-reduces a layer, one after the embedding; a hop between stages.
+
+        A ring all-reduce over t ranks moves 2 (t - 1) / t of its payload through every link.
+        """
+        payload_s = (
+            tokens * self.model.hidden * ACTIVATION_BYTES / self._link_bytes_s if self._link_bytes_s else 0.0
+        )
+        latency_s = self.gpu.link_latency_s
+        hops_s = (self.stages - 1) * (latency_s + payload_s)
+        if self.ranks == 1:
+            return hops_s
+        share = 2 * (self.ranks - 1) / self.ranks
+        return hops_s + (2 * self.model.layers + 1) * (latency_s + share * payload_s)
+
+
+def local_kv_heads(model: ModelShape, ranks: int) -> int:
+    """KV heads one of `ranks` tensor-parallel ranks holds; fewer heads than ranks are held by several."""
+    return max(model.kv_heads // ranks, 1)

@@ -1,0 +1,93 @@
+"""The simulated worker: made-up tokens, a time from the device's cost, and drafts that sometimes match."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from schedtop.engine.plan import IntArray, StepPlan, StepResult
+from schedtop.engine.sim.features import StepCost, step_features
+
+Words = npt.NDArray[np.uint32]
+
+# Odd multipliers without common structure: numbers and positions spread over all 2**32 values. uint32 arrays wrap
+# silently, which is meant.
+_NUMBER = np.uint32(0x9E3779B1)
+_POSITION = np.uint32(0x85EBCA77)
+_MIX = np.uint32(0x7FEB352D)
+
+
+class SimWorker:
+    """Executes plans in simulated time; keeps no state of requests.
+
+    The token at position p of request n depends on (seed, n, p) alone, so speculation, preemption and chunking
+    never change an output. The drafter knows the coming tokens and spoils each with probability
+    1 - `acceptance`, by (seed, n, p) too; a draft is accepted if it is the token the model gives.
+    `num_speculative_tokens` may be changed between steps.
+    """
+
+    simulated = True
+
+    def __init__(
+        self,
+        cost: StepCost,
+        vocab_size: int,
+        seed: int = 0,
+        acceptance: float = 0.7,
+        num_speculative_tokens: int = 0,
+    ) -> None:
+        self.cost = cost
+        self.num_speculative_tokens = num_speculative_tokens
+        self._vocab = np.uint32(vocab_size)
+        self._token_salt = np.uint32(seed * 0xC2B2AE3D & 0xFFFFFFFF)
+        self._draft_salt = np.uint32((seed * 0x27D4EB2F + 0x165667B1) & 0xFFFFFFFF)
+        self._good_below = round(acceptance * 2**32)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Outputs, drafts and the step's seconds. All arrays are new."""
+        elapsed_s = self.cost.step_s(step_features(plan.tokens, plan.computed))
+        first = plan.computed + plan.tokens  # position of each row's first output
+        if plan.draft_token_ids is None:
+            sampled = self.token_ids(plan.numbers, first)[:, None]
+            num_sampled = plan.samples.astype(np.int32)
+        else:
+            first -= plan.drafts
+            width = int(plan.drafts.max(initial=0))  # the plan's matrix may be wider than any of its rows
+            sampled, accepted = self._verify(plan.numbers, first, plan.drafts, plan.draft_token_ids[:, :width])
+            num_sampled = np.where(plan.samples, accepted + 1, 0).astype(np.int32)
+        result = StepResult(sampled, num_sampled, elapsed_s=elapsed_s)
+        if self.num_speculative_tokens:
+            result.drafts = self._propose(plan.numbers, first + num_sampled)
+            result.num_drafts = np.where(num_sampled > 0, np.int32(self.num_speculative_tokens), np.int32(0))
+        return result
+
+    def token_ids(self, numbers: IntArray, positions: IntArray) -> IntArray:
+        """The model's tokens at `positions` of requests `numbers` (int32, shapes that broadcast)."""
+        return (self._spread(numbers, positions, self._token_salt) % self._vocab).view(np.int32)
+
+    def _verify(
+        self, numbers: IntArray, first: IntArray, drafts: IntArray, draft_token_ids: IntArray
+    ) -> tuple[IntArray, npt.NDArray[np.intp]]:
+        """Outputs (rows, width + 1) if all drafts held, and how many of each row's do, up to the first that fails.
+
+        A placeholder (-1) is no token's id, so it fails.
+        """
+        offsets = np.arange(draft_token_ids.shape[1] + 1, dtype=np.int32)
+        outputs = self.token_ids(numbers[:, None], first[:, None] + offsets)
+        holds = (draft_token_ids == outputs[:, :-1]) & (offsets[:-1] < drafts[:, None])
+        return outputs, np.logical_and.accumulate(holds, axis=1).sum(axis=1)
+
+    def _propose(self, numbers: IntArray, first: IntArray) -> IntArray:
+        """Drafts (rows, num_speculative_tokens) for the positions from `first` on."""
+        numbers = numbers[:, None]
+        offsets: IntArray = np.arange(self.num_speculative_tokens, dtype=np.int32)
+        positions = first[:, None] + offsets
+        chance = self._spread(numbers, positions, self._draft_salt)
+        chance = (chance ^ chance >> np.uint32(16)) * _MIX
+        chance ^= chance >> np.uint32(15)
+        spoiled = chance >= self._good_below
+        ids = self.token_ids(numbers, positions).view(np.uint32)
+        return ((ids + spoiled) % self._vocab).view(np.int32)
+
+    @staticmethod
+    def _spread(numbers: IntArray, positions: IntArray, salt: np.uint32) -> Words:
+        return numbers.view(np.uint32) * _NUMBER + positions.view(np.uint32) * _POSITION + salt
