@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """The gate of a SwiGLU feed-forward layer, silu(gate) * up (Shazeer, "GLU Variants Improve Transformer", 2020).
 
 silu(x) = x / (1 + exp(-x)) (Elfwing, Uchibe and Doya, 2017).
@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-
 from schedtop.kernels.checks import (
     FLOATS,
     check_last_contiguous,

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-
 from schedtop.kernels import interpreted
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -68,9 +67,7 @@ def check_writable(name: str, tensor: torch.Tensor) -> None:
             raise ValueError(f"{name}: an axis has stride 0, so its elements share memory and cannot be written")
 
 
-def check_number(
-    name: str, value: float, *, above: float | None = None, at_least: float | None = None
-) -> None:
+def check_number(name: str, value: float, *, above: float | None = None, at_least: float | None = None) -> None:
     """Check that a Python number is finite and within its open or closed lower bound."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"{name}: expected a number, got {type(value).__name__}")

@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Write the keys and values of a step's tokens into the paged cache.
 
 A slot is the flat place of a token: slot = block * block_size + offset in the block (the paged layout of Kwon
@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-
 from schedtop.kernels.checks import (
     FLOATS,
     check_bounds,
@@ -70,7 +69,8 @@ def kv_write(
     """Copy each token's key and value to its slot, in place.
 
     key, value: [num_tokens, num_kv_heads, head_size], any strides but a contiguous last axis.
-    k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_size] with equal strides; a wider dtype is rounded to theirs.
+    k_cache, v_cache: [num_blocks, block_size, num_kv_heads, head_size] with equal strides. A wider dtype is
+        rounded to theirs.
     slot_mapping: int64 [num_tokens]; a negative slot marks padding, which is skipped. Two tokens must not
         share a slot: which of them stays would be left to chance.
     check_values: also check slots against the cache, which waits for the device.

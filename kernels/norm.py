@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Root-mean-square normalisation, alone or with the residual added first.
 
 y = x / sqrt(mean(x^2) + eps) * w (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019). Gemma
@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-
 from schedtop.kernels.checks import (
     FLOATS,
     check_last_contiguous,

@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Attention of a step's tokens over the paged cache, prefill chunks and decodes in one launch.
 
 softmax(scale * q k^T) v is computed tile by tile with a running maximum and sum (Milakov and Gimelshein,
@@ -19,9 +19,9 @@ from functools import lru_cache
 import torch
 import triton
 import triton.language as tl
-
 from schedtop.kernels import interpreted
 from schedtop.kernels.checks import (
+    FLOATS,
     check_batch_values,
     check_cache_pair,
     check_last_contiguous,
@@ -37,9 +37,7 @@ LOG2_E = math.log2(math.e)
 
 
 @triton.jit
-def _load_keys(
-    cache, places, live, masked: tl.constexpr, head_size: tl.constexpr, head_pad: tl.constexpr
-):
+def _load_keys(cache, places, live, masked: tl.constexpr, head_size: tl.constexpr, head_pad: tl.constexpr):
     """Load [keys, head_pad] of one head from the cache; `places` says where each key starts."""
     dims = tl.arange(0, head_pad)
     pointers = cache + places[:, None] + dims[None, :]
@@ -271,14 +269,15 @@ def _paged_attention(
             )
 
     # A padding row has seen no key: its sum is 0 and its output 0.
-    result = acc / tl.where(row_sum == 0.0, 1.0, row_sum)[:, None]
+    divisor = tl.where(row_sum == 0.0, 1.0, row_sum)
+    result = acc / divisor[:, None]
     if num_splits == 1:
         places = out + (tokens * out_token_stride + heads * out_head_stride)[:, None] + dims[None, :]
         tl.store(places, result.to(out.dtype.element_ty), mask=live)
     else:
         parts = (tokens * num_heads + heads) * num_splits + split
         tl.store(part_out + parts[:, None] * head_size + dims[None, :], result, mask=live)
-        lse = tl.where(row_sum == 0.0, float("-inf"), row_max + tl.log2(row_sum))
+        lse = tl.where(row_sum == 0.0, float("-inf"), row_max + tl.log2(divisor))
         tl.store(part_lse + parts, lse, mask=lane_ok)
 
 
@@ -419,11 +418,12 @@ def _check_shapes(
     query_start_loc: torch.Tensor,
     seq_lens: torch.Tensor,
 ) -> None:
-    check_tensor("query", query, shape=(None, None, None), dtypes=(k_cache.dtype,))
+    check_tensor("query", query, shape=(None, None, None), dtypes=FLOATS)
     check_runnable("query", query)
     check_last_contiguous("query", query)
     device = query.device
     check_cache_pair(k_cache, v_cache, device)
+    check_tensor("query", query, shape=query.shape, dtypes=(k_cache.dtype,))
     _, num_heads, head_size = query.shape
     num_kv_heads = k_cache.shape[2]
     if head_size != k_cache.shape[3]:

@@ -7,7 +7,6 @@ round. Nothing here is fast, and nothing here needs Triton.
 from __future__ import annotations
 
 import torch
-
 from schedtop.kernels.sampling_params import SamplingParams
 
 FLOAT64 = torch.float64
@@ -125,9 +124,7 @@ def rotate(
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
 
-def silu_mul(
-    gate: torch.Tensor, up: torch.Tensor, compute_dtype: torch.dtype = FLOAT64
-) -> torch.Tensor:
+def silu_mul(gate: torch.Tensor, up: torch.Tensor, compute_dtype: torch.dtype = FLOAT64) -> torch.Tensor:
     """silu(gate) * up."""
     wide = gate.to(compute_dtype)
     return wide * torch.sigmoid(wide) * up.to(compute_dtype)

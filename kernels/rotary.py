@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Rotary position embedding of queries and keys, in place.
 
 The pair (x_i, x_{i + half}) turns by the angle position * frequency_i (Su et al., "RoFormer", 2021, in the
@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-
 from schedtop.kernels.checks import (
     FLOATS,
     check_bounds,
@@ -22,9 +21,7 @@ from schedtop.kernels.checks import (
 )
 
 
-def cos_sin_table(
-    inverse_frequencies: torch.Tensor, num_positions: int, *, scaling: float = 1.0
-) -> torch.Tensor:
+def cos_sin_table(inverse_frequencies: torch.Tensor, num_positions: int, *, scaling: float = 1.0) -> torch.Tensor:
     """The table `rotary` reads: float32 [num_positions, rotary_size], cosines before sines.
 
     inverse_frequencies: [rotary_size / 2], radians per position. scaling: factor on both halves (YaRN's
@@ -109,9 +106,7 @@ def rotary(
     check_tensor("query", query, shape=(None, None, None), dtypes=FLOATS)
     check_runnable("query", query)
     num_tokens, num_heads, head_size = query.shape
-    check_tensor(
-        "key", key, shape=(num_tokens, None, head_size), dtypes=(query.dtype,), device=query.device
-    )
+    check_tensor("key", key, shape=(num_tokens, None, head_size), dtypes=(query.dtype,), device=query.device)
     for name, tensor in (("query", query), ("key", key)):
         check_last_contiguous(name, tensor)
         check_writable(name, tensor)

@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Choose each row's next token: greedily, or at random after temperature, min-p, top-k and top-p.
 
 All three filters keep the tokens whose gap to the largest logit, in units of temperature, is below some limit,
@@ -17,7 +17,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-
 from schedtop.kernels.checks import (
     FLOATS,
     check_bounds,
@@ -30,8 +29,9 @@ from schedtop.kernels.checks import (
 from schedtop.kernels.sampling_params import SamplingParams
 
 TILE_TOKENS = 8192
-# Bits of the largest finite float32, as the kernel's literal.
+# Bit pattern of the largest finite float32: a limit that only keeps out forbidden tokens.
 LARGEST_FINITE_BITS = tl.constexpr(0x7F7FFFFF)
+# Above every token id.
 NO_TOKEN = tl.constexpr(0x7FFFFFFF)
 
 
@@ -52,7 +52,7 @@ def _greedy(row_logits, vocab_size, tile: tl.constexpr):
         tokens = start + tl.arange(0, tile)
         logits = tl.load(row_logits + tokens, mask=tokens < vocab_size, other=float("-inf")).to(tl.float32)
         tile_best = tl.max(logits, 0)
-        tile_token = tl.min(tl.where(logits == tile_best, tokens, 0x7FFFFFFF), 0)
+        tile_token = tl.min(tl.where(logits == tile_best, tokens, NO_TOKEN), 0)
         # Strictly: of equal logits the earlier token stays.
         best_token = tl.where(tile_best > best, tile_token, best_token)
         best = tl.maximum(tile_best, best)
@@ -82,7 +82,7 @@ def _smallest_limit(
     Stops early once a single token lies between the bounds, for then both sides of it mean the same set.
     """
     high = limit_bits
-    high_count, high_mass = _measure(row_logits, high, largest, temperature, vocab_size, tile)
+    high_count, _ = _measure(row_logits, high, largest, temperature, vocab_size, tile)
     # A limit of -1 in bits is below every gap: nothing is inside.
     low = high * 0 - 1
     low_count = high_count * 0
@@ -109,9 +109,7 @@ def _waiting_times(seed, position, tokens):
 
 
 @triton.jit
-def _race(
-    row_logits, limit_bits, seed, position, largest, temperature, vocab_size, tile: tl.constexpr
-):
+def _race(row_logits, limit_bits, seed, position, largest, temperature, vocab_size, tile: tl.constexpr):
     """The token within the limit that arrives first; of equals the earlier one."""
     limit = limit_bits.to(tl.float32, bitcast=True)
     best = tl.full((), float("-inf"), dtype=tl.float32)
@@ -121,7 +119,7 @@ def _race(
         scores = -gaps - tl.log(_waiting_times(seed, position, tokens))
         scores = tl.where(gaps <= limit, scores, float("-inf"))
         tile_best = tl.max(scores, 0)
-        tile_token = tl.min(tl.where(scores == tile_best, tokens, 0x7FFFFFFF), 0)
+        tile_token = tl.min(tl.where(scores == tile_best, tokens, NO_TOKEN), 0)
         best_token = tl.where(tile_best > best, tile_token, best_token)
         best = tl.maximum(tile_best, best)
     return best_token
@@ -147,16 +145,14 @@ def _sample(
     temperature = tl.load(temperatures + row)
     largest, token = _greedy(row_logits, vocab_size, tile)
     if temperature > 0.0:
-        limit_bits = tl.full((), 0x7F7FFFFF, dtype=tl.int32)
+        limit_bits = tl.full((), LARGEST_FINITE_BITS, dtype=tl.int32)
         min_p = tl.load(min_ps + row)
         if min_p > 0.0:
             # Without its sign bit, for min_p = 1 gives -0.0, whose bits order below every gap.
             limit_bits = (-tl.log(min_p)).to(tl.int32, bitcast=True) & 0x7FFFFFFF
         top_k = tl.load(top_ks + row)
         if (top_k > 0) & (top_k < vocab_size):
-            limit_bits = _smallest_limit(
-                row_logits, limit_bits, top_k, 0.0, largest, temperature, vocab_size, tile
-            )
+            limit_bits = _smallest_limit(row_logits, limit_bits, top_k, 0.0, largest, temperature, vocab_size, tile)
         top_p = tl.load(top_ps + row)
         if top_p < 1.0:
             _, mass = _measure(row_logits, limit_bits, largest, temperature, vocab_size, tile)

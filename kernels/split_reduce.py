@@ -1,4 +1,4 @@
-# mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Join the parts that split attention leaves: softmax over the parts' log-sums weighs their outputs.
 
 With lse_i the log2 of part i's sum of exponentials and o_i its normalised output,
@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-
 from schedtop.kernels.checks import check_contiguous, check_last_contiguous, check_tensor
 
 
@@ -64,9 +63,7 @@ def split_reduce(
     check_contiguous("part_out", part_out)
     check_contiguous("part_lse", part_lse)
     check_tensor("query_start_loc", query_start_loc, shape=(None,), dtypes=(torch.int32,), device=part_out.device)
-    check_tensor(
-        "out", out, shape=(num_tokens, num_heads, head_size), dtypes=(out.dtype,), device=part_out.device
-    )
+    check_tensor("out", out, shape=(num_tokens, num_heads, head_size), dtypes=(out.dtype,), device=part_out.device)
     check_last_contiguous("out", out)
     _split_reduce[(num_tokens, num_heads)](
         part_out,
