@@ -38,11 +38,11 @@ def open_source(
         importlib.import_module(module)
     path = Path(spec.source)
     try:
-        if path.is_dir():
-            raise ConfigError(f"workload {spec.source}: a folder; name a trace file: {accepted_files()}")
-        exists = path.exists()
+        exists, is_dir = path.exists(), path.is_dir()
     except (OSError, ValueError):
-        exists = False
+        exists = is_dir = False
+    if is_dir:
+        raise ConfigError(f"workload {spec.source}: a folder; name a trace file: {accepted_files()}")
     if not exists:
         names = ", ".join(preset.name for preset in PRESETS)
         raise ConfigError(

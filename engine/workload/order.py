@@ -22,7 +22,7 @@ class ByArrival:
     reported to the tally as a bad row.
     """
 
-    def __init__(self, rows: Iterator[TraceRow], tally: Tally, window: int = WINDOW_ROWS) -> None:
+    def __init__(self, rows: Iterator[TraceRow], tally: Tally, window: int) -> None:
         self.inversions = 0
         self._rows = self._counted(rows)
         self._tally = tally

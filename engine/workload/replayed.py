@@ -33,7 +33,7 @@ def trace_source(path: Path, spec: WorkloadSpec, block_size: int, build: Callabl
     _check_fit(path, trace, spec)
     width = spec.prefix_block_tokens or trace.block_tokens
     rows = _watched(trace.rows, width, tally)
-    order = ByArrival(rows, tally)
+    order = ByArrival(rows, tally, WINDOW_ROWS)
     selected = islice(_timed(order, spec) if trace.timed else _poisson(rows, spec.seed), spec.limit)
     ahead = list(islice(selected, WINDOW_ROWS + 1))
     if not ahead:
