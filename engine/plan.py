@@ -63,7 +63,8 @@ class StepResult:
 
     `sampled` (rows, width) int32: the outputs of each row; `num_sampled` (rows,) how many of them count: 0
     where the plan does not sample, otherwise accepted drafts + 1. `drafts`/`num_drafts`: proposals for the next
-    step. `elapsed_s`: time the device took; None on a real device, whose time is measured.
+    step. `elapsed_s`: time the device took; None on a real device, whose time is measured. `texts`: output text that
+    became certain in this step, by request number; `stopped`: numbers whose last output completed a stop string.
     """
 
     sampled: IntArray
@@ -72,6 +73,7 @@ class StepResult:
     num_drafts: IntArray | None = None
     elapsed_s: float | None = None
     texts: dict[int, str] = field(default_factory=dict)
+    stopped: list[int] = field(default_factory=list)
 
 
 class Worker(Protocol):

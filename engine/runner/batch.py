@@ -1,0 +1,91 @@
+"""A step's work as one flattened batch: prefill chunks and decodes of different requests side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from schedtop.engine.plan import IntArray, StepPlan
+from schedtop.engine.runner.rows import Rows, SlotArray
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The input of one forward, T tokens of R rows, each row's tokens one after the other.
+
+    On the device: `token_ids`, `positions`, `slot_mapping` int64 [T]; `query_start_loc` int32 [R + 1] and
+    `seq_lens` int32 [R], tokens in a row's cache after this step; `block_table` int32 [R, columns];
+    `logit_tokens` int64 [N], the tokens whose logits are wanted, or None for none. On the host: `query_lens`,
+    `contexts` (tokens of a row before this step) and `blocks`, a copy of the table, all int32.
+    """
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    query_start_loc: torch.Tensor
+    seq_lens: torch.Tensor
+    block_table: torch.Tensor
+    logit_tokens: torch.Tensor | None
+    query_lens: IntArray
+    contexts: IntArray
+    blocks: IntArray
+
+    @property
+    def num_tokens(self) -> int:
+        return self.token_ids.shape[0]
+
+    @property
+    def max_query_len(self) -> int:
+        return int(self.query_lens.max())
+
+    @property
+    def max_seq_len(self) -> int:
+        return int((self.contexts + self.query_lens).max())
+
+
+def build_batch(plan: StepPlan, rows: Rows, slots: SlotArray, device: torch.device) -> Batch:
+    """The flattened batch of a plan whose rows lie in `slots`. Draft tokens are written into `rows` on the way."""
+    ends = plan.computed + plan.tokens
+    if plan.draft_token_ids is not None:
+        drafts = np.maximum(plan.draft_token_ids, 0)
+        rows.write(slots, ends - plan.drafts, drafts, plan.drafts)
+    start_loc = np.zeros(len(slots) + 1, dtype=np.int32)
+    np.cumsum(plan.tokens, out=start_loc[1:])
+    row_of = np.repeat(np.arange(len(slots)), plan.tokens)
+    positions = np.arange(start_loc[-1]) - start_loc[row_of] + plan.computed[row_of]
+    slot_of = slots[row_of]
+    block_size = rows.block_size
+    block_of = rows.blocks[slot_of, positions // block_size].astype(np.int64)
+    columns = -(-int(ends.max()) // block_size)
+    blocks = rows.blocks[slots, :columns]
+
+    def to_device(array: np.ndarray) -> torch.Tensor:  # type: ignore[type-arg]
+        tensor = torch.from_numpy(array)
+        if device.type == "cpu":
+            return tensor
+        return tensor.pin_memory().to(device, non_blocking=True)
+
+    wanted = _logit_tokens(plan, start_loc)
+    return Batch(
+        token_ids=to_device(rows.token_ids[slot_of, positions].astype(np.int64)),
+        positions=to_device(positions),
+        slot_mapping=to_device(block_of * block_size + positions % block_size),
+        query_start_loc=to_device(start_loc),
+        seq_lens=to_device(ends),
+        block_table=to_device(blocks),
+        logit_tokens=to_device(wanted) if wanted.size else None,
+        query_lens=plan.tokens,
+        contexts=plan.computed,
+        blocks=blocks,
+    )
+
+
+def _logit_tokens(plan: StepPlan, start_loc: IntArray) -> SlotArray:
+    """The last token of every sampling row and the drafts before it, row by row."""
+    if plan.draft_token_ids is None:
+        return start_loc[1:][plan.samples].astype(np.intp) - 1
+    counts = np.where(plan.samples, plan.drafts + 1, 0)
+    row_of = np.repeat(np.arange(len(counts)), counts)
+    places = np.arange(row_of.size) - (np.cumsum(counts) - counts)[row_of]
+    return start_loc[1:][row_of] - counts[row_of] + places

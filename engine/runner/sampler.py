@@ -1,0 +1,100 @@
+"""From logits to token ids. A token depends on its request's logits, seed and position alone, not on the batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from schedtop.engine.config import ConfigError
+from schedtop.engine.plan import IntArray
+from schedtop.engine.request import SamplingParams
+
+GREEDY = SamplingParams()
+
+
+def check_sampling(params: SamplingParams) -> SamplingParams:
+    """`params` itself if every value can be used; raises `ConfigError` naming the first that cannot."""
+    rules = (
+        ("temperature", 0 <= params.temperature < float("inf"), "at least 0 (0 is greedy)"),
+        ("top_k", params.top_k >= 0, "at least 0 (0 is off)"),
+        ("top_p", 0 < params.top_p <= 1, "above 0 and at most 1"),
+        ("min_p", 0 <= params.min_p <= 1, "from 0 to 1"),
+    )
+    for name, holds, wanted in rules:
+        if not holds:
+            raise ConfigError(f"{name}={getattr(params, name)}: must be {wanted}")
+    if any(not stop for stop in params.stop):
+        raise ConfigError("stop: an empty stop string would end every request at once")
+    return params
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """What each row of M sampled logits is drawn with, on the host: float64 but `top_k`, which is int64."""
+
+    temperature: npt.NDArray[np.float64]
+    top_k: npt.NDArray[np.int64]
+    top_p: npt.NDArray[np.float64]
+    min_p: npt.NDArray[np.float64]
+    uniform: npt.NDArray[np.float64]
+
+
+def make_draws(params: list[SamplingParams], seeds: list[int], positions: IntArray) -> Draws:
+    """Draws for one token each: `positions` are the places the tokens will take in their sequences."""
+    return Draws(
+        temperature=np.array([p.temperature for p in params]),
+        top_k=np.array([p.top_k for p in params], dtype=np.int64),
+        top_p=np.array([p.top_p for p in params]),
+        min_p=np.array([p.min_p for p in params]),
+        uniform=uniform(np.array([seed & (2**64 - 1) for seed in seeds], dtype=np.uint64), positions),
+    )
+
+
+def uniform(seeds: npt.NDArray[np.uint64], positions: IntArray) -> npt.NDArray[np.float64]:
+    """Numbers in [0, 1), a function of seed and position: splitmix64 (Steele et al., OOPSLA 2014), twice."""
+    x = _splitmix(_splitmix(seeds) + positions.astype(np.uint64))
+    return (x >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _splitmix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    x = x + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def sample(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """One token id for each row of `logits` [M, vocab]: int64 [M].
+
+    Temperature, then top-k, then top-p of what is left, then min-p; the draw inverts the cumulative distribution
+    in vocabulary order, where near-equal logits cannot change places.
+    """
+
+    def column(values: npt.NDArray[np.generic]) -> torch.Tensor:
+        return torch.from_numpy(values).to(logits.device)[:, None]
+
+    scaled = logits.double() / column(draws.temperature)
+    if draws.top_k.any() or (draws.top_p < 1).any():
+        kept = _top_kept(scaled, column(draws.top_k), column(draws.top_p))
+        scaled.masked_fill_(~kept, float("-inf"))
+    weights = torch.softmax(scaled, -1)
+    if draws.min_p.any():
+        floor = column(draws.min_p) * weights.amax(-1, keepdim=True)
+        weights.masked_fill_(weights < floor, 0.0)
+    ladder = weights.cumsum(-1)
+    place = torch.searchsorted(ladder, column(draws.uniform) * ladder[:, -1:], right=True)
+    return place.clamp_(max=logits.shape[-1] - 1)[:, 0]
+
+
+def _top_kept(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Which tokens top-k and then top-p keep: bool, as `scaled`. The likeliest token always stays."""
+    ordered, ids = scaled.sort(-1, descending=True, stable=True)
+    rank = torch.arange(scaled.shape[-1], device=scaled.device)
+    ordered.masked_fill_((rank >= top_k) & (top_k > 0), float("-inf"))
+    mass = torch.softmax(ordered, -1)
+    before = mass.cumsum(-1) - mass
+    # A cap of 1 keeps all, whatever rounding makes of the sum.
+    stays = ((before < top_p) | (top_p >= 1)) & (ordered > float("-inf"))
+    return torch.zeros_like(stays).scatter_(-1, ids, stays)

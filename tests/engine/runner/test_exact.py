@@ -1,0 +1,78 @@
+"""Greedy outputs are those of transformers.generate, token for token, whatever the batch goes through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+ROUTES = [
+    *(
+        (name, "lean")
+        for name in ("llama", "llama-bias", "llama-yarn", "qwen2", "qwen2-window", "qwen3", "mistral")
+    ),
+    *((name, "general") for name in ("llama", "qwen2-window", "qwen3", "mistral", "smollm3")),
+]
+each_route = pytest.mark.parametrize(("name", "route"), ROUTES)
+
+
+def expected(lab: Any, name: str, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
+    reference = lab.reference(name)
+    return [reference(prompt, max_tokens) for prompt in prompts]
+
+
+@each_route
+def test_chunks_beside_decodes(lab: Any, name: str, route: str) -> None:
+    prompts = lab.prompts(6, seed=1, low=3, high=90)
+    served = lab.serve(name, route, max_num_batched_tokens=24)
+    for prompt in prompts:
+        served.add(prompt, 12)
+    assert served.run() == expected(lab, name, prompts, 12)
+    assert served.chunked and served.mixed
+
+
+@each_route
+def test_prefix_hits(lab: Any, name: str, route: str) -> None:
+    prompts = lab.prompts(6, seed=2, shared=40, high=20)
+    served = lab.serve(name, route)
+    outputs = []
+    for prompt in prompts:
+        served.add(prompt, 8)
+        outputs = served.run()
+    assert outputs == expected(lab, name, prompts, 8)
+    assert served.cached
+
+
+@each_route
+def test_preemption_and_resumption(lab: Any, name: str, route: str) -> None:
+    prompts = lab.prompts(8, seed=3, shared=16, low=10, high=40)
+    # A window releases blocks, so it takes a smaller pool to run out.
+    served = lab.serve(name, route, num_blocks=13 if name == "mistral" else 20, max_num_batched_tokens=32)
+    for prompt in prompts:
+        served.add(prompt, 40)
+    assert served.run() == expected(lab, name, prompts, 40)
+    assert served.preemptions
+
+
+@each_route
+def test_speculation(lab: Any, name: str, route: str) -> None:
+    prompts = [prompt * 4 for prompt in lab.prompts(5, seed=4, low=4, high=12)]
+    served = lab.serve(name, route, num_speculative_tokens=4, max_num_batched_tokens=40)
+    for prompt in prompts:
+        served.add(prompt, 48)
+    assert served.run() == expected(lab, name, prompts, 48)
+    assert served.accepted
+
+
+def test_arrivals_and_aborts_between_steps(lab: Any) -> None:
+    prompts = lab.prompts(10, seed=5, shared=24)
+    served = lab.serve("llama", num_blocks=40)
+    for index, prompt in enumerate(prompts):
+        served.add(prompt, 20)
+        served.step()
+        if index == 4:
+            served.scheduler.abort(served.requests[3].number, 0.0)
+    outputs = served.run()
+    wanted = expected(lab, "llama", prompts, 20)
+    assert outputs[3] == wanted[3][: len(outputs[3])]
+    assert [o for i, o in enumerate(outputs) if i != 3] == [w for i, w in enumerate(wanted) if i != 3]
