@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 import msgspec
@@ -167,7 +168,7 @@ class Observer:
             waiting=len(state.waiting),
             oldest_wait_s=None if oldest_s is None else now_s - oldest_s,
             blocks=self.blocks(),
-            changed_blocks=np.array(state.kv.pool.drain_changes(), dtype=np.int32).tobytes(),
+            changed_blocks=array("i", state.kv.pool.drain_changes()).tobytes(),
             arrivals=self._arrivals,
             refusals=self._refusals,
             knobs=self._knobs,
@@ -249,7 +250,7 @@ class Observer:
         draft = self.scheduler.draft
         pairs = [*draft.new_blocks.items()]
         pairs += [(started.request.number, started.block_table) for started in draft.started]
-        return [(number, np.array(blocks, dtype=np.int32).tobytes()) for number, blocks in pairs]
+        return [(number, array("i", blocks).tobytes()) for number, blocks in pairs]
 
     def snapshot(self, clock_s: float, knobs: dict[str, object], knobs_version: int, paused: bool) -> Snapshot:
         """The whole present state. Walks every request: for a joining console, not for every step."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import sha256
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,10 +38,10 @@ class SamplingParams:
 class Request:
     """One request. While it runs, its counters live in the scheduler's table; at rest they are here.
 
-    `block_ids` is its block table (-1: released before the attention window), `block_keys` the chained keys of its
-    full blocks, of which the first `num_registered` are in the prefix cache. `high_water`: most tokens it ever had
-    computed. `gaps_s`: one float per output, NaN where an output was not a delivery of its own.
     `prompt_token_ids` is int32; `stop_token_ids` end it when sampled; times are seconds on the engine's clock.
+    `block_ids` is its block table (-1: released before the attention window); `block_keys` are the keys of its full
+    blocks, whose tokens `key_hasher` has seen; the first `num_registered` are in the prefix cache. `high_water`:
+    most tokens it ever had computed. `gaps_s`: one float per output, NaN where it was no delivery of its own.
     """
 
     id: str
@@ -57,6 +59,7 @@ class Request:
     output_token_ids: array[int] = field(default_factory=lambda: array("i"))
     block_ids: list[int] = field(default_factory=list)
     block_keys: list[bytes] = field(default_factory=list)
+    key_hasher: Any = field(default_factory=sha256)
     num_registered: int = 0
     num_released: int = 0
     num_preemptions: int = 0

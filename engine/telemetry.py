@@ -76,7 +76,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
     """Base of all that crosses a channel or lies in a recording."""
 
 
-class Arrival(Message):
+class Arrival(Message, frozen=True):
     """A request the scheduler received. `prefix_keys` joins 8-byte digests, one per full prompt block."""
 
     number: int
@@ -90,7 +90,7 @@ class Arrival(Message):
     preview: str = ""
 
 
-class Admission(Message):
+class Admission(Message, frozen=True):
     """A request taken from the queue. `cached_tokens` came from the prefix cache."""
 
     number: int
@@ -99,7 +99,7 @@ class Admission(Message):
     resumed: bool = False
 
 
-class Refusal(Message):
+class Refusal(Message, frozen=True):
     """A request turned away at submission, with what it needs and what there is."""
 
     number: int
@@ -109,7 +109,7 @@ class Refusal(Message):
     capacity: int | None = None
 
 
-class Finish(Message):
+class Finish(Message, frozen=True):
     """A request that ended, with the figures of its life (None where it has none)."""
 
     number: int
@@ -125,7 +125,7 @@ class Finish(Message):
     recomputed_tokens: int = 0
 
 
-class Preemption(Message):
+class Preemption(Message, frozen=True):
     """One line of the preemption ledger. `usage_*` are shares of the pool; `was_planned`: already in the step."""
 
     number: int
@@ -139,7 +139,7 @@ class Preemption(Message):
     loop: bool = False
 
 
-class Head(Message):
+class Head(Message, frozen=True):
     """Why the head of the queue waits. `need`, `have` and `reserve` are blocks, tokens or requests by reason."""
 
     number: int
@@ -151,7 +151,7 @@ class Head(Message):
     since_s: float | None = None
 
 
-class KnobChange(Message):
+class KnobChange(Message, frozen=True):
     """A limit changed at this step. `by` says who (a key, a command, a schedule)."""
 
     name: str
@@ -160,7 +160,7 @@ class KnobChange(Message):
     by: str = ""
 
 
-class Blocks(Message):
+class Blocks(Message, frozen=True):
     """The pool after scheduling: the four classes add up to it. `stored_tokens` lie in held and shared blocks."""
 
     held: int
@@ -171,7 +171,7 @@ class Blocks(Message):
     watermark: int
 
 
-class Totals(Message):
+class Totals(Message, frozen=True):
     """Counters since the session began, so that a gap in the records loses no total."""
 
     steps: int = 0
@@ -196,13 +196,14 @@ class Totals(Message):
     busy_s: float = 0.0
 
 
-class StepRecord(Message, tag=1):
+class StepRecord(Message, tag=1, frozen=True):
     """One step of the engine, whole. A record with `executed` false carries events of an idle engine.
 
     `rows` is an int32 matrix (`len(ROW_FIELDS)`, rows), every running request in order, admitted ones last;
     `itl_s` float32, one per row, NaN where the step delivered no second or later output. `tables` gives block ids
     (int32) appended to a request's table, or the whole table at an admission. `schedule_s` and `update_s` are None
-    on a simulated clock, where they are part of the device's cost. `changed_blocks` is int32 `block * 4 + BlockClass`.
+    on a simulated clock, where they are part of the device's cost. `changed_blocks` is int32
+    `block * 4 + BlockClass`.
     """
 
     seq: int
@@ -243,7 +244,7 @@ class StepRecord(Message, tag=1):
     totals: Totals
 
 
-class RequestState(Message):
+class RequestState(Message, frozen=True):
     """A live request inside a snapshot. `table` is its block ids, int32."""
 
     arrival: Arrival
@@ -260,7 +261,7 @@ class RequestState(Message):
     requeued_s: float = 0.0
 
 
-class Header(Message, tag=2):
+class Header(Message, tag=2, frozen=True):
     """Opens a channel and a recording: which engine this is. `config` and `workload` are plain JSON values."""
 
     protocol: int
@@ -279,7 +280,7 @@ class Header(Message, tag=2):
     source: str = "embedded"
 
 
-class Snapshot(Message, tag=3):
+class Snapshot(Message, tag=3, frozen=True):
     """The whole present state: sent when a console joins or lost records, and as a recording's keyframe."""
 
     seq: int
@@ -296,28 +297,28 @@ class Snapshot(Message, tag=3):
     dropped: int = 0
 
 
-class Stage(Message, tag=4):
+class Stage(Message, tag=4, frozen=True):
     """What the engine is doing before it can serve."""
 
     name: str
     elapsed_s: float
 
 
-class Notice(Message, tag=5):
+class Notice(Message, tag=5, frozen=True):
     """One line for the operator: something went wrong, or was adjusted, and serving goes on."""
 
     level: str
     text: str
 
 
-class TextDelta(Message, tag=6):
+class TextDelta(Message, tag=6, frozen=True):
     """Output text of a request as it grows."""
 
     number: int
     text: str
 
 
-class Reply(Message, tag=7):
+class Reply(Message, tag=7, frozen=True):
     """The answer to one command."""
 
     command: int
@@ -327,7 +328,7 @@ class Reply(Message, tag=7):
     warnings: list[str] = []
 
 
-class Bye(Message, tag=8):
+class Bye(Message, tag=8, frozen=True):
     """The engine ends, and why; nothing follows."""
 
     reason: str
@@ -379,11 +380,11 @@ def describe_head(head: Head) -> str:
     return head.reason.replace("_", " ")
 
 
-class Command(Message):
+class Command(Message, frozen=True):
     """Base of what a console may ask. `id` is chosen by the sender and returned in the `Reply`."""
 
 
-class SetKnobs(Command, tag=101):
+class SetKnobs(Command, tag=101, frozen=True):
     """Change limits. Refused as a whole if any value is refused or `expected_version` is not the present one.
 
     `expected_version` None skips the check. `dry_run` only answers with the warnings.
@@ -396,39 +397,39 @@ class SetKnobs(Command, tag=101):
     dry_run: bool = False
 
 
-class Pause(Command, tag=102):
+class Pause(Command, tag=102, frozen=True):
     """Stop stepping. On a real clock arrivals keep queueing; a simulated clock stands still."""
 
     id: int
 
 
-class Resume(Command, tag=103):
+class Resume(Command, tag=103, frozen=True):
     """Go on stepping."""
 
     id: int
 
 
-class StepOnce(Command, tag=104):
+class StepOnce(Command, tag=104, frozen=True):
     """Run one step while paused."""
 
     id: int
 
 
-class Abort(Command, tag=105):
+class Abort(Command, tag=105, frozen=True):
     """End one request by number."""
 
     id: int
     number: int
 
 
-class Drain(Command, tag=106):
+class Drain(Command, tag=106, frozen=True):
     """Take no new requests; the engine ends when nothing is in flight, or at once if `now`."""
 
     id: int
     now: bool = False
 
 
-class Join(Command, tag=107):
+class Join(Command, tag=107, frozen=True):
     """First message of a console: its protocol version. The engine answers with `Header` and `Snapshot`."""
 
     id: int

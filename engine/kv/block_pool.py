@@ -38,17 +38,17 @@ class BlockPool:
 
     def take(self, count: int) -> list[int] | None:
         """The next `count` free blocks, each referenced once and without a key; None if there are too few."""
-        free = self._free
+        free, keys, refs = self._free, self._keys, self._refs
         if count > len(free):
             return None
-        blocks = [free.popitem(last=False)[0] for _ in range(count)]
-        for block in blocks:
-            key = self._keys[block]
-            if key is not None:
-                self.index.remove(key, block)
-                self._keys[block] = None
+        blocks = []
+        for _ in range(count):
+            block, _ = free.popitem(last=False)
+            refs[block] = 1
+            if keys[block] is not None:
+                self.forget(block)
                 self.num_cached_free -= 1
-            self._refs[block] = 1
+            blocks.append(block)
         self._changed += blocks
         return blocks
 
@@ -65,19 +65,17 @@ class BlockPool:
             self._refs[block] = refs + 1
             self._changed.append(block)
 
-    def release(self, blocks: Iterable[int]) -> int:
+    def release(self, blocks: list[int]) -> int:
         """Drop one reference from each block, in this order; returns how many became free.
 
         Freed blocks without a key go to the front of the queue, those with one to the back, each group in the
         order given: worthless blocks are taken first, the least recently freed prefix next.
         """
         refs, keys, free = self._refs, self._keys, self._free
+        num_free = len(free)
         front: list[int] = []
-        num_back = 0
         for block in blocks:
-            self._changed.append(block)
-            left = refs[block] - 1
-            refs[block] = left
+            left = refs[block] = refs[block] - 1
             if left:
                 self.num_extra_refs -= 1
                 self.num_shared -= left == 1
@@ -85,20 +83,21 @@ class BlockPool:
                 front.append(block)
             else:
                 free[block] = None
-                num_back += 1
+        self.num_cached_free += len(free) - num_free
         for block in reversed(front):
             free[block] = None
             free.move_to_end(block, last=False)
-        self.num_cached_free += num_back
-        return len(front) + num_back
+        self._changed += blocks
+        return len(free) - num_free
 
     def register(self, block: int, key: bytes) -> None:
-        """Give a held block without a key its prefix-cache entry."""
-        self._keys[block] = key
-        self.index.add(key, block)
+        """Give a held block without a key its prefix-cache entry; -1, a released block, is passed over."""
+        if block >= 0:
+            self._keys[block] = key
+            self.index.add(key, block)
 
     def forget(self, block: int) -> None:
-        """Take a held block's prefix-cache entry away."""
+        """Take a block's prefix-cache entry away."""
         key = self._keys[block]
         if key is not None:
             self.index.remove(key, block)
@@ -116,15 +115,12 @@ class BlockPool:
     def drain_changes(self) -> list[int]:
         """Blocks touched since the last call, once each, packed as `block * 4 + BlockClass`."""
         refs, keys = self._refs, self._keys
-        packed = []
-        for block in set(self._changed):
-            count = refs[block]
-            if count:
-                packed.append(block * 4 + (3 if count > 1 else 2))
-            else:
-                packed.append(block * 4 + (keys[block] is not None))
-        self._changed.clear()
-        return packed
+        touched = set(self._changed)
+        self._changed = []
+        return [
+            block * 4 + ((3 if refs[block] > 1 else 2) if refs[block] else (keys[block] is not None))
+            for block in touched
+        ]
 
     def discard_changes(self) -> None:
         """Forget the touched blocks without looking at them."""

@@ -114,6 +114,19 @@ class KVManager:
         request.num_registered = len(hit.blocks)
         request.num_released = 0
 
+    def grow(self, request: Request, num_tokens: int) -> list[int] | None:
+        """Give a running request slots for `num_tokens` tokens in all.
+
+        Returns the blocks it got (none if it has enough); None, and nothing taken, if too few are free.
+        """
+        need = -(-num_tokens // self.block_size) - len(request.block_ids)
+        if need <= 0:
+            return []
+        blocks = self.pool.take(need)
+        if blocks is not None:
+            request.block_ids += blocks
+        return blocks
+
     def release_before_window(self, request: Request, num_computed: int) -> None:
         """Replace blocks that no later token can attend to by -1."""
         if self.window is None:
@@ -126,22 +139,25 @@ class KVManager:
         dropped = request.block_ids[start:end]
         request.block_ids[start:end] = [-1] * (end - start)
         request.num_released = end
-        self.pool.release(block for block in reversed(dropped) if block >= 0)
+        self.pool.release([block for block in reversed(dropped) if block >= 0])
 
     def register(self, request: Request, num_full_blocks: int) -> None:
         """Give the first `num_full_blocks` blocks their cache entries: they will be full after this step."""
         if not self.caching or num_full_blocks <= request.num_registered:
             return
-        extend_keys(request, num_full_blocks, self.block_size)
-        blocks, keys = request.block_ids, request.block_keys
+        if num_full_blocks > len(request.block_keys):
+            extend_keys(request, num_full_blocks, self.block_size)
+        register, blocks, keys = self.pool.register, request.block_ids, request.block_keys
         for index in range(request.num_registered, num_full_blocks):
-            if blocks[index] >= 0:
-                self.pool.register(blocks[index], keys[index])
+            register(blocks[index], keys[index])
         request.num_registered = num_full_blocks
 
     def free(self, request: Request) -> int:
         """Give back all blocks, last first; returns how many became free."""
-        freed = self.pool.release([block for block in reversed(request.block_ids) if block >= 0])
+        blocks = request.block_ids[::-1]
+        if self.window is not None:
+            blocks = [block for block in blocks if block >= 0]
+        freed = self.pool.release(blocks)
         request.block_ids = []
         request.num_registered = 0
         request.num_released = 0

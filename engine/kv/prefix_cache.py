@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from hashlib import sha256
-
 from schedtop.engine.request import Request
 
 
 def extend_keys(request: Request, num_blocks: int, block_size: int) -> None:
     """Extend `request.block_keys` to its first `num_blocks` blocks, all of whose tokens must be known.
 
-    A key is SHA-256 over the previous key and the block's tokens, so equal keys mean equal prefixes.
+    A key is the SHA-256 of all tokens up to the block's end, so equal keys mean equal prefixes.
     """
-    keys = request.block_keys
-    previous = keys[-1] if keys else b""
-    for index in range(len(keys), num_blocks):
-        start = index * block_size
-        previous = sha256(previous + request.token_bytes(start, start + block_size)).digest()
-        keys.append(previous)
+    keys, hasher = request.block_keys, request.key_hasher
+    start = len(keys) * block_size
+    tokens = request.token_bytes(start, num_blocks * block_size)
+    width = 4 * block_size
+    for place in range(0, len(tokens), width):
+        hasher.update(tokens[place : place + width])
+        keys.append(hasher.digest())
+
+
+def append_key(request: Request, tokens: bytes) -> None:
+    """Extend `request.block_keys` by one block, given its tokens as int32 bytes."""
+    request.key_hasher.update(tokens)
+    request.block_keys.append(request.key_hasher.digest())
 
 
 class PrefixIndex:

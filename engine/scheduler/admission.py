@@ -10,7 +10,7 @@ from schedtop.engine.scheduler.queues import urgency
 from schedtop.engine.scheduler.settle import end_request
 from schedtop.engine.scheduler.state import Draft, State
 from schedtop.engine.scheduler.submission import step_room
-from schedtop.engine.telemetry import Admission, FinishReason, Head, Limiter, RowFlag
+from schedtop.engine.telemetry import Admission, FinishReason, Head, Limiter
 
 
 class AdmissionPass:
@@ -130,11 +130,10 @@ class AdmissionPass:
         row = state.table.append(request, hit.num_tokens, stop_at(state, request))
         num_full = min(hit.num_tokens + chunk, request.num_tokens) // state.kv.block_size
         state.kv.register(request, num_full)
-        state.table.num_full[row] = num_full
+        state.table.next_full[row] = (num_full + 1) * state.kv.block_size
         state.table.tokens[row] = chunk
         state.table.num_spec[row] = drafts
         state.table.draft_ids[row] = -1
-        state.table.flags[row] = RowFlag.RESUMED if resumed else RowFlag.NEW
         draft.admissions.append(Admission(request.number, hit.num_tokens, waited_s, resumed))
         draft.started.append(Started(row, request, request.block_ids, resumed))
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
+from schedtop.engine.kv.prefix_cache import append_key
 from schedtop.engine.scheduler.preemption import pick_victim, preempt
 from schedtop.engine.scheduler.state import Draft, State
+from schedtop.engine.scheduler.table import IntArray, RowArray
 from schedtop.engine.telemetry import Limiter
+
+BoolArray = npt.NDArray[np.bool_]
 
 
 def run_pass(state: State, draft: Draft) -> None:
@@ -19,27 +24,29 @@ def run_pass(state: State, draft: Draft) -> None:
 def _plan_tokens(state: State, draft: Draft, first: int) -> None:
     """Give rows from `first` on as many tokens as their gaps want and the budgets leave."""
     table, limits, size = state.table, state.limits, state.table.size
+    slots = state.config.draft_slots
     computed = table.num_computed[first:size]
-    wanted = table.num_tokens[first:size] + table.num_spec[first:size] - computed
+    wanted = table.tokens[first:size]
+    np.subtract(table.num_tokens[first:size], computed, out=wanted)
+    if table.num_spec[first:size].any():
+        wanted += table.num_spec[first:size]
+        # Only drafts can reach past the model's length: everything else ends before.
+        np.minimum(wanted, state.config.max_model_len - 1 - computed, out=wanted)
     cap = state.chunk_cap()
     if cap is not None:
         np.minimum(wanted, cap, out=wanted)
-    np.minimum(wanted, state.config.max_model_len - 1 - computed, out=wanted)
-    np.maximum(wanted, 0, out=wanted)
-    slots = state.config.draft_slots
-    given = table.tokens[:first]
-    token_left = limits.token_budget - int(given.sum())
-    input_left = limits.input_budget - int(given.sum()) - slots * int(np.count_nonzero(given))
+    token_left, input_left = limits.token_budget, limits.input_budget
+    if first:
+        given = table.tokens[:first]
+        token_left -= int(given.sum())
+        input_left -= int(given.sum()) + slots * int(np.count_nonzero(given))
     total = int(wanted.sum())
     draft.limiter = Limiter.NONE
-    if total > token_left or total + slots * int(np.count_nonzero(wanted)) > input_left:
+    if total > token_left or total + slots * (size - first) > input_left:
         draft.limiter = _cut(wanted, token_left, input_left, slots)
-    table.tokens[first:size] = wanted
 
 
-def _cut(
-    wanted: np.ndarray[tuple[int], np.dtype[np.int32]], token_left: int, input_left: int, slots: int
-) -> Limiter:
+def _cut(wanted: IntArray, token_left: int, input_left: int, slots: int) -> Limiter:
     """Shorten the first row that the budgets cannot serve whole, and give nothing to those behind it."""
     active = wanted > 0
     before = np.cumsum(wanted) - wanted
@@ -58,40 +65,90 @@ def _take_blocks(state: State, draft: Draft, first: int) -> int | None:
     Returns the row to plan again from after a preemption changed what follows; None when the pass is over.
     """
     table, kv, size = state.table, state.kv, state.table.size
-    block = kv.block_size
-    tokens = table.tokens[first:size]
-    end = table.num_computed[first:size] + tokens
-    need = (end + (block - 1)) // block - table.num_blocks[first:size]
-    full = np.minimum(end, table.num_tokens[first:size]) // block
-    busy = tokens > 0
-    touched = ((need > 0) | (full > table.num_full[first:size])) & busy
+    end = table.num_computed[first:size] + table.tokens[first:size]
+    known = np.minimum(end, table.num_tokens[first:size])
+    short = end > table.room[first:size]
     if kv.window is not None:
-        skipped = np.maximum(table.num_computed[first:size] - kv.window + 1, 0) // block
-        touched |= (skipped > table.num_released[first:size]) & busy
-    rows = np.flatnonzero(touched)
-    for row, need_blocks, num_full in zip(
-        (rows + first).tolist(), need[rows].tolist(), full[rows].tolist(), strict=True
-    ):
+        short |= _leaves_window(state, first)
+    short_rows = short.nonzero()[0]
+    full_rows = (known >= table.next_full[first:size]).nonzero()[0]
+    failed = _grow(state, draft, first + short_rows, end[short_rows]) if short_rows.size else None
+    if failed is not None:
+        # As if rows were served one by one: those before the failed one have registered their blocks.
+        full_rows = full_rows[full_rows < failed - first]
+    _register(state, first + full_rows, known[full_rows])
+    return None if failed is None else _make_room(state, draft, failed, end.item(failed - first))
+
+
+def _leaves_window(state: State, first: int) -> BoolArray:
+    """Rows from `first` on, scheduled in this step, that hold blocks wholly before their attention window."""
+    table, kv, size = state.table, state.kv, state.table.size
+    assert kv.window is not None
+    before = np.maximum(table.num_computed[first:size] - kv.window + 1, 0) // kv.block_size
+    return (before > table.num_released[first:size]) & (table.tokens[first:size] > 0)
+
+
+def _grow(state: State, draft: Draft, rows: RowArray, needs: IntArray) -> int | None:
+    """Give each row slots for `needs` tokens in all; returns the first row that the pool cannot serve."""
+    table, kv = state.table, state.kv
+    counts = -((table.room[rows] - needs) // kv.block_size)
+    if kv.window is not None or int(counts.sum()) > kv.pool.num_free:
+        return _grow_one_by_one(state, draft, rows, needs)
+    blocks = kv.pool.take(int(counts.sum())) or []
+    start = 0
+    for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
         request = table.requests[row]
-        if kv.window is not None:
-            kv.release_before_window(request, table.num_computed.item(row))
-            table.num_released[row] = request.num_released
-        if need_blocks > 0:
-            blocks = kv.pool.take(need_blocks)
-            if blocks is None:
-                return _make_room(state, draft, row, need_blocks, num_full)
-            request.block_ids += blocks
-            draft.new_blocks[request.number] = blocks
-        table.flush(row)
-        kv.register(request, num_full)
+        draft.new_blocks[request.number] = got = blocks[start : start + count]
+        request.block_ids += got
+        start += count
+    table.blocks[rows] += counts
+    table.room[rows] += counts * kv.block_size
     return None
 
 
-def _make_room(state: State, draft: Draft, row: int, need_blocks: int, num_full: int) -> int | None:
+def _grow_one_by_one(state: State, draft: Draft, rows: RowArray, needs: IntArray) -> int | None:
+    table, kv, failed = state.table, state.kv, None
+    for index, row in enumerate(rows.tolist()):
+        request = table.requests[row]
+        kv.release_before_window(request, table.num_computed.item(row))
+        blocks = kv.grow(request, needs.item(index))
+        if blocks is None:
+            failed, rows = row, rows[: index + 1]
+            break
+        if blocks:
+            draft.new_blocks[request.number] = blocks
+    table.note_blocks(rows)
+    return failed
+
+
+def _register(state: State, rows: RowArray, num_known: IntArray) -> None:
+    """The rows fill blocks with `num_known` tokens in this step: these get their prefix-cache entries."""
+    if not rows.size:
+        return
+    table, kv = state.table, state.kv
+    num_full = num_known // kv.block_size
+    table.next_full[rows] = (num_full + 1) * kv.block_size
+    if not kv.caching:
+        return
+    starts = (num_full - 1) * kv.block_size - table.entered[rows]
+    newest = table.output_bytes(rows, np.maximum(starts, 0), kv.block_size)
+    width, end = 4 * kv.block_size, 0
+    for row, count, start in zip(rows.tolist(), num_full.tolist(), starts.tolist(), strict=True):
+        request = table.requests[row]
+        end += width
+        if len(request.block_keys) < count:
+            if start >= 0 and len(request.block_keys) == count - 1:
+                append_key(request, newest[end - width : end])
+            else:
+                table.flush(row)
+        kv.register(request, count)
+
+
+def _make_room(state: State, draft: Draft, row: int, need: int) -> int | None:
     """Preempt until a row gets its blocks; returns the row to plan again from, None if it had to go itself."""
     table, kv = state.table, state.kv
     request = table.requests[row]
-    while (blocks := kv.pool.take(need_blocks)) is None:
+    while (blocks := kv.grow(request, need)) is None:
         if table.size == 1 and _drop_drafts(state):
             return 0
         victim = pick_victim(state)
@@ -100,10 +157,12 @@ def _make_room(state: State, draft: Draft, row: int, need_blocks: int, num_full:
             table.tokens[row : table.size] = 0
             return None
         row -= victim < row
-    request.block_ids += blocks
     draft.new_blocks[request.number] = blocks
-    table.flush(row)
-    kv.register(request, num_full)
+    rows = np.array([row])
+    table.note_blocks(rows)
+    known = min(need, table.num_tokens.item(row))
+    if known >= table.next_full.item(row):
+        _register(state, rows, np.array([known]))
     return row + 1
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from schedtop.engine.config import SchedulerConfig, check_scheduler_config
 from schedtop.engine.kv.prefix_cache import extend_keys
 from schedtop.engine.plan import StepPlan, StepResult
@@ -16,6 +17,9 @@ from schedtop.engine.scheduler.settle import Settled, end_request, settle
 from schedtop.engine.scheduler.state import Draft, State
 from schedtop.engine.scheduler.submission import refuse
 from schedtop.engine.telemetry import Finish, FinishReason, Head, Limiter, Refusal, RowFlag
+
+BoolArray = npt.NDArray[np.bool_]
+SAMPLED = np.int32(RowFlag.SAMPLED)
 
 
 class Scheduler:
@@ -73,7 +77,6 @@ class Scheduler:
         """Plan one step; the blocks it needs are taken, the positions it covers count as computed."""
         state = self.state
         draft = self.draft = Draft(now_s)
-        state.table.flags[: state.table.size] = 0
         run_pass(state, draft)
         if draft.preemptions:
             draft.limiter = Limiter.PREEMPTED_NOW
@@ -85,51 +88,42 @@ class Scheduler:
     def _seal(self) -> StepPlan:
         """Freeze the drafted step and advance every row by what it was given."""
         state, table, size = self.state, self.state.table, self.state.table.size
-        tokens = table.tokens[:size]
+        tokens, drafts = table.tokens[:size], table.drafts[:size]
         computed, num_tokens = table.num_computed[:size], table.num_tokens[:size]
         table.computed[:size] = computed
         table.needed[:size] = num_tokens
-        end = computed + tokens
-        computed[:] = end
-        block = state.kv.block_size
-        blocks = table.num_blocks[:size]
-        np.maximum(blocks, (end + (block - 1)) // block, out=blocks)
-        np.maximum(table.num_full[:size], np.minimum(end, num_tokens) // block, out=table.num_full[:size])
-        np.subtract(blocks, table.num_released[:size], out=table.blocks[:size])
-        drafts = table.drafts[:size]
-        np.maximum(end - num_tokens, 0, out=drafts)
-        samples = end >= num_tokens
-        busy = tokens > 0
+        computed += tokens
+        samples = computed >= num_tokens
+        np.subtract(computed, num_tokens, out=drafts)
+        np.maximum(drafts, 0, out=drafts)
+        all_busy = np.count_nonzero(tokens) == size
+        busy = slice(None) if all_busy else np.flatnonzero(tokens)
         self._flag_rows(samples, busy)
-        rows: slice | np.ndarray[Any, Any] = slice(None)
-        ids = table.ids.copy()
-        if not busy.all():
-            rows = np.flatnonzero(busy)
-            ids = [ids[row] for row in rows.tolist()]
         width = int(drafts.max(initial=0))
-        draft_token_ids = table.draft_ids[:size, :width][rows].copy() if width else None
-        table.num_spec[:size][rows] = 0
+        draft_token_ids = table.draft_ids[:size, :width][busy].copy() if width else None
+        table.num_spec[:size][busy] = 0
         gone, state.gone = state.gone, []
         return StepPlan(
-            ids=ids,
-            numbers=table.request[:size][rows].copy(),
-            tokens=tokens[rows].copy(),
-            drafts=drafts[rows].copy(),
-            computed=table.computed[:size][rows].copy(),
-            samples=samples[rows].copy(),
+            ids=table.ids.copy() if isinstance(busy, slice) else [table.ids[row] for row in busy.tolist()],
+            numbers=table.request[:size][busy].copy(),
+            tokens=tokens[busy].copy(),
+            drafts=drafts[busy].copy(),
+            computed=table.computed[:size][busy].copy(),
+            samples=samples[busy],
             draft_token_ids=draft_token_ids,
             new_blocks=self.draft.new_blocks,
             started=self.draft.started,
             gone=gone,
         )
 
-    def _flag_rows(self, samples: np.ndarray[Any, Any], busy: np.ndarray[Any, Any]) -> None:
+    def _flag_rows(self, samples: BoolArray, busy: slice | npt.NDArray[np.intp]) -> None:
         table, size = self.state.table, self.state.table.size
         table.mid_prompt[:size][busy] = ~samples[busy]
-        # A row decodes when all but its newest token had state and that token is an output.
-        decode = (table.needed[:size] - table.computed[:size] == 1) & (table.flags[:size] == 0) & busy
-        decode &= ~np.isnan(table.last_s[:size])
-        table.flags[:size] += decode * np.int32(RowFlag.DECODE) + (samples & busy) * np.int32(RowFlag.SAMPLED)
+        flags = table.flags[:size]
+        flags[:] = 0
+        flags[busy] = samples[busy] * SAMPLED + table.decoding[:size][busy]  # DECODE is bit 1, as `decoding` is
+        for started in self.draft.started:
+            flags[started.row] |= RowFlag.RESUMED if started.resumed else RowFlag.NEW
 
     def update(self, plan: StepPlan, result: StepResult, now_s: float) -> Settled:
         """Apply what the worker returned for the plan; `now_s` is when the outputs are delivered."""
@@ -142,4 +136,6 @@ class Scheduler:
         assert len(state.requests) == state.num_unfinished, "a request is in no queue, or in two"
         for row, request in enumerate(state.table.requests):
             assert state.table.request.item(row) == request.number, "a row belongs to another request"
-            assert state.table.num_blocks.item(row) == len(request.block_ids), "a row miscounts its blocks"
+            assert state.table.room.item(row) == len(request.block_ids) * state.kv.block_size, (
+                "a row miscounts its blocks"
+            )

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from schedtop.engine.plan import StepPlan, StepResult
 from schedtop.engine.request import Request, Status
 from schedtop.engine.scheduler.state import State
-from schedtop.engine.scheduler.table import IntArray, RequestTable
+from schedtop.engine.scheduler.table import IntArray, RequestTable, RowArray
 from schedtop.engine.telemetry import ROW_FIELDS, Finish, FinishReason
 
 
@@ -30,35 +30,57 @@ class Settled:
 def settle(state: State, plan: StepPlan, result: StepResult, now_s: float) -> Settled:
     """Apply a worker's result to the rows it was planned for. `now_s`: when the outputs are delivered."""
     table, size = state.table, state.table.size
-    rows: IntArray | slice = slice(0, size)
+    rows: RowArray | slice = slice(0, size)
     if plan.num_rows != size:
-        rows = np.flatnonzero(table.tokens[:size]).astype(np.int32)
-    emitted = np.minimum(result.num_sampled, table.stop_at[rows] - table.num_tokens[rows])
-    stopped = _apply_stop_tokens(table, rows, result.sampled, emitted) if table.num_with_stops else []
+        rows = np.flatnonzero(table.tokens[:size])
+        table.emitted[:size] = 0
+    emitted = result.num_sampled
+    if plan.draft_token_ids is not None:
+        emitted = np.minimum(emitted, table.stop_at[rows] - table.num_tokens[rows])
+    stopped: list[int] = []
+    if table.num_with_stops:
+        emitted, stopped = _apply_stop_tokens(table, rows, result.sampled, emitted)
     rejected = _reject_drafts(table, rows, plan, emitted)
     recomputed = _count_recomputed(table, size) if table.num_recomputing else 0
-    last_s = table.last_s[rows]
-    got = emitted > 0
-    gaps_s = np.where(got, now_s - last_s, np.nan)
+    gaps_s, first_rows = _note_deliveries(table, rows, emitted, now_s)
     table.append_outputs(rows, result.sampled, emitted, gaps_s)
-    table.last_s[rows] = np.where(got, now_s, last_s)
-    table.emitted[:size] = 0
     table.emitted[rows] = emitted
-    _keep_drafts(table, rows, result, got)
-    itl_s = np.full(size, np.nan, dtype=np.float32)
-    itl_s[rows] = gaps_s
-    first = np.flatnonzero(got & np.isnan(last_s))
-    first_tokens = _first_tokens(table, first if isinstance(rows, slice) else rows[first], now_s)
+    _keep_drafts(table, rows, result, emitted)
+    itl_s = gaps_s.astype(np.float32)
+    if plan.num_rows != size:
+        itl_s, some = np.full(size, np.nan, dtype=np.float32), itl_s
+        itl_s[rows] = some
+    first_tokens = _first_tokens(table, first_rows, now_s)
     columns = table.data[: len(ROW_FIELDS), :size].tobytes()
     ends = np.flatnonzero(table.num_tokens[:size] >= table.stop_at[:size]).tolist()
-    finishes = _finish(state, sorted({*ends, *stopped}), set(stopped), now_s)
+    finishes = _finish(state, sorted({*ends, *stopped}), set(stopped), now_s) if ends or stopped else []
     return Settled(columns, itl_s.tobytes(), first_tokens, finishes, int(emitted.sum()), recomputed, rejected)
 
 
+def _note_deliveries(
+    table: RequestTable, rows: RowArray | slice, emitted: IntArray, now_s: float
+) -> tuple[npt.NDArray[np.float64], list[int]]:
+    """Each row's gap since its previous delivery (NaN: none), and the table rows that got their first output."""
+    last_s = table.last_s[rows]
+    gaps_s = now_s - last_s
+    got = emitted > 0
+    if np.count_nonzero(got) < len(got):
+        gaps_s[~got] = np.nan
+        table.last_s[rows] = np.where(got, now_s, last_s)
+        table.decoding[rows] |= got
+        first = np.flatnonzero(got & np.isnan(last_s))
+    else:
+        first = np.flatnonzero(np.isnan(last_s))
+        table.last_s[rows] = now_s
+        table.decoding[rows] = 1
+    return gaps_s, (first if isinstance(rows, slice) else rows[first]).tolist()
+
+
 def _apply_stop_tokens(
-    table: RequestTable, rows: IntArray | slice, sampled: IntArray, emitted: IntArray
-) -> list[int]:
-    """Cut each row's outputs after its first stop token; returns the table rows that met one."""
+    table: RequestTable, rows: RowArray | slice, sampled: IntArray, emitted: IntArray
+) -> tuple[IntArray, list[int]]:
+    """Cut each row's outputs after its first stop token; also returns the table rows that met one."""
+    emitted = emitted.copy()
     places = np.arange(table.size) if isinstance(rows, slice) else rows
     stopped = []
     for index, row in enumerate(places.tolist()):
@@ -70,10 +92,10 @@ def _apply_stop_tokens(
                 emitted[index] = place + 1
                 stopped.append(row)
                 break
-    return stopped
+    return emitted, stopped
 
 
-def _reject_drafts(table: RequestTable, rows: IntArray | slice, plan: StepPlan, emitted: IntArray) -> int:
+def _reject_drafts(table: RequestTable, rows: RowArray | slice, plan: StepPlan, emitted: IntArray) -> int:
     """Take back the positions of drafts that became no output; returns how many there were."""
     table.accepted[: table.size] = 0
     if plan.draft_token_ids is None:
@@ -95,19 +117,17 @@ def _count_recomputed(table: RequestTable, size: int) -> int:
     return int(again.sum())
 
 
-def _keep_drafts(
-    table: RequestTable, rows: IntArray | slice, result: StepResult, got: npt.NDArray[np.bool_]
-) -> None:
+def _keep_drafts(table: RequestTable, rows: RowArray | slice, result: StepResult, emitted: IntArray) -> None:
     if result.drafts is None or result.num_drafts is None:
         return
     width = result.drafts.shape[1]
     table.draft_ids[rows, :width] = result.drafts
-    table.num_spec[rows] = np.where(got, result.num_drafts, table.num_spec[rows])
+    table.num_spec[rows] = np.where(emitted > 0, result.num_drafts, table.num_spec[rows])
 
 
-def _first_tokens(table: RequestTable, rows: npt.NDArray[np.integer], now_s: float) -> list[tuple[int, float]]:
+def _first_tokens(table: RequestTable, rows: list[int], now_s: float) -> list[tuple[int, float]]:
     firsts = []
-    for row in rows.tolist():
+    for row in rows:
         request = table.requests[row]
         request.first_token_s = now_s
         firsts.append((request.number, now_s - request.arrival_s))

@@ -14,20 +14,23 @@ from schedtop.engine.request import Request
 from schedtop.engine.telemetry import ROW_FIELDS
 
 IntArray = npt.NDArray[np.int32]
+RowArray = npt.NDArray[np.intp]
 
 COLUMNS = (
     *ROW_FIELDS,
     "num_computed",  # tokens with state, including those scheduled in this step
     "num_tokens",  # prompt and outputs
     "num_spec",  # draft tokens waiting for verification
-    "num_blocks",  # length of the block table, released blocks included
-    "num_full",  # full blocks whose tokens are flushed to the request
+    "room",  # tokens that its block table has slots for
+    "next_full",  # tokens at which its next block is full
     "num_released",  # blocks released before the window
     "stop_at",  # num_tokens at which the request ends by length
     "high_water",  # most tokens it had computed before a preemption
     "mid_prompt",  # 1: its last scheduled chunk left tokens without state
-    "slot",  # where its newest outputs wait
-    "pending",  # how many outputs wait there
+    "decoding",  # 1: it got an output since it was admitted, so its newest token is all it needs
+    "entered",  # num_tokens when it entered the table
+    "flushed",  # outputs since then that its request knows of
+    "slot",  # where the outputs since then lie
 )
 
 MAX_DRAFTS = 8
@@ -36,7 +39,8 @@ MAX_DRAFTS = 8
 class RequestTable:
     """Arrays aligned with `requests`; only the first `size` entries count.
 
-    A row's newest outputs wait in `_tail[slot]` until a block boundary, where `flush` hands them to the request.
+    Outputs that a row gets while it is here lie in `_ids[slot]`, with the seconds since the delivery before in
+    `_gaps[slot]`; `flush` hands them to the request.
     """
 
     request: IntArray
@@ -51,28 +55,31 @@ class RequestTable:
     num_computed: IntArray
     num_tokens: IntArray
     num_spec: IntArray
-    num_blocks: IntArray
-    num_full: IntArray
+    room: IntArray
+    next_full: IntArray
     num_released: IntArray
     stop_at: IntArray
     high_water: IntArray
     mid_prompt: IntArray
+    decoding: IntArray
+    entered: IntArray
+    flushed: IntArray
     slot: IntArray
-    pending: IntArray
 
-    def __init__(self, block_size: int, capacity: int = 64) -> None:
+    def __init__(self, block_size: int, windowed: bool = False, capacity: int = 64) -> None:
         self.size = 0
         self.requests: list[Request] = []
         self.ids: list[str] = []
         self.num_with_stops = 0
         self.num_recomputing = 0
-        self._tail_width = block_size + 2 * (MAX_DRAFTS + 1)
+        self.block_size = block_size
+        self.windowed = windowed
         self._free_slots: list[int] = []
         self.data = np.zeros((len(COLUMNS), 0), dtype=np.int32)
         self.last_s = np.zeros(0)
         self.draft_ids = np.zeros((0, MAX_DRAFTS), dtype=np.int32)
-        self._tail = np.zeros((0, self._tail_width), dtype=np.int32)
-        self._tail_gaps = np.zeros((0, self._tail_width), dtype=np.float32)
+        self._ids = np.zeros((0, 64), dtype=np.int32)
+        self._gaps = np.zeros((0, 64), dtype=np.float32)
         self._grow(capacity)
 
     def _grow(self, capacity: int) -> None:
@@ -81,17 +88,25 @@ class RequestTable:
         self.data = np.pad(self.data, ((0, 0), (0, extra)))
         self.last_s = np.pad(self.last_s, (0, extra))
         self.draft_ids = np.pad(self.draft_ids, ((0, extra), (0, 0)))
-        self._tail = np.pad(self._tail, ((0, extra), (0, 0)))
-        self._tail_gaps = np.pad(self._tail_gaps, ((0, extra), (0, 0)))
+        self._ids = np.pad(self._ids, ((0, extra), (0, 0)))
+        self._gaps = np.pad(self._gaps, ((0, extra), (0, 0)))
         self._free_slots.extend(range(capacity - 1, old - 1, -1))
         for index, name in enumerate(COLUMNS):
             setattr(self, name, self.data[index])
 
     def append(self, request: Request, num_computed: int, stop_at: int) -> int:
-        """Add a request at rest as the last row, with `num_computed` tokens already in its blocks."""
+        """Add a request at rest as the last row, with `num_computed` tokens already in its blocks.
+
+        The caller sets `next_full`, which depends on the chunk it is admitted with.
+        """
         row = self.size
         if row == self.data.shape[1]:
             self._grow(2 * row)
+        outputs = stop_at - request.num_tokens + MAX_DRAFTS + 1
+        if outputs > self._ids.shape[1]:
+            extra = max(outputs, 2 * self._ids.shape[1]) - self._ids.shape[1]
+            self._ids = np.pad(self._ids, ((0, 0), (0, extra)))
+            self._gaps = np.pad(self._gaps, ((0, 0), (0, extra)))
         self.size = row + 1
         self.requests.append(request)
         self.ids.append(request.id)
@@ -100,9 +115,8 @@ class RequestTable:
         self.data[:, row] = 0
         self.request[row] = request.number
         self.num_computed[row] = num_computed
-        self.num_tokens[row] = request.num_tokens
-        self.num_blocks[row] = len(request.block_ids)
-        self.num_released[row] = request.num_released
+        self.num_tokens[row] = self.entered[row] = request.num_tokens
+        self.note_blocks(np.array([row]))
         self.stop_at[row] = stop_at
         self.high_water[row] = request.high_water
         self.slot[row] = self._free_slots.pop()
@@ -111,56 +125,63 @@ class RequestTable:
 
     def remove(self, rows: Sequence[int]) -> None:
         """Take out the given rows (ascending); later rows move up. Flush them first if their outputs matter."""
-        for row in rows:
-            request = self.requests[row]
+        for row in reversed(rows):
+            request = self.requests.pop(row)
+            del self.ids[row]
             self.num_with_stops -= bool(request.stop_token_ids)
             self.num_recomputing -= request.high_water > 0
-            self._free_slots.append(int(self.slot[row]))
-        for row in reversed(rows):
-            del self.requests[row]
-            del self.ids[row]
-        size, left = self.size, len(self.requests)
+            self._free_slots.append(self.slot.item(row))
+        size, left, first = self.size, len(self.requests), rows[0]
         self.size = left
-        first = rows[0]
         if first == left:  # nothing behind the removed rows
             return
-        if len(rows) == 1:
-            for array in (self.data, self.last_s):
-                array[..., first:left] = array[..., first + 1 : size]
-            self.draft_ids[first:left] = self.draft_ids[first + 1 : size]
-            return
-        keep = np.ones(size, dtype=bool)
-        keep[list(rows)] = False
-        self.data[:, :left] = self.data[:, :size][:, keep]
-        self.last_s[:left] = self.last_s[:size][keep]
-        self.draft_ids[:left] = self.draft_ids[:size][keep]
+        keep: slice | RowArray = slice(first + 1, size)
+        if len(rows) > 1:
+            keep = np.delete(np.arange(first, size), np.array(rows) - first)
+        self.data[:, first:left] = self.data[:, keep]
+        self.last_s[first:left] = self.last_s[keep]
+        self.draft_ids[first:left] = self.draft_ids[keep]
+
+    def note_blocks(self, rows: RowArray) -> None:
+        """Bring the counters of some rows up to their requests' block tables."""
+        requests = [self.requests[row] for row in rows.tolist()]
+        held = np.array([len(request.block_ids) for request in requests], dtype=np.int32)
+        self.room[rows] = held * self.block_size
+        if self.windowed:
+            self.num_released[rows] = released = [request.num_released for request in requests]
+            held -= np.array(released, dtype=np.int32)
+        self.blocks[rows] = held
 
     def append_outputs(
-        self, rows: IntArray | slice, sampled: IntArray, emitted: IntArray, gaps_s: npt.NDArray[np.float64]
+        self, rows: RowArray | slice, sampled: IntArray, emitted: IntArray, gaps_s: npt.NDArray[np.float64]
     ) -> None:
         """Store each row's first `emitted` ids of `sampled`, one delivery per row, `gaps_s` after its last one."""
-        slot, pending = self.slot[rows], self.pending[rows]
+        num_tokens = self.num_tokens[rows]
+        slot, place = self.slot[rows], num_tokens - self.entered[rows]
         most = int(emitted.max(initial=0))
-        if most == 1 and int(emitted.min()) == 1:
-            self._tail[slot, pending] = sampled[:, 0]
-            self._tail_gaps[slot, pending] = gaps_s
+        if most == 1 and int(np.count_nonzero(emitted)) == len(emitted):
+            self._ids[slot, place] = sampled[:, 0]
+            self._gaps[slot, place] = gaps_s
         else:
-            for place in range(most):
-                some = np.flatnonzero(emitted > place)
-                self._tail[slot[some], pending[some] + place] = sampled[some, place]
-                self._tail_gaps[slot[some], pending[some] + place] = gaps_s[some] if place == 0 else np.nan
-        self.pending[rows] = pending + emitted
-        self.num_tokens[rows] += emitted
+            for nth in range(most):
+                some = np.flatnonzero(emitted > nth)
+                self._ids[slot[some], place[some] + nth] = sampled[some, nth]
+                self._gaps[slot[some], place[some] + nth] = gaps_s[some] if nth == 0 else np.nan
+        self.num_tokens[rows] = num_tokens + emitted
+
+    def output_bytes(self, rows: RowArray, starts: IntArray, count: int) -> bytes:
+        """`count` output ids of each row from `starts` on (counted from when it entered), int32, row after row."""
+        places = starts[:, None] + np.arange(count, dtype=np.int32)
+        return self._ids[self.slot[rows][:, None], places].tobytes()
 
     def flush(self, row: int) -> None:
-        """Hand a row's waiting outputs and gaps to its request."""
-        count = self.pending.item(row)
-        if not count:
-            return
-        request, slot = self.requests[row], self.slot.item(row)
-        request.output_token_ids.frombytes(self._tail[slot, :count].tobytes())
-        request.gaps_s.frombytes(self._tail_gaps[slot, :count].tobytes())
-        self.pending[row] = 0
+        """Hand a row's outputs and gaps to its request."""
+        start, end = self.flushed.item(row), self.num_tokens.item(row) - self.entered.item(row)
+        if start < end:
+            request, slot = self.requests[row], self.slot.item(row)
+            request.output_token_ids.frombytes(self._ids[slot, start:end].tobytes())
+            request.gaps_s.frombytes(self._gaps[slot, start:end].tobytes())
+            self.flushed[row] = end
 
     def rest(self, row: int) -> Request:
         """Flush a row and write its counters back: the request can leave the table."""
