@@ -29,6 +29,11 @@ def runtime_dir() -> Path:
     return path
 
 
+def default_address() -> str:
+    """A fresh socket path in `runtime_dir`."""
+    return str(runtime_dir() / f"engine-{os.getpid()}-{os.urandom(4).hex()}.sock")
+
+
 def listen(text: str) -> tuple[socket.socket, str]:
     """A listening, non-blocking socket and its address as text. Raises `ChannelError`."""
     address = parse_address(text)

@@ -130,6 +130,7 @@ class ChannelServer(Sink):
         deadline_s = time.monotonic() + within_s
         for peer in self._peers:
             peer.leaving = True
+        self.poll()
         while self._peers and time.monotonic() < deadline_s:
             self.poll(deadline_s - time.monotonic())
         for peer in list(self._peers):
