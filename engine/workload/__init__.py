@@ -1,6 +1,6 @@
 """Where requests come from: generators and traces."""
 
-from schedtop.engine.workload.opening import open_source
+from schedtop.engine.workload.open import open_source
 from schedtop.engine.workload.trace import TraceError, register_reader
 
 __all__ = ["TraceError", "open_source", "register_reader"]

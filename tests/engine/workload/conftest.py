@@ -24,7 +24,6 @@ def _drain(source: Source, most: int = 10**6) -> list[Request]:
     """Requests in order of arrival, taken one moment at a time."""
     taken: list[Request] = []
     while len(taken) < most and (next_s := source.next_arrival_s()) is not None:
-        assert next_s != float("inf")
         taken += source.take(next_s, 0)
     return taken[:most]
 
