@@ -1,0 +1,210 @@
+"""Every action of the console, once: keys, footer, help and palette derive from this table."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+GLOBAL = "global"
+PANEL = "panel"
+SCOPES: Mapping[str, str] = MappingProxyType(
+    {
+        GLOBAL: "Everywhere",
+        PANEL: "In every panel",
+        "batch": "Batch [1]",
+        "requests": "Requests [3]",
+        "latency": "Latency [4]",
+        "knobs": "Knobs [6]",
+        "events": "Events [7]",
+    }
+)
+
+
+class ActionError(ValueError):
+    """A key table that cannot be used; the text names the key or the action."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing an operator can do. `keys` are Textual key names; `footer` is its word there, empty for none.
+
+    A scope other than `global` holds while that panel has the focus.
+    """
+
+    id: str
+    keys: tuple[str, ...]
+    title: str
+    help: str
+    scope: str = GLOBAL
+    footer: str = ""
+
+
+ACTIONS: tuple[Action, ...] = (
+    Action("help", ("question_mark", "f1"), "Help", "This panel's figures and all keys", footer="help"),
+    Action("quit", ("q", "ctrl+q"), "Quit", "Asks while requests are in flight", footer="quit"),
+    Action("interrupt", ("ctrl+c",), "Copy the selection, else quit", "As in a shell"),
+    Action(
+        "palette", ("ctrl+p", "colon"), "Command palette", "Every action by name, with its key", footer="palette"
+    ),
+    Action("next_panel", ("tab",), "Next panel", "Move the focus on", footer="panel"),
+    Action("previous_panel", ("shift+tab",), "Previous panel", "Move the focus back"),
+    *(
+        Action(f"panel_{number}", (str(number),), f"Go to {name}", f"Focus panel [{number}]")
+        for number, name in enumerate(
+            ("Batch", "KV", "Requests", "Latency", "Queue", "Knobs", "Events"),
+            start=1,
+        )
+    ),
+    Action(
+        "zoom", ("z",), "Zoom the panel", "The focused panel fills the screen; z or Esc goes back", footer="zoom"
+    ),
+    Action("back", ("escape",), "Back one level", "Filter, staged knobs, zoom, past step; never quits"),
+    Action("pause_view", ("space",), "Pause the view", "Collection goes on behind it", footer="pause"),
+    Action("live", ("end",), "Return to the present", "Leave the inspected step"),
+    Action("pause_engine", ("P",), "Pause or resume the engine", "Arrivals keep queueing"),
+    Action("step_engine", ("full_stop",), "Run one step", "While the engine is paused"),
+    Action("filter", ("slash",), "Filter requests", "Words for id or state, kv>40, age>2s", footer="filter"),
+    Action("copy", ("y",), "Copy the selected line", "OSC 52, or a file where that fails"),
+    Action("export", ("e",), "Export the window", "The shown steps as JSONL and CSV", footer="export"),
+    Action("screenshot", ("s",), "Screenshot", "SVG and text"),
+    Action("theme", ("t",), "Next theme", "Dark, light, high contrast, colour-blind safe, monochrome, yours"),
+    Action("mouse", ("M",), "Mouse on or off", "Off leaves selecting text to the terminal"),
+    Action("suspend", ("ctrl+z",), "Suspend", "fg brings the console back"),
+    Action("up", ("up", "k"), "Up", "One line", PANEL),
+    Action("down", ("down", "j"), "Down", "One line", PANEL),
+    Action("page_up", ("pageup",), "Page up", "One page", PANEL),
+    Action("page_down", ("pagedown",), "Page down", "One page", PANEL),
+    Action("first", ("g", "home"), "First", "To the beginning", PANEL),
+    Action("last", ("G",), "Last", "To the end", PANEL),
+    Action("step_back", ("left", "h"), "Earlier step", "All panels show it", "batch", footer="step"),
+    Action("step_forward", ("right", "l"), "Later step", "Past the newest: live again", "batch"),
+    Action("steps_more", ("plus", "equals_sign"), "More steps per column", "Their tokens are averaged", "batch"),
+    Action("steps_fewer", ("minus",), "Fewer steps per column", "Down to one", "batch"),
+    Action("sort_left", ("less_than_sign",), "Sort by the column to the left", "", "requests", footer="sort"),
+    Action("sort_right", ("greater_than_sign",), "Sort by the column to the right", "", "requests"),
+    Action("sort_invert", ("I",), "Invert the order", "", "requests"),
+    Action("follow", ("f",), "Follow the row", "Keep the selected request in sight", "requests", footer="follow"),
+    Action("freeze", ("F",), "Freeze the order", "Values go on changing", "requests", footer="freeze"),
+    Action("next_match", ("n",), "Next request", "Of those the filter keeps", "requests"),
+    Action("previous_match", ("N",), "Previous request", "Of those the filter keeps", "requests"),
+    Action("detail", ("enter",), "Show the request's life", "", "requests", footer="detail"),
+    Action("window_longer", ("plus", "equals_sign"), "Longer window", "Up to an hour", "latency", footer="window"),
+    Action("window_shorter", ("minus",), "Shorter window", "Down to ten seconds", "latency"),
+    Action("knob_up", ("plus", "right", "l"), "Raise the knob", "Staged until Enter", "knobs", footer="raise"),
+    Action("knob_down", ("minus", "left", "h"), "Lower the knob", "Staged until Enter", "knobs"),
+    Action("knob_type", ("equals_sign",), "Type a value", "Staged until Enter", "knobs", footer="type"),
+    Action("knob_apply", ("enter",), "Apply the staged values", "All or none", "knobs", footer="apply"),
+    Action("knob_undo", ("u",), "Undo", "Stage the values before your last change", "knobs", footer="undo"),
+    Action("knob_launch", ("R",), "Launch values", "Stage what the engine started with", "knobs"),
+    Action("event_step", ("enter",), "Show the event's step", "In all panels", "events", footer="step"),
+    Action("event_level", ("o",), "More or fewer events", "Most, important, all", "events", footer="kinds"),
+)
+
+_NAMES = {
+    "question_mark": "?",
+    "colon": ":",
+    "slash": "/",
+    "full_stop": ".",
+    "comma": ",",
+    "space": "Space",
+    "escape": "Esc",
+    "enter": "Enter",
+    "tab": "Tab",
+    "shift+tab": "Shift+Tab",
+    "pageup": "PgUp",
+    "pagedown": "PgDn",
+    "home": "Home",
+    "end": "End",
+    "up": "Up",
+    "down": "Down",
+    "left": "Left",
+    "right": "Right",
+    "plus": "+",
+    "minus": "-",
+    "equals_sign": "=",
+    "less_than_sign": "<",
+    "greater_than_sign": ">",
+    "f1": "F1",
+}
+_TYPED = {name: key for key, name in _NAMES.items()}
+
+
+def key_name(key: str) -> str:
+    """A key as people write it: `ctrl+p` is ^P, `question_mark` is ?."""
+    if key.startswith("ctrl+"):
+        return "^" + key[5:].upper()
+    return _NAMES.get(key, key)
+
+
+class Registry:
+    """The actions with a user's keys. Raises `ActionError` when two actions would answer to one key."""
+
+    def __init__(self, overrides: Mapping[str, Iterable[str]] | None = None) -> None:
+        by_id = {action.id: action for action in ACTIONS}
+        for name, keys in (overrides or {}).items():
+            if name not in by_id:
+                raise ActionError(f"no action is called {name!r}; the actions are {', '.join(by_id)}")
+            by_id[name] = replace(by_id[name], keys=tuple(_key(key) for key in keys))
+        self.actions = tuple(by_id.values())
+        self._by_key = _index(self.actions)
+        self._by_id = by_id
+
+    def __getitem__(self, name: str) -> Action:
+        return self._by_id[name]
+
+    def find(self, key: str, scope: str) -> Action | None:
+        """What a key means while a panel of `scope` has the focus."""
+        for place in (scope, PANEL, GLOBAL):
+            action = self._by_key.get((place, key))
+            if action is not None:
+                return action
+        return None
+
+    def of_scope(self, scope: str) -> list[Action]:
+        return [action for action in self.actions if action.scope == scope]
+
+
+def _index(actions: Iterable[Action]) -> dict[tuple[str, str], Action]:
+    by_key: dict[tuple[str, str], Action] = {}
+    for action in actions:
+        for key in action.keys:
+            # A digit, or any key that works everywhere, must not mean something else in one panel.
+            for place in (action.scope, GLOBAL, PANEL):
+                other = by_key.get((place, key))
+                if other is not None:
+                    raise ActionError(f"{key_name(key)} is bound to both {other.id} and {action.id}")
+            if action.scope == GLOBAL:
+                clash = next((by_key[place, key] for place in SCOPES if (place, key) in by_key), None)
+                if clash is not None:
+                    raise ActionError(f"{key_name(key)} is bound to both {clash.id} and {action.id}")
+            by_key[action.scope, key] = action
+    return by_key
+
+
+def load_keymap(path: Path) -> dict[str, list[str]]:
+    """A user's `keys.toml`: `action = "key"` or a list of keys. Raises `ActionError`; no file is an empty map."""
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise ActionError(f"{path.name} cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ActionError(f"{path.name} is no TOML: {error}") from None
+    keymap = {}
+    for name, keys in raw.items():
+        listed = [keys] if isinstance(keys, str) else keys
+        if not isinstance(listed, list) or not all(isinstance(key, str) for key in listed):
+            raise ActionError(f"{path.name}: {name} must be a key or a list of keys")
+        keymap[name] = listed
+    return keymap
+
+
+def _key(name: str) -> str:
+    """Textual's name of a key written by a person."""
+    if name.startswith("^") and len(name) == 2:
+        return f"ctrl+{name[1].lower()}"
+    return _TYPED.get(name, name)

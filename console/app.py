@@ -1,0 +1,215 @@
+"""The console application: one feed, one view, the screens over it, and a clean terminal afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from schedtop.console.actions import Registry, load_keymap
+from schedtop.console.desk import KnobDesk
+from schedtop.console.feed import Feed, Link
+from schedtop.console.glyphs import ASCII, UNICODE
+from schedtop.console.history import History
+from schedtop.console.messages import DataArrived, ReplyReceived
+from schedtop.console.options import ConsoleOptions
+from schedtop.console.palette import Palette
+from schedtop.console.screens.live import LiveScreen
+from schedtop.console.view import View
+from schedtop.engine.telemetry import Incoming, Notice, Reply
+from schedtop.themes.load import DEFAULT, Theme, load_themes
+from textual.app import App
+from textual.theme import Theme as TextualTheme
+
+if TYPE_CHECKING:
+    from textual.strip import Strip
+
+PAINT_EVERY_S = 0.1
+TICK_S = 0.5
+
+
+class ConsoleApp(App[None], inherit_bindings=False):
+    """Draws one engine. `link` is joined already; `reopen` joins anew after it broke, if that makes sense."""
+
+    CSS_PATH: ClassVar[str] = "console.tcss"
+    ENABLE_COMMAND_PALETTE: ClassVar[bool] = False
+    ESCAPE_TO_MINIMIZE: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        link: Link,
+        options: ConsoleOptions | None = None,
+        reopen: Callable[[], Link] | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.options = options if options is not None else ConsoleOptions()
+        no_color = bool(os.environ.get("NO_COLOR"))
+        super().__init__(ansi_color=True if no_color else None)
+        self.history = History()
+        self.themes, failures = load_themes(self.options.config_dir and self.options.config_dir / "themes")
+        for theme in self.themes.values():
+            self.register_theme(_textual_theme(theme))
+        self.view = View(
+            history=self.history,
+            options=self.options,
+            palette=self._palette(self._first_theme(no_color)),
+            glyphs=ASCII if self.options.ascii else UNICODE,
+            now=now,
+            window_s=self.options.window_s,
+        )
+        for failure in failures:
+            self.history.note(Notice("warning", f"theme {failure.path} left out: {failure.reason}"))
+        keymap = load_keymap(self.options.config_dir / "keys.toml") if self.options.config_dir else {}
+        self.registry = Registry(keymap)
+        self.feed = Feed(link, self.history, self._on_change, self._on_reply, reopen, now)
+        self.live_screen = LiveScreen(self.view, self.registry, KnobDesk(self.history))
+        self.output_dir = self.options.output_dir or Path.cwd()
+        self.mouse_on = self.options.mouse
+        self._replies: dict[int, Callable[[Reply], None]] = {}
+        self._painted_at_s = -1e9
+        self._paint_due = False
+
+    @property
+    def ascii_only(self) -> bool:
+        return self.options.ascii
+
+    # Life
+
+    def on_mount(self) -> None:
+        self.theme = self.view.palette.theme.name
+        self.push_screen(self.live_screen)
+        self._watch_signals()
+        self.set_interval(TICK_S, self._tick)
+        self.feed.start()
+
+    def _watch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            try:
+                loop.add_signal_handler(number, self._end_by, number)
+            except (NotImplementedError, RuntimeError, ValueError):
+                return  # not the main thread: whoever runs this app handles signals
+
+    def _end_by(self, number: int) -> None:
+        self.exit(return_code=128 + number)
+
+    async def on_unmount(self) -> None:
+        self.feed.close()
+
+    # Data
+
+    def _on_change(self) -> None:
+        if self._running:
+            self.post_message(DataArrived())
+
+    def _on_reply(self, reply: Reply) -> None:
+        if self._running:
+            self.post_message(ReplyReceived(reply))
+
+    def on_data_arrived(self, message: DataArrived) -> None:
+        if not self._paint_due:
+            self._paint_due = True
+            wait_s = self._painted_at_s + PAINT_EVERY_S - time.monotonic()
+            self.set_timer(max(0.0, wait_s), self.paint) if wait_s > 0 else self.paint()
+
+    def on_reply_received(self, message: ReplyReceived) -> None:
+        replied = self._replies.pop(message.reply.command, None)
+        if replied is not None:
+            replied(message.reply)
+            self.paint()
+
+    def paint(self) -> None:
+        """Take up what the feed brought and draw it."""
+        self._paint_due = False
+        self._painted_at_s = time.monotonic()
+        self.feed.looked()
+        self._take_status()
+        self.live_screen.paint()
+
+    def _tick(self) -> None:
+        self._take_status()
+        self.live_screen.paint_header()
+
+    def _take_status(self) -> None:
+        view = self.view
+        view.link, view.received_at_s = self.feed.status, self.feed.received_at_s
+        if view.palette.faded != (view.stale and view.pinned is None):
+            view.palette = self._palette(view.palette.theme, faded=not view.palette.faded)
+
+    def command(self, make: Callable[[int], Incoming], replied: Callable[[Reply], None]) -> None:
+        """Send a command; `replied` gets the answer, also when it could not be sent."""
+        number = self.feed.next_command()
+        self._replies[number] = replied
+        problem = self.feed.send(make(number))
+        if problem is not None:
+            self._replies.pop(number, None)
+            replied(Reply(number, False, problem, self.history.live.knobs_version))
+
+    # Looks
+
+    def _first_theme(self, no_color: bool) -> Theme:
+        wanted = self.options.theme
+        if no_color:
+            wanted = "monochrome"
+        elif wanted is None and self.console.color_system == "standard":
+            wanted = "ansi"
+        return self.themes.get(wanted or DEFAULT, self.themes[DEFAULT])
+
+    def _palette(self, theme: Theme, faded: bool = False) -> Palette:
+        return Palette(theme, solid=not self.options.ascii, faded=faded)
+
+    def next_theme(self) -> str:
+        """Switch to the theme after the present one; its title."""
+        names = sorted(self.themes)
+        theme = self.themes[names[(names.index(self.view.palette.theme.name) + 1) % len(names)]]
+        self.theme = theme.name
+        self.view.palette = self._palette(theme, self.view.palette.faded)
+        return theme.title
+
+    def toggle_mouse(self) -> bool:
+        """Take or leave the terminal's mouse; whether it is taken now."""
+        self.mouse_on = not self.mouse_on
+        driver: Any = self._driver  # Textual has no public call for this
+        switch = getattr(driver, "_enable_mouse_support" if self.mouse_on else "_disable_mouse_support", None)
+        if switch is not None:
+            switch()
+        return self.mouse_on
+
+    def screen_strips(self) -> list[Strip]:
+        """The lines of the screen as they are drawn."""
+        return self.screen._compositor.render_strips()
+
+
+def _textual_theme(theme: Theme) -> TextualTheme:
+    """What Textual's own widgets (inputs, scroll bars) need of a theme."""
+    colours = {role: _textual_colour(colour) for role, colour in theme.colours.items()}
+    return TextualTheme(
+        name=theme.name,
+        primary=colours["accent"],
+        secondary=colours["muted"],
+        warning=colours["warn"],
+        error=colours["breach"],
+        success=colours["ok"],
+        accent=colours["accent"],
+        foreground=colours["text"],
+        background=colours["background"],
+        surface=colours["surface"],
+        panel=colours["surface"],
+        dark=theme.dark,
+        ansi=theme.ansi,
+    )
+
+
+def _textual_colour(colour: str) -> str:
+    return colour if colour.startswith("#") else f"ansi_{colour}"
+
+
+def run_console(link: Link, options: ConsoleOptions, reopen: Callable[[], Link] | None = None) -> int:
+    """Run the console until it is left; the exit code. Raises `ActionError` for a bad `keys.toml`."""
+    app = ConsoleApp(link, options, reopen)
+    app.run(mouse=options.mouse)
+    return app.return_code or 0

@@ -1,0 +1,142 @@
+"""From the link to history, on a thread of its own, and commands the other way."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from schedtop.console import text
+from schedtop.console.history import History
+from schedtop.console.view import LinkStatus
+from schedtop.engine.telemetry import PROTOCOL, Bye, Header, Incoming, Outgoing, Reply
+
+_LOOK_S = 0.25
+_RETRY_S = (1.0, 2.0, 4.0, 8.0)
+
+
+class Link(Protocol):
+    """One connection to an engine. `receive` raises an exception, whose text is the cause, when it is gone."""
+
+    def receive(self, timeout_s: float) -> Outgoing | None:
+        """The next message; None if none came in time."""
+        ...
+
+    def send(self, command: Incoming) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Feed:
+    """Reads a link until it ends, applies what comes to `history` under its lock, and tells `on_change` once per
+    look: it is not called again before `looked`. With `reopen` a lost link is opened again, ever more patiently.
+
+    `on_change` and `on_reply` are called on the feed's thread.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        history: History,
+        on_change: Callable[[], None],
+        on_reply: Callable[[Reply], None],
+        reopen: Callable[[], Link] | None = None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.history = history
+        self.status = LinkStatus("connecting", since_s=now())
+        self.received_at_s: float | None = None
+        self._link = link
+        self._on_change, self._on_reply, self._reopen, self._now = on_change, on_reply, reopen, now
+        self._told = False
+        self._closing = threading.Event()
+        self._commands = itertools.count(1)
+        self._thread = threading.Thread(target=self._run, name="console-feed", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Hang up and let the thread end."""
+        self._closing.set()
+        self._link.close()
+        if self._thread.is_alive():
+            self._thread.join(2.0)
+
+    def looked(self) -> None:
+        """The screen took up the present state: tell it of the next change."""
+        self._told = False
+
+    def next_command(self) -> int:
+        """A fresh id for a command."""
+        return next(self._commands)
+
+    def send(self, command: Incoming) -> str | None:
+        """Send a command; why it could not be sent, or None."""
+        if self.status.state != "open":
+            return f"no engine takes commands: {self.status.cause or self.status.state}"
+        try:
+            self._link.send(command)
+        except Exception as error:
+            return text.clean(error)
+        return None
+
+    def _run(self) -> None:
+        tries = 0
+        while not self._closing.is_set():
+            try:
+                message = self._link.receive(_LOOK_S)
+            except Exception as error:  # whatever a link raises is why there is no data any more
+                if not self._lost(text.clean(error), tries):
+                    return
+                tries += 1
+                continue
+            if message is not None:
+                tries = 0
+                self._take(message)
+
+    def _take(self, message: Outgoing) -> None:
+        if isinstance(message, Header) and message.protocol != PROTOCOL:
+            cause = f"the engine speaks protocol {message.protocol}, this console {PROTOCOL}: use equal versions"
+            self._set(LinkStatus("ended", cause, self._now()))
+            self._closing.set()
+            return
+        with self.history.lock:
+            self.history.apply(message)
+            self.received_at_s = self._now()
+        if isinstance(message, Reply):
+            self._on_reply(message)
+        if isinstance(message, Bye):
+            self.status = LinkStatus("ended", text.clean(message.reason), self._now())
+        elif self.status.state != "open" and self.status.state != "ended":
+            self.status = LinkStatus("open", since_s=self._now())
+        self._tell()
+
+    def _lost(self, cause: str, tries: int) -> bool:
+        """Note the end of the link; True once it is open again, False when there is nothing to wait for."""
+        if self._closing.is_set() or self.status.state == "ended":
+            return False
+        if self._reopen is None:
+            self._set(LinkStatus("ended", cause, self._now()))
+            return False
+        since_s = self.status.since_s if self.status.state == "lost" else self._now()
+        wait_s = _RETRY_S[min(tries, len(_RETRY_S) - 1)]
+        self._set(LinkStatus("lost", cause, since_s, self._now() + wait_s))
+        if self._closing.wait(wait_s):
+            return False
+        try:
+            self._link = self._reopen()
+        except Exception as error:
+            self._set(LinkStatus("lost", text.clean(error), since_s, None))
+        return True
+
+    def _set(self, status: LinkStatus) -> None:
+        self.status = status
+        self._tell()
+
+    def _tell(self) -> None:
+        if not self._told:
+            self._told = True
+            self._on_change()

@@ -1,0 +1,126 @@
+"""Latency over a window: exact percentiles of weighted samples, kept in one-second buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from schedtop.engine.telemetry import StepRecord
+
+BUCKET_S = 1.0
+KINDS = ("ttft", "itl")
+
+_UNIT_S = 1e-6
+_KEEP_BUCKETS = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Durations in whole microseconds: sorted distinct `values`, and how often each occurred."""
+
+    values: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+
+    @property
+    def n(self) -> int:
+        return int(self.counts.sum())
+
+    def quantile(self, share: float) -> float | None:
+        """The quantile in seconds, interpolated linearly between neighbours; None of no samples."""
+        n = self.n
+        if not n:
+            return None
+        ends = np.cumsum(self.counts)
+        position = share * (n - 1)
+        below = int(position)
+        low = self.values[np.searchsorted(ends, below, side="right")]
+        high = self.values[np.searchsorted(ends, min(below + 1, n - 1), side="right")]
+        return float(low + (high - low) * (position - below)) * _UNIT_S
+
+    def within(self, limit_s: float) -> int:
+        """How many are at most `limit_s`."""
+        return int(self.counts[: np.searchsorted(self.values, round(limit_s / _UNIT_S), side="right")].sum())
+
+
+EMPTY = Samples(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+
+
+def collect(seconds: npt.NDArray[np.float64]) -> Samples:
+    """Samples of durations in seconds; NaN means none."""
+    known = seconds[~np.isnan(seconds)]
+    if not len(known):
+        return EMPTY
+    values, counts = np.unique(np.rint(known / _UNIT_S).astype(np.int64), return_counts=True)
+    return Samples(values, counts)
+
+
+def merge(parts: Sequence[Samples]) -> Samples:
+    """All samples of `parts` together."""
+    parts = [part for part in parts if len(part.values)]
+    if not parts:
+        return EMPTY
+    if len(parts) == 1:
+        return parts[0]
+    values, inverse = np.unique(np.concatenate([part.values for part in parts]), return_inverse=True)
+    counts = np.bincount(inverse, weights=np.concatenate([part.counts for part in parts]))
+    return Samples(values, counts.astype(np.int64))
+
+
+def of_records(records: Iterable[StepRecord]) -> dict[str, Samples]:
+    """TTFT and ITL samples of some records."""
+    records = list(records)
+    itl = np.frombuffer(b"".join([record.itl_s for record in records]), dtype=np.float32)
+    ttft = [seconds for record in records if record.ttft_s for _, seconds in record.ttft_s]
+    return {"ttft": collect(np.array(ttft, dtype=np.float64)), "itl": collect(itl.astype(np.float64))}
+
+
+class LatencyBuckets:
+    """Samples by second of the engine's clock. Records are taken in order; the newest second stays open."""
+
+    def __init__(self) -> None:
+        self._closed: dict[int, dict[str, Samples]] = {}
+        self._open: list[StepRecord] = []
+        self._open_bucket = -1
+        self._open_samples: dict[str, Samples] | None = None
+
+    def take(self, record: StepRecord) -> None:
+        bucket = int(record.end_s // BUCKET_S)
+        if bucket != self._open_bucket:
+            self._close()
+            self._open_bucket = bucket
+        self._open_samples = None
+        self._open.append(record)
+
+    def _close(self) -> None:
+        if self._open:
+            self._closed[self._open_bucket] = of_records(self._open)
+            self._open = []
+        while len(self._closed) > _KEEP_BUCKETS:
+            del self._closed[next(iter(self._closed))]
+
+    def bucket(self, index: int) -> dict[str, Samples] | None:
+        """Samples of one second; None if nothing was recorded in it."""
+        if index != self._open_bucket:
+            return self._closed.get(index)
+        if self._open_samples is None:
+            self._open_samples = of_records(self._open)
+        return self._open_samples
+
+    def columns(
+        self, kind: str, end_s: float, window_s: float, num_columns: int, newest: dict[str, Samples] | None = None
+    ) -> list[Samples]:
+        """The window that ends with the second of `end_s`, oldest first, in at most `num_columns` equal parts.
+
+        `newest` stands in for that last second, where only a part of it counts.
+        """
+        num_buckets = max(1, round(window_s / BUCKET_S))
+        per_column = -(-num_buckets // max(1, num_columns))
+        last = int(end_s // BUCKET_S)
+        parts = [self.bucket(index) for index in range(last - num_buckets + 1, last)]
+        parts.append(self.bucket(last) if newest is None else newest)
+        samples = [EMPTY if part is None else part[kind] for part in parts]
+        short = num_buckets % per_column
+        head = [merge(samples[:short])] if short else []
+        return head + [merge(samples[at : at + per_column]) for at in range(short, num_buckets, per_column)]

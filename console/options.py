@@ -1,0 +1,28 @@
+"""How a console is to behave, as the command line sets it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleOptions:
+    """Start-up settings of the console. SLOs are in seconds; None means none is set.
+
+    `theme` None picks by terminal: monochrome under NO_COLOR, the terminal's own colours where it has 16, else
+    dark. `embedded`: the engine ends with the console. `config_dir` holds `themes/` and `keys.toml`;
+    `output_dir` takes screenshots and exports.
+    """
+
+    theme: str | None = None
+    ascii: bool = False
+    read_only: bool = False
+    mouse: bool = True
+    embedded: bool = True
+    ttft_slo_s: float | None = None
+    itl_slo_s: float | None = None
+    window_s: float = 60.0
+    config_dir: Path | None = None
+    output_dir: Path | None = None
+    title: str = ""

@@ -1,0 +1,62 @@
+"""Rich styles by role, from a theme."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from rich.color import Color
+from rich.style import Style
+from schedtop.themes.load import Theme
+
+_UNDER = ("background", "surface", "cursor")
+
+
+class Palette:
+    """What the panels paint with. `palette["breach"]` is that role's text on the background.
+
+    `solid` tells whether classes may be drawn as smooth blocks of colour; if not, each has its own texture.
+    A faded palette draws every role towards the background: values that are no longer fresh.
+    """
+
+    def __init__(self, theme: Theme, solid: bool, faded: bool = False) -> None:
+        self.theme = theme
+        self.solid = solid and theme.fills == "solid" and not theme.ansi
+        self.faded = faded
+        self._styles: dict[tuple[str, str], Style] = {}
+        self._fills: dict[tuple[str, str], Style] = {}
+
+    def __getitem__(self, role: str) -> Style:
+        return self.on(role, "background")
+
+    def on(self, role: str, under: str) -> Style:
+        """Text of `role` over one of the colours that lie under text."""
+        style = self._styles.get((role, under))
+        if style is None:
+            style = self._styles[role, under] = self._make(role, under)
+        return style
+
+    def fill(self, lower: str, upper: str) -> Style:
+        """For partial blocks: the glyph in the colour of `lower`, the rest of the cell in that of `upper`."""
+        style = self._fills.get((lower, upper))
+        if style is None:
+            style = self._fills[lower, upper] = Style(color=self._colour(lower), bgcolor=self._colour(upper))
+        return style
+
+    def _make(self, role: str, under: str) -> Style:
+        attributes = f"{self.theme.styles.get(role, '')} {self.theme.styles.get(under, '')}"
+        background = None if self.theme.ansi else self._colour(under)
+        colour = self._colour(role) if self.theme.colours[role] != "default" else None
+        return Style(color=colour, bgcolor=background) + Style.parse(attributes.strip() or "none")
+
+    def _colour(self, role: str) -> Color:
+        name = self.theme.colours[role]
+        if self.faded and role not in _UNDER and name.startswith("#"):
+            return _blend(name, self.theme.colours["background"], 0.5)
+        return Color.parse(name)
+
+
+@lru_cache(256)
+def _blend(colour: str, towards: str, part: float) -> Color:
+    first, second = Color.parse(colour).get_truecolor(), Color.parse(towards).get_truecolor()
+    red, green, blue = (round(a + (b - a) * part) for a, b in zip(first, second, strict=True))
+    return Color.from_rgb(red, green, blue)

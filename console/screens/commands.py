@@ -1,0 +1,408 @@
+"""What the Live screen's actions do. One short method per action, named after its id."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from schedtop.console import export, text
+from schedtop.console.screens.help import HelpScreen
+from schedtop.console.screens.palette import PaletteScreen
+from schedtop.console.screens.quit import QuitScreen
+from schedtop.engine.knobs import KnobError
+from schedtop.engine.telemetry import Pause, Reply, Resume, SetKnobs, StepOnce
+
+if TYPE_CHECKING:
+    from schedtop.console.app import ConsoleApp
+    from schedtop.console.screens.live import LiveScreen
+
+    class _Base(LiveScreen):
+        """The screen these actions belong to."""
+
+        @property
+        def app(self) -> ConsoleApp: ...
+
+else:
+    _Base = object
+
+_KNOB_ACTIONS = ("knob_up", "knob_down", "knob_type", "knob_apply", "knob_undo", "knob_launch")
+_ENGINE_ACTIONS = ("pause_engine", "step_engine", *_KNOB_ACTIONS)
+_NO_OSC52 = ("linux", "vt100", "vt220")
+
+
+class Commands(_Base):
+    """Mixed into `LiveScreen`."""
+
+    def why_not(self, name: str) -> str | None:
+        """Why an action cannot be taken now; None if it can."""
+        view = self.view
+        if name in _ENGINE_ACTIONS:
+            if view.options.read_only:
+                return "this console is read-only"
+            if view.link.state != "open":
+                return "no engine takes commands"
+        if name in _KNOB_ACTIONS and view.pinned is not None:
+            return "a past step is shown; End returns to the present"
+        match name:
+            case "step_engine" if not view.history.live.paused:
+                return "the engine is running; P pauses it"
+            case "knob_apply" if not self.desk.staged and self.knobs.selected() is None:
+                return "nothing is staged"
+            case "live" if view.pinned is None:
+                return "this is the present"
+            case "pause_view" | "step_back" | "step_forward" | "export" if not view.history.records:
+                return "no step has come yet"
+            case "detail" if self.requests.selected_row() is None:
+                return "no request is selected"
+        return None
+
+    # Everywhere
+
+    def do_help(self) -> None:
+        panel = self.focused_panel
+        title = f"[{panel.NUMBER}] {panel.TITLE}" if panel is not None else "schedtop"
+        words = panel.HELP if panel is not None else ""
+        self.app.push_screen(HelpScreen(title, words, self.registry, self.why_not))
+
+    def do_quit(self) -> None:
+        in_flight = len(self.view.history.live.requests)
+        if not in_flight or self.view.link.state != "open":
+            self.app.exit(return_code=0)
+            return
+        what = (
+            "Quitting ends them and the engine."
+            if self.view.options.embedded
+            else "The engine goes on without you."
+        )
+        question = f"{text.plural(in_flight, 'request')} in flight. {what}"
+        self.app.push_screen(QuitScreen(question), lambda yes: self.app.exit(return_code=0) if yes else None)
+
+    def do_interrupt(self) -> None:
+        selection = self.get_selected_text()
+        if selection:
+            self.copy(selection, "the selection")
+        else:
+            self.app.exit(return_code=0)
+
+    def do_palette(self) -> None:
+        def run(name: str | None) -> None:
+            if name is not None:
+                self.action_act(name)
+
+        self.app.push_screen(PaletteScreen(self.registry, self.why_not), run)
+
+    def do_next_panel(self) -> None:
+        self._focus_next(1)
+
+    def do_previous_panel(self) -> None:
+        self._focus_next(-1)
+
+    def _focus_next(self, direction: int) -> None:
+        names = list(self.panels)
+        panel = self.focused_panel
+        index = names.index(str(panel.id)) if panel is not None else -direction
+        self.show_panel(names[(index + direction) % len(names)])
+
+    def do_panel_1(self) -> None:
+        self.show_panel("batch")
+
+    def do_panel_2(self) -> None:
+        self.show_panel("kv")
+
+    def do_panel_3(self) -> None:
+        self.show_panel("requests")
+
+    def do_panel_4(self) -> None:
+        self.show_panel("latency")
+
+    def do_panel_5(self) -> None:
+        self.show_panel("queue")
+
+    def do_panel_6(self) -> None:
+        self.show_panel("knobs")
+
+    def do_panel_7(self) -> None:
+        self.show_panel("events")
+
+    def do_zoom(self) -> None:
+        panel = self.focused_panel
+        self.zoomed = None if self.zoomed is not None or panel is None else str(panel.id)
+        self.place()
+
+    def do_back(self) -> None:
+        """One level at a time: zoom, staged knobs, filter, past step."""
+        if self.zoomed is not None:
+            self.zoomed = None
+        elif self.desk.staged:
+            self.desk.drop()
+        elif self.requests.filter:
+            self.requests.set_filter("")
+        elif self.view.pinned is not None:
+            self.view.release()
+        self.place()
+
+    def do_pause_view(self) -> None:
+        if self.view.pinned is not None:
+            self.view.release()
+        else:
+            self.view.pin(self.view.history.records[-1].seq)
+
+    def do_live(self) -> None:
+        self.view.release()
+
+    def do_pause_engine(self) -> None:
+        paused = self.view.history.live.paused
+        command = Resume if paused else Pause
+        self.app.command(
+            lambda id: command(id), self._told("resuming the engine" if paused else "pausing the engine")
+        )
+
+    def do_step_engine(self) -> None:
+        self.app.command(StepOnce, self._told("one step"))
+
+    def do_filter(self) -> None:
+        before = self.requests.filter.words
+        self.show_panel("requests")
+
+        def changed(words: str) -> None:
+            self.requests.set_filter(words)
+            self.paint()
+
+        def done(words: str | None) -> None:
+            self.requests.set_filter(before if words is None else words)
+            self.set_focus(self.requests)
+            self.paint()
+
+        self.prompt.on_help = self.do_help
+        self.prompt.ask("filter: words for id or state, !word, kv>40, age>2s", before, done, changed)
+
+    def do_copy(self) -> None:
+        line = self.copied_line()
+        if line:
+            self.copy(line, f"{text.fit(line, 40).strip()}")
+        else:
+            self.say("nothing is selected here", "warn")
+
+    def copied_line(self) -> str:
+        """The selected line of the focused panel as plain text."""
+        panel = self.focused_panel
+        if panel is self.requests:
+            row = self.requests.selected_row()
+            return " ".join(f"{name}={getattr(row, name)}" for name in row.__slots__) if row is not None else ""
+        if panel is self.events:
+            event = self.events.selected()
+            return f"{self.events.time(event)} {event.kind} {event.describe()}" if event is not None else ""
+        if panel is self.knobs:
+            knob = self.knobs.selected()
+            return f"{knob.name}={text.value(self.desk.current.get(knob.name))}" if knob is not None else ""
+        return " ".join(piece for piece, _ in panel.headline()) if panel is not None else ""
+
+    def copy(self, words: str, what: str) -> None:
+        """Through the terminal (OSC 52); into a file where the terminal is known not to take it."""
+        if os.environ.get("TERM", "") in _NO_OSC52 or os.environ.get("TERM_PROGRAM") == "Apple_Terminal":
+            self._save("schedtop-copy.txt", words)
+            return
+        self.app.copy_to_clipboard(words)
+        self.say(f"copied {what}", "ok")
+
+    def do_export(self) -> None:
+        steps = self.batch.shown_steps()
+        try:
+            paths = export.export_steps(steps, self.app.output_dir)
+        except OSError as error:
+            self.say(f"cannot export to {self.app.output_dir}: {error.strerror or error}", "breach")
+            return
+        self.say(f"{text.plural(len(steps), 'step')} in {' and '.join(str(path) for path in paths)}", "ok")
+
+    def do_screenshot(self) -> None:
+        svg = self.app.export_screenshot(title="schedtop")
+        lines = "\n".join(strip.text.rstrip() for strip in self.app.screen_strips()) + "\n"
+        self._save("schedtop.svg", svg)
+        self._save("schedtop.txt", lines)
+
+    def _save(self, name: str, words: str) -> Path | None:
+        try:
+            path = export.save_text(self.app.output_dir, name, words)
+        except OSError as error:
+            self.say(f"cannot write to {self.app.output_dir}: {error.strerror or error}", "breach")
+            return None
+        self.say(f"saved {path}", "ok")
+        return path
+
+    def do_theme(self) -> None:
+        self.say(f"theme: {self.app.next_theme()}")
+
+    def do_mouse(self) -> None:
+        self.say("mouse on" if self.app.toggle_mouse() else "mouse off: the terminal selects text", "ok")
+
+    def do_suspend(self) -> None:
+        self.app.action_suspend_process()
+
+    # Moving
+
+    def do_up(self) -> None:
+        self._move(-1)
+
+    def do_down(self) -> None:
+        self._move(1)
+
+    def _move(self, lines: int) -> None:
+        if self.focused_panel is not None:
+            self.focused_panel.move(lines)
+
+    def do_page_up(self) -> None:
+        if self.focused_panel is not None:
+            self.focused_panel.move_page(-1)
+
+    def do_page_down(self) -> None:
+        if self.focused_panel is not None:
+            self.focused_panel.move_page(1)
+
+    def do_first(self) -> None:
+        if self.focused_panel is not None:
+            self.focused_panel.move_end(last=False)
+
+    def do_last(self) -> None:
+        if self.focused_panel is not None:
+            self.focused_panel.move_end(last=True)
+
+    # Panels
+
+    def do_step_back(self) -> None:
+        self.batch.inspect(-self.view.steps_per_column)
+
+    def do_step_forward(self) -> None:
+        self.batch.inspect(self.view.steps_per_column)
+
+    def do_steps_more(self) -> None:
+        self.batch.resize_columns(1)
+
+    def do_steps_fewer(self) -> None:
+        self.batch.resize_columns(-1)
+
+    def do_sort_left(self) -> None:
+        self.requests.sort_by(-1)
+
+    def do_sort_right(self) -> None:
+        self.requests.sort_by(1)
+
+    def do_sort_invert(self) -> None:
+        self.requests.descending = not self.requests.descending
+
+    def do_follow(self) -> None:
+        self.requests.following = not self.requests.following
+
+    def do_freeze(self) -> None:
+        self.requests.toggle_frozen()
+
+    def do_next_match(self) -> None:
+        self.requests.next_match(1)
+
+    def do_previous_match(self) -> None:
+        self.requests.next_match(-1)
+
+    def do_detail(self) -> None:
+        row = self.requests.selected_row()
+        if row is not None:
+            self.say(f"{row.id}: the request screen is still to come")
+
+    def do_window_longer(self) -> None:
+        self.latency.resize_window(1)
+
+    def do_window_shorter(self) -> None:
+        self.latency.resize_window(-1)
+
+    def do_event_step(self) -> None:
+        event = self.events.selected()
+        if event is None or not self.view.pin(event.seq):
+            self.say("that step is no longer kept", "warn")
+
+    def do_event_level(self) -> None:
+        self.events.cycle_level()
+
+    # Knobs
+
+    def do_knob_up(self) -> None:
+        self._nudge(1)
+
+    def do_knob_down(self) -> None:
+        self._nudge(-1)
+
+    def _nudge(self, direction: int) -> None:
+        knob = self.knobs.selected()
+        if knob is not None:
+            self.desk.nudge(knob.name, direction)
+            self._foresee()
+
+    def do_knob_type(self) -> None:
+        knob = self.knobs.selected()
+        if knob is None:
+            return
+
+        def done(words: str | None) -> None:
+            if words is not None:
+                try:
+                    self.desk.stage(knob.name, words)
+                except KnobError as error:
+                    self.desk.refused = str(error)
+                else:
+                    self._foresee()
+            self.set_focus(self.knobs)
+            self.paint()
+
+        self.prompt.on_help = self.do_help
+        shown = text.value(self.desk.shown(knob.name))
+        self.prompt.ask(f"{knob.name} ({self.desk.range_of(knob)})", shown, done)
+
+    def do_knob_apply(self) -> None:
+        if not self.desk.staged:
+            self.do_knob_type()
+            return
+        values, version = self.desk.applying(), self.view.history.live.knobs_version
+
+        def replied(reply: Reply) -> None:
+            if reply.ok:
+                self.desk.applied(values)
+                words = "; ".join(reply.warnings)
+                self.say(f"applied {', '.join(values)}" + (f": {words}" if words else ""), "ok")
+            else:
+                self.desk.refused = reply.text
+                self.say(reply.text, "breach")
+
+        self.app.command(lambda id: SetKnobs(id, values, version, by="key"), replied)
+
+    def do_knob_undo(self) -> None:
+        if self.desk.stage_undo():
+            self._foresee()
+            self.say("the values before your last change are staged; Enter applies them")
+        else:
+            self.say("no change of yours is left to undo", "warn")
+
+    def do_knob_launch(self) -> None:
+        if self.desk.stage_launch():
+            self._foresee()
+            self.say("the launch values are staged; Enter applies them")
+        else:
+            self.say("every knob is at its launch value")
+
+    def _foresee(self) -> None:
+        """Ask the engine what the staged values would do."""
+        values: dict[str, Any] = dict(self.desk.staged)
+        if not values:
+            return
+
+        def replied(reply: Reply) -> None:
+            if values == self.desk.staged:
+                self.desk.warnings = list(reply.warnings)
+                self.desk.refused = "" if reply.ok else reply.text
+
+        self.app.command(lambda id: SetKnobs(id, values, by="key", dry_run=True), replied)
+
+    def _told(self, done: str) -> Any:
+        """A reply's words for the footer."""
+
+        def replied(reply: Reply) -> None:
+            self.say(done if reply.ok else reply.text, "ok" if reply.ok else "breach")
+
+        return replied

@@ -1,0 +1,79 @@
+"""The command palette: every action by name, with its key and, where it is off, why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+from schedtop.console.actions import SCOPES, Action, Registry, key_name
+from textual.containers import Vertical
+from textual.screen import ModalScreen
+from textual.widgets import Input, Static
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+    from textual.events import Key
+
+ROWS = 14
+
+
+class PaletteScreen(ModalScreen[str | None]):
+    """Type to narrow, Enter runs, Esc leaves. Returns the chosen action's id."""
+
+    def __init__(self, registry: Registry, why_not: Callable[[str], str | None]) -> None:
+        super().__init__(classes="dialog")
+        self.registry, self.why_not = registry, why_not
+        self.cursor = 0
+        self.found: list[Action] = list(registry.actions)
+
+    def compose(self) -> ComposeResult:
+        with Vertical(id="palette"):
+            yield Input(placeholder="type to find an action", id="palette-input")
+            yield Static("", id="palette-list")
+
+    def on_mount(self) -> None:
+        self._show()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self.found = match(event.value, self.registry.actions)
+        self.cursor = 0
+        self._show()
+
+    def on_key(self, event: Key) -> None:
+        if event.key == "escape":
+            event.stop()
+            self.dismiss(None)
+        elif event.key in ("up", "down"):
+            event.stop()
+            self.cursor = max(0, min(len(self.found) - 1, self.cursor + (1 if event.key == "down" else -1)))
+            self._show()
+        elif event.key == "enter":
+            event.stop()
+            self.dismiss(self.found[self.cursor].id if self.found else None)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self.dismiss(self.found[self.cursor].id if self.found else None)
+
+    def _show(self) -> None:
+        top = max(0, min(self.cursor - ROWS // 2, len(self.found) - ROWS))
+        words = Text(no_wrap=True)
+        for index, action in enumerate(self.found[top : top + ROWS], start=top):
+            reason = self.why_not(action.id)
+            where = "" if action.scope == "global" else f" ({SCOPES[action.scope]})"
+            keys = " ".join(key_name(key) for key in action.keys)
+            line = f" {action.title + where:<44.44} {keys:<14}" + (f" off: {reason}" if reason else "")
+            words.append(line.ljust(74)[:74] + "\n", style="reverse" if index == self.cursor else "")
+        self.query_one("#palette-list", Static).update(words if self.found else Text(" no action is called so"))
+
+
+def match(words: str, actions: tuple[Action, ...]) -> list[Action]:
+    """Actions whose title, help or key holds all words; those whose title begins with them first."""
+    wanted = words.lower().split()
+    found = [action for action in actions if all(word in _haystack(action) for word in wanted)]
+    return sorted(found, key=lambda action: not action.title.lower().startswith(words.lower().strip()))
+
+
+def _haystack(action: Action) -> str:
+    return f"{action.title} {action.help} {' '.join(map(key_name, action.keys))}".lower()

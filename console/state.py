@@ -1,0 +1,240 @@
+"""The engine's state at one step, folded from snapshots and step records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from schedtop.engine.telemetry import (
+    ROW_FIELDS,
+    Arrival,
+    IntArray,
+    RequestState,
+    Snapshot,
+    StepRecord,
+    Totals,
+    block_changes,
+    row_matrix,
+)
+
+NUMBER, TOKENS, DRAFTS, ACCEPTED, COMPUTED, NEEDED, EMITTED, BLOCKS, FLAGS = range(len(ROW_FIELDS))
+
+Classes = npt.NDArray[np.uint8]
+
+_NO_ROWS: IntArray = np.zeros((len(ROW_FIELDS), 0), dtype=np.int32)
+
+
+class Tracked(msgspec.Struct, frozen=True):
+    """A live request. Never edited, only replaced, so that a copy of the state may share it.
+
+    `output_tokens` and `computed_tokens` hold while the request is not in the rows of the newest step.
+    """
+
+    arrival: Arrival
+    waiting: bool = True
+    output_tokens: int = 0
+    computed_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    first_scheduled_s: float | None = None
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    queued_since_s: float = 0.0
+    requeued_s: float = 0.0
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_token_s is None else self.first_token_s - self.arrival.arrival_s
+
+
+class State:
+    """What is live at one moment: requests, their rows in the newest step, queue order, blocks by class, knobs.
+
+    `waiting` is in queue order under FCFS; under priority `queue()` sorts it. `classes` is uint8, one
+    `BlockClass` per block. `exact` is False between a gap in the records and the next snapshot.
+    """
+
+    __slots__ = (
+        "classes",
+        "clock_s",
+        "exact",
+        "knobs",
+        "knobs_version",
+        "paused",
+        "requests",
+        "rows",
+        "seq",
+        "step",
+        "tables",
+        "totals",
+        "waiting",
+    )
+
+    def __init__(self) -> None:
+        self.seq = -1
+        self.step = 0
+        self.clock_s = 0.0
+        self.exact = True
+        self.paused = False
+        self.knobs: dict[str, Any] = {}
+        self.knobs_version = 0
+        self.totals = Totals()
+        self.requests: dict[int, Tracked] = {}
+        self.waiting: dict[int, None] = {}
+        self.rows: IntArray = _NO_ROWS
+        self.tables: dict[int, bytes] = {}
+        self.classes: Classes = np.zeros(0, dtype=np.uint8)
+
+    def copy(self) -> State:
+        """An independent copy; requests and rows are shared, as they are never edited."""
+        twin = State()
+        for name in self.__slots__:
+            setattr(twin, name, getattr(self, name))
+        twin.knobs = dict(self.knobs)
+        twin.requests = dict(self.requests)
+        twin.waiting = dict(self.waiting)
+        twin.tables = dict(self.tables)
+        twin.classes = self.classes.copy()
+        return twin
+
+    def start_afresh(self, snapshot: Snapshot) -> None:
+        """Take over a snapshot's whole state."""
+        self.seq, self.step, self.clock_s = snapshot.seq, snapshot.step, snapshot.clock_s
+        self.exact = True
+        self.paused = snapshot.paused
+        self.knobs, self.knobs_version = dict(snapshot.knobs), snapshot.knobs_version
+        self.totals = snapshot.totals
+        waiting = set(snapshot.waiting)
+        self.requests = {
+            item.arrival.number: _tracked(item, item.arrival.number in waiting) for item in snapshot.requests
+        }
+        self.waiting = dict.fromkeys(snapshot.waiting)
+        self.rows = _NO_ROWS
+        self.tables = {item.arrival.number: item.table for item in snapshot.requests if item.table}
+        self.classes = np.frombuffer(snapshot.block_classes, dtype=np.uint8).copy()
+
+    def apply(self, record: StepRecord) -> None:
+        """Move on by one record. Costs follow what happened in the step, not how much is live."""
+        self.seq, self.step, self.clock_s = record.seq, record.step, record.end_s
+        self.paused, self.totals = record.paused, record.totals
+        if record.arrivals:
+            self._arrive(record.arrivals)
+        for refusal in record.refusals:
+            self._drop(refusal.number)
+        if record.preemptions:
+            self._preempt(record)
+        if record.admissions:
+            self._admit(record)
+        if record.executed or record.rows:
+            self.rows = row_matrix(record)
+        if record.ttft_s:
+            self._first_tokens(record)
+        if record.tables:
+            tables = self.tables
+            for number, ids in record.tables:
+                tables[number] = tables.get(number, b"") + ids
+        for finish in record.finishes:
+            self._drop(finish.number)
+        if record.changed_blocks:
+            blocks, classes = block_changes(record)
+            self.classes[blocks] = classes
+        if record.knobs or record.knobs_version != self.knobs_version:
+            self.knobs_version = record.knobs_version
+            for change in record.knobs:
+                self.knobs[change.name] = change.new
+
+    def _arrive(self, arrivals: Iterable[Arrival]) -> None:
+        for arrival in arrivals:
+            self.requests[arrival.number] = Tracked(arrival, queued_since_s=arrival.arrival_s)
+            self.waiting[arrival.number] = None
+
+    def _admit(self, record: StepRecord) -> None:
+        for admission in record.admissions:
+            self.waiting.pop(admission.number, None)
+            tracked = self.requests.get(admission.number)
+            if tracked is None:
+                continue
+            changes: dict[str, Any] = {"waiting": False}
+            if admission.resumed:
+                changes["requeued_s"] = tracked.requeued_s + admission.waited_s
+            else:
+                changes["cached_tokens"] = admission.cached_tokens
+                changes["first_scheduled_s"] = tracked.arrival.arrival_s + admission.waited_s
+            self.requests[admission.number] = msgspec.structs.replace(tracked, **changes)
+
+    def _preempt(self, record: StepRecord) -> None:
+        for preemption in record.preemptions:
+            tracked = self.requests.get(preemption.number)
+            if tracked is None:
+                continue
+            self.requests[preemption.number] = msgspec.structs.replace(
+                tracked,
+                waiting=True,
+                output_tokens=self.outputs(preemption.number),
+                computed_tokens=0,
+                preemptions=preemption.count,
+                queued_since_s=record.start_s,
+            )
+            self.tables.pop(preemption.number, None)
+            # A victim returns to the front of the queue; under priority the order is worked out when it is shown.
+            self.waiting = {preemption.number: None, **self.waiting}
+
+    def _first_tokens(self, record: StepRecord) -> None:
+        for number, ttft_s in record.ttft_s:
+            tracked = self.requests.get(number)
+            if tracked is not None:
+                first_s = tracked.arrival.arrival_s + ttft_s
+                self.requests[number] = msgspec.structs.replace(tracked, first_token_s=first_s)
+
+    def _drop(self, number: int) -> None:
+        self.requests.pop(number, None)
+        self.waiting.pop(number, None)
+        self.tables.pop(number, None)
+
+    def outputs(self, number: int) -> int:
+        """Output tokens of a request so far: from its row if it has one, else as it came to rest."""
+        tracked = self.requests[number]
+        found = np.flatnonzero(self.rows[NUMBER] == number)
+        if not len(found) or tracked.waiting:
+            return tracked.output_tokens
+        row = self.rows[:, found[0]]
+        return int(row[NEEDED] + row[EMITTED]) - tracked.arrival.prompt_tokens
+
+    def running(self) -> list[int]:
+        """Numbers of the requests that run after this step, in the engine's order."""
+        requests = self.requests
+        rows: list[int] = self.rows[NUMBER].tolist()
+        listed = [number for number in rows if number in requests and not requests[number].waiting]
+        if len(listed) == len(requests) - len(self.waiting):
+            return listed
+        seen = set(listed)
+        return listed + [n for n, item in requests.items() if not item.waiting and n not in seen]
+
+    def queue(self, policy: str) -> list[int]:
+        """Numbers of the waiting requests, head first."""
+        if policy != "priority":
+            return list(self.waiting)
+        requests = self.requests
+        return sorted(
+            (number for number in self.waiting if number in requests),
+            key=lambda n: (requests[n].arrival.priority, requests[n].arrival.arrival_s, n),
+        )
+
+
+def _tracked(item: RequestState, waiting: bool) -> Tracked:
+    return Tracked(
+        arrival=item.arrival,
+        waiting=waiting,
+        output_tokens=item.output_tokens,
+        computed_tokens=item.computed_tokens,
+        cached_tokens=item.cached_tokens,
+        preemptions=item.preemptions,
+        first_scheduled_s=item.first_scheduled_s,
+        first_token_s=item.first_token_s,
+        last_token_s=item.last_token_s,
+        queued_since_s=item.arrival.arrival_s if item.queued_s is None else item.queued_s,
+        requeued_s=item.requeued_s,
+    )

@@ -1,0 +1,115 @@
+"""Text for the screen: outside text made harmless, figures in steady units."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+
+from rich.cells import cell_len, set_cell_size
+
+NONE = "-"
+UNKNOWN = "n/a"
+
+_HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Mn", "Me"))
+_SCALES = ((1e3, "k"), (1e6, "M"), (1e9, "G"), (1e12, "T"))
+
+
+def clean(value: object, limit: int = 200) -> str:
+    """`value` as one harmless line: control, format, bidi, combining and unassigned characters become `?`.
+
+    Everything that comes from a client, a file or another process passes here before it is drawn; nothing on the
+    screen is parsed as markup.
+    """
+    text = str(value)
+    if len(text) > limit:
+        text = text[: limit - 1] + "~"
+    if text.isascii() and text.isprintable():
+        return text
+    return "".join(" " if char in "\t\n\r" else "?" if _hidden(char) else char for char in text)
+
+
+def _hidden(char: str) -> bool:
+    return unicodedata.category(char) in _HIDDEN
+
+
+def fit(text: str, width: int, align: str = "<") -> str:
+    """`text` in exactly `width` cells; a cut is marked by a closing `~`."""
+    if width <= 0:
+        return ""
+    length = len(text) if text.isascii() else cell_len(text)
+    if length > width:
+        return set_cell_size(text, width - 1) + "~"
+    pad = " " * (width - length)
+    return pad + text if align == ">" else text + pad
+
+
+def count(number: float | None) -> str:
+    """A count in at most five cells: 21, 9999, 12.3k, 123k, 1.2M."""
+    if number is None or not math.isfinite(number):
+        return UNKNOWN
+    if abs(number) < 10_000:
+        return f"{number:.0f}"
+    for scale, suffix in _SCALES:
+        scaled = number / scale
+        if abs(scaled) < 999.5:
+            return f"{scaled:.1f}{suffix}" if abs(scaled) < 99.95 else f"{scaled:.0f}{suffix}"
+    return f"{number:.0e}"
+
+
+def rate(number: float | None) -> str:
+    """A rate with one decimal while it is small: 0.4, 21.4, 312, 12.3k."""
+    if number is None or not math.isfinite(number):
+        return UNKNOWN
+    return f"{number:.1f}" if abs(number) < 99.95 else count(number)
+
+
+def ms(seconds: float | None) -> str:
+    """Seconds as milliseconds, three significant digits: 0.42, 4.2, 46.7, 182, 9400."""
+    if seconds is None or not math.isfinite(seconds):
+        return NONE
+    value = seconds * 1000
+    if value >= 99.95:
+        return f"{value:.0f}" if value < 99_999.5 else f"{value / 1000:.0f}s"
+    return f"{value:.1f}" if value >= 0.995 or value == 0 else f"{value:.2f}"
+
+
+def duration(seconds: float | None) -> str:
+    """A span for people: 0.4s, 12.3s, 4m05s, 3h12m, 5d03h."""
+    if seconds is None or not math.isfinite(seconds):
+        return NONE
+    if seconds < 99.95:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(int(seconds), 60)
+    if minutes < 100:
+        return f"{minutes}m{rest:02d}s"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours}h{minutes:02d}m"
+    return f"{hours // 24}d{hours % 24:02d}h"
+
+
+def share(part: float, whole: float) -> str:
+    """`part` of `whole` in percent, `n/a` of nothing. Never rounds to 0 or 100 what is not."""
+    if not whole:
+        return UNKNOWN
+    percent = 100 * part / whole
+    if 0 < percent < 0.5:
+        return "<1%"
+    if 99.5 <= percent < 100:
+        return ">99%"
+    return f"{percent:.0f}%"
+
+
+def value(knob_value: object) -> str:
+    """A knob's value as typed: None is `auto`, booleans are on and off."""
+    if knob_value is None:
+        return "auto"
+    if isinstance(knob_value, bool):
+        return "on" if knob_value else "off"
+    if isinstance(knob_value, float):
+        return f"{knob_value:g}"
+    return clean(knob_value, 40)
+
+
+def plural(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

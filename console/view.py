@@ -1,0 +1,91 @@
+"""What the panels draw from: which moment is shown, and how."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from schedtop.console.glyphs import Glyphs
+from schedtop.console.history import History, Moment
+from schedtop.console.options import ConsoleOptions
+from schedtop.console.palette import Palette
+
+WINDOWS_S = (10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
+STEPS_PER_COLUMN = (1, 2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStatus:
+    """How the console stands with its engine. `since_s` and `retry_at_s` are on the console's clock."""
+
+    state: str = "connecting"
+    cause: str = ""
+    since_s: float = 0.0
+    retry_at_s: float | None = None
+
+
+@dataclass
+class View:
+    """Shared by a screen's panels. Read and changed by the screen's thread only, with the history locked.
+
+    `moment` is what every panel shows: live, or pinned to one step (`pinned` is its seq). `edge` is the newest
+    step of the batch history, which stands still while the view is pinned.
+    """
+
+    history: History
+    options: ConsoleOptions
+    palette: Palette
+    glyphs: Glyphs
+    now: Callable[[], float] = time.monotonic
+    link: LinkStatus = field(default_factory=LinkStatus)
+    window_s: float = 60.0
+    steps_per_column: int = 1
+    pinned: int | None = None
+    edge: int = -1
+    received_at_s: float | None = None
+    _moment: Moment | None = None
+
+    @property
+    def moment(self) -> Moment:
+        if self._moment is None:
+            self.look()
+        assert self._moment is not None
+        return self._moment
+
+    def look(self) -> None:
+        """Take up the newest moment, unless the view is pinned."""
+        if self.pinned is None:
+            self._moment = self.history.now()
+            self.edge = self._moment.seq
+
+    def pin(self, seq: int) -> bool:
+        """Show the step `seq` and stay there; False if it is not known any more."""
+        moment = self.history.at(seq)
+        if moment is None:
+            return False
+        if self.pinned is None:
+            self.edge = self.history.live.seq
+        self.pinned, self._moment = seq, moment
+        self.edge = max(self.edge, seq)
+        return True
+
+    def release(self) -> None:
+        """Go back to the present."""
+        self.pinned = None
+        self.look()
+
+    @property
+    def behind(self) -> int:
+        """Steps that came since the view was pinned."""
+        return self.history.live.step - self.moment.state.step
+
+    @property
+    def stale(self) -> bool:
+        """True when nothing new will come: the engine stopped or the link is lost."""
+        return self.link.state in ("lost", "ended")
+
+    @property
+    def age_s(self) -> float | None:
+        """Seconds since the last message of the engine; None before the first."""
+        return None if self.received_at_s is None else max(0.0, self.now() - self.received_at_s)

@@ -1,0 +1,44 @@
+"""A line under the header for a state that colours everything below it: loading, stopped, disconnected."""
+
+from __future__ import annotations
+
+from rich.style import Style
+from schedtop.console import text
+from schedtop.console.line import Line
+from schedtop.console.view import View
+from schedtop.console.widgets.panel import Drawn
+
+
+def banner(view: View) -> tuple[str, str] | None:
+    """The banner's words and their role; None while everything is in order."""
+    history, link = view.history, view.link
+    step = history.live.step
+    if link.state == "ended":
+        where = f"at step {step}" if history.records else "before its first step"
+        return (
+            f"The engine stopped {where}: {link.cause or 'no cause given'}. History stays; knobs are off.",
+            "breach",
+        )
+    if link.state == "lost":
+        retry = ""
+        if link.retry_at_s is not None:
+            retry = f" Next try in {text.duration(max(0.0, link.retry_at_s - view.now()))}."
+        return f"No engine for {text.duration(view.now() - link.since_s)}: {link.cause}.{retry}", "breach"
+    if not history.synced:
+        stage = history.stage
+        if stage is None:
+            return f"Waiting for the engine: {text.duration(view.now() - link.since_s)}. q quits.", "warn"
+        since_s = stage.elapsed_s + (view.age_s or 0.0)
+        return f"Loading: {text.clean(stage.name)}, {text.duration(since_s)}. q quits.", "warn"
+    return None
+
+
+class BannerBar(Drawn):
+    def lines(self, width: int, height: int) -> list[Line]:
+        palette = self.view.palette
+        found = banner(self.view)
+        if found is None:
+            return []
+        words, role = found
+        style = palette.on(role, "surface") + Style(bold=True)
+        return [Line().add(f" {words}", style).pad(width, style)]

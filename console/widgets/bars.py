@@ -1,0 +1,109 @@
+"""The thin widgets: footer, tabs, ticker and the divider between columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.style import Style
+from schedtop.console.actions import GLOBAL, Action, Registry, key_name
+from schedtop.console.layout import TABS
+from schedtop.console.line import Line
+from schedtop.console.view import View
+from schedtop.console.widgets.panel import Drawn
+
+if TYPE_CHECKING:
+    from schedtop.console.widgets.events import EventsPanel
+    from schedtop.console.widgets.panel import Panel
+
+
+class FooterBar(Drawn):
+    """Keys for what has the focus; for a few seconds, what just happened."""
+
+    def __init__(self, view: View, registry: Registry, *, id: str) -> None:
+        super().__init__(view, id=id)
+        self.registry = registry
+        self.scope = ""
+        self.said: tuple[str, str] | None = None
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        palette = self.view.palette
+        under = palette.on("text", "surface")
+        line = Line().add(" ", under)
+        if self.said is not None:
+            words, role = self.said
+            return [line.add(words, palette.on(role, "surface")).pad(width, under)]
+        for action in self._shown():
+            words = f" {action.footer}  "
+            if line.length + len(key_name(action.keys[0])) + len(words) > width:
+                break
+            click = Style(meta={"@click": f"screen.act('{action.id}')"})
+            line.add(key_name(action.keys[0]), palette.on("accent", "surface") + click)
+            line.add(words, palette.on("muted", "surface") + click)
+        return [line.pad(width, under)]
+
+    def _shown(self) -> list[Action]:
+        """Help first, then what the focused panel can do, then the rest."""
+        local, rest = (
+            [action for action in self.registry.of_scope(scope) if action.footer and action.keys]
+            for scope in (self.scope, GLOBAL)
+        )
+        return [*rest[:1], *local, *rest[1:]]
+
+
+class TabBar(Drawn):
+    """Names the panels that share the lower pane; the shown one stands out."""
+
+    def __init__(self, view: View, panels: dict[str, Panel], *, id: str) -> None:
+        super().__init__(view, id=id)
+        self.panels = panels
+        self.tab = TABS[0]
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        palette, rule = self.view.palette, self.view.glyphs.rule
+        line = Line().add(rule, palette["rule"])
+        for name in TABS:
+            panel = self.panels[name]
+            shown = name == self.tab
+            click = Style(meta={"@click": f"screen.act('panel_{panel.NUMBER}')"})
+            line.add(f"[{panel.NUMBER}]", palette["accent"] + click)
+            title = f"*{panel.TITLE}*" if shown else panel.TITLE
+            style = palette["text"] + Style(bold=True, reverse=panel.has_focus) if shown else palette["muted"]
+            line.add(title, style + click)
+            note = self.note(name)
+            if note:
+                line.add(f" {note}", palette["warn" if name == "knobs" else "muted"])
+            line.add(f" {rule}", palette["rule"])
+        return [line.pad(width, palette["rule"], rule)]
+
+    def note(self, name: str) -> str:
+        """What a tab tells while its panel is hidden."""
+        moment = self.view.moment
+        if name == "queue" and moment.state.waiting:
+            head = moment.record.head if moment.record is not None else None
+            return f"{len(moment.state.waiting)}" + (f" {head.reason.replace('_', ' ')[:12]}" if head else "")
+        if name == "knobs":
+            staged = self.panels["knobs"].desk.staged  # type: ignore[attr-defined]
+            return f"{len(staged)} staged" if staged else ""
+        if name == "requests":
+            return str(len(moment.state.requests))
+        return ""
+
+
+class Ticker(Drawn):
+    """The newest event, where the event panel is not in sight."""
+
+    def __init__(self, view: View, events: EventsPanel, *, id: str) -> None:
+        super().__init__(view, id=id)
+        self.events = events
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        listed = self.events.listed()
+        return [self.events.line(listed[0]) if listed else Line()]
+
+
+class Divider(Drawn):
+    """The line between the two columns of a wide screen."""
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        palette = self.view.palette
+        return [Line().add(f" {self.view.glyphs.column} ", palette["rule"]) for _ in range(height)]

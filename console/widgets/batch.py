@@ -1,0 +1,308 @@
+"""[1] Batch: what one step was made of, and the steps before it as columns."""
+
+from __future__ import annotations
+
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from rich.style import Style
+from schedtop.console import text
+from schedtop.console.line import Line
+from schedtop.console.view import STEPS_PER_COLUMN
+from schedtop.console.widgets.panel import Panel, Pieces
+from schedtop.engine.telemetry import Limiter, StepRecord
+
+CLASSES = (("D", "decode"), ("P", "prefill"), ("S", "draft"), (".", "unused"))
+MARKS = (("K", "accent"), ("V", "breach"), ("A", "ok"))
+
+_EIGHTHS_WIDE = " ▏▎▍▌▋▊▉█"
+
+
+class Column(NamedTuple):
+    """Tokens of one column's steps: per class, the budget, the first and last seq, and what happened."""
+
+    decode: float
+    prefill: float
+    draft: float
+    budget: float
+    first: int
+    last: int
+    mark: str
+
+
+class BatchPanel(Panel):
+    NUMBER: ClassVar[int] = 1
+    TITLE: ClassVar[str] = "Batch"
+    HELP: ClassVar[str] = """\
+The bar is one step: the tokens it scheduled, by class, against its token budget.
+  D decode    the newest token of a request that is past its prompt
+  P prefill   prompt tokens, or tokens computed again after a preemption
+  S draft     speculated tokens that this step verifies
+  . unused    budget that nothing could take; the limiter says what stopped the scheduler
+tokens = scheduled / max_num_scheduled_tokens; rows = input rows / max_num_batched_tokens.
+Below it are the steps before, newest at the right; a column's full height is the largest budget in sight.
+Marks under the columns: A a request was admitted, V one was preempted, K a knob was changed.
+Left and Right show an earlier step in all panels; End returns to the present.
++ and - choose how many steps share a column; their tokens are then averaged."""
+
+    def step(self) -> StepRecord | None:
+        """The shown step; while the engine is idle, its last one."""
+        moment = self.view.moment
+        if moment.record is not None and moment.record.executed:
+            return moment.record
+        return next(iter(self.view.history.steps(moment.seq, 1)), None)
+
+    def headline(self) -> Pieces:
+        record = self.step()
+        if record is None:
+            return [("no step yet", "muted")]
+        cap = self.view.moment.state.knobs.get("max_num_seqs")
+        pieces = [
+            (f"step {record.step}", "text"),
+            (f"{text.ms(record.end_s - record.start_s)} ms", "text"),
+            (f"tok {record.scheduled_tokens}/{record.token_budget}", "text"),
+            (f"rows {record.input_rows}/{record.input_budget}", "text"),
+            (f"seq {record.running}/{text.value(cap)}", "text"),
+        ]
+        if self.view.steps_per_column > 1:
+            pieces.append((f"{self.view.steps_per_column} steps/column", "accent"))
+        return pieces
+
+    def body(self, width: int, height: int) -> list[Line]:
+        record = self.step()
+        lines = [self._bar(record, width), self._legend(record, width)]
+        rows = height - len(lines) - (2 if height >= 8 else 1)
+        if rows < 1:
+            return lines[:height]
+        columns = self.columns(width)
+        lines += self._history(columns, width, rows)
+        lines.append(self._marks(columns, width))
+        if height >= 8:
+            lines.append(self._range(columns, width))
+        return lines
+
+    # The bar of one step
+
+    def _bar(self, record: StepRecord | None, width: int) -> Line:
+        palette, glyphs = self.view.palette, self.view.glyphs
+        line, inner = Line(), width - 2
+        edge = palette["muted"]
+        line.add(glyphs.left, edge)
+        if record is None:
+            return line.pad(width - 1, palette["faint"], glyphs.unused).add(glyphs.right, edge)
+        amounts = step_classes(record)
+        for (letter, role), amount, cells in zip(CLASSES, amounts, shares(amounts, inner), strict=True):
+            self._segment(line, letter, role, amount, cells)
+        return line.add(glyphs.right, edge)
+
+    def _segment(self, line: Line, letter: str, role: str, amount: int, cells: int) -> None:
+        palette, glyphs = self.view.palette, self.view.glyphs
+        glyph = getattr(glyphs, role)
+        if role == "unused" or not palette.solid:
+            line.add(glyph * cells, palette[role])
+            return
+        label = f" {letter} {amount}"
+        label = label if len(label) < cells else f" {letter}"
+        if len(label) > cells:
+            label = ""
+        line.add(label.ljust(cells), Style(color=palette["background"].bgcolor, bold=True) + _under(palette[role]))
+
+    def _legend(self, record: StepRecord | None, width: int) -> Line:
+        palette, glyphs = self.view.palette, self.view.glyphs
+        amounts = step_classes(record) if record is not None else (0, 0, 0, 0)
+        line = Line()
+        for (letter, role), amount in zip(CLASSES, amounts, strict=True):
+            glyph = getattr(glyphs, role)
+            if glyph != letter and role != "unused":
+                line.add(glyph, palette[role]).add(" ", palette["text"])
+            line.add(f"{letter if role != 'unused' else glyph}", palette["text"])
+            line.add(f" {role} " if width >= 90 else " ", palette["muted"]).add(f"{amount}", palette["text"])
+            line.add("  ", palette["text"])
+        if record is not None:
+            line.right(width, self._limiter(record), palette["text"])
+        return line
+
+    def _limiter(self, record: StepRecord) -> Line:
+        palette = self.view.palette
+        free = record.limiter == Limiter.NONE
+        words = "no work left" if free else text.clean(record.limiter, 24).replace("_", " ")
+        return Line().add("limiter ", palette["muted"]).add(words, palette["muted" if free else "warn"])
+
+    # The steps before
+
+    def columns(self, width: int) -> list[Column]:
+        """At most `width` columns that end at the view's edge."""
+        per = self.view.steps_per_column
+        edge = self.view.edge
+        steps = self.view.history.steps(edge, width * per)
+        if per > 1 and steps:
+            # Columns keep their steps while new ones come: cut at multiples of the column's size.
+            first = -(steps[0].step // -per) * per
+            steps = [record for record in steps if record.step >= first]
+        gaps = {gap.seq for gap in self.view.history.gaps}
+        return [_column(steps[at : at + per], gaps) for at in range(0, len(steps), per)][-width:]
+
+    def shown_steps(self) -> list[StepRecord]:
+        """The steps that the columns stand for."""
+        columns = self.columns(max(1, self.size.width))
+        return list(self.view.history.between(columns[0].first, columns[-1].last)) if columns else []
+
+    def _history(self, columns: list[Column], width: int, rows: int) -> list[Line]:
+        palette = self.view.palette
+        blank = width - len(columns)
+        if not columns:
+            return [Line().pad(width, palette["text"]) for _ in range(rows)]
+        top = max(column.budget for column in columns) or 1
+        tokens = np.array(
+            [(c.decode, c.prefill, c.draft, max(0.0, c.budget - c.decode - c.prefill - c.draft)) for c in columns]
+        )
+        draw = self._smooth if palette.solid and self.view.glyphs.eighths else self._textured
+        lines = draw(np.cumsum(tokens, axis=1) / top, rows)
+        return [Line().pad(blank, palette["text"]).extend(line.pieces) for line in lines]
+
+    def _smooth(self, tops: npt.NDArray[np.float64], rows: int) -> list[Line]:
+        """Columns in eighths of a cell: two classes may share a cell, one above the other."""
+        palette, eighths = self.view.palette, self.view.glyphs.eighths
+        roles = ("decode", "prefill", "draft", "surface", "background")
+        levels = np.rint(tops * rows * 8).astype(np.int64)
+        levels[:, 0] = np.where((tops[:, 0] > 0) & (levels[:, 0] == 0), 1, levels[:, 0])
+        lines = []
+        for row in range(rows - 1, -1, -1):
+            low = row * 8
+            inside = np.clip(levels - low, 0, 8)
+            lower = (levels <= low).sum(axis=1)
+            upper = (levels < low + 8).sum(axis=1)
+            split = np.take_along_axis(np.c_[inside, np.full(len(inside), 8)], lower[:, None], axis=1)[:, 0]
+            split = np.where(lower == upper, 8, split)
+            cells = zip(lower.tolist(), upper.tolist(), split.tolist(), strict=True)
+            chars, styles = [], []
+            for under, over, height in cells:
+                if under >= 3:
+                    chars.append(" ")
+                    styles.append(palette.fill("text", roles[under]))
+                else:
+                    chars.append(eighths[height])
+                    styles.append(palette.fill(roles[under], roles[over]))
+            lines.append(Line().cells(chars, styles))
+        return lines
+
+    def _textured(self, tops: npt.NDArray[np.float64], rows: int) -> list[Line]:
+        """Columns of whole cells, each with the texture or letter of the class at its middle."""
+        palette, glyphs = self.view.palette, self.view.glyphs
+        glyph = [getattr(glyphs, role) for _, role in CLASSES] + [" "]
+        style = [palette[role] for _, role in CLASSES] + [palette["text"]]
+        lines = []
+        for row in range(rows - 1, -1, -1):
+            kinds = (tops <= (row + 0.5) / rows).sum(axis=1).tolist()
+            lines.append(Line().cells([glyph[kind] for kind in kinds], [style[kind] for kind in kinds]))
+        return lines
+
+    def _marks(self, columns: list[Column], width: int) -> Line:
+        palette, glyphs = self.view.palette, self.view.glyphs
+        roles = dict(MARKS) | {"G": "warn"}
+        rest = palette["rule"]
+        chars, styles = [], []
+        for column in columns:
+            shown = self.view.pinned is not None and column.first <= self.view.moment.seq <= column.last
+            if shown:
+                chars.append(glyphs.up)
+                styles.append(palette["accent"] + Style(reverse=True))
+            else:
+                chars.append(column.mark or glyphs.rule)
+                styles.append(palette[roles[column.mark]] if column.mark else rest)
+        return Line().pad(width - len(columns), palette["text"]).cells(chars, styles)
+
+    def _range(self, columns: list[Column], width: int) -> Line:
+        palette = self.view.palette
+        history = self.view.history
+        line = Line()
+        if not columns:
+            return line
+        oldest, newest = (history.index(columns[0].first), history.index(columns[-1].last))
+        if oldest is None or newest is None:
+            return line
+        muted = palette["muted"]
+        line.add(f"oldest {history.records[oldest].step}", muted)
+        for letter, word in (("A", "admit"), ("V", "preempt"), ("K", "knob")):
+            line.add("  ", muted).add(letter, palette[dict(MARKS)[letter]]).add(f" {word}", muted)
+        budget = max(column.budget for column in columns)
+        line.add(f"  full height {budget:.0f} tokens", muted)
+        return line.right(width, Line().add(f"newest {history.records[newest].step}", muted), muted)
+
+    # Keys
+
+    def move(self, lines: int) -> None:
+        """Up and down do what left and right do, so that no key is dead here."""
+        self.inspect(lines * self.view.steps_per_column)
+
+    def move_end(self, last: bool) -> None:
+        if last:
+            self.view.release()
+        elif self.view.history.records:
+            self.view.pin(self.view.history.records[0].seq)
+
+    def inspect(self, offset: int) -> None:
+        """Show the step `offset` steps from the shown one; beyond the newest the view is live again."""
+        view = self.view
+        seq = view.history.neighbour(view.moment.seq, offset)
+        if seq is not None:
+            view.pin(seq)
+        elif offset > 0:
+            view.release()
+
+    def resize_columns(self, direction: int) -> None:
+        """More (+1) or fewer (-1) steps in a column."""
+        index = STEPS_PER_COLUMN.index(self.view.steps_per_column) + direction
+        self.view.steps_per_column = STEPS_PER_COLUMN[min(max(index, 0), len(STEPS_PER_COLUMN) - 1)]
+
+    def click_line(self, y: int, x: int) -> None:
+        columns = self.columns(self.size.width)
+        at = x - (self.size.width - len(columns))
+        if y >= 2 and 0 <= at < len(columns):
+            self.view.pin(columns[at].last)
+
+
+def step_classes(record: StepRecord) -> tuple[int, int, int, int]:
+    """Tokens of a step as decode, prefill, draft, unused; they add up to the budget."""
+    unused = max(0, record.token_budget - record.scheduled_tokens)
+    return record.decode_tokens, record.prefill_tokens, record.draft_tokens, unused
+
+
+def shares(amounts: tuple[int, ...], cells: int) -> list[int]:
+    """`cells` divided in proportion to `amounts`; whatever is not zero gets at least one cell."""
+    total = sum(amounts)
+    if not total:
+        return [0] * (len(amounts) - 1) + [cells]
+    exact = [amount * cells / total for amount in amounts]
+    given = [max(1, int(part)) if amount else 0 for part, amount in zip(exact, amounts, strict=True)]
+    order = sorted(range(len(amounts)), key=lambda i: exact[i] - given[i])
+    while sum(given) < cells:
+        given[order.pop()] += 1
+    while sum(given) > cells:
+        given[max(range(len(given)), key=given.__getitem__)] -= 1
+    return given
+
+
+def _column(steps: list[StepRecord], gaps: set[int]) -> Column:
+    num = len(steps)
+    mark = ""
+    for record in steps:
+        found = "K" if record.knobs else "V" if record.preemptions else "A" if record.admissions else ""
+        if record.seq in gaps:
+            found = found or "G"
+        if found and (not mark or "KVAG".index(found) < "KVAG".index(mark)):
+            mark = found
+    return Column(
+        decode=sum(record.decode_tokens for record in steps) / num,
+        prefill=sum(record.prefill_tokens for record in steps) / num,
+        draft=sum(record.draft_tokens for record in steps) / num,
+        budget=sum(record.token_budget for record in steps) / num,
+        first=steps[0].seq,
+        last=steps[-1].seq,
+        mark=mark,
+    )
+
+
+def _under(style: Style) -> Style:
+    return Style(bgcolor=style.color)

@@ -1,0 +1,99 @@
+"""[7] Events: what happened, newest first."""
+
+from __future__ import annotations
+
+import time
+from typing import ClassVar
+
+from rich.style import Style
+from schedtop.console.events import Event
+from schedtop.console.line import Line
+from schedtop.console.view import View
+from schedtop.console.widgets.panel import Panel, Pieces
+
+ROLES = {
+    "A": "ok",
+    "V": "breach",
+    "K": "accent",
+    "X": "breach",
+    "F": "muted",
+    "P": "warn",
+    "N": "warn",
+    "G": "warn",
+}
+LEVELS = (("most", "AVKXPNG"), ("important", "VKXPNG"), ("all", "AVKXFPNG"))
+
+
+class EventsPanel(Panel):
+    NUMBER: ClassVar[int] = 7
+    TITLE: ClassVar[str] = "Events"
+    HELP: ClassVar[str] = """\
+  A admitted   waited = time in the queue, cached = prompt tokens the prefix cache gave
+  V preempted  the victim, who needed the room (for), blocks freed, tokens to compute again (lost)
+  K knob changed, and by whom          X refused at submission, with need and capacity
+  F finished                           P engine paused or resumed
+  N notice                             G records that never came (totals stay right)
+LOOP marks a request preempted and re-admitted three times while nothing finished in between.
+Enter shows the step of the selected event in all panels. o chooses which events are listed."""
+
+    def __init__(self, view: View, *, id: str) -> None:
+        super().__init__(view, id=id)
+        self.level = 0
+        self.cursor = 0
+        self.top = 0
+        self._selected: Event | None = None
+
+    def headline(self) -> Pieces:
+        word = LEVELS[self.level][0]
+        return [(word, "muted")] + ([("following", "muted")] if self._selected is None else [("held", "warn")])
+
+    def listed(self) -> list[Event]:
+        """Events up to the shown moment, newest first."""
+        kinds, last = LEVELS[self.level][1], self.view.moment.seq
+        return [event for event in reversed(self.view.history.events) if event.kind in kinds and event.seq <= last]
+
+    def body(self, width: int, height: int) -> list[Line]:
+        events = self.listed()
+        if not events:
+            return [Line().add(" nothing happened yet", self.view.palette["muted"])]
+        if self._selected is not None and self._selected in events:
+            self.cursor = events.index(self._selected)
+        elif self._selected is not None:
+            self.cursor, self._selected = 0, None
+        self.top = max(min(self.top, self.cursor), self.cursor - height + 1, 0)
+        return [
+            self.line(event, self.has_focus and self.top + index == self.cursor)
+            for index, event in enumerate(events[self.top : self.top + height])
+        ]
+
+    def line(self, event: Event, selected: bool = False) -> Line:
+        palette = self.view.palette
+        under = "cursor" if selected else "background"
+        line = Line().add(f"{self.time(event)} ", palette.on("muted", under))
+        line.add(event.kind, palette.on(ROLES[event.kind], under) + Style(bold=True))
+        return line.add(f" {event.describe()}", palette.on("text", under))
+
+    def time(self, event: Event) -> str:
+        header = self.view.history.header
+        if header is None or header.simulated_clock:
+            minutes, seconds = divmod(event.clock_s, 60)
+            return f"{int(minutes):02d}:{seconds:05.2f}"
+        return time.strftime("%H:%M:%S", time.localtime(header.started_at + event.clock_s))
+
+    def move(self, lines: int) -> None:
+        events = self.listed()
+        if not events:
+            return
+        self.cursor = max(0, min(len(events) - 1, self.cursor + lines))
+        self._selected = events[self.cursor] if self.cursor else None
+
+    def cycle_level(self) -> None:
+        """List more or fewer kinds of events."""
+        self.level = (self.level + 1) % len(LEVELS)
+
+    def selected(self) -> Event | None:
+        events = self.listed()
+        return events[self.cursor] if self.cursor < len(events) else None
+
+    def click_line(self, y: int, x: int) -> None:
+        self.move(self.top + y - self.cursor)

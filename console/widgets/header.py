@@ -1,0 +1,82 @@
+"""The first line: whose engine this is, how it does, and how fresh the data is."""
+
+from __future__ import annotations
+
+import time
+
+from rich.style import Style
+from schedtop.console import text
+from schedtop.console.line import Line
+from schedtop.console.widgets.panel import Drawn
+
+_OLD_S = 2.0
+
+
+class HeaderBar(Drawn):
+    """Product, mode, engine state, model, device, step, rate, age of data; the engine's clock at the right."""
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        palette = self.view.palette
+        under = palette.on("text", "surface")
+        line = Line().add(" schedtop ", palette.on("accent", "surface"))
+        word, role = self.mode()
+        line.add(f" {word} ", palette.on(role, "surface") + Style(reverse=True, bold=True)).add(" ", under)
+        clock = self.clock()
+        room = width - len(clock) - 2
+        for label, value, value_role in self.fields(wide=width >= 120):
+            length = len(label) + len(value) + (1 if label else 0) + 2
+            if line.length + length > room:
+                continue
+            line.add(" ", under)
+            if label:
+                line.add(f"{label} ", palette.on("muted", "surface"))
+            line.add(value, palette.on(value_role, "surface")).add(" ", under)
+        line.right(width, Line().add(f"{clock} ", palette.on("text", "surface")), under)
+        return [line.pad(width, under)]
+
+    def mode(self) -> tuple[str, str]:
+        """The badge: what the screen shows, and the role that colours it."""
+        view = self.view
+        if view.link.state == "ended":
+            return "STOPPED", "breach"
+        if view.link.state == "lost":
+            return "DISCONNECTED", "breach"
+        if view.pinned is not None:
+            return f"PAUSED +{view.behind} steps" if view.behind >= 0 else "PAUSED", "warn"
+        if not view.history.synced:
+            return "LOADING", "warn"
+        if view.moment.state.paused:
+            return "ENGINE PAUSED", "warn"
+        return "LIVE", "ok"
+
+    def fields(self, wide: bool) -> list[tuple[str, str, str]]:
+        """Label, value and role of the value, the most important first."""
+        view, history = self.view, self.view.history
+        header, state = history.header, view.moment.state
+        found: list[tuple[str, str, str]] = []
+        if header is not None:
+            found.append(("", text.clean(header.model, 28), "text"))
+            if wide:
+                found.append(("on", text.clean(header.device, 28), "text"))
+        found.append(("step", str(state.step), "text"))
+        rates = history.rates(view.moment)
+        if rates is not None:
+            found.append(("", f"{text.rate(rates.steps)} step/s", "text"))
+        age_s = view.age_s
+        found.append(("age", text.duration(age_s), "breach" if age_s is not None and age_s > _OLD_S else "text"))
+        if wide and rates is not None:
+            found.append(("out", f"{text.rate(rates.output_tokens)} tok/s", "text"))
+            found.append(("in", f"{text.rate(rates.prompt_tokens)} tok/s", "text"))
+        if view.options.read_only:
+            found.append(("", "read-only", "warn"))
+        return found
+
+    def clock(self) -> str:
+        """Time of day of the shown moment; seconds since the start on a simulated clock."""
+        header, clock_s = self.view.history.header, self.view.moment.clock_s
+        if header is None:
+            return ""
+        if header.simulated_clock:
+            hours, rest = divmod(int(clock_s), 3600)
+            return f"sim {hours:02d}:{rest // 60:02d}:{rest % 60:02d}"
+        return time.strftime("%H:%M:%S", time.localtime(header.started_at + clock_s))

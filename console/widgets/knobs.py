@@ -1,0 +1,122 @@
+"""[6] Knobs: the limits that can be changed while the engine runs."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rich.style import Style
+from schedtop.console import text
+from schedtop.console.desk import KnobDesk
+from schedtop.console.line import Line
+from schedtop.console.view import View
+from schedtop.console.widgets.panel import Panel, Pieces
+from schedtop.engine.knobs import Knob
+
+
+class KnobsPanel(Panel):
+    NUMBER: ClassVar[int] = 6
+    TITLE: ClassVar[str] = "Knobs"
+    HELP: ClassVar[str] = """\
+Changes are staged first: + and - move the selected knob by its step, = types a value, Enter applies all staged
+values together, Esc drops them. Nothing reaches the engine before Enter.
+Before that the engine is asked what the change will do; its answer stands below the list.
+u stages the values before your last change, R those the engine started with; Enter then applies them.
+A lower max_num_seqs stops nobody: 16->12 draining 14 means fourteen still run and two must finish first.
+`auto` leaves a knob to its rule. The range at the right comes from the knob or from a start-up ceiling."""
+
+    def __init__(self, view: View, desk: KnobDesk, *, id: str) -> None:
+        super().__init__(view, id=id)
+        self.desk = desk
+        self.cursor = 0
+        self.top = 0
+
+    def headline(self) -> Pieces:
+        if self.view.options.read_only:
+            return [("read-only", "warn")]
+        if self.view.stale:
+            return [("the engine is gone", "warn")]
+        if self.desk.staged:
+            return [(f"{len(self.desk.staged)} staged", "warn"), ("Enter applies", "muted"), ("Esc drops", "muted")]
+        return [("nothing staged", "muted")]
+
+    def body(self, width: int, height: int) -> list[Line]:
+        live = self.desk.live_knobs()
+        if not live:
+            return [Line().add(" the engine has told no knobs yet", self.view.palette["muted"])]
+        notes = self._notes(live, width)[: max(0, height - 3)]
+        room = height - len(notes)
+        rows = [self._line(knob, index, width) for index, knob in enumerate(live)]
+        rows += [self._start_up_line(knob, value, width) for knob, value in self.desk.start_up_knobs()]
+        self.cursor = max(0, min(self.cursor, len(live) - 1))
+        self.top = max(0, min(self.top, self.cursor, len(rows) - room))
+        self.top = max(self.top, self.cursor - room + 1)
+        shown = rows[self.top : self.top + room]
+        return shown + [Line() for _ in range(room - len(shown))] + notes
+
+    def _line(self, knob: Knob, index: int, width: int) -> Line:
+        view, palette, desk = self.view, self.view.palette, self.desk
+        selected = self.has_focus and index == self.cursor
+        under = "cursor" if selected else "background"
+        name_width = min(30, max(12, width - 26))
+        line = Line().add(view.glyphs.cursor if selected else " ", palette.on("accent", under))
+        line.add(text.fit(knob.name, name_width) + " ", palette.on("text", under))
+        state = view.moment.state
+        value = text.value(state.knobs.get(knob.name))
+        draining = desk.draining(knob.name, state)
+        if knob.name in desk.staged:
+            line.add(value, palette.on("muted", under)).add(view.glyphs.arrow, palette.on("muted", under))
+            line.add(f"{text.value(desk.staged[knob.name])}*", palette.on("warn", under) + Style(bold=True))
+        else:
+            line.add(value, palette.on("text", under) + Style(bold=True))
+            if draining is not None:
+                line.add(f" draining {draining}", palette.on("warn", under))
+        bounds = Line().add(f"{desk.range_of(knob)} ", palette.on("muted", under))
+        line.right(width, bounds, palette.on("text", under))
+        return line.pad(width, palette.on("text", under))
+
+    def _start_up_line(self, knob: Knob, value: object, width: int) -> Line:
+        palette = self.view.palette
+        name_width = min(30, max(12, width - 26))
+        line = Line().add(f" {text.fit(knob.name, name_width)} ", palette["muted"])
+        line.add(text.value(value), palette["muted"])
+        return line.right(width, Line().add("start-up only ", palette["faint"]), palette["text"])
+
+    def _notes(self, live: list[Knob], width: int) -> list[Line]:
+        """What the engine said, or what the selected knob does."""
+        palette, desk = self.view.palette, self.desk
+        if desk.refused:
+            return [
+                Line().add(f" ! {text.clean(part)}", palette["breach"]) for part in wrap(desk.refused, width - 4)
+            ]
+        if desk.warnings:
+            words = [part for warning in desk.warnings for part in wrap(text.clean(warning), width - 4)]
+            return [Line().add(f" ! {part}", palette["warn"]) for part in words]
+        if not self.has_focus or self.cursor >= len(live):
+            return []
+        knob = live[self.cursor]
+        effect = [Line().add(f" {part}", palette["muted"]) for part in wrap(knob.effect, width - 2)]
+        for sign, words in (("+", knob.up), ("-", knob.down)):
+            effect += [Line().add(f" {sign} {part}", palette["muted"]) for part in wrap(words, width - 4)[:2]]
+        return effect
+
+    def selected(self) -> Knob | None:
+        live = self.desk.live_knobs()
+        return live[self.cursor] if self.cursor < len(live) else None
+
+    def move(self, lines: int) -> None:
+        self.cursor = max(0, min(len(self.desk.live_knobs()) - 1, self.cursor + lines))
+
+    def click_line(self, y: int, x: int) -> None:
+        if self.top + y < len(self.desk.live_knobs()):
+            self.cursor = self.top + y
+
+
+def wrap(words: str, width: int) -> list[str]:
+    """`words` in lines of at most `width` characters."""
+    lines: list[str] = []
+    for word in words.split():
+        if lines and len(lines[-1]) + 1 + len(word) <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(word)
+    return lines

@@ -1,0 +1,164 @@
+"""[2] KV: the pool by class as a bar with the watermark, and block by block as a map."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from rich.style import Style
+from schedtop.console import text
+from schedtop.console.line import Line
+from schedtop.console.state import Classes
+from schedtop.console.widgets.batch import shares
+from schedtop.console.widgets.panel import Panel, Pieces
+from schedtop.engine.telemetry import BlockClass, Blocks
+
+ORDER = (
+    (BlockClass.HELD, "held", "held", "#"),
+    (BlockClass.SHARED, "shared", "shared", "&"),
+    (BlockClass.CACHED_FREE, "cached", "cached-free", "c"),
+    (BlockClass.EMPTY, "empty", "empty", "."),
+)
+"""Class, role, word and letter, in the order of the bar."""
+
+_ROLES = ("empty", "cached", "held", "shared")
+
+
+class KvPanel(Panel):
+    NUMBER: ClassVar[int] = 2
+    TITLE: ClassVar[str] = "KV"
+    HELP: ClassVar[str] = """\
+Every usable block is in exactly one class; the four add up to the pool.
+  # held         by one request
+  & shared       by several, counted once
+  c cached-free  reusable content, free to take
+  . empty        nothing in it
+usage = (held + shared) / pool; reclaimable = cached-free + empty.
+The bar is sorted by class. | is the watermark: while anything runs, admission leaves that many blocks free,
+so a request that would push the bar past it waits.
+The map below shows the pool in physical order. A cell stands for several blocks when the pool is larger than
+the map; it shows the class most of them are in."""
+
+    def headline(self) -> Pieces:
+        moment, header = self.view.moment, self.view.history.header
+        if moment.record is None:
+            return [("no step yet", "muted")]
+        blocks = moment.record.blocks
+        used, total = blocks.held + blocks.shared, pool_size(blocks)
+        pieces = [
+            (f"in-use {used}/{total}", "text"),
+            (text.share(used, total), "text"),
+            (f"reclaimable {blocks.cached_free + blocks.empty}", "text"),
+        ]
+        if header is not None:
+            pieces.append((f"{header.block_size} tok/blk", "muted"))
+        slots = used * header.block_size if header is not None else 0
+        if slots:
+            pieces.append((f"slots {text.share(blocks.stored_tokens, slots)}", "muted"))
+        return pieces
+
+    def body(self, width: int, height: int) -> list[Line]:
+        record = self.view.moment.record
+        if record is None:
+            return []
+        lines = [self._bar(record.blocks, width)]
+        map_rows = height - 2
+        if map_rows > 0:
+            lines += self._map(self.view.moment.state.classes, width, map_rows)
+        if height > 1:
+            lines.append(self._legend(record.blocks, width))
+        return lines
+
+    def _bar(self, blocks: Blocks, width: int) -> Line:
+        palette, glyphs = self.view.palette, self.view.glyphs
+        inner = width - 2
+        amounts = (blocks.held, blocks.shared, blocks.cached_free, blocks.empty)
+        chars: list[str] = []
+        styles: list[Style] = []
+        for (_, role, _, _), cells in zip(ORDER, shares(amounts, inner), strict=True):
+            chars += [" " if palette.solid and role != "empty" else getattr(glyphs, role)] * cells
+            style = palette[role]
+            styles += [Style(bgcolor=style.color) if palette.solid and role != "empty" else style] * cells
+        if blocks.watermark:
+            at = min(inner - 1, max(0, inner - 1 - round(blocks.watermark * inner / pool_size(blocks))))
+            chars[at] = glyphs.watermark
+            styles[at] = palette["watermark"]
+        edge = palette["muted"]
+        return Line().add(glyphs.left, edge).cells(chars, styles).add(glyphs.right, edge)
+
+    def _map(self, classes: Classes, width: int, rows: int) -> list[Line]:
+        if not len(classes):
+            return [Line() for _ in range(rows)]
+        palette, glyphs = self.view.palette, self.view.glyphs
+        if palette.solid and glyphs.upper_half:
+            cells = map_cells(classes, width * rows * 2)
+            grid = np.full(width * rows * 2, 4, dtype=np.uint8)
+            grid[: len(cells)] = cells
+            roles = (*_ROLES, "background")
+            pairs = grid.reshape(rows, 2, width)
+            return [self._half_blocks(pairs[row], roles) for row in range(rows)]
+        cells = map_cells(classes, width * rows)
+        glyph = [getattr(glyphs, role) for role in _ROLES]
+        style = [palette[role] for role in _ROLES]
+        lines = []
+        for row in range(rows):
+            kinds = cells[row * width : (row + 1) * width].tolist()
+            lines.append(Line().cells([glyph[kind] for kind in kinds], [style[kind] for kind in kinds]))
+        return lines
+
+    def _half_blocks(self, pair: Classes, roles: tuple[str, ...]) -> Line:
+        palette, half = self.view.palette, self.view.glyphs.upper_half
+        fills = [[palette.fill(_deep(upper), _deep(lower)) for lower in roles] for upper in roles]
+        styles = [fills[upper][lower] for upper, lower in zip(pair[0].tolist(), pair[1].tolist(), strict=True)]
+        return Line().cells(half * len(styles), styles)
+
+    def _legend(self, blocks: Blocks, width: int) -> Line:
+        palette, glyphs = self.view.palette, self.view.glyphs
+        line = Line()
+        amounts = (blocks.held, blocks.shared, blocks.cached_free, blocks.empty)
+        for (_, role, word, _), amount in zip(ORDER, amounts, strict=True):
+            line.add(getattr(glyphs, role), palette[role])
+            line.add(f" {word} " if width >= 70 else " ", palette["muted"])
+            line.add(f"{amount}", palette["text"]).add("  ", palette["text"])
+        line.add(glyphs.watermark, palette["watermark"])
+        line.add(" watermark " if width >= 70 else " ", palette["muted"]).add(
+            f"{blocks.watermark}", palette["text"]
+        )
+        per_cell = blocks_per_cell(
+            pool_size(blocks), width * max(0, self.size.height - 3) * (2 if self._halves else 1)
+        )
+        if per_cell > 1:
+            line.right(width, Line().add(f"{per_cell} blk/cell", palette["muted"]), palette["text"])
+        return line
+
+    @property
+    def _halves(self) -> bool:
+        return self.view.palette.solid and bool(self.view.glyphs.upper_half)
+
+
+def _deep(role: str) -> str:
+    return "surface" if role == "empty" else role
+
+
+def pool_size(blocks: Blocks) -> int:
+    """All usable blocks."""
+    return blocks.held + blocks.shared + blocks.cached_free + blocks.empty
+
+
+def blocks_per_cell(num_blocks: int, num_cells: int) -> int:
+    """How many blocks a cell of the map stands for."""
+    return max(1, -(-num_blocks // num_cells)) if num_cells > 0 else 0
+
+
+def map_cells(classes: Classes, num_cells: int) -> Classes:
+    """The class of each cell of the map: that of most of its blocks, on a tie the more used one."""
+    per = blocks_per_cell(len(classes), num_cells)
+    if per == 1:
+        return classes
+    num = -(-len(classes) // per)
+    padded = np.full(num * per, 255, dtype=np.uint8)
+    padded[: len(classes)] = classes
+    groups = padded.reshape(num, per)
+    counts = np.stack([(groups == kind).sum(axis=1) for kind in (3, 2, 1, 0)])
+    majority: Classes = (3 - counts.argmax(axis=0)).astype(np.uint8)
+    return majority

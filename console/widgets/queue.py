@@ -1,0 +1,84 @@
+"""[5] Queue: who waits, and what the head waits for."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from rich.style import Style
+from schedtop.console import text
+from schedtop.console.line import Line
+from schedtop.console.widgets.panel import Panel, Pieces
+from schedtop.engine.telemetry import Head, describe_head
+
+
+class QueuePanel(Panel):
+    NUMBER: ClassVar[int] = 5
+    TITLE: ClassVar[str] = "Queue"
+    HELP: ClassVar[str] = """\
+Nobody overtakes the head, so only the head has a reason; the others are behind it.
+  token budget, input budget   this step's budget is used up
+  sequence cap                 as many run as max_num_seqs (or max_num_active_seqs) allows
+  blocks                       the pool has too few free blocks for the next chunk
+  watermark                    it would fit, but not leave the watermark free
+  full sequence                the next chunk would fit, the whole sequence would not
+  chunking off                 the prompt must go whole and does not fit what is left of the step
+  preempted now                a request was preempted in this step, so none is admitted
+  paused                       the engine is paused
+Under priority a lower number is more urgent; `inverted` marks a more urgent request that waits while less
+urgent ones run."""
+
+    def __init__(self, view, *, id: str) -> None:  # noqa: ANN001
+        super().__init__(view, id=id)
+        self.top = 0
+
+    def headline(self) -> Pieces:
+        moment = self.view.moment
+        waiting = len(moment.state.waiting)
+        record = moment.record
+        pieces: Pieces = [(f"{waiting} waiting", "text")]
+        if record is not None and record.oldest_wait_s is not None:
+            pieces.append((f"oldest {text.duration(record.oldest_wait_s)}", "text"))
+        return pieces
+
+    def body(self, width: int, height: int) -> list[Line]:
+        view, state = self.view, self.view.moment.state
+        palette = view.palette
+        queue = state.queue(view.history.policy)
+        if not queue:
+            return [Line().add(" nobody waits", palette["muted"])]
+        self.top = max(0, min(self.top, len(queue) - height))
+        record = view.moment.record
+        head = record.head if record is not None and record.head is not None else None
+        first = head.number if head is not None else queue[0]
+        lines = []
+        for number in queue[self.top : self.top + height]:
+            lines.append(self._line(number, head, first, width))
+        hidden = len(queue) - self.top - len(lines)
+        if hidden > 0 and len(lines) > 1:
+            lines[-1] = Line().add(f"  {view.glyphs.down} {hidden + 1} more", palette["muted"])
+        return lines
+
+    def _line(self, number: int, head: Head | None, first: int, width: int) -> Line:
+        view, palette = self.view, self.view.palette
+        state = view.moment.state
+        tracked = state.requests.get(number)
+        waited = text.duration(state.clock_s - tracked.queued_since_s) if tracked is not None else text.NONE
+        name = text.fit(text.clean(tracked.arrival.id, 40) if tracked is not None else f"#{number}", 10)
+        line = Line()
+        if number == first:
+            line.add(f"{view.glyphs.cursor} {name} ", palette["text"] + Style(bold=True))
+            line.add("HEAD ", palette["warn"])
+            line.add(describe_head(head) if head is not None else "not looked at yet", palette["text"])
+            if head is not None and head.inverted:
+                line.add(" inverted", palette["breach"])
+        else:
+            line.add(f"  {name} ", palette["text"])
+            line.add(f"behind {view.history.name(first)}", palette["muted"])
+            if tracked is not None and tracked.preemptions:
+                line.add(f"  preempted {tracked.preemptions}x", palette["warn"])
+        if tracked is not None and view.history.policy == "priority":
+            line.add(f"  priority {tracked.arrival.priority}", palette["muted"])
+        return line.right(width, Line().add(f"{waited} ", palette["text"]), palette["text"])
+
+    def move(self, lines: int) -> None:
+        self.top = max(0, self.top + lines)

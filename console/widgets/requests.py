@@ -1,0 +1,220 @@
+"""[3] Requests: every live request, sorted and filtered; the selection belongs to a request, not to a line."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from schedtop.console import rows, text
+from schedtop.console.line import Line
+from schedtop.console.rows import COLUMNS, Filter, Row
+from schedtop.console.view import View
+from schedtop.console.widgets.panel import Panel, Pieces
+
+_STATE_ROLES = {
+    "decode": "decode",
+    "prefill": "prefill",
+    "recompute": "warn",
+    "wait": "muted",
+    "preempted": "breach",
+    "starved": "warn",
+}
+_COMPACT = ("id", "state", "kv", "age", "ttft", "itl")
+
+
+class RequestsPanel(Panel):
+    NUMBER: ClassVar[int] = 3
+    TITLE: ClassVar[str] = "Requests"
+    HELP: ClassVar[str] = """\
+STATE    decode, prefill, recompute (prompt and outputs again after a preemption), starved (running, but this
+         step gave it no token), wait, preempted (waits again)
+PROMPT   computed/prompt tokens while the prompt is computed    CACHED  prompt tokens the prefix cache gave
+KV       blocks held      AGE  since arrival      TTFT, ITL  in ms; ITL is the newest gap
+PREEMPT  how often it was preempted     PRIO  lower is more urgent
+< and > choose the sorting column, I inverts it. / filters: words match the id or the state, !word excludes,
+and kv>40, out<10, age>2s, itl>80ms, prompt>=1000 compare; all must hold. Esc clears the filter.
+f keeps the selected request in sight, F keeps the order while values go on changing. Enter shows its life."""
+
+    def __init__(self, view: View, *, id: str) -> None:
+        super().__init__(view, id=id)
+        self.sort, self.descending = "kv", True
+        self.filter = Filter("")
+        self.following = False
+        self.frozen: list[int] | None = None
+        self.selected: int | None = None
+        self.top = 0
+        self._listed: list[Row] = []
+        self._wants_sight = False
+
+    def headline(self) -> Pieces:
+        state = self.view.moment.state
+        waiting = len(state.waiting)
+        pieces: Pieces = [
+            (f"{len(state.requests) - waiting} run", "text"),
+            (f"{waiting} wait", "text"),
+            (f"sort {self.sort} {self._arrow()}", "text"),
+        ]
+        if self.filter:
+            pieces.append((f"filter {self.filter.words}: {len(self._listed)}", "accent"))
+        if self.frozen is not None:
+            pieces.append(("order frozen", "warn"))
+        if self.following:
+            pieces.append(("following", "accent"))
+        return pieces
+
+    def _arrow(self) -> str:
+        return self.view.glyphs.down if self.descending else self.view.glyphs.up
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        self._listed = self._list()
+        return super().lines(width, height)
+
+    def _list(self) -> list[Row]:
+        found = rows.build(self.view.history, self.view.moment, everyone=bool(self.filter))
+        if self.filter:
+            found = [row for row in found if self.filter.keeps(row)]
+        if self.frozen is None:
+            return rows.order(found, self.sort, self.descending)
+        place = {number: index for index, number in enumerate(self.frozen)}
+        return sorted(found, key=lambda row: place.get(row.number, len(place)))
+
+    def body(self, width: int, height: int) -> list[Line]:
+        palette = self.view.palette
+        columns = self._columns(width)
+        lines = [self._titles(columns, width)]
+        if not self._listed:
+            return [*lines, *self._empty()][:height]
+        page = max(1, height - 1)
+        self._scroll(page)
+        shown = self._listed[self.top : self.top + page]
+        lines += [self._line(row, columns, width) for row in shown]
+        hidden = len(self._listed) - self.top - len(shown)
+        if hidden > 0 and len(lines) > 2:
+            lines[-1] = Line().add(f" {self.view.glyphs.down} {hidden + 1} more", palette["muted"])
+        return lines
+
+    def _empty(self) -> list[Line]:
+        palette = self.view.palette
+        if self.filter:
+            return [Line().add(f" nothing matches {self.filter.words}; Esc clears the filter", palette["muted"])]
+        return [
+            Line().add(" No requests", palette["text"]),
+            Line().add(" A workload sends them: start with --workload mixed --rate 2, or raise", palette["muted"]),
+            Line().add(" the knob rate in [6].", palette["muted"]),
+        ]
+
+    def _scroll(self, page: int) -> None:
+        numbers = [row.number for row in self._listed]
+        if self.selected not in numbers:
+            self.following = self.following and self.selected is None
+            index = min(max(self.top, 0), len(numbers) - 1)
+            self.selected = numbers[index]
+        index = numbers.index(self.selected)
+        if self._wants_sight or self.following:
+            last = page - 1 if len(numbers) <= page else page - 2  # the last line may tell of more below
+            self.top = max(min(self.top, index), index - max(0, last))
+            self._wants_sight = False
+        self.top = max(0, min(self.top, len(numbers) - page))
+
+    def _columns(self, width: int) -> list[tuple[str, str, int]]:
+        policy = self.view.history.policy
+        listed = [column for column in COLUMNS if column[0] != "priority" or policy == "priority"]
+        if width < 100:
+            listed = [column for column in listed if column[0] in _COMPACT] if width < 84 else listed[:-1]
+        spare = width - 2 - sum(size for _, _, size in listed)
+        name, title, size = listed[0]
+        return [(name, title, max(6, size + min(spare, 26))), *listed[1:]]
+
+    def _titles(self, columns: list[tuple[str, str, int]], width: int) -> Line:
+        palette = self.view.palette
+        line = Line().add("  ", palette.on("muted", "surface"))
+        for name, title, size in columns:
+            words = f"{title}{self._arrow()}" if name == self.sort and self.frozen is None else title
+            style = palette.on("accent" if name == self.sort else "muted", "surface")
+            line.add(text.fit(words, size - 1, "<" if name in ("id", "state") else ">") + " ", style)
+        return line.pad(width, palette.on("muted", "surface"))
+
+    def _line(self, row: Row, columns: list[tuple[str, str, int]], width: int) -> Line:
+        palette, selected = self.view.palette, row.number == self.selected
+        under = "cursor" if selected else "background"
+        line = Line().add(self.view.glyphs.cursor + " " if selected else "  ", palette.on("accent", under))
+        for name, _, size in columns:
+            words, role = self._cell(name, row)
+            align = "<" if name in ("id", "state") else ">"
+            line.add(text.fit(words, size - 1, align) + " ", palette.on(role, under))
+        return line.pad(width, palette.on("text", under))
+
+    def _cell(self, name: str, row: Row) -> tuple[str, str]:
+        options = self.view.options
+        match name:
+            case "state":
+                return row.state, _STATE_ROLES.get(row.state, "text")
+            case "prompt":
+                doing = row.state in ("prefill", "recompute")
+                return (f"{row.done}/{row.prompt}" if doing else str(row.prompt)), "text"
+            case "out":
+                return (f"{row.out}/{row.max}" if row.out else text.NONE), "text"
+            case "age":
+                return text.duration(row.age), "text"
+            case "ttft":
+                return _late(row.ttft, options.ttft_slo_s)
+            case "itl":
+                return _late(row.itl, options.itl_slo_s)
+            case "preempt":
+                return str(row.preempt), "breach" if row.preempt else "muted"
+        return str(getattr(row, name)), "text"
+
+    # Keys
+
+    def move(self, lines: int) -> None:
+        numbers = [row.number for row in self._listed]
+        if not numbers:
+            return
+        index = numbers.index(self.selected) if self.selected in numbers else 0
+        self.selected = numbers[max(0, min(len(numbers) - 1, index + lines))]
+        self._wants_sight = True
+
+    def sort_by(self, offset: int) -> None:
+        """Sort by the column `offset` places to the right of the present one."""
+        names = [name for name, _, _ in self._columns(self.size.width)]
+        index = names.index(self.sort) if self.sort in names else 0
+        self.sort = names[(index + offset) % len(names)]
+        self._wants_sight = True
+
+    def toggle_frozen(self) -> None:
+        self.frozen = None if self.frozen is not None else [row.number for row in self._listed]
+
+    def set_filter(self, words: str) -> None:
+        self.filter = Filter(words)
+        self.top = 0
+
+    def next_match(self, offset: int) -> None:
+        """The next or previous listed request, around the ends."""
+        numbers = [row.number for row in self._listed]
+        if numbers:
+            index = numbers.index(self.selected) if self.selected in numbers else 0
+            self.selected = numbers[(index + offset) % len(numbers)]
+            self._wants_sight = True
+
+    def selected_row(self) -> Row | None:
+        return next((row for row in self._listed if row.number == self.selected), None)
+
+    def click_line(self, y: int, x: int) -> None:
+        if y == 0:
+            self._click_title(x)
+        elif y - 1 + self.top < len(self._listed):
+            self.selected = self._listed[y - 1 + self.top].number
+
+    def _click_title(self, x: int) -> None:
+        at = 2
+        for name, _, size in self._columns(self.size.width):
+            if at <= x < at + size:
+                self.descending = not self.descending if name == self.sort else True
+                self.sort = name
+                return
+            at += size
+
+
+def _late(seconds: float | None, slo_s: float | None) -> tuple[str, str]:
+    if seconds is not None and slo_s is not None and seconds > slo_s:
+        return f"{text.ms(seconds)}!", "breach"
+    return text.ms(seconds), "text"
