@@ -119,7 +119,7 @@ def rotate(
     """Rotated heads; x: [num_tokens, num_heads, head_size], cos_sin as `rotary.rotary`."""
     wide = x.to(compute_dtype)
     half = cos_sin.shape[1] // 2
-    cos, sin = cos_sin[positions].to(compute_dtype)[:, None, :].split(half, dim=-1)
+    cos, sin = cos_sin[positions].to(compute_dtype)[:, None, :].chunk(2, dim=-1)
     first, second, rest = wide[..., :half], wide[..., half : 2 * half], wide[..., 2 * half :]
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
