@@ -55,7 +55,7 @@ class Engine:
         """Advance by one step; None when there is nothing to do and nothing to tell."""
         self._take_arrivals()
         if not self._may_run():
-            return self._tell_events()
+            return self.tell()
         start_s = self.clock_s
         plan, schedule_s = self._plan(start_s)
         end_s, execute_s, result = self._execute(plan, start_s)
@@ -84,7 +84,8 @@ class Engine:
         self._steps_allowed -= allowed
         return allowed
 
-    def _tell_events(self) -> StepRecord | None:
+    def tell(self) -> StepRecord | None:
+        """A record of what happened since the last one although nothing ran; None if nothing did."""
         if not self.observer.has_events and self.paused == self._told_paused:
             return None
         self._told_paused = self.paused

@@ -58,13 +58,14 @@ class Steppable(Protocol):
     def paused(self) -> bool: ...
     def snapshot(self) -> Snapshot: ...
     def step(self) -> StepRecord | None: ...
+    def tell(self) -> StepRecord | None: ...
     def next_wake_s(self) -> float | None: ...
     def set_knobs(
         self, values: dict[str, Any], expected_version: int | None, by: str, dry_run: bool
     ) -> Outcome: ...
     def pause(self) -> None: ...
     def resume(self) -> None: ...
-    def step_once(self) -> None: ...
+    def step_once(self) -> object: ...
     def abort(self, number: int) -> bool: ...
     def drain(self) -> None: ...
 
@@ -127,11 +128,11 @@ class ServiceLoop:
         """Step until the end; returns its reason. What the engine raises passes through."""
         self._server.ready(self._engine.header, self._engine.snapshot)
         while (reason := self._end_reason()) is None:
-            record = self._engine.step()
+            record = self._engine.tell() if self._too_early() else self._engine.step()
             if record is not None:
                 self._hand_out(record)
                 self._keep_pace()
-            if record is None or (self._engine.paused and not record.executed):
+            if record is None or not record.executed:
                 self._idle()
         return reason
 
@@ -148,7 +149,7 @@ class ServiceLoop:
         self._server.notice(Notice(level=level, text=text))
 
     def _end_reason(self) -> str | None:
-        if self._duration_s is not None and self._now_s() >= self._duration_s:
+        if self._duration_s is not None and self._next_s() >= self._duration_s:
             return f"the {self._duration_s:g} s of this run are over"
         if self._asked is None:
             return None
@@ -162,10 +163,21 @@ class ServiceLoop:
         late = self._end_by_s is not None and time.monotonic() >= self._end_by_s
         return self._ending if over or late else None
 
-    def _now_s(self) -> float:
-        """The engine's time; while a paced engine idles, time passes all the same."""
-        idle = self._pace is not None and self._engine.num_unfinished == 0 and not self._engine.paused
-        return self._pace.now_s() if idle and self._pace else self._engine.clock_s
+    def _next_s(self) -> float:
+        """Engine time of whatever comes next: a simulated clock jumps over idle time, a paced one passes it."""
+        engine = self._engine
+        if not self._simulated or engine.num_unfinished or engine.paused:
+            return engine.clock_s
+        if self._pace:
+            return max(engine.clock_s, self._pace.now_s())
+        return max(engine.clock_s, engine.next_wake_s() or 0.0)
+
+    def _too_early(self) -> bool:
+        """A step would make an idle simulated clock jump to an arrival that paced time has not reached."""
+        if not self._pace or self._engine.num_unfinished or self._engine.paused:
+            return False
+        wake_s = self._engine.next_wake_s()
+        return wake_s is not None and wake_s > self._pace.now_s()
 
     def _hand_out(self, record: StepRecord) -> None:
         self.last_step, self._knobs_version = record.step, record.knobs_version

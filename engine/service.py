@@ -197,9 +197,12 @@ def _load(config: EngineConfig, server: ChannelServer, life: Life, sinks: ExitSt
 
 
 def _build(config: EngineConfig, greeter: Greeter) -> Steppable:
-    from schedtop.engine.build import build_engine
+    from schedtop.engine.build import build_engine  # late: what it imports may take seconds
 
-    return build_engine(config, greeter.stage)
+    try:
+        return build_engine(config, greeter.stage)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _watch_owner(server: ChannelServer, life: Life) -> None:

@@ -125,6 +125,9 @@ class FakeEngine:
             self._left -= 1
         return record(self.seq, self._num_rows, clock_s=self.clock_s, knobs_version=self.knobs_version)
 
+    def tell(self) -> t.StepRecord | None:
+        return None
+
     def next_wake_s(self) -> float | None:
         return None
 
