@@ -66,9 +66,9 @@ def _note_deliveries(
     got = emitted > 0
     if np.count_nonzero(got) < len(got):
         gaps_s[~got] = np.nan
+        first = np.flatnonzero(got & np.isnan(last_s))  # before the write: `last_s` may be a view of the table
         table.last_s[rows] = np.where(got, now_s, last_s)
         table.decoding[rows] |= got
-        first = np.flatnonzero(got & np.isnan(last_s))
     else:
         first = np.flatnonzero(np.isnan(last_s))
         table.last_s[rows] = now_s
