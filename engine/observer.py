@@ -86,12 +86,14 @@ class Observer:
     ) -> StepRecord:
         """The record of a step that ran."""
         draft = self.scheduler.draft
+        tokens, drafts = int(plan.tokens.sum()), 0
+        if plan.draft_token_ids is not None:
+            drafts = int(plan.drafts.sum())
         self.step += 1
-        self._count_step(plan, settled, timing)
+        self._count_step(plan, settled, timing, tokens, drafts)
         self._move_queue()
         self._count_finishes([*draft.ended, *settled.finishes])
         limits = self.scheduler.state.limits
-        tokens, drafts = int(plan.tokens.sum()), int(plan.drafts.sum())
         flags = np.frombuffer(settled.rows, dtype=np.int32).reshape(-1, max(len(settled.itl_s) // 4, 1))[-1]
         decodes = int(np.count_nonzero(flags & RowFlag.DECODE)) if settled.itl_s else 0
         return self._build(
@@ -185,9 +187,9 @@ class Observer:
         """The pool by class, now."""
         state = self.scheduler.state
         pool, table = state.kv.pool, state.table
-        stored = int(table.num_computed[: table.size].sum())
-        released = int(table.num_released[: table.size].sum())
-        stored -= (pool.num_extra_refs + released) * state.kv.block_size
+        stored = int(table.num_computed[: table.size].sum()) - pool.num_extra_refs * state.kv.block_size
+        if state.kv.window is not None:
+            stored -= int(table.num_released[: table.size].sum()) * state.kv.block_size
         return Blocks(
             held=pool.num_blocks - pool.num_free - pool.num_shared,
             shared=pool.num_shared,
@@ -200,14 +202,13 @@ class Observer:
     def _input_rows(self, plan: StepPlan, tokens: int) -> int:
         return tokens + self.scheduler.config.draft_slots * plan.num_rows
 
-    def _count_step(self, plan: StepPlan, settled: Settled, timing: Timing) -> None:
+    def _count_step(self, plan: StepPlan, settled: Settled, timing: Timing, tokens: int, drafts: int) -> None:
         counts, draft, limits = self.counts, self.scheduler.draft, self.scheduler.state.limits
-        tokens = int(plan.tokens.sum())
         counts["steps"] += 1
         counts["preemptions"] += len(draft.preemptions)
         counts["scheduled_tokens"] += tokens
         counts["recomputed_tokens"] += settled.recomputed_tokens
-        counts["draft_tokens"] += int(plan.drafts.sum())
+        counts["draft_tokens"] += drafts
         counts["rejected_draft_tokens"] += settled.rejected_drafts
         counts["output_tokens"] += settled.output_tokens
         counts["token_budget"] += limits.token_budget

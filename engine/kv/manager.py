@@ -147,9 +147,9 @@ class KVManager:
             return
         if num_full_blocks > len(request.block_keys):
             extend_keys(request, num_full_blocks, self.block_size)
-        register, blocks, keys = self.pool.register, request.block_ids, request.block_keys
+        blocks, keys = request.block_ids, request.block_keys
         for index in range(request.num_registered, num_full_blocks):
-            register(blocks[index], keys[index])
+            self.pool.register(blocks[index], keys[index])
         request.num_registered = num_full_blocks
 
     def free(self, request: Request) -> int:

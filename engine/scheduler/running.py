@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from schedtop.engine.kv.prefix_cache import append_key
 from schedtop.engine.scheduler.preemption import pick_victim, preempt
 from schedtop.engine.scheduler.state import Draft, State
-from schedtop.engine.scheduler.table import IntArray, RowArray
+from schedtop.engine.scheduler.table import BoolArray, IntArray, RowArray
 from schedtop.engine.telemetry import Limiter
-
-BoolArray = npt.NDArray[np.bool_]
 
 
 def run_pass(state: State, draft: Draft) -> None:
@@ -130,17 +127,17 @@ def _register(state: State, rows: RowArray, num_known: IntArray) -> None:
     table.next_full[rows] = (num_full + 1) * kv.block_size
     if not kv.caching:
         return
-    starts = (num_full - 1) * kv.block_size - table.entered[rows]
-    newest = table.output_bytes(rows, np.maximum(starts, 0), kv.block_size)
-    width, end = 4 * kv.block_size, 0
-    for row, count, start in zip(rows.tolist(), num_full.tolist(), starts.tolist(), strict=True):
-        request = table.requests[row]
+    starts = (num_full - 1) * kv.block_size
+    newest, in_store = table.output_bytes(rows, starts, kv.block_size)
+    width, end, requests = 4 * kv.block_size, 0, table.requests
+    for row, count, stored in zip(rows.tolist(), num_full.tolist(), in_store.tolist(), strict=True):
+        request = requests[row]
         end += width
-        if len(request.block_keys) < count:
-            if start >= 0 and len(request.block_keys) == count - 1:
-                append_key(request, newest[end - width : end])
-            else:
-                table.flush(row)
+        known = len(request.block_keys)
+        if known == count - 1 and stored:
+            append_key(request, newest[end - width : end])
+        elif known < count:
+            table.flush(row)
         kv.register(request, count)
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from schedtop.engine.config import SchedulerConfig, check_scheduler_config
 from schedtop.engine.kv.prefix_cache import extend_keys
 from schedtop.engine.plan import StepPlan, StepResult
@@ -16,10 +15,10 @@ from schedtop.engine.scheduler.running import run_pass
 from schedtop.engine.scheduler.settle import Settled, end_request, settle
 from schedtop.engine.scheduler.state import Draft, State
 from schedtop.engine.scheduler.submission import refuse
+from schedtop.engine.scheduler.table import BoolArray, IntArray, RowArray
 from schedtop.engine.telemetry import Finish, FinishReason, Head, Limiter, Refusal, RowFlag
 
-BoolArray = npt.NDArray[np.bool_]
-SAMPLED = np.int32(RowFlag.SAMPLED)
+NEW, RESUMED, SAMPLED = int(RowFlag.NEW), int(RowFlag.RESUMED), np.int32(RowFlag.SAMPLED)
 
 
 class Scheduler:
@@ -94,14 +93,9 @@ class Scheduler:
         table.needed[:size] = num_tokens
         computed += tokens
         samples = computed >= num_tokens
-        np.subtract(computed, num_tokens, out=drafts)
-        np.maximum(drafts, 0, out=drafts)
-        all_busy = np.count_nonzero(tokens) == size
-        busy = slice(None) if all_busy else np.flatnonzero(tokens)
+        busy: slice | RowArray = slice(None) if np.count_nonzero(tokens) == size else tokens.nonzero()[0]
         self._flag_rows(samples, busy)
-        width = int(drafts.max(initial=0))
-        draft_token_ids = table.draft_ids[:size, :width][busy].copy() if width else None
-        table.num_spec[:size][busy] = 0
+        draft_token_ids = self._take_drafts(computed - num_tokens, busy)
         gone, state.gone = state.gone, []
         return StepPlan(
             ids=table.ids.copy() if isinstance(busy, slice) else [table.ids[row] for row in busy.tolist()],
@@ -109,21 +103,36 @@ class Scheduler:
             tokens=tokens[busy].copy(),
             drafts=drafts[busy].copy(),
             computed=table.computed[:size][busy].copy(),
-            samples=samples[busy],
+            samples=samples if isinstance(busy, slice) else samples[busy],
             draft_token_ids=draft_token_ids,
             new_blocks=self.draft.new_blocks,
             started=self.draft.started,
             gone=gone,
         )
 
-    def _flag_rows(self, samples: BoolArray, busy: slice | npt.NDArray[np.intp]) -> None:
+    def _take_drafts(self, past_end: IntArray, busy: slice | RowArray) -> IntArray | None:
+        """Note the drafts that the step schedules (what lies past a row's tokens); its other ones are dropped."""
         table, size = self.state.table, self.state.table.size
-        table.mid_prompt[:size][busy] = ~samples[busy]
+        drafts = table.drafts[:size]
+        np.maximum(past_end, 0, out=drafts)
+        width = int(drafts.max(initial=0))
+        if width or table.num_spec[:size].any():
+            table.num_spec[:size][busy] = 0
+        return table.draft_ids[:size, :width][busy].copy() if width else None
+
+    def _flag_rows(self, samples: BoolArray, busy: slice | RowArray) -> None:
+        table, size = self.state.table, self.state.table.size
         flags = table.flags[:size]
-        flags[:] = 0
-        flags[busy] = samples[busy] * SAMPLED + table.decoding[:size][busy]  # DECODE is bit 1, as `decoding` is
+        if isinstance(busy, slice):
+            np.multiply(samples, SAMPLED, out=flags)
+            flags += table.decoding[:size]  # DECODE is bit 1, as `decoding` is
+            np.logical_not(samples, out=table.mid_prompt[:size])
+        else:
+            flags[:] = 0
+            flags[busy] = samples[busy] * SAMPLED + table.decoding[busy]
+            table.mid_prompt[busy] = ~samples[busy]
         for started in self.draft.started:
-            flags[started.row] |= RowFlag.RESUMED if started.resumed else RowFlag.NEW
+            flags[started.row] += RESUMED if started.resumed else NEW
 
     def update(self, plan: StepPlan, result: StepResult, now_s: float) -> Settled:
         """Apply what the worker returned for the plan; `now_s` is when the outputs are delivered."""

@@ -15,6 +15,7 @@ from schedtop.engine.telemetry import ROW_FIELDS
 
 IntArray = npt.NDArray[np.int32]
 RowArray = npt.NDArray[np.intp]
+BoolArray = npt.NDArray[np.bool_]
 
 COLUMNS = (
     *ROW_FIELDS,
@@ -28,9 +29,9 @@ COLUMNS = (
     "high_water",  # most tokens it had computed before a preemption
     "mid_prompt",  # 1: its last scheduled chunk left tokens without state
     "decoding",  # 1: it got an output since it was admitted, so its newest token is all it needs
-    "entered",  # num_tokens when it entered the table
-    "flushed",  # outputs since then that its request knows of
-    "slot",  # where the outputs since then lie
+    "slot",  # which line of the output store is its own
+    "flushed",  # place in the store up to which its request knows its outputs
+    "cursor",  # place in the store for its next output
 )
 
 MAX_DRAFTS = 8
@@ -39,8 +40,8 @@ MAX_DRAFTS = 8
 class RequestTable:
     """Arrays aligned with `requests`; only the first `size` entries count.
 
-    Outputs that a row gets while it is here lie in `_ids[slot]`, with the seconds since the delivery before in
-    `_gaps[slot]`; `flush` hands them to the request.
+    Outputs that a row gets while it is here lie in the store: ids in `_ids`, seconds since the delivery before in
+    `_gaps`, one line of `_width` places per slot, flattened. `flush` hands them to the request.
     """
 
     request: IntArray
@@ -62,9 +63,9 @@ class RequestTable:
     high_water: IntArray
     mid_prompt: IntArray
     decoding: IntArray
-    entered: IntArray
-    flushed: IntArray
     slot: IntArray
+    flushed: IntArray
+    cursor: IntArray
 
     def __init__(self, block_size: int, windowed: bool = False, capacity: int = 64) -> None:
         self.size = 0
@@ -78,8 +79,9 @@ class RequestTable:
         self.data = np.zeros((len(COLUMNS), 0), dtype=np.int32)
         self.last_s = np.zeros(0)
         self.draft_ids = np.zeros((0, MAX_DRAFTS), dtype=np.int32)
-        self._ids = np.zeros((0, 64), dtype=np.int32)
-        self._gaps = np.zeros((0, 64), dtype=np.float32)
+        self._width = 64
+        self._ids = np.zeros(0, dtype=np.int32)
+        self._gaps = np.zeros(0, dtype=np.float32)
         self._grow(capacity)
 
     def _grow(self, capacity: int) -> None:
@@ -88,11 +90,21 @@ class RequestTable:
         self.data = np.pad(self.data, ((0, 0), (0, extra)))
         self.last_s = np.pad(self.last_s, (0, extra))
         self.draft_ids = np.pad(self.draft_ids, ((0, extra), (0, 0)))
-        self._ids = np.pad(self._ids, ((0, extra), (0, 0)))
-        self._gaps = np.pad(self._gaps, ((0, extra), (0, 0)))
+        self._ids = np.pad(self._ids, (0, extra * self._width))
+        self._gaps = np.pad(self._gaps, (0, extra * self._width))
         self._free_slots.extend(range(capacity - 1, old - 1, -1))
         for index, name in enumerate(COLUMNS):
             setattr(self, name, self.data[index])
+
+    def _widen(self, width: int) -> None:
+        """Give every line of the store at least `width` places."""
+        old, self._width = self._width, max(width, 2 * self._width)
+        pad = ((0, 0), (0, self._width - old))
+        self._ids = np.pad(self._ids.reshape(-1, old), pad).reshape(-1)
+        self._gaps = np.pad(self._gaps.reshape(-1, old), pad).reshape(-1)
+        shift = self.slot[: self.size] * (self._width - old)
+        self.flushed[: self.size] += shift
+        self.cursor[: self.size] += shift
 
     def append(self, request: Request, num_computed: int, stop_at: int) -> int:
         """Add a request at rest as the last row, with `num_computed` tokens already in its blocks.
@@ -103,10 +115,8 @@ class RequestTable:
         if row == self.data.shape[1]:
             self._grow(2 * row)
         outputs = stop_at - request.num_tokens + MAX_DRAFTS + 1
-        if outputs > self._ids.shape[1]:
-            extra = max(outputs, 2 * self._ids.shape[1]) - self._ids.shape[1]
-            self._ids = np.pad(self._ids, ((0, 0), (0, extra)))
-            self._gaps = np.pad(self._gaps, ((0, 0), (0, extra)))
+        if outputs > self._width:
+            self._widen(outputs)
         self.size = row + 1
         self.requests.append(request)
         self.ids.append(request.id)
@@ -115,11 +125,12 @@ class RequestTable:
         self.data[:, row] = 0
         self.request[row] = request.number
         self.num_computed[row] = num_computed
-        self.num_tokens[row] = self.entered[row] = request.num_tokens
+        self.num_tokens[row] = request.num_tokens
         self.note_blocks(np.array([row]))
         self.stop_at[row] = stop_at
         self.high_water[row] = request.high_water
-        self.slot[row] = self._free_slots.pop()
+        self.slot[row] = slot = self._free_slots.pop()
+        self.flushed[row] = self.cursor[row] = slot * self._width
         self.last_s[row] = np.nan if request.last_token_s is None else request.last_token_s
         return row
 
@@ -156,31 +167,34 @@ class RequestTable:
         self, rows: RowArray | slice, sampled: IntArray, emitted: IntArray, gaps_s: npt.NDArray[np.float64]
     ) -> None:
         """Store each row's first `emitted` ids of `sampled`, one delivery per row, `gaps_s` after its last one."""
-        num_tokens = self.num_tokens[rows]
-        slot, place = self.slot[rows], num_tokens - self.entered[rows]
+        cursor = self.cursor[rows]
         most = int(emitted.max(initial=0))
         if most == 1 and int(np.count_nonzero(emitted)) == len(emitted):
-            self._ids[slot, place] = sampled[:, 0]
-            self._gaps[slot, place] = gaps_s
+            self._ids[cursor] = sampled[:, 0]
+            self._gaps[cursor] = gaps_s
         else:
             for nth in range(most):
                 some = np.flatnonzero(emitted > nth)
-                self._ids[slot[some], place[some] + nth] = sampled[some, nth]
-                self._gaps[slot[some], place[some] + nth] = gaps_s[some] if nth == 0 else np.nan
-        self.num_tokens[rows] = num_tokens + emitted
+                self._ids[cursor[some] + nth] = sampled[some, nth]
+                self._gaps[cursor[some] + nth] = gaps_s[some] if nth == 0 else np.nan
+        self.cursor[rows] += emitted
+        self.num_tokens[rows] += emitted
 
-    def output_bytes(self, rows: RowArray, starts: IntArray, count: int) -> bytes:
-        """`count` output ids of each row from `starts` on (counted from when it entered), int32, row after row."""
-        places = starts[:, None] + np.arange(count, dtype=np.int32)
-        return self._ids[self.slot[rows][:, None], places].tobytes()
+    def output_bytes(self, rows: RowArray, starts: IntArray, count: int) -> tuple[bytes, BoolArray]:
+        """`count` token ids of each row from position `starts` on, int32, row after row.
+
+        Also says which rows have them all in the store; the bytes of the others mean nothing.
+        """
+        places = self.cursor[rows] - (self.num_tokens[rows] - starts)
+        return self._ids[places[:, None] + np.arange(count)].tobytes(), places >= self.slot[rows] * self._width
 
     def flush(self, row: int) -> None:
         """Hand a row's outputs and gaps to its request."""
-        start, end = self.flushed.item(row), self.num_tokens.item(row) - self.entered.item(row)
+        start, end = self.flushed.item(row), self.cursor.item(row)
         if start < end:
-            request, slot = self.requests[row], self.slot.item(row)
-            request.output_token_ids.frombytes(self._ids[slot, start:end].tobytes())
-            request.gaps_s.frombytes(self._gaps[slot, start:end].tobytes())
+            request = self.requests[row]
+            request.output_token_ids.frombytes(self._ids[start:end].tobytes())
+            request.gaps_s.frombytes(self._gaps[start:end].tobytes())
             self.flushed[row] = end
 
     def rest(self, row: int) -> Request:
