@@ -20,7 +20,7 @@ class Glyphs:
     empty: str
     watermark: str
     eighths: str
-    upper_half: str
+    progress: str
     spark: str
     slo: str
     rule: str
@@ -49,7 +49,7 @@ UNICODE = Glyphs(
     empty="·",
     watermark="│",
     eighths=" ▁▂▃▄▅▆▇█",
-    upper_half="▀",
+    progress="━",
     spark="▁▂▃▄▅▆▇█",
     slo="╌",
     rule="─",
@@ -78,7 +78,7 @@ ASCII = Glyphs(
     empty=".",
     watermark="|",
     eighths="",
-    upper_half="",
+    progress="=",
     spark="_.-=#",
     slo="-",
     rule="-",

@@ -111,16 +111,18 @@ class LatencyBuckets:
     def columns(
         self, kind: str, end_s: float, window_s: float, num_columns: int, newest: dict[str, Samples] | None = None
     ) -> list[Samples]:
-        """The window that ends with the second of `end_s`, oldest first, in at most `num_columns` equal parts.
+        """The window that ends with the second of `end_s`, oldest first, in at most `num_columns` parts.
 
-        `newest` stands in for that last second, where only a part of it counts.
+        Parts begin at multiples of their length, so that they do not change while the window moves on; the first
+        may be cut. `newest` stands in for the last second, where only a part of it counts.
         """
         num_buckets = max(1, round(window_s / BUCKET_S))
-        per_column = -(-num_buckets // max(1, num_columns))
         last = int(end_s // BUCKET_S)
-        parts = [self.bucket(index) for index in range(last - num_buckets + 1, last)]
-        parts.append(self.bucket(last) if newest is None else newest)
-        samples = [EMPTY if part is None else part[kind] for part in parts]
-        short = num_buckets % per_column
-        head = [merge(samples[:short])] if short else []
-        return head + [merge(samples[at : at + per_column]) for at in range(short, num_buckets, per_column)]
+        first = last - num_buckets + 1
+        per = max(1, -(-num_buckets // max(1, num_columns - 1))) if num_buckets > num_columns else 1
+        parts = []
+        for group in range(first // per, last // per + 1):
+            span = range(max(first, group * per), min(last, group * per + per - 1) + 1)
+            found = [newest if index == last and newest is not None else self.bucket(index) for index in span]
+            parts.append(merge([bucket[kind] for bucket in found if bucket is not None]))
+        return parts

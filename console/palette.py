@@ -42,6 +42,25 @@ class Palette:
             style = self._fills[lower, upper] = Style(color=self._colour(lower), bgcolor=self._colour(upper))
         return style
 
+    def label(self, role: str) -> Style:
+        """Bold text in the background's colour on a fill of `role`."""
+        key = (role, "label")
+        style = self._fills.get(key)
+        if style is None:
+            style = Style(color=self._colour("background"), bgcolor=self._colour(role), bold=True)
+            self._fills[key] = style
+        return style
+
+    def texture(self, role: str) -> Style:
+        """A fill with its letter faintly on it, so that colour is not all that tells it."""
+        key = (role, "texture")
+        style = self._fills.get(key)
+        if style is None:
+            fill = self._colour(role)
+            letter = _blend(fill.get_truecolor().hex, self.theme.colours["background"], 0.28)
+            style = self._fills[key] = Style(color=letter, bgcolor=fill)
+        return style
+
     def _make(self, role: str, under: str) -> Style:
         attributes = f"{self.theme.styles.get(role, '')} {self.theme.styles.get(under, '')}"
         background = None if self.theme.ansi else self._colour(under)

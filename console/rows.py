@@ -47,6 +47,11 @@ class Row:
     preempt: int
     priority: int
 
+    @property
+    def progress(self) -> float:
+        """Share of prompt and allowed outputs that is done."""
+        return (self.done + self.out) / max(1, self.prompt + self.max)
+
 
 COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("id", "ID", 14),
@@ -54,6 +59,7 @@ COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("prompt", "PROMPT", 11),
     ("cached", "CACHED", 7),
     ("out", "OUT/MAX", 10),
+    ("progress", "PROGRESS", 16),
     ("kv", "KV", 6),
     ("age", "AGE", 7),
     ("ttft", "TTFT", 7),

@@ -106,7 +106,7 @@ Left and Right show an earlier step in all panels; End returns to the present.
         label = label if len(label) < cells else f" {letter}"
         if len(label) > cells:
             label = ""
-        line.add(label.ljust(cells), Style(color=palette["background"].bgcolor, bold=True) + _under(palette[role]))
+        line.add(label.ljust(cells), palette.label(role))
 
     def _legend(self, record: StepRecord | None, width: int) -> Line:
         palette, glyphs = self.view.palette, self.view.glyphs
@@ -114,9 +114,12 @@ Left and Right show an earlier step in all panels; End returns to the present.
         line = Line()
         for (letter, role), amount in zip(CLASSES, amounts, strict=True):
             glyph = getattr(glyphs, role)
-            if glyph != letter and role != "unused":
-                line.add(glyph, palette[role]).add(" ", palette["text"])
-            line.add(f"{letter if role != 'unused' else glyph}", palette["text"])
+            if palette.solid and role != "unused":
+                line.add(f" {letter} ", palette.label(role))
+            elif glyph == letter or role == "unused":
+                line.add(glyph, palette[role])
+            else:
+                line.add(glyph, palette[role]).add(f" {letter}", palette["text"])
             line.add(f" {role} " if width >= 90 else " ", palette["muted"]).add(f"{amount}", palette["text"])
             line.add("  ", palette["text"])
         if record is not None:
@@ -181,6 +184,9 @@ Left and Right show an earlier step in all panels; End returns to the present.
                 if under >= 3:
                     chars.append(" ")
                     styles.append(palette.fill("text", roles[under]))
+                elif height == 8:
+                    chars.append(CLASSES[under][0])
+                    styles.append(palette.texture(roles[under]))
                 else:
                     chars.append(eighths[height])
                     styles.append(palette.fill(roles[under], roles[over]))
@@ -302,7 +308,3 @@ def _column(steps: list[StepRecord], gaps: set[int]) -> Column:
         last=steps[-1].seq,
         mark=mark,
     )
-
-
-def _under(style: Style) -> Style:
-    return Style(bgcolor=style.color)

@@ -21,7 +21,10 @@ ORDER = (
 )
 """Class, role, word and letter, in the order of the bar."""
 
+LETTERS = {role: letter for _, role, _, letter in ORDER}
+
 _ROLES = ("empty", "cached", "held", "shared")
+"""By value of `BlockClass`."""
 
 
 class KvPanel(Panel):
@@ -61,12 +64,9 @@ the map; it shows the class most of them are in."""
         record = self.view.moment.record
         if record is None:
             return []
-        lines = [self._bar(record.blocks, width)]
-        map_rows = height - 2
-        if map_rows > 0:
-            lines += self._map(self.view.moment.state.classes, width, map_rows)
-        if height > 1:
-            lines.append(self._legend(record.blocks, width))
+        lines = [self._bar(record.blocks, width), self._legend(record.blocks, width)][:height]
+        if height > 2:
+            lines += self._map(self.view.moment.state.classes, width, height - 2)
         return lines
 
     def _bar(self, blocks: Blocks, width: int) -> Line:
@@ -75,10 +75,14 @@ the map; it shows the class most of them are in."""
         amounts = (blocks.held, blocks.shared, blocks.cached_free, blocks.empty)
         chars: list[str] = []
         styles: list[Style] = []
-        for (_, role, _, _), cells in zip(ORDER, shares(amounts, inner), strict=True):
-            chars += [" " if palette.solid and role != "empty" else getattr(glyphs, role)] * cells
-            style = palette[role]
-            styles += [Style(bgcolor=style.color) if palette.solid and role != "empty" else style] * cells
+        for (_, role, word, letter), cells in zip(ORDER, shares(amounts, inner), strict=True):
+            if palette.solid and role != "empty":
+                label = f" {letter} {word}"
+                chars += (label if len(label) < cells else "").ljust(cells)
+                styles += [palette.label(role)] * cells
+            else:
+                chars += getattr(glyphs, role) * cells
+                styles += [palette[role]] * cells
         if blocks.watermark:
             at = min(inner - 1, max(0, inner - 1 - round(blocks.watermark * inner / pool_size(blocks))))
             chars[at] = glyphs.watermark
@@ -87,57 +91,47 @@ the map; it shows the class most of them are in."""
         return Line().add(glyphs.left, edge).cells(chars, styles).add(glyphs.right, edge)
 
     def _map(self, classes: Classes, width: int, rows: int) -> list[Line]:
+        """Cells in physical order: letters on their colour, or textures."""
         if not len(classes):
             return [Line() for _ in range(rows)]
         palette, glyphs = self.view.palette, self.view.glyphs
-        if palette.solid and glyphs.upper_half:
-            cells = map_cells(classes, width * rows * 2)
-            grid = np.full(width * rows * 2, 4, dtype=np.uint8)
-            grid[: len(cells)] = cells
-            roles = (*_ROLES, "background")
-            pairs = grid.reshape(rows, 2, width)
-            return [self._half_blocks(pairs[row], roles) for row in range(rows)]
+        if palette.solid:
+            glyph = [LETTERS[role] if role != "empty" else glyphs.empty for role in _ROLES]
+            style = [
+                palette.texture(role) if role != "empty" else palette.on("faint", "surface") for role in _ROLES
+            ]
+        else:
+            glyph = [getattr(glyphs, role) for role in _ROLES]
+            style = [palette[role] for role in _ROLES]
         cells = map_cells(classes, width * rows)
-        glyph = [getattr(glyphs, role) for role in _ROLES]
-        style = [palette[role] for role in _ROLES]
         lines = []
         for row in range(rows):
             kinds = cells[row * width : (row + 1) * width].tolist()
             lines.append(Line().cells([glyph[kind] for kind in kinds], [style[kind] for kind in kinds]))
         return lines
 
-    def _half_blocks(self, pair: Classes, roles: tuple[str, ...]) -> Line:
-        palette, half = self.view.palette, self.view.glyphs.upper_half
-        fills = [[palette.fill(_deep(upper), _deep(lower)) for lower in roles] for upper in roles]
-        styles = [fills[upper][lower] for upper, lower in zip(pair[0].tolist(), pair[1].tolist(), strict=True)]
-        return Line().cells(half * len(styles), styles)
-
     def _legend(self, blocks: Blocks, width: int) -> Line:
         palette, glyphs = self.view.palette, self.view.glyphs
         line = Line()
         amounts = (blocks.held, blocks.shared, blocks.cached_free, blocks.empty)
         for (_, role, word, _), amount in zip(ORDER, amounts, strict=True):
-            line.add(getattr(glyphs, role), palette[role])
+            if palette.solid and role != "empty":
+                line.add(f" {LETTERS[role]} ", palette.label(role))
+            else:
+                line.add(getattr(glyphs, role), palette[role])
             line.add(f" {word} " if width >= 70 else " ", palette["muted"])
             line.add(f"{amount}", palette["text"]).add("  ", palette["text"])
         line.add(glyphs.watermark, palette["watermark"])
         line.add(" watermark " if width >= 70 else " ", palette["muted"]).add(
             f"{blocks.watermark}", palette["text"]
         )
-        per_cell = blocks_per_cell(
-            pool_size(blocks), width * max(0, self.size.height - 3) * (2 if self._halves else 1)
-        )
-        if per_cell > 1:
-            line.right(width, Line().add(f"{per_cell} blk/cell", palette["muted"]), palette["text"])
+        cells = width * max(0, self.size.height - 3)
+        per_cell = blocks_per_cell(pool_size(blocks), cells)
+        if per_cell:
+            num_cells = cells // pool_size(blocks)
+            words = f"{num_cells} cells/blk" if num_cells > 1 else f"{per_cell} blk/cell"
+            line.right(width, Line().add(words, palette["muted"]), palette["text"])
         return line
-
-    @property
-    def _halves(self) -> bool:
-        return self.view.palette.solid and bool(self.view.glyphs.upper_half)
-
-
-def _deep(role: str) -> str:
-    return "surface" if role == "empty" else role
 
 
 def pool_size(blocks: Blocks) -> int:
@@ -151,10 +145,13 @@ def blocks_per_cell(num_blocks: int, num_cells: int) -> int:
 
 
 def map_cells(classes: Classes, num_cells: int) -> Classes:
-    """The class of each cell of the map: that of most of its blocks, on a tie the more used one."""
+    """The class of each cell of the map: that of most of its blocks, on a tie the more used one.
+
+    A pool smaller than the map gives every block the same number of cells.
+    """
     per = blocks_per_cell(len(classes), num_cells)
     if per == 1:
-        return classes
+        return np.repeat(classes, max(1, num_cells // len(classes)))
     num = -(-len(classes) // per)
     padded = np.full(num * per, 255, dtype=np.uint8)
     padded[: len(classes)] = classes

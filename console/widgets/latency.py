@@ -11,6 +11,8 @@ from schedtop.console.line import Line
 from schedtop.console.view import WINDOWS_S
 from schedtop.console.widgets.panel import Panel, Pieces
 
+GUTTER = 10
+PLAIN = Style(bold=False, underline=False)
 QUANTILES = ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
 
 
@@ -29,78 +31,106 @@ Each column of the graph is the p95 of its part of the window; the dashed line i
         return [(f"window {text.duration(self.view.window_s).replace('.0s', 's')}", "text")]
 
     def body(self, width: int, height: int) -> list[Line]:
-        view = self.view
-        slo = {"ttft": view.options.ttft_slo_s, "itl": view.options.itl_slo_s}
         compact = height < 6
+        slos = (("ttft", self.view.options.ttft_slo_s), ("itl", self.view.options.itl_slo_s))
         lines: list[Line] = []
-        for index, kind in enumerate(("ttft", "itl")):
-            if len(lines) >= height:
-                break
-            spare = (height - 2) // 2 + (1 if index == 0 and height % 2 else 0)
-            num_columns = min(width, 60)
-            columns = view.history.latency_columns(kind, view.moment, view.window_s, num_columns)
-            whole = merge(columns)
-            line = self._figures(kind, whole, slo[kind], short=width < 54)
+        for index, (kind, slo_s) in enumerate(slos):
             if compact:
-                room = width - line.length - 2
-                if room >= 10:
-                    columns = view.history.latency_columns(kind, view.moment, view.window_s, min(room, 30))
-                    graph = self._graph(columns, slo[kind], min(room, 30), 1)[0]
-                    line.pad(width - graph.length, view.palette["text"]).extend(graph.pieces)
-                lines.append(line)
-                continue
-            lines.append(line)
-            lines += self._graph(columns, slo[kind], width, spare)
+                lines.append(self._short(kind, slo_s, width))
+            else:
+                rows = (height - 2 + (index == 0)) // 2
+                lines += self._full(kind, slo_s, width, rows)
         return lines[:height]
 
-    def _figures(self, kind: str, samples: Samples, slo_s: float | None, short: bool) -> Line:
+    def _columns(self, kind: str, num_columns: int) -> list[Samples]:
+        view = self.view
+        return view.history.latency_columns(kind, view.moment, view.window_s, num_columns)
+
+    def _full(self, kind: str, slo_s: float | None, width: int, rows: int) -> list[Line]:
+        """Figures, then a graph with its scale and SLO at the right."""
+        palette = self.view.palette
+        columns = self._columns(kind, width - GUTTER)
+        whole = merge(columns)
+        line = self._figures(kind, whole, slo_s)
+        line.right(width, Line().add(f"n {text.count(whole.n)} ", palette["muted"]), palette["text"])
+        top_s, slo_row = self._scale(columns, slo_s, rows)
+        graph = self._graph(columns, slo_s, width - GUTTER, rows)
+        notes = self._notes(whole, slo_s, top_s, slo_row, rows)
+        return [
+            line,
+            *(part.add(" ", palette["text"]).extend(note) for part, note in zip(graph, notes, strict=True)),
+        ]
+
+    def _short(self, kind: str, slo_s: float | None, width: int) -> Line:
+        """Everything in one line."""
+        palette = self.view.palette
+        room = min(30, max(0, width - 50))
+        columns = self._columns(kind, max(room, 10))
+        whole = merge(columns)
+        line = self._figures(kind, whole, slo_s, names=False)
+        line.add(f" n {text.count(whole.n)}", palette["muted"])
+        if slo_s is not None:
+            line.add("  SLO ", palette["muted"]).add(f"{text.ms(slo_s)}", palette["text"])
+            line.add(f" {text.share(whole.within(slo_s), whole.n)} ok", palette["muted"])
+        if room < 10:
+            return line
+        graph = self._graph(columns, slo_s, room, 1)[0]
+        return line.right(width, graph, palette["text"])
+
+    def _figures(self, kind: str, samples: Samples, slo_s: float | None, names: bool = True) -> Line:
         palette = self.view.palette
         line = Line().add(f"{kind.upper():4s}", palette["text"] + Style(bold=True))
-        for share, name in QUANTILES:
+        for place, (share, name) in enumerate(QUANTILES):
             value = samples.quantile(share)
             late = slo_s is not None and value is not None and value > slo_s
-            line.add(f" {name} ", palette["muted"])
+            line.add(f"  {name} " if names else "/" if place else " ", palette["muted"])
             line.add(f"{text.ms(value)}{'!' if late else ''}", palette["breach" if late else "text"])
-        line.add(" ms", palette["muted"]).add(f"  n {text.count(samples.n)}", palette["muted"])
-        if slo_s is not None:
-            met = text.share(samples.within(slo_s), samples.n)
-            line.add("  " if short else "  SLO ", palette["muted"]).add(f"{text.ms(slo_s)}", palette["text"])
-            line.add(f" {met}" + ("" if short or not samples.n else " ok"), palette["muted"])
-        return line
+        return line.add(" ms", palette["muted"])
+
+    def _scale(self, columns: list[Samples], slo_s: float | None, rows: int) -> tuple[float, int | None]:
+        """What the graph's full height stands for, and the row of the SLO, counted from below."""
+        values = [value for samples in columns if (value := samples.quantile(0.95)) is not None]
+        top_s = max([*values, slo_s * 1.3 if slo_s else 0.0, 1e-6])
+        return top_s, min(rows - 1, int(slo_s / top_s * rows)) if slo_s else None
+
+    def _notes(
+        self, whole: Samples, slo_s: float | None, top_s: float, slo_row: int | None, rows: int
+    ) -> list[list[tuple[str, Style]]]:
+        """What stands right of each row of the graph, from the top."""
+        palette = self.view.palette
+        notes: list[list[tuple[str, Style]]] = [[] for _ in range(rows)]
+        if slo_s is not None and slo_row is not None:
+            met = text.share(whole.within(slo_s), whole.n)
+            notes[rows - 1 - slo_row] = [("SLO ", palette["warn"] + PLAIN), (text.ms(slo_s), palette["text"])]
+            free = [row for row in range(rows - 1, -1, -1) if not notes[row]]
+            if free and whole.n:
+                notes[free[0]] = [(f"{met} ok", palette["muted"])]
+        if rows > 1 and not notes[0] and whole.n:
+            notes[0] = [(f"{text.ms(top_s)} ms", palette["faint"])]
+        return notes
 
     def _graph(self, columns: list[Samples], slo_s: float | None, width: int, rows: int) -> list[Line]:
-        """The p95 of each column, `rows` lines high, scaled so that the SLO and the data are both in sight."""
-        if rows < 1:
-            return []
+        """The p95 of each column, stretched to `width`; columns past the SLO in the colour of a breach."""
         palette, glyphs = self.view.palette, self.view.glyphs
+        top_s, slo_row = self._scale(columns, slo_s, rows)
         values = [samples.quantile(0.95) for samples in columns]
-        wide = max(1, width // max(1, len(values)))
-        top = max([value for value in values if value is not None] + [slo_s * 1.25 if slo_s else 0.0, 1e-6])
+        values = [values[x * len(values) // width] for x in range(width)]
         levels = len(glyphs.spark)
-        marks = rows * levels
-        slo_row = min(rows - 1, int(slo_s / top * rows)) if slo_s else -1
+        heights = [0 if value is None else max(1, round(value / top_s * rows * levels)) for value in values]
+        good, late, line_style, none = (palette[role] + PLAIN for role in ("decode", "breach", "warn", "text"))
+        fills = [late if slo_s is not None and value is not None and value > slo_s else good for value in values]
         lines = []
         for row in range(rows - 1, -1, -1):
-            chars: list[str] = []
-            styles: list[Style] = []
-            for value in values:
-                char, role = " ", "muted"
-                level = 0 if value is None else max(1, round(value / top * marks))
-                if level > row * levels:
-                    char = glyphs.spark[min(levels, level - row * levels) - 1]
-                    late = slo_s is not None and value is not None and value > slo_s
-                    role = "breach" if late else "accent"
-                elif row == slo_row:
-                    char, role = glyphs.slo, "warn"
-                chars += [char] * wide
-                styles += [palette[role] + _PLAIN] * wide
-            lines.append(Line().pad(width - len(chars), palette["text"]).cells(chars, styles))
+            base = row * levels
+            blank = (glyphs.slo, line_style) if row == slo_row else (" ", none)
+            cells = [
+                (glyphs.spark[min(levels, height - base) - 1], fill) if height > base else blank
+                for height, fill in zip(heights, fills, strict=True)
+            ]
+            lines.append(Line().cells([char for char, _ in cells], [style for _, style in cells]))
         return lines
 
     def resize_window(self, direction: int) -> None:
         """A longer (+1) or shorter (-1) window."""
         index = min(range(len(WINDOWS_S)), key=lambda i: abs(WINDOWS_S[i] - self.view.window_s)) + direction
         self.view.window_s = WINDOWS_S[min(max(index, 0), len(WINDOWS_S) - 1)]
-
-
-_PLAIN = Style(bold=False, underline=False)

@@ -7,6 +7,7 @@ from typing import ClassVar
 from rich.style import Style
 from schedtop.console import text
 from schedtop.console.line import Line
+from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
 from schedtop.engine.telemetry import Head, describe_head
 
@@ -27,7 +28,7 @@ Nobody overtakes the head, so only the head has a reason; the others are behind 
 Under priority a lower number is more urgent; `inverted` marks a more urgent request that waits while less
 urgent ones run."""
 
-    def __init__(self, view, *, id: str) -> None:  # noqa: ANN001
+    def __init__(self, view: View, *, id: str) -> None:
         super().__init__(view, id=id)
         self.top = 0
 
@@ -50,9 +51,7 @@ urgent ones run."""
         record = view.moment.record
         head = record.head if record is not None and record.head is not None else None
         first = head.number if head is not None else queue[0]
-        lines = []
-        for number in queue[self.top : self.top + height]:
-            lines.append(self._line(number, head, first, width))
+        lines = [self._line(number, head, first, width) for number in queue[self.top : self.top + height]]
         hidden = len(queue) - self.top - len(lines)
         if hidden > 0 and len(lines) > 1:
             lines[-1] = Line().add(f"  {view.glyphs.down} {hidden + 1} more", palette["muted"])

@@ -8,6 +8,7 @@ from schedtop.console import rows, text
 from schedtop.console.line import Line
 from schedtop.console.rows import COLUMNS, Filter, Row
 from schedtop.console.view import View
+from schedtop.console.widgets.batch import shares
 from schedtop.console.widgets.panel import Panel, Pieces
 
 _STATE_ROLES = {
@@ -18,6 +19,7 @@ _STATE_ROLES = {
     "preempted": "breach",
     "starved": "warn",
 }
+_LEFT = ("id", "state", "progress")
 _COMPACT = ("id", "state", "kv", "age", "ttft", "itl")
 
 
@@ -28,6 +30,7 @@ class RequestsPanel(Panel):
 STATE    decode, prefill, recompute (prompt and outputs again after a preemption), starved (running, but this
          step gave it no token), wait, preempted (waits again)
 PROMPT   computed/prompt tokens while the prompt is computed    CACHED  prompt tokens the prefix cache gave
+PROGRESS cached prompt, computed prompt, outputs, and what may still come, in proportion
 KV       blocks held      AGE  since arrival      TTFT, ITL  in ms; ITL is the newest gap
 PREEMPT  how often it was preempted     PRIO  lower is more urgent
 < and > choose the sorting column, I inverts it. / filters: words match the id or the state, !word excludes,
@@ -118,8 +121,10 @@ f keeps the selected request in sight, F keeps the order while values go on chan
     def _columns(self, width: int) -> list[tuple[str, str, int]]:
         policy = self.view.history.policy
         listed = [column for column in COLUMNS if column[0] != "priority" or policy == "priority"]
-        if width < 100:
-            listed = [column for column in listed if column[0] in _COMPACT] if width < 84 else listed[:-1]
+        if width < 98:
+            listed = [column for column in listed if column[0] != "progress"]
+        if width < 84:
+            listed = [column for column in listed if column[0] in _COMPACT]
         spare = width - 2 - sum(size for _, _, size in listed)
         name, title, size = listed[0]
         return [(name, title, max(6, size + min(spare, 26))), *listed[1:]]
@@ -130,7 +135,7 @@ f keeps the selected request in sight, F keeps the order while values go on chan
         for name, title, size in columns:
             words = f"{title}{self._arrow()}" if name == self.sort and self.frozen is None else title
             style = palette.on("accent" if name == self.sort else "muted", "surface")
-            line.add(text.fit(words, size - 1, "<" if name in ("id", "state") else ">") + " ", style)
+            line.add(text.fit(words, size - 1, "<" if name in _LEFT else ">") + " ", style)
         return line.pad(width, palette.on("muted", "surface"))
 
     def _line(self, row: Row, columns: list[tuple[str, str, int]], width: int) -> Line:
@@ -138,10 +143,25 @@ f keeps the selected request in sight, F keeps the order while values go on chan
         under = "cursor" if selected else "background"
         line = Line().add(self.view.glyphs.cursor + " " if selected else "  ", palette.on("accent", under))
         for name, _, size in columns:
+            if name == "progress":
+                self._progress(line, row, size - 2, under)
+                continue
             words, role = self._cell(name, row)
-            align = "<" if name in ("id", "state") else ">"
+            align = "<" if name in _LEFT else ">"
             line.add(text.fit(words, size - 1, align) + " ", palette.on(role, under))
         return line.pad(width, palette.on("text", under))
+
+    def _progress(self, line: Line, row: Row, cells: int, under: str) -> None:
+        """Cached prompt, computed prompt, outputs, and what is still to come, in proportion."""
+        palette, glyphs = self.view.palette, self.view.glyphs
+        cached = min(row.cached, row.done)
+        amounts = (cached, row.done - cached, row.out, max(0, row.prompt - row.done) + max(0, row.max - row.out))
+        roles = ("cached", "prefill", "decode", "empty")
+        line.add(" ", palette.on("text", under))
+        for role, part in zip(roles, shares(amounts, cells), strict=True):
+            glyph = glyphs.progress if palette.solid and role != "empty" else getattr(glyphs, role)
+            line.add(glyph * part, palette.on(role, under))
+        line.add(" ", palette.on("text", under))
 
     def _cell(self, name: str, row: Row) -> tuple[str, str]:
         options = self.view.options

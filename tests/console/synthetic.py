@@ -65,6 +65,7 @@ class SyntheticEngine:
     def __init__(self, seed: int = 7, num_blocks: int = 1024, rate: float = 4.0, **knobs: Any) -> None:
         self.random = random.Random(seed)
         self.knobs: dict[str, Any] = {**KNOBS, "rate": rate, **knobs}
+        self.launch = dict(self.knobs)
         self.num_blocks = num_blocks
         self.clock_s, self.step, self.seq, self.version = 0.0, 0, -1, 1
         self.waiting: list[Job] = []
@@ -86,8 +87,8 @@ class SyntheticEngine:
             "block_size": BLOCK,
             "num_blocks": self.num_blocks,
             "max_model_len": 8192,
-            "config": {"scheduler": {**self.knobs, "max_batched_tokens_ceiling": 2048, "max_seqs_ceiling": 64}},
-            "workload": {"name": "mixed", "seed": 7},
+            "config": {**self.launch, "max_batched_tokens_ceiling": 2048, "max_seqs_ceiling": 64, "policy": "fcfs"},
+            "workload": {"name": "mixed", "seed": 7, "rate": self.launch["rate"]},
             "started_at": 1_760_000_000.0,
             "simulated_clock": False,
         }
