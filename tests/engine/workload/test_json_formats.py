@@ -139,7 +139,10 @@ def test_a_line_that_is_no_json_object(replay: Replay, line: str) -> None:
 
 def test_prompts_as_texts_share_what_their_texts_share(replay: Replay) -> None:
     system = "You are a careful assistant. " * 40
-    rows: list[dict[str, Any]] = [{"prompt": system + "What is paging?", "output_tokens": 12}, {"prompt": system + "Why chunk?"}]
+    rows: list[dict[str, Any]] = [
+        {"prompt": system + "What is paging?", "output_tokens": 12},
+        {"prompt": system + "Why chunk?"},
+    ]
     a, b = replay(jsonl(*rows), rate=100.0)
     assert (a.max_tokens, b.max_tokens) == (12, 256)
     assert a.num_prompt_tokens == -(-len(rows[0]["prompt"]) // 4)
