@@ -186,7 +186,9 @@ class RequestTable:
         Also says which rows have them all in the store; the bytes of the others mean nothing.
         """
         places = self.cursor[rows] - (self.num_tokens[rows] - starts)
-        return self._ids[places[:, None] + np.arange(count)].tobytes(), places >= self.slot[rows] * self._width
+        stored = places >= self.slot[rows] * self._width
+        np.maximum(places, 0, out=places)
+        return self._ids[places[:, None] + np.arange(count)].tobytes(), stored
 
     def flush(self, row: int) -> None:
         """Hand a row's outputs and gaps to its request."""

@@ -1,0 +1,118 @@
+"""Flags that start an engine: the scheduler's from the knob table, the rest listed here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+from schedtop.console.cli.errors import CommandError
+from schedtop.engine.config import EngineConfig, WorkloadSpec
+from schedtop.engine.knobs import KNOBS, Knob
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+DEFAULT_DEVICE = "sim:llama-3.1-8b@h100"
+
+
+def _bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """`2GiB`, `500M` or a number of bytes."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+\.?\d*)\s*([kmgt]?)(i?b)?", value.strip().lower())
+    if not match or float(match[1]) <= 0:
+        raise click.BadParameter(f"{value!r}: write bytes, as in 500MB or 2GiB")
+    base = 1024 if match[3] == "ib" or not match[3] else 1000
+    return int(float(match[1]) * base ** " kmgt".index(match[2] or " "))
+
+
+ENGINE_FLAGS = (
+    click.option("--device", metavar="DEVICE", help="sim:MODEL@GPU, sim:@FILE.toml, cpu, cuda or auto."),
+    click.option("--model", metavar="MODEL", help="A local folder, a GGUF file, a hub id or smollm2."),
+    click.option("--workload", metavar="NAME|FILE", help="A generator, a trace, a recording or a golden case."),
+    click.option("--seed", type=int, default=0, show_default=True, help="Seed of everything random."),
+    click.option("--rate", type=float, help="Arrivals per second; a trace is scaled to it."),
+    click.option("--scale", type=float, default=1.0, show_default=True, help="Multiplies request lengths."),
+    click.option("--limit", type=int, help="Number of requests."),
+    click.option("--time-scale", type=float, default=1.0, show_default=True, help="Multiplies a trace's gaps."),
+    click.option("--start", "start_s", type=float, help="Cut a trace: seconds from its first arrival."),
+    click.option("--end", "end_s", type=float, help="Cut a trace: seconds from its first arrival."),
+    click.option("--max-prompt-tokens", type=int, help="Cut longer prompts."),
+    click.option("--max-output-tokens", type=int, help="Cut longer outputs."),
+    click.option("--prefix-block-tokens", type=int, help="Tokens per hash id, where a trace's format differs."),
+    click.option("--skip-bad", is_flag=True, help="Count bad lines of a trace instead of stopping at them."),
+    click.option("--duration", "duration_s", type=float, help="Seconds on the engine's clock."),
+    click.option("--real-time/--no-real-time", default=None, help="Pace a simulated clock by the wall clock."),
+    click.option("-tp", "--tensor-parallel-size", type=int, default=1, show_default=True),
+    click.option("-pp", "--pipeline-parallel-size", type=int, default=1, show_default=True),
+    click.option("--gpu-memory-utilization", type=float, default=0.9, show_default=True),
+    click.option("--kv-cache-memory", "kv_cache_memory_bytes", callback=_bytes, metavar="BYTES"),
+    click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16."),
+    click.option("--record", metavar="FILE", help="Record every step into a new file."),
+    click.option("--record-text", is_flag=True, help="Let the recording hold prompt and output text."),
+    click.option("--metrics-port", type=int, metavar="PORT", help="Serve /metrics on loopback; 0 picks a port."),
+)
+
+CONSOLE_FLAGS = (
+    click.option("--slo", metavar="SLO", help="ttft=1s,itl=50ms: lines and marks on the charts."),
+    click.option("--window", "window_s", type=float, default=60.0, show_default=True, help="Seconds of latency."),
+    click.option("--theme", help="dark, light, high-contrast, colour-blind-safe, monochrome or your own."),
+    click.option("--ascii", "ascii_only", is_flag=True, help="Draw with ASCII characters only."),
+    click.option("--read-only", is_flag=True, help="No knob can be changed."),
+    click.option("--no-mouse", is_flag=True, help="Leave the mouse to the terminal."),
+)
+
+
+def _knob_option(knob: Knob) -> Callable[[Decorated], Decorated]:
+    text = knob.effect
+    if knob.default is not None and knob.kind is not bool:
+        text += f" [default: {knob.default}]"
+    if knob.kind is bool:
+        flag = f"{knob.option}/--no-{knob.option.removeprefix('--')}"
+        return click.option(flag, knob.name, default=None, help=text)
+    return click.option(knob.option, knob.name, metavar=(knob.unit or knob.kind.__name__).upper(), help=text)
+
+
+def add_engine_flags(*, console: bool = False) -> Callable[[Decorated], Decorated]:
+    """Add every flag that starts an engine, and those of the console if asked."""
+
+    def decorate(function: Decorated) -> Decorated:
+        options = [_knob_option(knob) for knob in KNOBS if knob.name != "rate"]
+        for option in reversed([*ENGINE_FLAGS, *options, *(CONSOLE_FLAGS if console else ())]):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def engine_config(flags: Mapping[str, Any], **changes: Any) -> EngineConfig:
+    """The flags as a config. Raises `CommandError` for a combination that means nothing."""
+    scheduler = {knob.name: flags[knob.name] for knob in KNOBS if flags.get(knob.name) is not None}
+    scheduler.pop("rate", None)
+    duration_s = flags.get("duration_s")
+    if duration_s is not None and not 0 < duration_s < float("inf"):
+        raise CommandError(f"--duration {duration_s:g}: must be above 0")
+    port = flags.get("metrics_port")
+    if port is not None and not 0 <= port < 65536:
+        raise CommandError(f"--metrics-port {port}: must be between 0 and 65535")
+    names = ("rate", "scale", "limit", "time_scale", "start_s", "end_s", "skip_bad")
+    names += ("max_prompt_tokens", "max_output_tokens", "prefix_block_tokens", "seed")
+    workload = WorkloadSpec(source=flags.get("workload") or "mixed", **{name: flags[name] for name in names})
+    shared = ("seed", "duration_s", "tensor_parallel_size", "pipeline_parallel_size", "gpu_memory_utilization")
+    shared += ("kv_cache_memory_bytes", "dtype", "record", "record_text", "metrics_port", "model")
+    values: dict[str, Any] = {name: flags[name] for name in shared}
+    values.update(device=pick_device(flags), scheduler=scheduler, workload=workload)
+    values["real_time"] = bool(flags.get("real_time"))
+    values.update(changes)
+    return EngineConfig(**values)
+
+
+def pick_device(flags: Mapping[str, Any]) -> str:
+    """The device that was named, or the one that suits the model."""
+    device, model = flags.get("device"), flags.get("model")
+    if device is not None:
+        if device.startswith("sim:") and model is not None:
+            raise CommandError(f"--device {device} names its model: leave out --model {model}")
+        return str(device)
+    return "auto" if model is not None else DEFAULT_DEVICE

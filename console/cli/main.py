@@ -1,0 +1,87 @@
+"""`schedtop`: the console by default, and one command per file beside this one."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import click
+from schedtop.console.cli.engine_flags import add_engine_flags
+from schedtop.console.cli.errors import exit_code_of
+
+COMMANDS: dict[str, str] = {
+    "run": "Serve a workload without a console; one JSON document or a page of text at the end.",
+    "serve": "Run an engine that consoles attach to.",
+    "attach": "Open the console on an engine that is already running.",
+    "verify": "Replay recorded scheduler decisions and compare every step.",
+}
+"""Every command and its line in the help; its module has the same name (`-` as `_`), its function `command`."""
+
+
+class LazyGroup(click.Group):
+    """Imports a command's module only when that command is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"schedtop.console.cli.{cmd_name.replace('-', '_')}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        from schedtop.engine import __version__
+
+        click.echo(f"schedtop {__version__}")
+        ctx.exit()
+
+
+@click.group(
+    cls=LazyGroup,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Version.")
+@add_engine_flags(console=True)
+@click.pass_context
+def cli(ctx: click.Context, **flags: Any) -> None:
+    """A terminal operator console for an LLM inference scheduler.
+
+    Without a command it starts an engine and opens the console on it; without a terminal it prints a report of
+    30 simulated seconds.
+    """
+    if ctx.invoked_subcommand is not None:
+        _refuse_stray_flags(ctx)
+        return
+    from schedtop.console.cli.open_console import open_console
+
+    ctx.exit(open_console(flags))
+
+
+def _refuse_stray_flags(ctx: click.Context) -> None:
+    for param in ctx.command.params:
+        if param.name and ctx.get_parameter_source(param.name) == click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{param.opts[0]} goes after {ctx.invoked_subcommand}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point. Exit codes: 0 done, 1 a check failed or the engine died, 2 bad input (one line says what)."""
+    try:
+        code = cli.main(arguments, prog_name="schedtop", standalone_mode=False)
+    except BrokenPipeError:
+        # Whoever read our output has gone; what is left of it goes nowhere, quietly.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except (Exception, KeyboardInterrupt) as error:
+        code = exit_code_of(error)
+    sys.exit(code if isinstance(code, int) else 0)

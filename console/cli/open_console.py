@@ -1,0 +1,86 @@
+"""Bare `schedtop`: an engine of its own and the console on it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+from schedtop.console.cli.engine_flags import engine_config
+from schedtop.console.cli.errors import FAILED, CommandError, check_writable, say
+from schedtop.engine.channel.protocol import ChannelError
+from schedtop.engine.channel.spawn import start_engine
+from schedtop.engine.config import EngineConfig
+
+REPORT_S = 30.0
+"""Simulated seconds of the report that a pipe gets instead of a console."""
+
+
+def open_console(flags: Mapping[str, Any]) -> int:
+    """Start an engine and show it; the exit code."""
+    config = engine_config(flags, real_time=flags.get("real_time") is not False)
+    if config.record:
+        check_writable(config.record)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return _print_report(config)
+    check_terminal()
+    process = start_engine(config)
+    with process:
+        # The engine builds while this process imports the console.
+        from schedtop.console.app import run_console
+
+        options = console_options(flags)
+        try:
+            link = process.connect()
+        except ChannelError as error:
+            raise CommandError(str(error)) from None
+        code = run_console(link, options, reopen=None)
+        if process.process.poll() not in (None, 0):
+            say(process.exit_cause() or "the engine ended")
+            return code or (process.process.poll() if process.process.poll() == 2 else FAILED) or FAILED
+    return code
+
+
+def _print_report(config: EngineConfig) -> int:
+    """Plain text, no escapes: what 30 seconds of this engine come to."""
+    import msgspec
+    from schedtop.engine.headless import run_headless
+
+    duration_s = config.duration_s or REPORT_S
+    config = msgspec.structs.replace(config, duration_s=duration_s, real_time=False)
+    report = run_headless(config, None, notice=say)
+    click.echo(
+        f"schedtop: {duration_s:g} s of {config.device}, {config.workload.source if config.workload else ''}"
+    )
+    click.echo(report.as_text())
+    return 0
+
+
+def check_terminal() -> None:
+    """Raise `CommandError` where a full-screen program cannot draw."""
+    if os.environ.get("TERM", "") in ("", "dumb"):
+        raise CommandError(
+            f"TERM={os.environ.get('TERM', '')!r} cannot draw a console: set TERM, or use schedtop run"
+        )
+
+
+def console_options(flags: Mapping[str, Any], *, embedded: bool = True):  # type: ignore[no-untyped-def]
+    """The console's flags as its options."""
+    from schedtop.console.options import ConsoleOptions
+    from schedtop.engine.slo import Slo, parse_slo
+
+    slo = parse_slo(flags["slo"]) if flags.get("slo") else Slo()
+    if not flags["window_s"] > 0:
+        raise CommandError(f"--window {flags['window_s']:g}: must be above 0")
+    return ConsoleOptions(
+        theme=flags.get("theme"),
+        ascii=flags["ascii_only"],
+        read_only=flags["read_only"],
+        mouse=not flags["no_mouse"],
+        embedded=embedded,
+        ttft_slo_s=slo.ttft,
+        itl_slo_s=slo.itl,
+        window_s=flags["window_s"],
+    )

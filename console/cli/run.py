@@ -1,0 +1,34 @@
+"""`schedtop run`: serve a workload without a console."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+from schedtop.console.cli.engine_flags import add_engine_flags, engine_config
+from schedtop.console.cli.errors import check_writable, say
+from schedtop.engine.slo import parse_slo
+
+
+@click.command("run")
+@add_engine_flags()
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of text.")
+@click.option("--slo", metavar="SLO", help="ttft=1s,itl=50ms: adds goodput under these bounds.")
+@click.pass_context
+def command(ctx: click.Context, as_json: bool, slo: str | None, **flags: Any) -> None:
+    """Serve a workload to its end, or for --duration seconds, and report.
+
+    A trace without --duration runs until every request is accounted for; a generator without --duration or
+    --limit runs for 60 seconds.
+    """
+    from schedtop.engine.headless import run_headless
+
+    bounds = parse_slo(slo) if slo else None
+    config = engine_config(flags)
+    if config.record:
+        check_writable(config.record)
+    report = run_headless(config, bounds, notice=say, show_progress=sys.stderr.isatty())
+    click.echo(json.dumps(report.as_dict()) if as_json else report.as_text())
+    ctx.exit(0)

@@ -1,0 +1,116 @@
+"""Running an engine without a console: flat out, or paced, until its work is done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import msgspec
+from schedtop.engine.build import build_engine
+from schedtop.engine.channel.protocol import Sink, encode
+from schedtop.engine.config import EngineConfig
+from schedtop.engine.engine import Engine
+from schedtop.engine.report import Report
+from schedtop.engine.sinks import open_sinks
+from schedtop.engine.slo import Slo
+from schedtop.engine.workload.presets import BY_NAME
+
+DEFAULT_DURATION_S = 60.0
+"""A generator never ends by itself."""
+
+Progress = Callable[[float], None]
+
+
+def run_headless(
+    config: EngineConfig, slo: Slo | None, notice: Callable[[str], None], show_progress: bool = False
+) -> Report:
+    """Serve the config's workload and report. Raises `ConfigError` before anything runs."""
+    workload = config.workload
+    if config.duration_s is None and workload is not None and workload.source in BY_NAME and workload.limit is None:
+        notice(f"{workload.source} never ends: running {DEFAULT_DURATION_S:g} s (set --duration or --limit)")
+        config = msgspec.structs.replace(config, duration_s=DEFAULT_DURATION_S)
+    engine = build_engine(config, notice)
+    with ExitStack() as stack:
+        sinks = open_sinks(config, engine, stack, notice)
+        progress = stack.enter_context(_Progress(config, show_progress))
+        return serve(engine, config, Report(slo), sinks, progress.update, notice)
+
+
+def serve(
+    engine: Engine,
+    config: EngineConfig,
+    report: Report,
+    sinks: dict[str, Sink],
+    on_progress: Progress,
+    notice: Callable[[str], None],
+) -> Report:
+    """Step an engine until it is exhausted or its duration is over; report and sinks get every record."""
+    began_s = time.monotonic()
+    until_s = config.duration_s
+    while until_s is None or engine.clock_s < until_s:
+        wake_s = engine.next_wake_s()
+        if not engine.num_unfinished and (wake_s is None or (until_s is not None and wake_s >= until_s)):
+            break
+        _keep_pace(engine, config, began_s, wake_s)
+        record = engine.step()
+        if record is None:
+            continue
+        report.add(record)
+        _hand_out(record, sinks, notice)
+        on_progress(engine.clock_s)
+    report.wall_s = time.monotonic() - began_s
+    report.clock_s = max(report.clock_s, engine.clock_s) if until_s is None else max(report.clock_s, until_s)
+    return report
+
+
+def _keep_pace(engine: Engine, config: EngineConfig, began_s: float, wake_s: float | None) -> None:
+    """Wait where waiting is meant: for the wall clock under `--real-time`, for an arrival on a real clock."""
+    if engine.clock.simulated and not config.real_time:
+        return
+    ahead_s = engine.clock_s - (time.monotonic() - began_s) if engine.clock.simulated else 0.0
+    if not engine.num_unfinished and wake_s is not None:
+        now_s = time.monotonic() - began_s if engine.clock.simulated else engine.clock_s
+        ahead_s = wake_s - now_s
+    if ahead_s > 0:
+        time.sleep(ahead_s)
+
+
+def _hand_out(record, sinks: dict[str, Sink], notice: Callable[[str], None]) -> None:  # type: ignore[no-untyped-def]
+    if not sinks:
+        return
+    encoded = encode(record)
+    for name, sink in list(sinks.items()):
+        try:
+            sink.write(record, encoded)
+        except OSError as error:
+            del sinks[name]
+            notice(f"{name} stopped: {error.strerror or error}; serving goes on")
+
+
+class _Progress:
+    """A bar over the run's seconds, or a count of them where the end is unknown; silent unless shown."""
+
+    def __init__(self, config: EngineConfig, shown: bool) -> None:
+        self._total_s = config.duration_s
+        self._shown = shown
+        self._next_s = 0.0
+
+    def __enter__(self) -> _Progress:
+        if self._shown:
+            from rich.console import Console
+            from rich.progress import Progress as Bar
+
+            self._bar = Bar(console=Console(stderr=True), transient=True)
+            self._task = self._bar.add_task("serving", total=self._total_s)
+            self._bar.start()
+        return self
+
+    def update(self, clock_s: float) -> None:
+        if self._shown and time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + 0.1
+            self._bar.update(self._task, completed=clock_s, description=f"serving, {clock_s:.0f} s")
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            self._bar.stop()
