@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
 from schedtop.engine import __version__
+from schedtop.engine.case_source import CaseSource, CaseWorker, looks_like_case
 from schedtop.engine.clock import RealClock, SimulatedClock
 from schedtop.engine.config import ConfigError, EngineConfig, SchedulerConfig, check_scheduler_config
 from schedtop.engine.engine import Engine
+from schedtop.engine.golden import read_case
 from schedtop.engine.knobs import BY_NAME, KnobError, check_value
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.sim.spec import PREFIX, SimDevice, parse_device
@@ -27,6 +30,8 @@ OnStage = Callable[[str], None]
 def build_engine(config: EngineConfig, on_stage: OnStage = lambda name: None) -> Engine:
     """The engine that `config` describes. Raises `ConfigError` (or a `ValueError` with one clear line)."""
     settings = check_settings(config)
+    if config.workload is not None and looks_like_case(Path(config.workload.source)):
+        return _build_case(config)
     if config.device.startswith(PREFIX):
         return _build_simulated(config, settings)
     return _build_real(config, settings, on_stage)
@@ -76,6 +81,23 @@ def _build_simulated(config: EngineConfig, settings: dict[str, Any]) -> Engine:
     source = _open_source(config, scheduler, device.vocab_size)
     header = make_header(config, scheduler, source, device.model, device.spec, simulated=True)
     return Engine(Scheduler(scheduler), worker, source, SimulatedClock(), header)
+
+
+def _build_case(config: EngineConfig) -> Engine:
+    """A golden case brings its own limits, requests and model."""
+    assert config.workload is not None
+    if config.scheduler:
+        names = ", ".join(config.scheduler)
+        raise ConfigError(
+            f"{config.workload.source} is a golden case, which sets its own limits: leave out {names}"
+        )
+    case = read_case(Path(config.workload.source))
+    worker = CaseWorker(case)
+    source = CaseSource(case, worker)
+    header = make_header(config, case.config, source, "case", case.name, simulated=True)
+    engine = Engine(Scheduler(case.config), worker, source, SimulatedClock(), header)
+    source.bind(engine)
+    return engine
 
 
 def _simulated_blocks(config: EngineConfig, settings: dict[str, Any], device: SimDevice) -> int:
