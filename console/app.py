@@ -201,7 +201,26 @@ def _textual_theme(theme: Theme) -> TextualTheme:
         panel=colours["surface"],
         dark=theme.dark,
         ansi=theme.ansi,
+        variables=_ANSI_VARIABLES if theme.ansi else {},
     )
+
+
+_ANSI_VARIABLES = {
+    "ansi-background": "ansi_default",
+    "ansi-foreground": "ansi_default",
+    "border-blurred": "ansi_default",
+    "block-cursor-foreground": "ansi_default",
+    "block-cursor-background": "ansi_default",
+    "block-cursor-text-style": "reverse",
+    "input-cursor-background": "ansi_default",
+    "input-cursor-foreground": "ansi_default",
+    "input-cursor-text-style": "reverse",
+    "input-selection-background": "ansi_default",
+    "input-selection-foreground": "ansi_default",
+    "screen-selection-background": "ansi_default",
+    "screen-selection-foreground": "ansi_default",
+}
+"""What Textual's own stylesheet asks of a theme that uses the terminal's colours."""
 
 
 def _textual_colour(colour: str) -> str:

@@ -86,7 +86,7 @@ class KnobDesk:
         assert isinstance(value, int | float)
         low, high, _ = bounds(knob, self.ceilings)
         moved = value + direction * knob.step
-        if knob.step > 1 and moved % knob.step and not value % knob.step == 0:
+        if knob.step > 1 and value % knob.step:
             # Onto the grid of steps: 1 -> 64 -> 128, not 65.
             moved = (value // knob.step + (1 if direction > 0 else 0)) * knob.step
         moved = max(moved, low if low is not None else moved)

@@ -7,8 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Glyphs:
-    """One set. `decode` … `unused` and `held` … `empty` are whole cells that tell the classes apart without
-    colour; `eighths` are bottom-up partial cells (empty where the set has none); `spark` is low to high."""
+    """One set.
+
+    `decode` … `unused` and `held` … `empty` are whole cells that tell the classes apart without colour. `eighths`
+    are bottom-up partial cells (empty where the set has none), `spark` is low to high, `progress` is cached,
+    computed, output, to come.
+    """
 
     decode: str
     prefill: str
@@ -49,7 +53,7 @@ UNICODE = Glyphs(
     empty="·",
     watermark="│",
     eighths=" ▁▂▃▄▅▆▇█",
-    progress="━",
+    progress="┄─━·",
     spark="▁▂▃▄▅▆▇█",
     slo="╌",
     rule="─",
@@ -78,7 +82,7 @@ ASCII = Glyphs(
     empty=".",
     watermark="|",
     eighths="",
-    progress="=",
+    progress="-=#.",
     spark="_.-=#",
     slo="-",
     rule="-",

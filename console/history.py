@@ -267,7 +267,8 @@ class History:
 
     def steps(self, last: int, num: int) -> list[StepRecord]:
         """Up to `num` executed records that end with seq `last`, oldest first."""
-        records, found = self.records, []
+        records = self.records
+        found: list[StepRecord] = []
         index = bisect_right(records, last, key=_seq) - 1
         while index >= 0 and len(found) < num:
             if records[index].executed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,23 +17,31 @@ from schedtop.engine.telemetry import Pause, Reply, Resume, SetKnobs, StepOnce
 if TYPE_CHECKING:
     from schedtop.console.app import ConsoleApp
     from schedtop.console.screens.live import LiveScreen
-
-    class _Base(LiveScreen):
-        """The screen these actions belong to."""
-
-        @property
-        def app(self) -> ConsoleApp: ...
-
-else:
-    _Base = object
+    from schedtop.console.view import View
 
 _KNOB_ACTIONS = ("knob_up", "knob_down", "knob_type", "knob_apply", "knob_undo", "knob_launch")
 _ENGINE_ACTIONS = ("pause_engine", "step_engine", *_KNOB_ACTIONS)
 _NO_OSC52 = ("linux", "vt100", "vt220")
 
 
-class Commands(_Base):
-    """Mixed into `LiveScreen`."""
+class Commands:
+    """The hands of one Live screen."""
+
+    def __init__(self, screen: LiveScreen) -> None:
+        self.screen = screen
+
+    @property
+    def view(self) -> View:
+        return self.screen.view
+
+    @property
+    def app(self) -> ConsoleApp:
+        return self.screen.console
+
+    def run(self, name: str) -> None:
+        """Carry out the action with this id."""
+        handler: Callable[[], None] = getattr(self, f"do_{name}")
+        handler()
 
     def why_not(self, name: str) -> str | None:
         """Why an action cannot be taken now; None if it can."""
@@ -47,23 +56,23 @@ class Commands(_Base):
         match name:
             case "step_engine" if not view.history.live.paused:
                 return "the engine is running; P pauses it"
-            case "knob_apply" if not self.desk.staged and self.knobs.selected() is None:
+            case "knob_apply" if not self.screen.desk.staged and self.screen.knobs.selected() is None:
                 return "nothing is staged"
             case "live" if view.pinned is None:
                 return "this is the present"
             case "pause_view" | "step_back" | "step_forward" | "export" if not view.history.records:
                 return "no step has come yet"
-            case "detail" if self.requests.selected_row() is None:
+            case "detail" if self.screen.requests.selected_row() is None:
                 return "no request is selected"
         return None
 
     # Everywhere
 
     def do_help(self) -> None:
-        panel = self.focused_panel
+        panel = self.screen.focused_panel
         title = f"[{panel.NUMBER}] {panel.TITLE}" if panel is not None else "schedtop"
         words = panel.HELP if panel is not None else ""
-        self.app.push_screen(HelpScreen(title, words, self.registry, self.why_not))
+        self.app.push_screen(HelpScreen(title, words, self.screen.registry, self.why_not))
 
     def do_quit(self) -> None:
         in_flight = len(self.view.history.live.requests)
@@ -79,7 +88,7 @@ class Commands(_Base):
         self.app.push_screen(QuitScreen(question), lambda yes: self.app.exit(return_code=0) if yes else None)
 
     def do_interrupt(self) -> None:
-        selection = self.get_selected_text()
+        selection = self.screen.get_selected_text()
         if selection:
             self.copy(selection, "the selection")
         else:
@@ -88,9 +97,9 @@ class Commands(_Base):
     def do_palette(self) -> None:
         def run(name: str | None) -> None:
             if name is not None:
-                self.action_act(name)
+                self.screen.action_act(name)
 
-        self.app.push_screen(PaletteScreen(self.registry, self.why_not), run)
+        self.app.push_screen(PaletteScreen(self.screen.registry, self.why_not), run)
 
     def do_next_panel(self) -> None:
         self._focus_next(1)
@@ -99,48 +108,48 @@ class Commands(_Base):
         self._focus_next(-1)
 
     def _focus_next(self, direction: int) -> None:
-        names = list(self.panels)
-        panel = self.focused_panel
+        names = list(self.screen.panels)
+        panel = self.screen.focused_panel
         index = names.index(str(panel.id)) if panel is not None else -direction
-        self.show_panel(names[(index + direction) % len(names)])
+        self.screen.show_panel(names[(index + direction) % len(names)])
 
     def do_panel_1(self) -> None:
-        self.show_panel("batch")
+        self.screen.show_panel("batch")
 
     def do_panel_2(self) -> None:
-        self.show_panel("kv")
+        self.screen.show_panel("kv")
 
     def do_panel_3(self) -> None:
-        self.show_panel("requests")
+        self.screen.show_panel("requests")
 
     def do_panel_4(self) -> None:
-        self.show_panel("latency")
+        self.screen.show_panel("latency")
 
     def do_panel_5(self) -> None:
-        self.show_panel("queue")
+        self.screen.show_panel("queue")
 
     def do_panel_6(self) -> None:
-        self.show_panel("knobs")
+        self.screen.show_panel("knobs")
 
     def do_panel_7(self) -> None:
-        self.show_panel("events")
+        self.screen.show_panel("events")
 
     def do_zoom(self) -> None:
-        panel = self.focused_panel
-        self.zoomed = None if self.zoomed is not None or panel is None else str(panel.id)
-        self.place()
+        panel = self.screen.focused_panel
+        self.screen.zoomed = None if self.screen.zoomed is not None or panel is None else str(panel.id)
+        self.screen.place()
 
     def do_back(self) -> None:
         """One level at a time: zoom, staged knobs, filter, past step."""
-        if self.zoomed is not None:
-            self.zoomed = None
-        elif self.desk.staged:
-            self.desk.drop()
-        elif self.requests.filter:
-            self.requests.set_filter("")
+        if self.screen.zoomed is not None:
+            self.screen.zoomed = None
+        elif self.screen.desk.staged:
+            self.screen.desk.drop()
+        elif self.screen.requests.filter:
+            self.screen.requests.set_filter("")
         elif self.view.pinned is not None:
             self.view.release()
-        self.place()
+        self.screen.place()
 
     def do_pause_view(self) -> None:
         if self.view.pinned is not None:
@@ -162,40 +171,40 @@ class Commands(_Base):
         self.app.command(StepOnce, self._told("one step"))
 
     def do_filter(self) -> None:
-        before = self.requests.filter.words
-        self.show_panel("requests")
+        before = self.screen.requests.filter.words
+        self.screen.show_panel("requests")
 
         def changed(words: str) -> None:
-            self.requests.set_filter(words)
-            self.paint()
+            self.screen.requests.set_filter(words)
+            self.screen.paint()
 
         def done(words: str | None) -> None:
-            self.requests.set_filter(before if words is None else words)
-            self.set_focus(self.requests)
-            self.paint()
+            self.screen.requests.set_filter(before if words is None else words)
+            self.screen.set_focus(self.screen.requests)
+            self.screen.paint()
 
-        self.prompt.on_help = self.do_help
-        self.prompt.ask("filter: words for id or state, !word, kv>40, age>2s", before, done, changed)
+        self.screen.prompt.on_help = self.do_help
+        self.screen.prompt.ask("filter: words for id or state, !word, kv>40, age>2s", before, done, changed)
 
     def do_copy(self) -> None:
         line = self.copied_line()
         if line:
             self.copy(line, f"{text.fit(line, 40).strip()}")
         else:
-            self.say("nothing is selected here", "warn")
+            self.screen.say("nothing is selected here", "warn")
 
     def copied_line(self) -> str:
         """The selected line of the focused panel as plain text."""
-        panel = self.focused_panel
-        if panel is self.requests:
-            row = self.requests.selected_row()
+        panel = self.screen.focused_panel
+        if panel is self.screen.requests:
+            row = self.screen.requests.selected_row()
             return " ".join(f"{name}={getattr(row, name)}" for name in row.__slots__) if row is not None else ""
-        if panel is self.events:
-            event = self.events.selected()
-            return f"{self.events.time(event)} {event.kind} {event.describe()}" if event is not None else ""
-        if panel is self.knobs:
-            knob = self.knobs.selected()
-            return f"{knob.name}={text.value(self.desk.current.get(knob.name))}" if knob is not None else ""
+        if panel is self.screen.events:
+            event = self.screen.events.selected()
+            return f"{self.screen.events.time(event)} {event.kind} {event.describe()}" if event is not None else ""
+        if panel is self.screen.knobs:
+            knob = self.screen.knobs.selected()
+            return f"{knob.name}={text.value(self.screen.desk.current.get(knob.name))}" if knob is not None else ""
         return " ".join(piece for piece, _ in panel.headline()) if panel is not None else ""
 
     def copy(self, words: str, what: str) -> None:
@@ -204,16 +213,16 @@ class Commands(_Base):
             self._save("schedtop-copy.txt", words)
             return
         self.app.copy_to_clipboard(words)
-        self.say(f"copied {what}", "ok")
+        self.screen.say(f"copied {what}", "ok")
 
     def do_export(self) -> None:
-        steps = self.batch.shown_steps()
+        steps = self.screen.batch_panel.shown_steps()
         try:
             paths = export.export_steps(steps, self.app.output_dir)
         except OSError as error:
-            self.say(f"cannot export to {self.app.output_dir}: {error.strerror or error}", "breach")
+            self.screen.say(f"cannot export to {self.app.output_dir}: {error.strerror or error}", "breach")
             return
-        self.say(f"{text.plural(len(steps), 'step')} in {' and '.join(str(path) for path in paths)}", "ok")
+        self.screen.say(f"{text.plural(len(steps), 'step')} in {' and '.join(str(path) for path in paths)}", "ok")
 
     def do_screenshot(self) -> None:
         svg = self.app.export_screenshot(title="schedtop")
@@ -225,16 +234,16 @@ class Commands(_Base):
         try:
             path = export.save_text(self.app.output_dir, name, words)
         except OSError as error:
-            self.say(f"cannot write to {self.app.output_dir}: {error.strerror or error}", "breach")
+            self.screen.say(f"cannot write to {self.app.output_dir}: {error.strerror or error}", "breach")
             return None
-        self.say(f"saved {path}", "ok")
+        self.screen.say(f"saved {path}", "ok")
         return path
 
     def do_theme(self) -> None:
-        self.say(f"theme: {self.app.next_theme()}")
+        self.screen.say(f"theme: {self.app.next_theme()}")
 
     def do_mouse(self) -> None:
-        self.say("mouse on" if self.app.toggle_mouse() else "mouse off: the terminal selects text", "ok")
+        self.screen.say("mouse on" if self.app.toggle_mouse() else "mouse off: the terminal selects text", "ok")
 
     def do_suspend(self) -> None:
         self.app.action_suspend_process()
@@ -248,78 +257,78 @@ class Commands(_Base):
         self._move(1)
 
     def _move(self, lines: int) -> None:
-        if self.focused_panel is not None:
-            self.focused_panel.move(lines)
+        if self.screen.focused_panel is not None:
+            self.screen.focused_panel.move(lines)
 
     def do_page_up(self) -> None:
-        if self.focused_panel is not None:
-            self.focused_panel.move_page(-1)
+        if self.screen.focused_panel is not None:
+            self.screen.focused_panel.move_page(-1)
 
     def do_page_down(self) -> None:
-        if self.focused_panel is not None:
-            self.focused_panel.move_page(1)
+        if self.screen.focused_panel is not None:
+            self.screen.focused_panel.move_page(1)
 
     def do_first(self) -> None:
-        if self.focused_panel is not None:
-            self.focused_panel.move_end(last=False)
+        if self.screen.focused_panel is not None:
+            self.screen.focused_panel.move_end(last=False)
 
     def do_last(self) -> None:
-        if self.focused_panel is not None:
-            self.focused_panel.move_end(last=True)
+        if self.screen.focused_panel is not None:
+            self.screen.focused_panel.move_end(last=True)
 
     # Panels
 
     def do_step_back(self) -> None:
-        self.batch.inspect(-self.view.steps_per_column)
+        self.screen.batch_panel.inspect(-self.view.steps_per_column)
 
     def do_step_forward(self) -> None:
-        self.batch.inspect(self.view.steps_per_column)
+        self.screen.batch_panel.inspect(self.view.steps_per_column)
 
     def do_steps_more(self) -> None:
-        self.batch.resize_columns(1)
+        self.screen.batch_panel.resize_columns(1)
 
     def do_steps_fewer(self) -> None:
-        self.batch.resize_columns(-1)
+        self.screen.batch_panel.resize_columns(-1)
 
     def do_sort_left(self) -> None:
-        self.requests.sort_by(-1)
+        self.screen.requests.sort_by(-1)
 
     def do_sort_right(self) -> None:
-        self.requests.sort_by(1)
+        self.screen.requests.sort_by(1)
 
     def do_sort_invert(self) -> None:
-        self.requests.descending = not self.requests.descending
+        self.screen.requests.descending = not self.screen.requests.descending
 
     def do_follow(self) -> None:
-        self.requests.following = not self.requests.following
+        self.screen.requests.following = not self.screen.requests.following
 
     def do_freeze(self) -> None:
-        self.requests.toggle_frozen()
+        self.screen.requests.toggle_frozen()
 
     def do_next_match(self) -> None:
-        self.requests.next_match(1)
+        self.screen.requests.next_match(1)
 
     def do_previous_match(self) -> None:
-        self.requests.next_match(-1)
+        self.screen.requests.next_match(-1)
 
     def do_detail(self) -> None:
-        row = self.requests.selected_row()
+        row = self.screen.requests.selected_row()
         if row is not None:
-            self.say(f"{row.id}: the request screen is still to come")
+            self.screen.say(f"{row.id}: the request screen is still to come")
 
     def do_window_longer(self) -> None:
-        self.latency.resize_window(1)
+        self.screen.latency.resize_window(1)
 
     def do_window_shorter(self) -> None:
-        self.latency.resize_window(-1)
+        self.screen.latency.resize_window(-1)
 
     def do_event_step(self) -> None:
-        event = self.events.selected()
+        event = self.screen.events.selected()
         if event is None or not self.view.pin(event.seq):
-            self.say("that step is no longer kept", "warn")
+            self.screen.say("that step is no longer kept", "warn")
 
     def do_event_level(self) -> None:
-        self.events.cycle_level()
+        self.screen.events.cycle_level()
 
     # Knobs
 
@@ -330,72 +339,72 @@ class Commands(_Base):
         self._nudge(-1)
 
     def _nudge(self, direction: int) -> None:
-        knob = self.knobs.selected()
+        knob = self.screen.knobs.selected()
         if knob is not None:
-            self.desk.nudge(knob.name, direction)
+            self.screen.desk.nudge(knob.name, direction)
             self._foresee()
 
     def do_knob_type(self) -> None:
-        knob = self.knobs.selected()
+        knob = self.screen.knobs.selected()
         if knob is None:
             return
 
         def done(words: str | None) -> None:
             if words is not None:
                 try:
-                    self.desk.stage(knob.name, words)
+                    self.screen.desk.stage(knob.name, words)
                 except KnobError as error:
-                    self.desk.refused = str(error)
+                    self.screen.desk.refused = str(error)
                 else:
                     self._foresee()
-            self.set_focus(self.knobs)
-            self.paint()
+            self.screen.set_focus(self.screen.knobs)
+            self.screen.paint()
 
-        self.prompt.on_help = self.do_help
-        shown = text.value(self.desk.shown(knob.name))
-        self.prompt.ask(f"{knob.name} ({self.desk.range_of(knob)})", shown, done)
+        self.screen.prompt.on_help = self.do_help
+        shown = text.value(self.screen.desk.shown(knob.name))
+        self.screen.prompt.ask(f"{knob.name} ({self.screen.desk.range_of(knob)})", shown, done)
 
     def do_knob_apply(self) -> None:
-        if not self.desk.staged:
+        if not self.screen.desk.staged:
             self.do_knob_type()
             return
-        values, version = self.desk.applying(), self.view.history.live.knobs_version
+        values, version = self.screen.desk.applying(), self.view.history.live.knobs_version
 
         def replied(reply: Reply) -> None:
             if reply.ok:
-                self.desk.applied(values)
+                self.screen.desk.applied(values)
                 words = "; ".join(reply.warnings)
-                self.say(f"applied {', '.join(values)}" + (f": {words}" if words else ""), "ok")
+                self.screen.say(f"applied {', '.join(values)}" + (f": {words}" if words else ""), "ok")
             else:
-                self.desk.refused = reply.text
-                self.say(reply.text, "breach")
+                self.screen.desk.refused = reply.text
+                self.screen.say(reply.text, "breach")
 
         self.app.command(lambda id: SetKnobs(id, values, version, by="key"), replied)
 
     def do_knob_undo(self) -> None:
-        if self.desk.stage_undo():
+        if self.screen.desk.stage_undo():
             self._foresee()
-            self.say("the values before your last change are staged; Enter applies them")
+            self.screen.say("the values before your last change are staged; Enter applies them")
         else:
-            self.say("no change of yours is left to undo", "warn")
+            self.screen.say("no change of yours is left to undo", "warn")
 
     def do_knob_launch(self) -> None:
-        if self.desk.stage_launch():
+        if self.screen.desk.stage_launch():
             self._foresee()
-            self.say("the launch values are staged; Enter applies them")
+            self.screen.say("the launch values are staged; Enter applies them")
         else:
-            self.say("every knob is at its launch value")
+            self.screen.say("every knob is at its launch value")
 
     def _foresee(self) -> None:
         """Ask the engine what the staged values would do."""
-        values: dict[str, Any] = dict(self.desk.staged)
+        values: dict[str, Any] = dict(self.screen.desk.staged)
         if not values:
             return
 
         def replied(reply: Reply) -> None:
-            if values == self.desk.staged:
-                self.desk.warnings = list(reply.warnings)
-                self.desk.refused = "" if reply.ok else reply.text
+            if values == self.screen.desk.staged:
+                self.screen.desk.warnings = list(reply.warnings)
+                self.screen.desk.refused = "" if reply.ok else reply.text
 
         self.app.command(lambda id: SetKnobs(id, values, by="key", dry_run=True), replied)
 
@@ -403,6 +412,6 @@ class Commands(_Base):
         """A reply's words for the footer."""
 
         def replied(reply: Reply) -> None:
-            self.say(done if reply.ok else reply.text, "ok" if reply.ok else "breach")
+            self.screen.say(done if reply.ok else reply.text, "ok" if reply.ok else "breach")
 
         return replied

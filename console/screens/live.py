@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from rich.text import Text
 from schedtop.console import layout, text
@@ -27,13 +26,14 @@ from textual.screen import Screen
 from textual.widgets import Static
 
 if TYPE_CHECKING:
+    from schedtop.console.app import ConsoleApp
     from textual.app import ComposeResult
     from textual.events import DescendantFocus, Key, Resize
 
 SAID_S = 6.0
 
 
-class LiveScreen(Commands, Screen[None]):
+class LiveScreen(Screen[None]):
     """Panels over one view. Keys go through the registry; telemetry repaints when the app says so."""
 
     AUTO_FOCUS: ClassVar[str | None] = None
@@ -41,14 +41,15 @@ class LiveScreen(Commands, Screen[None]):
     def __init__(self, view: View, registry: Registry, desk: KnobDesk) -> None:
         super().__init__()
         self.view, self.registry, self.desk = view, registry, desk
-        self.batch = BatchPanel(view, id="batch")
+        self.commands = Commands(self)
+        self.batch_panel = BatchPanel(view, id="batch")
         self.kv = KvPanel(view, id="kv")
         self.requests = RequestsPanel(view, id="requests")
         self.latency = LatencyPanel(view, id="latency")
         self.queue = QueuePanel(view, id="queue")
         self.knobs = KnobsPanel(view, desk, id="knobs")
         self.events = EventsPanel(view, id="events")
-        listed = (self.batch, self.kv, self.requests, self.latency, self.queue, self.knobs, self.events)
+        listed = (self.batch_panel, self.kv, self.requests, self.latency, self.queue, self.knobs, self.events)
         self.panels: dict[str, Panel] = {str(panel.id): panel for panel in listed}
         self.header = HeaderBar(view, id="header")
         self.footer = FooterBar(view, registry, id="footer")
@@ -61,6 +62,11 @@ class LiveScreen(Commands, Screen[None]):
         self.zoomed: str | None = None
         self._placed: tuple[object, ...] = ()
         self._saying = 0
+
+    @property
+    def console(self) -> ConsoleApp:
+        """The app, as what it is."""
+        return cast("ConsoleApp", self.app)
 
     def compose(self) -> ComposeResult:
         yield self.header
@@ -161,7 +167,7 @@ class LiveScreen(Commands, Screen[None]):
     def action_act(self, name: str) -> None:
         """Carry out an action by id, or say why it is off; repaint at once."""
         self.unsay()
-        reason = self.why_not(name)
+        reason = self.commands.why_not(name)
         if reason is not None:
             self.say(f"{self.registry[name].title}: {reason}", "warn")
             return
@@ -169,8 +175,7 @@ class LiveScreen(Commands, Screen[None]):
         if action.scope in self.panels and self.focused_panel is not self.panels[action.scope]:
             self.show_panel(action.scope)
         with self.view.history.lock:
-            handler: Callable[[], None] = getattr(self, f"do_{name}")
-            handler()
+            self.commands.run(name)
         self.paint()
 
     # Saying things

@@ -161,15 +161,14 @@ Left and Right show an earlier step in all panels; End returns to the present.
             [(c.decode, c.prefill, c.draft, max(0.0, c.budget - c.decode - c.prefill - c.draft)) for c in columns]
         )
         draw = self._smooth if palette.solid and self.view.glyphs.eighths else self._textured
-        lines = draw(np.cumsum(tokens, axis=1) / top, rows)
+        lines = draw(tokens / top, rows)
         return [Line().pad(blank, palette["text"]).extend(line.pieces) for line in lines]
 
-    def _smooth(self, tops: npt.NDArray[np.float64], rows: int) -> list[Line]:
+    def _smooth(self, parts: npt.NDArray[np.float64], rows: int) -> list[Line]:
         """Columns in eighths of a cell: two classes may share a cell, one above the other."""
         palette, eighths = self.view.palette, self.view.glyphs.eighths
         roles = ("decode", "prefill", "draft", "surface", "background")
-        levels = np.rint(tops * rows * 8).astype(np.int64)
-        levels[:, 0] = np.where((tops[:, 0] > 0) & (levels[:, 0] == 0), 1, levels[:, 0])
+        levels = column_levels(parts, rows * 8)
         lines = []
         for row in range(rows - 1, -1, -1):
             low = row * 8
@@ -193,14 +192,15 @@ Left and Right show an earlier step in all panels; End returns to the present.
             lines.append(Line().cells(chars, styles))
         return lines
 
-    def _textured(self, tops: npt.NDArray[np.float64], rows: int) -> list[Line]:
-        """Columns of whole cells, each with the texture or letter of the class at its middle."""
+    def _textured(self, parts: npt.NDArray[np.float64], rows: int) -> list[Line]:
+        """Columns of whole cells, each with the texture or letter of its class."""
         palette, glyphs = self.view.palette, self.view.glyphs
         glyph = [getattr(glyphs, role) for _, role in CLASSES] + [" "]
         style = [palette[role] for _, role in CLASSES] + [palette["text"]]
+        levels = column_levels(parts, rows)
         lines = []
         for row in range(rows - 1, -1, -1):
-            kinds = (tops <= (row + 0.5) / rows).sum(axis=1).tolist()
+            kinds = (levels <= row).sum(axis=1).tolist()
             lines.append(Line().cells([glyph[kind] for kind in kinds], [style[kind] for kind in kinds]))
         return lines
 
@@ -273,6 +273,21 @@ def step_classes(record: StepRecord) -> tuple[int, int, int, int]:
     """Tokens of a step as decode, prefill, draft, unused; they add up to the budget."""
     unused = max(0, record.token_budget - record.scheduled_tokens)
     return record.decode_tokens, record.prefill_tokens, record.draft_tokens, unused
+
+
+def column_levels(parts: npt.NDArray[np.float64], height: int) -> npt.NDArray[np.int64]:
+    """Where each part of each column ends, in whole units of `height`, from below.
+
+    `parts` are shares of the full height (columns, classes). What is not zero gets at least one unit; the largest
+    part gives way where that makes a column too high.
+    """
+    units = np.rint(parts * height).astype(np.int64)
+    units = np.where((parts > 0) & (units == 0), 1, units)
+    room = np.rint(parts.sum(axis=1) * height).astype(np.int64).clip(1, height)
+    largest = units.argmax(axis=1)
+    units[np.arange(len(units)), largest] -= (units.sum(axis=1) - room).clip(0)
+    levels: npt.NDArray[np.int64] = np.cumsum(units.clip(0), axis=1)
+    return levels
 
 
 def shares(amounts: tuple[int, ...], cells: int) -> list[int]:

@@ -95,8 +95,8 @@ A lower max_num_seqs stops nobody: 16->12 draining 14 means fourteen still run a
             return []
         knob = live[self.cursor]
         effect = [Line().add(f" {part}", palette["muted"]) for part in wrap(knob.effect, width - 2)]
-        for sign, words in (("+", knob.up), ("-", knob.down)):
-            effect += [Line().add(f" {sign} {part}", palette["muted"]) for part in wrap(words, width - 4)[:2]]
+        for sign, trade in (("+", knob.up), ("-", knob.down)):
+            effect += [Line().add(f" {sign} {part}", palette["muted"]) for part in wrap(trade, width - 4)[:2]]
         return effect
 
     def selected(self) -> Knob | None:

@@ -148,7 +148,11 @@ f keeps the selected request in sight, F keeps the order while values go on chan
                 continue
             words, role = self._cell(name, row)
             align = "<" if name in _LEFT else ">"
-            line.add(text.fit(words, size - 1, align) + " ", palette.on(role, under))
+            words = text.fit(words, size - 1, align)
+            inner = words.strip()
+            lead, _, trail = words.partition(inner) if inner else ("", "", words)
+            plain = palette.on("text", under)
+            line.add(lead, plain).add(inner, palette.on(role, under)).add(trail + " ", plain)
         return line.pad(width, palette.on("text", under))
 
     def _progress(self, line: Line, row: Row, cells: int, under: str) -> None:
@@ -158,8 +162,8 @@ f keeps the selected request in sight, F keeps the order while values go on chan
         amounts = (cached, row.done - cached, row.out, max(0, row.prompt - row.done) + max(0, row.max - row.out))
         roles = ("cached", "prefill", "decode", "empty")
         line.add(" ", palette.on("text", under))
-        for role, part in zip(roles, shares(amounts, cells), strict=True):
-            glyph = glyphs.progress if palette.solid and role != "empty" else getattr(glyphs, role)
+        marks = glyphs.progress if not palette.solid else glyphs.progress[-2] * 3 + glyphs.progress[-1]
+        for role, glyph, part in zip(roles, marks, shares(amounts, cells), strict=True):
             line.add(glyph * part, palette.on(role, under))
         line.add(" ", palette.on("text", under))
 
