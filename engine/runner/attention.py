@@ -10,6 +10,7 @@ import torch
 from schedtop.engine.plan import IntArray
 from schedtop.engine.runner.batch import Batch
 from schedtop.engine.runner.cache import PagedCache
+from schedtop.engine.runner.rows import SlotArray
 
 SHORT_QUERY = 16
 """Rows with at most this many tokens (decodes and their drafts) are attended together, padded; others alone."""
@@ -175,12 +176,12 @@ def make_groups(batch: Batch, cache: PagedCache, window: int | None) -> list[Gro
     num_blocks = -(-(batch.contexts + batch.query_lens) // block_size) - first_block
     short = np.flatnonzero(batch.query_lens <= SHORT_QUERY)
     parts = _split_by_length(short, num_blocks, GROUP_COST_TOKENS // block_size)
-    parts += [row[None] for row in np.flatnonzero(batch.query_lens > SHORT_QUERY)]
+    parts += list(np.flatnonzero(batch.query_lens > SHORT_QUERY)[:, None])
     whole = len(parts) == 1
     return [_make_group(batch, cache, part, first_block, num_blocks, window, whole) for part in parts]
 
 
-def _split_by_length(rows: IntArray, num_blocks: IntArray, cost_blocks: int) -> list[IntArray]:
+def _split_by_length(rows: SlotArray, num_blocks: IntArray, cost_blocks: int) -> list[SlotArray]:
     """`rows` in parts, cut where the padding saved outweighs one more part; order within a part is kept."""
     if not rows.size:
         return []
@@ -198,7 +199,7 @@ def _split_by_length(rows: IntArray, num_blocks: IntArray, cost_blocks: int) -> 
 def _make_group(
     batch: Batch,
     cache: PagedCache,
-    rows: IntArray,
+    rows: SlotArray,
     first_block: IntArray,
     num_blocks: IntArray,
     window: int | None,

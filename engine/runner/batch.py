@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from schedtop.engine.plan import IntArray, StepPlan
 from schedtop.engine.runner.rows import Rows, SlotArray
@@ -60,7 +61,7 @@ def build_batch(plan: StepPlan, rows: Rows, slots: SlotArray, device: torch.devi
     columns = -(-int(ends.max()) // block_size)
     blocks = rows.blocks[slots, :columns]
 
-    def to_device(array: np.ndarray) -> torch.Tensor:  # type: ignore[type-arg]
+    def to_device(array: npt.NDArray[np.integer]) -> torch.Tensor:
         tensor = torch.from_numpy(array)
         if device.type == "cpu":
             return tensor
@@ -88,4 +89,5 @@ def _logit_tokens(plan: StepPlan, start_loc: IntArray) -> SlotArray:
     counts = np.where(plan.samples, plan.drafts + 1, 0)
     row_of = np.repeat(np.arange(len(counts)), counts)
     places = np.arange(row_of.size) - (np.cumsum(counts) - counts)[row_of]
-    return start_loc[1:][row_of] - counts[row_of] + places
+    wanted: SlotArray = start_loc[1:][row_of] - counts[row_of] + places
+    return wanted

@@ -44,12 +44,12 @@ class GeneralDecoder:
 
     def __init__(self, model: PreTrainedModel, attention: Attention) -> None:
         self._model = model
-        self._attention = attention
+        self.attention = attention
         model.set_attn_implementation(ATTENTION_NAME)
 
     def forward(self, batch: Batch) -> torch.Tensor | None:
         """Logits [N, vocab] of the batch's `logit_tokens`, None if it asks for none."""
-        self._attention.prepare(batch)
+        self.attention.prepare(batch)
         wanted = batch.logit_tokens
         inner = self._model if wanted is not None else self._model.base_model
         keep = {} if wanted is None else {"logits_to_keep": wanted}
@@ -57,7 +57,7 @@ class GeneralDecoder:
             input_ids=batch.token_ids[None],
             position_ids=batch.positions[None],
             use_cache=False,
-            paged_attention=self._attention,
+            paged_attention=self.attention,
             **keep,
         )
         return None if wanted is None else outputs.logits[0]

@@ -51,7 +51,7 @@ class LeanDecoder:
 
     def __init__(self, model: PreTrainedModel, attention: Attention, max_model_len: int) -> None:
         config, inner = model.config, model.model
-        self._attention = attention
+        self.attention = attention
         self._num_heads: int = config.num_attention_heads
         self._num_kv_heads: int = config.num_key_value_heads
         self._head_size: int = inner.layers[0].self_attn.head_dim
@@ -67,7 +67,7 @@ class LeanDecoder:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor | None:
         """Logits [N, vocab] of the batch's `logit_tokens`, None if it asks for none."""
-        self._attention.prepare(batch)
+        self.attention.prepare(batch)
         cos = self._cos.index_select(0, batch.positions)
         sin = self._sin.index_select(0, batch.positions)
         hidden = self._embedding.index_select(0, batch.token_ids)
@@ -89,7 +89,7 @@ class LeanDecoder:
             key = self._normed(qkv[:, heads : heads + kv_heads], layer.key_norm)
             rotated = torch.cat((query, key), dim=1)
         rotated = rotate(rotated, cos, sin)
-        out = self._attention(
+        out = self.attention(
             index,
             rotated[:, :heads],
             rotated[:, heads:],
@@ -119,13 +119,14 @@ def _rotary_tables(model: PreTrainedModel, max_model_len: int) -> tuple[torch.Te
     weight = model.model.embed_tokens.weight
     positions = torch.arange(max_model_len, device=weight.device)[None]
     with torch.inference_mode():
-        cos, sin = model.model.rotary_emb(weight, positions)
+        rotary: Any = model.model.rotary_emb
+        cos, sin = rotary(weight, positions)
         half = cos.shape[-1] // 2
         signed = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
     return cos[0, :, None].contiguous(), signed[0, :, None].contiguous()
 
 
-def layer_window(layer: torch.nn.Module, config: Any) -> int | None:
+def layer_window(layer: Any, config: Any) -> int | None:
     """A layer's attention window in tokens. Mistral keeps it in the config, for all layers."""
     if config.model_type == "mistral":
         return getattr(config, "sliding_window", None)
@@ -135,7 +136,7 @@ def layer_window(layer: torch.nn.Module, config: Any) -> int | None:
 def _take_layer(layer: Any, window: int | None) -> LeanLayer:
     attention, mlp = layer.self_attn, layer.mlp
 
-    def norm(module: torch.nn.Module | None) -> torch.Tensor | None:
+    def norm(module: Any) -> torch.Tensor | None:
         return None if module is None else module.weight.detach()
 
     return LeanLayer(

@@ -90,7 +90,7 @@ def sample(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
 
 def _top_kept(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Which tokens top-k and then top-p keep: bool, as `scaled`. The likeliest token always stays."""
-    ordered, ids = scaled.sort(-1, descending=True, stable=True)
+    ordered, ids = scaled.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(scaled.shape[-1], device=scaled.device)
     ordered.masked_fill_((rank >= top_k) & (top_k > 0), float("-inf"))
     mass = torch.softmax(ordered, -1)

@@ -1,0 +1,185 @@
+"""From settings to a worker that is ready: device, weights, pool, tokenizer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from schedtop.engine.build import MAX_MODEL_LEN
+from schedtop.engine.config import ConfigError, EngineConfig
+from schedtop.engine.knobs import BY_NAME
+from schedtop.engine.request import SamplingParams
+from schedtop.engine.runner.attention import Attention, TorchAttention
+from schedtop.engine.runner.cache import CacheShape, PagedCache
+from schedtop.engine.runner.convert import convert
+from schedtop.engine.runner.general import GeneralDecoder
+from schedtop.engine.runner.lean import LeanDecoder, is_lean, layer_window
+from schedtop.engine.runner.memory import pool_blocks
+from schedtop.engine.runner.pull import PULLABLE
+from schedtop.engine.runner.texts import Texts
+from schedtop.engine.runner.tokenizer import Tokenizer, load_tokenizer
+from schedtop.engine.runner.weights import ModelFiles, choose_dtype, find_model, load_config, load_weights
+from schedtop.engine.runner.worker import ModelWorker
+from transformers import PreTrainedModel
+
+DEFAULT_MODEL = "smollm2"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+CPU_DEFAULTS = {"max_num_batched_tokens": 256, "max_num_seqs": 16}
+"""Steps of the default model stay under a quarter of a second on two cores."""
+
+OnStage = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What the rest of the engine needs to know of an open model.
+
+    `sliding_window` is given only where every layer has it, so that blocks before it may be released. `defaults`
+    are scheduler settings that suit the device, for those not set. `sampling` is the model's own advice.
+    """
+
+    model: str
+    device: str
+    dtype: str
+    vocab_size: int
+    max_model_len: int
+    num_blocks: int
+    sliding_window: int | None
+    eos_token_ids: frozenset[int]
+    sampling: SamplingParams
+    tokenizer: Tokenizer | None
+    defaults: dict[str, Any] = field(default_factory=dict)
+
+
+def open_model(config: EngineConfig, on_stage: OnStage = lambda name: None) -> tuple[ModelWorker, ModelInfo]:
+    """A worker for the model and device of `config`. Raises `ConfigError` with one line that says what to do."""
+    device = choose_device(config.device)
+    files = find_model(config.model or DEFAULT_MODEL)
+    if files.name in PULLABLE and files.gguf is not None:
+        dtype = choose_dtype(config.dtype, None, device)
+        on_stage(f"reading {files.name}")
+        files = convert(files, dtype)
+    on_stage(f"loading {files.name}")
+    model_config = load_config(files)
+    dtype = choose_dtype(config.dtype, model_config, device)
+    model = load_weights(files, model_config, dtype, device)
+    tokenizer = _tokenizer(files)
+    settings = {**(CPU_DEFAULTS if device.type == "cpu" else {}), **config.scheduler}
+    sliding_window = _common_window(model)
+    shape = cache_shape(model, settings.get("block_size") or int(BY_NAME["block_size"].default or 16), dtype)
+    decoder = _make_decoder(model, shape, device, settings)
+    on_stage("sizing the KV cache")
+    num_blocks = settings.get("num_blocks") or pool_blocks(config, shape, device, decoder, settings)
+    decoder.attention = make_attention(PagedCache(shape, num_blocks, device))
+    worker = ModelWorker(
+        decoder,
+        shape.block_size,
+        device,
+        seed=config.seed,
+        texts=None if tokenizer is None else Texts(tokenizer.table),
+        num_speculative_tokens=settings.get("num_speculative_tokens") or 0,
+    )
+    info = ModelInfo(
+        model=files.name,
+        device=describe_device(device),
+        dtype=str(dtype).removeprefix("torch."),
+        vocab_size=model_config.vocab_size,
+        max_model_len=model_config.max_position_embeddings,
+        num_blocks=num_blocks,
+        sliding_window=sliding_window,
+        eos_token_ids=_eos_token_ids(model, tokenizer),
+        sampling=_sampling_defaults(model),
+        tokenizer=tokenizer,
+        defaults=CPU_DEFAULTS if device.type == "cpu" else {},
+    )
+    return worker, info
+
+
+def choose_device(name: str) -> torch.device:
+    """The device `name` means; `auto` is the best there is. Respects OMP_NUM_THREADS and the process's share."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device cuda: no CUDA device is usable here: use --device cpu, or a sim: device")
+    if name == "cuda" or (name == "auto" and torch.cuda.is_available()):
+        return torch.device("cuda", torch.cuda.current_device())
+    if "OMP_NUM_THREADS" not in os.environ and hasattr(os, "sched_getaffinity"):
+        torch.set_num_threads(min(torch.get_num_threads(), len(os.sched_getaffinity(0))))
+    return torch.device("cpu")
+
+
+def describe_device(device: torch.device) -> str:
+    """A device as the console names it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"cpu, {threads} thread{'s' if threads > 1 else ''}"
+
+
+def cache_shape(model: PreTrainedModel, block_size: int, dtype: torch.dtype) -> CacheShape:
+    """The paged cache's layout for a model."""
+    config = model.config
+    return CacheShape(
+        num_layers=config.num_hidden_layers,
+        block_size=block_size,
+        num_kv_heads=config.num_key_value_heads,
+        head_size=model.model.layers[0].self_attn.head_dim,
+        dtype=dtype,
+    )
+
+
+def make_attention(cache: PagedCache) -> Attention:
+    """Paged attention for the device the cache lies on."""
+    return TorchAttention(cache)
+
+
+def _make_decoder(
+    model: PreTrainedModel, shape: CacheShape, device: torch.device, settings: dict[str, Any]
+) -> LeanDecoder | GeneralDecoder:
+    """The fastest route for the model, with a cache just large enough to try it."""
+    attention = make_attention(PagedCache(shape, 1, device))
+    if not is_lean(model):
+        return GeneralDecoder(model, attention)
+    own = model.config.max_position_embeddings
+    return LeanDecoder(model, attention, settings.get("max_model_len") or min(own, MAX_MODEL_LEN))
+
+
+def _common_window(model: PreTrainedModel) -> int | None:
+    windows = {layer_window(layer, model.config) for layer in model.model.layers}
+    return windows.pop() if len(windows) == 1 else None
+
+
+def _tokenizer(files: ModelFiles) -> Tokenizer | None:
+    folder = Path(files.source)
+    if files.gguf is None and folder.is_dir() and not any((folder / name).is_file() for name in TOKENIZER_FILES):
+        return None
+    return load_tokenizer(files)
+
+
+def _eos_token_ids(model: PreTrainedModel, tokenizer: Tokenizer | None) -> frozenset[int]:
+    generation = getattr(model, "generation_config", None)
+    for found in (getattr(generation, "eos_token_id", None), getattr(model.config, "eos_token_id", None)):
+        if found is not None:
+            return frozenset(found if isinstance(found, list | tuple) else [found])
+    own = tokenizer.eos_token_id if tokenizer is not None else None
+    return frozenset() if own is None else frozenset([own])
+
+
+def _sampling_defaults(model: PreTrainedModel) -> SamplingParams:
+    """What the model's generation settings advise; greedy where they do not ask for sampling."""
+    advice = getattr(model, "generation_config", None)
+    if advice is None or not getattr(advice, "do_sample", False):
+        return SamplingParams()
+
+    def value(name: str, off: float) -> float:
+        found = getattr(advice, name, None)
+        return off if found is None else found
+
+    return SamplingParams(
+        temperature=float(value("temperature", 1.0)),
+        top_k=int(value("top_k", 0)),
+        top_p=float(value("top_p", 1.0)),
+        min_p=float(value("min_p", 0.0)),
+    )

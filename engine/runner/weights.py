@@ -1,0 +1,168 @@
+"""From a model's name to its weights; what cannot be served is refused in one line that says what to do."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from schedtop.engine.config import ConfigError
+from schedtop.engine.runner.lean import LEAN_MODEL_TYPES
+from schedtop.engine.runner.pull import PULLABLE, pulled_path
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+MODEL_TYPES = LEAN_MODEL_TYPES | {"smollm3"}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+GGUF_MAGIC = b"GGUF"
+
+
+class ModelMissingError(ConfigError):
+    """A model that `schedtop pull` would fetch."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Where a model lies: a folder or hub id in transformers' sense, and the GGUF file in it, if it is one."""
+
+    name: str
+    source: str
+    gguf: str | None = None
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What every `from_pretrained` is told about the files."""
+        gguf = {} if self.gguf is None else {"gguf_file": self.gguf}
+        return {"trust_remote_code": False, **gguf}
+
+
+def find_model(name: str) -> ModelFiles:
+    """The files of a model given as folder, GGUF file, hub id or pullable name. Raises `ConfigError`."""
+    if name in PULLABLE:
+        path = pulled_path(name)
+        if path is None:
+            raise ModelMissingError(f"model {name} is not here yet: run `schedtop pull {name}`")
+        return ModelFiles(name, str(path.parent), path.name)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        _check_folder(name, path)
+        return ModelFiles(path.resolve().name, str(path))
+    if path.is_file():
+        _check_gguf(path)
+        return ModelFiles(path.stem, str(path.parent), path.name)
+    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+        return ModelFiles(name, name)
+    known = ", ".join(PULLABLE)
+    raise ConfigError(f"no model {name!r}: give a model folder, a .gguf file, a hub id (owner/name) or {known}")
+
+
+def _check_folder(name: str, path: Path) -> None:
+    config = path / "config.json"
+    if not config.is_file():
+        found = sorted(path.glob("*.gguf"))
+        hint = f"; name the file: {found[0]}" if found else ""
+        raise ConfigError(f"{name}: no config.json in this folder, so it is no model{hint}")
+    try:
+        json.loads(config.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{config}: not valid JSON ({error}): fetch the model again") from None
+    if not any(path.glob("*.safetensors")):
+        other = "; weights in .bin files are not loaded: convert them" if any(path.glob("*.bin")) else ""
+        raise ConfigError(f"{name}: no .safetensors weights in this folder{other}")
+
+
+def _check_gguf(path: Path) -> None:
+    with path.open("rb") as file:
+        if file.read(4) != GGUF_MAGIC:
+            raise ConfigError(f"{path}: not a GGUF file: give a model folder or a .gguf file")
+
+
+@contextmanager
+def reading(files: ModelFiles, what: str) -> Iterator[None]:
+    """Turns whatever a loader raises into one line, and keeps it and its progress bars from printing."""
+    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        with redirect_stderr(io.StringIO()):
+            yield
+    except (ConfigError, MemoryError):
+        raise
+    except Exception as error:  # loaders raise anything from KeyError to the tensor library's own
+        raise ConfigError(_explain(files, what, error)) from error
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+def _explain(files: ModelFiles, what: str, error: Exception) -> str:
+    if files.source == files.name and not Path(files.source).exists():
+        return (
+            f"model {files.name}: not in the local hub cache and not to be had from the hub: check name and network"
+        )
+    text = " ".join(str(error).split())[:200] or type(error).__name__
+    return f"model {files.name}: its {what} cannot be read ({text}): fetch the model again"
+
+
+def load_config(files: ModelFiles) -> Any:
+    """The model's configuration, of a kind that can be served. Raises `ConfigError`."""
+    with reading(files, "configuration"):
+        config = AutoConfig.from_pretrained(files.source, **files.arguments)
+    if config.model_type not in MODEL_TYPES:
+        served = ", ".join(sorted(MODEL_TYPES))
+        raise ConfigError(
+            f"model {files.name}: architecture {config.model_type!r} is not served; these are: {served}"
+        )
+    if files.gguf is None and getattr(config, "quantization_config", None):
+        raise ConfigError(f"model {files.name}: quantised weights are served from GGUF files only")
+    heads, kv_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    if heads % kv_heads:
+        raise ConfigError(f"model {files.name}: {heads} query heads cannot share {kv_heads} key heads")
+    if size % 2 or size > 256:
+        raise ConfigError(f"model {files.name}: head size {size} is not served: it must be even and at most 256")
+    return config
+
+
+def choose_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
+    """The dtype `name` means for a model on a device; `auto` is a half precision the device multiplies fast."""
+    if name != "auto":
+        if name not in DTYPES:
+            raise ConfigError(f"dtype {name!r}: must be auto, {', '.join(DTYPES)}")
+        if name == "float16" and device.type == "cpu":
+            raise ConfigError("dtype float16 is slow and coarse on a CPU: use bfloat16 or float32")
+        return DTYPES[name]
+    if device.type == "cpu":
+        return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
+    own = getattr(config, "dtype", None)
+    return own if own in (torch.float16, torch.bfloat16) else torch.bfloat16
+
+
+def load_weights(files: ModelFiles, config: Any, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    """The model on its device, complete, ready to compute. Raises `ConfigError`."""
+    # A GGUF file's blocks expand to float32; asking for less would keep them packed and cast at every call.
+    loaded = torch.float32 if files.gguf is not None else dtype
+    with reading(files, "weights"):
+        model, info = AutoModelForCausalLM.from_pretrained(
+            files.source,
+            config=config,
+            dtype=loaded,
+            low_cpu_mem_usage=True,
+            output_loading_info=True,
+            **({} if files.gguf is not None else {"use_safetensors": True}),
+            **files.arguments,
+        )
+    missing = sorted({*info["missing_keys"], *(key[0] for key in info["mismatched_keys"])})
+    if missing:
+        raise ConfigError(
+            f"model {files.name}: {len(missing)} weights are missing or misshapen ({missing[0]}): fetch it again"
+        )
+    model.requires_grad_(False)
+    out: PreTrainedModel = model.to(device=device, dtype=dtype).eval()
+    return out
