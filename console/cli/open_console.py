@@ -80,7 +80,7 @@ def console_options(flags: Mapping[str, Any], *, embedded: bool = True):  # type
         read_only=flags["read_only"],
         mouse=not flags["no_mouse"],
         embedded=embedded,
-        ttft_slo_s=slo.ttft,
-        itl_slo_s=slo.itl,
+        ttft_slo_s=slo.ttft_s,
+        itl_slo_s=slo.itl_s,
         window_s=flags["window_s"],
     )
