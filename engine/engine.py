@@ -20,7 +20,10 @@ from schedtop.engine.workload.source import Source
 
 
 class Engine:
-    """One scheduler, one worker, one clock. It is driven from outside and waits for nobody."""
+    """One scheduler, one worker, one clock. It is driven from outside and waits for nobody.
+
+    `texts` is the output text that the last step made certain, by request number, where the worker has any.
+    """
 
     def __init__(
         self, scheduler: Scheduler, worker: Worker, source: Source | None, clock: Clock, header: Header
@@ -35,6 +38,7 @@ class Engine:
         self.knobs: dict[str, Any] = knob_values(scheduler.config, {"rate": rate})
         self.knobs_version = 0
         self.paused = False
+        self.texts: dict[int, str] = {}
         self._steps_allowed = 0
         self._told_paused = False
 
@@ -99,6 +103,7 @@ class Engine:
     def _execute(self, plan: StepPlan, start_s: float) -> tuple[float, float, Any]:
         began_s = time.perf_counter()
         result = self.worker.execute(plan)
+        self.texts = result.texts
         end_s = self.clock.advance(result.elapsed_s)
         execute_s = end_s - start_s if self.clock.simulated else time.perf_counter() - began_s
         return end_s, execute_s, result

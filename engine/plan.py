@@ -63,8 +63,9 @@ class StepResult:
 
     `sampled` (rows, width) int32: the outputs of each row; `num_sampled` (rows,) how many of them count: 0
     where the plan does not sample, otherwise accepted drafts + 1. `drafts`/`num_drafts`: proposals for the next
-    step. `elapsed_s`: time the device took; None on a real device, whose time is measured. `texts`: output text that
-    became certain in this step, by request number; `stopped`: numbers whose last output completed a stop string.
+    step. `elapsed_s`: time the device took; None on a real device, whose time is measured. `texts`: output text
+    that became certain in this step, by request number; `stopped`: numbers whose last output completed a stop
+    string.
     """
 
     sampled: IntArray

@@ -148,9 +148,17 @@ def _first_line(fd: int) -> bytes:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one engine until it ends; returns the exit code."""
+    """Run the engine that the arguments or stdin describe until it ends; returns the exit code."""
     try:
         config, owned = read_config(sys.argv[1:] if arguments is None else arguments)
+    except ConfigError as error:
+        return _fail(str(error), 2)
+    return serve(config, owned)
+
+
+def serve(config: EngineConfig, owned: bool = False) -> int:
+    """Run one engine until it ends; `owned`: stdin's end is the owner's. Returns the exit code."""
+    try:
         server = ChannelServer(config.socket or default_address())
     except (ConfigError, ChannelError) as error:
         return _fail(str(error), 2)

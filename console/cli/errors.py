@@ -31,8 +31,8 @@ def exit_code_of(error: BaseException) -> int:
     if isinstance(error, click.ClickException):
         say(_one_line(error.format_message()))
         return error.exit_code
-    # Errors of settings and files are ValueErrors of our own with one clear line.
-    if isinstance(error, ValueError) and type(error).__module__.startswith("schedtop."):
+    # Errors of settings, files and channels are our own, each with one clear line.
+    if type(error).__module__.startswith("schedtop."):
         say(_one_line(str(error)))
         return BAD_INPUT
     if isinstance(error, OSError) and error.strerror:

@@ -40,6 +40,9 @@ def settle(state: State, plan: StepPlan, result: StepResult, now_s: float) -> Se
     stopped: list[int] = []
     if table.num_with_stops:
         emitted, stopped = _apply_stop_tokens(table, rows, result.sampled, emitted)
+    if result.stopped:
+        ended = set(result.stopped)
+        stopped += [row for row, request in enumerate(table.requests) if request.number in ended]
     rejected = _reject_drafts(table, rows, plan, emitted)
     recomputed = _count_recomputed(table, size) if table.num_recomputing else 0
     gaps_s, first_rows = _note_deliveries(table, rows, emitted, now_s)

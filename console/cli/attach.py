@@ -1,0 +1,34 @@
+"""`schedtop attach`: the console on an engine that runs elsewhere on this machine."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+from schedtop.console.cli.engine_flags import CONSOLE_FLAGS
+from schedtop.console.cli.errors import CommandError
+from schedtop.console.cli.open_console import check_terminal, console_options
+from schedtop.engine.channel.client import ChannelClient
+
+
+def _console_flags(function: Any) -> Any:
+    for option in reversed(CONSOLE_FLAGS):
+        function = option(function)
+    return function
+
+
+@click.command("attach")
+@click.argument("address")
+@_console_flags
+@click.pass_context
+def command(ctx: click.Context, address: str, **flags: Any) -> None:
+    """Open the console on the engine at ADDRESS (unix:PATH or tcp:127.0.0.1:PORT), as `schedtop serve` says it."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise CommandError("attach needs a terminal")
+    check_terminal()
+    link = ChannelClient.connect(address)
+    from schedtop.console.app import run_console
+
+    options = console_options(flags, embedded=False)
+    ctx.exit(run_console(link, options, reopen=lambda: ChannelClient.connect(address)))
