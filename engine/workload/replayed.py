@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -11,20 +11,23 @@ from typing import Any
 import msgspec
 import numpy as np
 from schedtop.engine.config import ConfigError, WorkloadSpec
+from schedtop.engine.workload.build import RequestBuilder
 from schedtop.engine.workload.fields import MAX_TOKENS
 from schedtop.engine.workload.order import WINDOW_ROWS, ByArrival
 from schedtop.engine.workload.paced import Ask, PacedSource, Tempo
 from schedtop.engine.workload.recognise import open_trace
 from schedtop.engine.workload.trace import Tally, Trace, TraceError, TraceRow
 
+TEXT_WINDOW_ROWS = 2000
+"""As `WINDOW_ROWS`, for rows that hold a text each."""
 UNTIMED_RATE = 1.0
 """Requests/s where neither the file nor the operator says."""
 
 Own = tuple[float, TraceRow]
 
 
-def trace_source(path: Path, spec: WorkloadSpec, block_size: int, build: Callable[..., Any]) -> PacedSource:
-    """The requests of a trace file. `WINDOW_ROWS` rows are read and checked now, the rest while it runs.
+def trace_source(path: Path, spec: WorkloadSpec, block_size: int, build: RequestBuilder) -> PacedSource:
+    """The requests of a trace file. The first `WINDOW_ROWS` are read and checked now, the rest while it runs.
 
     Raises `TraceError` for a file or a line that cannot be used, `ConfigError` for a setting that does not suit it.
     """
@@ -35,12 +38,14 @@ def trace_source(path: Path, spec: WorkloadSpec, block_size: int, build: Callabl
     rows = _watched(trace.rows, width, tally)
     order = ByArrival(rows, tally, WINDOW_ROWS)
     selected = islice(_timed(order, spec) if trace.timed else _poisson(rows, spec.seed), spec.limit)
-    ahead = list(islice(selected, WINDOW_ROWS + 1))
+    window = TEXT_WINDOW_ROWS if trace.texts else WINDOW_ROWS
+    ahead = list(islice(selected, window + 1))
     if not ahead:
-        raise TraceError(f"{path}: {_nothing(order, spec, tally)}")
+        raise TraceError(f"{path}: {_nothing(spec, tally)}")
     tempo, pace = _tempo(path, trace, spec, ahead)
     description = _describe(path, trace, spec, width, block_size) | pace
-    _add_counts(description, ahead, order, tally)
+    description["requests"] = len(ahead) if len(ahead) <= window else None
+    _add_counts(description, order, tally)
     prefix = trace.format.split()[0].lower()
     asks = (_ask(row, own_s, spec, width, prefix) for own_s, row in chain(ahead, selected))
     return PacedSource(_closing(asks, description, order, tally), tempo, build, description)
@@ -123,20 +128,18 @@ def _describe(path: Path, trace: Trace, spec: WorkloadSpec, width: int | None, b
     }
 
 
-def _add_counts(description: dict[str, Any], ahead: list[Own] | None, order: ByArrival, tally: Tally) -> None:
+def _add_counts(description: dict[str, Any], order: ByArrival, tally: Tally) -> None:
     description.update(tally.counts())
     if order.inversions:
         description["inversions"] = order.inversions
-    if ahead is not None:
-        description["requests"] = len(ahead) if len(ahead) <= WINDOW_ROWS else None
 
 
 def _closing(asks: Iterator[Ask], description: dict[str, Any], order: ByArrival, tally: Tally) -> Iterator[Ask]:
     yield from asks
-    _add_counts(description, None, order, tally)
+    _add_counts(description, order, tally)
 
 
-def _nothing(order: ByArrival, spec: WorkloadSpec, tally: Tally) -> str:
+def _nothing(spec: WorkloadSpec, tally: Tally) -> str:
     passed = "; ".join(f"{n:,} × {why}" for reasons in tally.counts().values() for why, n in reasons.items())
     window = "" if spec.start_s is None and spec.end_s is None else " in the window asked for"
     return f"no request{window}" + (f" (passed over: {passed})" if passed else "")
