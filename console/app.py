@@ -131,8 +131,9 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self.live_screen.paint()
 
     def _tick(self) -> None:
-        self._take_status()
-        self.live_screen.paint_header()
+        """Let the age of the data count on while nothing arrives."""
+        if time.monotonic() - self._painted_at_s > TICK_S * 0.9:
+            self.paint()
 
     def _take_status(self) -> None:
         view = self.view

@@ -82,7 +82,10 @@ class Rates:
 
 
 class History:
-    """The console's memory of one engine. See `Moment` for what can be asked about a step."""
+    """The console's memory of one engine: at most `max_records` records of `max_bytes`, forgotten in blocks.
+
+    See `Moment` for what can be asked about a step.
+    """
 
     def __init__(self, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES) -> None:
         self.lock = threading.RLock()
@@ -90,6 +93,7 @@ class History:
         self.stage: Stage | None = None
         self.bye: Bye | None = None
         self.max_records, self.max_bytes = max_records, max_bytes
+        self.keyframe_every = min(KEYFRAME_EVERY, max(1, max_records // 8))
         self._forget()
 
     def _forget(self) -> None:
@@ -104,7 +108,7 @@ class History:
         self.num_applied = 0
         self._num_bytes = 0
         self._keyframes: deque[State] = deque()
-        self._since_keyframe = 0
+        self._since_keyframe = self._bytes_since_keyframe = 0
         self._inspected: Moment | None = None
 
     # Taking messages in
@@ -152,7 +156,7 @@ class History:
         if record.seq != live.seq + 1 and self.num_applied:
             self._note_gap(record.seq, record.seq - live.seq - 1)
             live.exact = False
-        if self._since_keyframe >= KEYFRAME_EVERY:
+        if self._since_keyframe >= self.keyframe_every or self._bytes_since_keyframe > self.max_bytes // 8:
             self._add_keyframe()
         self._since_keyframe += 1
         if record.executed and not self.synced:
@@ -168,8 +172,9 @@ class History:
         self.records.append(record)
         self.num_applied += 1
         self._num_bytes += _size(record)
-        while len(self.records) > self.max_records or self._num_bytes > self.max_bytes:
-            self._num_bytes -= _size(self.records.popleft())
+        self._bytes_since_keyframe += _size(record)
+        if len(self.records) > self.max_records or self._num_bytes > self.max_bytes:
+            self._forget_oldest()
 
     def _note_gap(self, seq: int, missing: int) -> None:
         self.gaps.append(Gap(seq, missing))
@@ -178,10 +183,15 @@ class History:
 
     def _add_keyframe(self) -> None:
         self._keyframes.append(self.live.copy())
-        self._since_keyframe = 0
-        first = self.records[0].seq if self.records else self.live.seq
-        while len(self._keyframes) > 1 and self._keyframes[1].seq < first:
-            self._keyframes.popleft()
+        self._since_keyframe = self._bytes_since_keyframe = 0
+
+    def _forget_oldest(self) -> None:
+        """Drop the records before the second keyframe, so that every kept one can still be reached from a state."""
+        if len(self._keyframes) < 2:
+            return
+        self._keyframes.popleft()
+        while self.records and self.records[0].seq <= self._keyframes[0].seq:
+            self._num_bytes -= _size(self.records.popleft())
 
     def _keep_finished(self, arrival: Arrival | None, finish: Finish, record: StepRecord) -> None:
         if arrival is None:

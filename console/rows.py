@@ -54,8 +54,8 @@ class Row:
 
 
 COLUMNS: tuple[tuple[str, str, int], ...] = (
-    ("id", "ID", 14),
-    ("state", "STATE", 9),
+    ("id", "ID", 13),
+    ("state", "STATE", 10),
     ("prompt", "PROMPT", 11),
     ("cached", "CACHED", 7),
     ("out", "OUT/MAX", 10),

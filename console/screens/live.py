@@ -93,12 +93,6 @@ class LiveScreen(Screen[None]):
             for widget in (self.header, *self.panels.values(), *self.bars, self.footer):
                 widget.paint()
 
-    def paint_header(self) -> None:
-        """Draw only what counts time by itself."""
-        with self.view.history.lock:
-            self.header.paint()
-            self.banner.paint()
-
     def place(self) -> None:
         """Put every widget where the size, the tab, the zoom and the banner say."""
         width, height = self.app.size

@@ -111,6 +111,12 @@ A lower max_num_seqs stops nobody: 16->12 draining 14 means fourteen still run a
             self.cursor = self.top + y
 
 
+def _note(sign: str, words: str, width: int, style: Style) -> list[Line]:
+    """`words` wrapped behind a sign."""
+    parts = wrap(words, width - 4)
+    return [Line().add(f" {sign if index == 0 else ' '} {part}", style) for index, part in enumerate(parts)]
+
+
 def wrap(words: str, width: int) -> list[str]:
     """`words` in lines of at most `width` characters."""
     lines: list[str] = []

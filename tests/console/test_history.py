@@ -1,0 +1,225 @@
+"""History: exact past states, gaps, events, latencies. The synthetic engine is the reference."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from schedtop.console.history import KEYFRAME_EVERY, History
+from schedtop.console.latency import Samples, collect, merge
+from schedtop.engine.telemetry import Arrival, Bye, Notice, Refusal, StepRecord, TextDelta
+from synthetic import SyntheticEngine
+
+BUSY = {"rate": 12.0, "num_blocks": 300}
+
+
+def recorded(num: int, **engine: float) -> tuple[History, list[StepRecord]]:
+    source = SyntheticEngine(**(BUSY | engine))
+    history = History()
+    history.apply(source.header())
+    history.apply(source.snapshot())
+    records = source.records(num)
+    for record in records:
+        history.apply(record)
+    return history, records
+
+
+def same_as(history: History, seq: int) -> None:
+    """The inspected state equals that of an engine run just so far."""
+    engine = SyntheticEngine(**BUSY)
+    engine.records(seq + 1)
+    moment = history.at(seq)
+    assert moment is not None and moment.record is not None
+    state = moment.state
+    assert state.exact
+    assert state.classes.tolist() == engine.classes.tolist()
+    assert state.queue("fcfs") == [job.arrival.number for job in engine.waiting]
+    assert state.running() == [job.arrival.number for job in engine.running]
+    for job in engine.running:
+        number = job.arrival.number
+        assert state.outputs(number) == job.outputs
+        assert np.frombuffer(state.tables[number], dtype=np.int32).tolist() == job.table
+        assert state.requests[number].preemptions == job.preemptions
+
+
+@pytest.mark.parametrize("seq", [0, 7, KEYFRAME_EVERY - 1, KEYFRAME_EVERY, KEYFRAME_EVERY + 1, 599])
+def test_any_step_in_the_ring_is_inspected_exactly(seq: int) -> None:
+    history, _ = recorded(600)
+    same_as(history, seq)
+
+
+def test_inspecting_forwards_and_backwards_gives_the_same_states() -> None:
+    history, _ = recorded(400)
+    for seq in (310, 311, 312, 330, 329, 5, 399):
+        same_as(history, seq)
+
+
+def test_inspecting_leaves_the_live_state_alone() -> None:
+    history, records = recorded(300)
+    before = (history.live.classes.tolist(), list(history.live.waiting), history.live.seq)
+    history.at(records[40].seq)
+    assert (history.live.classes.tolist(), list(history.live.waiting), history.live.seq) == before
+
+
+def test_block_classes_add_up_to_the_pool_in_every_step() -> None:
+    history, records = recorded(300)
+    for record in records[::17]:
+        moment = history.at(record.seq)
+        assert moment is not None
+        counts = np.bincount(moment.state.classes, minlength=4)
+        blocks = record.blocks
+        assert counts.tolist() == [blocks.empty, blocks.cached_free, blocks.held, blocks.shared]
+
+
+def test_the_ring_forgets_the_oldest_and_stays_exact() -> None:
+    engine = SyntheticEngine(**BUSY)
+    history = History(max_records=200)
+    history.apply(engine.header())
+    history.apply(engine.snapshot())
+    for record in engine.records(900):
+        history.apply(record)
+    assert 170 <= len(history.records) <= 200
+    assert history.at(100) is None
+    same_as(history, history.records[0].seq)
+
+
+def test_the_ring_is_bounded_in_bytes() -> None:
+    engine = SyntheticEngine(**BUSY)
+    history = History(max_bytes=100_000)
+    for message in (engine.header(), engine.snapshot(), *engine.records(300)):
+        history.apply(message)
+    assert 10 < len(history.records) < 80
+
+
+def test_a_gap_is_kept_until_a_snapshot_and_totals_stay_right() -> None:
+    engine = SyntheticEngine(**BUSY)
+    history = History()
+    history.apply(engine.header())
+    history.apply(engine.snapshot())
+    for record in engine.records(100):
+        history.apply(record)
+    engine.records(50)
+    history.apply(engine.run_step())
+    assert not history.live.exact
+    assert [gap.missing for gap in history.gaps] == [50]
+    assert history.live.totals.steps == 151
+    history.apply(engine.snapshot())
+    assert history.live.exact
+    after = engine.run_step()
+    history.apply(after)
+    assert history.live.queue("fcfs") == [job.arrival.number for job in engine.waiting]
+    assert [event.describe() for event in history.events if event.kind == "G"] == [
+        "50 records missing; totals stay right"
+    ]
+    assert history.at(after.seq).state.classes.tolist() == engine.classes.tolist()  # type: ignore[union-attr]
+
+
+def test_a_snapshot_after_lost_records_marks_them_as_a_gap() -> None:
+    engine = SyntheticEngine(**BUSY)
+    history = History()
+    history.apply(engine.header())
+    history.apply(engine.snapshot())
+    history.apply(engine.run_step())
+    engine.records(20)
+    history.apply(engine.snapshot())
+    assert [gap.missing for gap in history.gaps] == [20]
+
+
+def test_the_same_engine_again_keeps_history_another_one_starts_afresh() -> None:
+    history, _ = recorded(50)
+    engine = SyntheticEngine()
+    history.apply(engine.header())
+    assert len(history.records) == 50
+    history.apply(engine.header(started_at=1.0))
+    assert not history.records and history.live.seq == -1
+
+
+def test_events_name_victim_cause_and_beneficiary() -> None:
+    history, records = recorded(600)
+    record = next(item for item in records if item.preemptions)
+    event = next(item for item in history.events if item.kind == "V" and item.seq == record.seq)
+    victim = record.preemptions[0]
+    words = event.describe()
+    assert words.startswith(f"r-{victim.number:04d} kv-full for=r-{victim.for_number:04d}")
+    assert f"freed={victim.freed_blocks}" in words and f"lost={victim.lost_tokens}" in words
+
+
+def test_a_knob_change_is_an_event_and_the_new_value() -> None:
+    engine = SyntheticEngine()
+    history = History()
+    history.apply(engine.header())
+    history.apply(engine.snapshot())
+    history.apply(engine.run_step({"max_num_seqs": 12}))
+    assert history.live.knobs["max_num_seqs"] == 12
+    assert [event.describe() for event in history.events if event.kind == "K"] == ["max_num_seqs 16→12 by=key"]
+
+
+def test_a_refused_request_never_waits() -> None:
+    engine = SyntheticEngine()
+    history = History()
+    history.apply(engine.header())
+    history.apply(engine.snapshot())
+    refused = Arrival(number=9000, id="big\x1b[2J", arrival_s=0.0, prompt_tokens=99_999, max_tokens=1)
+    record = msgspec.structs.replace(
+        engine.run_step(), arrivals=[refused], refusals=[Refusal(9000, refused.id, "prompt too long", 6250, 1024)]
+    )
+    history.apply(record)
+    assert 9000 not in history.live.requests
+    event = next(item for item in history.events if item.kind == "X")
+    assert event.describe() == "big?[2J prompt too long: needs 6250, capacity 1024"
+
+
+def test_finished_requests_stay_known_by_name() -> None:
+    history, records = recorded(400)
+    finish = next(item for record in records for item in record.finishes)
+    assert history.name(finish.number) == f"r-{finish.number:04d}"
+    assert history.finished[finish.number][1] == finish
+    assert history.name(10**6) == "#1000000"
+
+
+def test_notices_texts_and_the_end_are_kept() -> None:
+    history, _ = recorded(5)
+    history.apply(Notice("warning", "disk full: recording stopped"))
+    history.apply(TextDelta(400, "Hello "))
+    history.apply(TextDelta(400, "world"))
+    history.apply(Bye("drained", 5))
+    assert history.events[-1].describe() == "warning: disk full: recording stopped"
+    assert history.texts[400] == "Hello world"
+    assert history.bye is not None and history.bye.reason == "drained"
+
+
+def test_rates_are_differences_over_the_engines_clock() -> None:
+    history, records = recorded(500)
+    rates = history.rates(history.now(), span_s=2.0)
+    assert rates is not None
+    inside = [record for record in records if record.end_s > records[-1].end_s - rates.span_s]
+    assert rates.steps == pytest.approx(len(inside) / rates.span_s, rel=0.02)
+
+
+def test_window_percentiles_equal_those_of_all_its_samples() -> None:
+    history, records = recorded(900)
+    moment = history.at(700)
+    assert moment is not None
+    window_s = 5.0
+    first = int(moment.clock_s) - int(window_s) + 1
+    gaps = np.concatenate(
+        [np.frombuffer(r.itl_s, dtype=np.float32) for r in records if r.end_s >= first and r.seq <= 700]
+    )
+    gaps = gaps[~np.isnan(gaps)]
+    whole = merge(history.latency_columns("itl", moment, window_s, 50))
+    assert whole.n == len(gaps)
+    for share in (0.5, 0.95, 0.99):
+        assert whole.quantile(share) == pytest.approx(float(np.quantile(gaps, share)), abs=2e-6)
+
+
+def test_columns_of_the_window_hold_the_same_samples_however_many_there_are() -> None:
+    history, _ = recorded(900)
+    few, many = (merge(history.latency_columns("itl", history.now(), 10.0, n)) for n in (3, 40))
+    assert few.n == many.n and few.quantile(0.95) == many.quantile(0.95)
+
+
+def test_samples_count_what_is_within_a_limit() -> None:
+    samples = collect(np.array([0.1, 0.2, np.nan, 0.2, 0.3]))
+    assert (samples.n, samples.within(0.2)) == (4, 3)
+    empty = collect(np.array([np.nan]))
+    assert isinstance(empty, Samples) and empty.n == 0 and empty.quantile(0.5) is None
