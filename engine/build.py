@@ -57,7 +57,7 @@ def scheduler_config(settings: dict[str, Any], num_blocks: int, model_len: int) 
     longest = settings.get("max_model_len")
     if longest is not None and longest > model_len:
         raise ConfigError(f"max_model_len={longest}: the model's own length is {model_len}")
-    merged = {
+    merged: dict[str, Any] = {
         knob.name: knob.default
         for knob in BY_NAME.values()
         if knob.name in SchedulerConfig.__struct_fields__ and knob.default is not None

@@ -49,7 +49,7 @@ class CaseSource:
         self._numbers: dict[str, int] = {}
         self._next_step = 0
         steps = {request.arrival_step for request in case.requests}
-        steps |= {event.step for event in (*case.knobs, *case.aborts)}
+        steps |= {knob.step for knob in case.knobs} | {abort.step for abort in case.aborts}
         self._event_steps = sorted(steps)
 
     def bind(self, engine: Engine) -> None:

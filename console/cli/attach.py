@@ -22,7 +22,7 @@ def _console_flags(function: Any) -> Any:
 @click.argument("address")
 @_console_flags
 @click.pass_context
-def command(ctx: click.Context, address: str, **flags: Any) -> None:
+def command(ctx: click.Context, /, address: str, **flags: Any) -> None:
     """Open the console on the engine at ADDRESS (unix:PATH or tcp:127.0.0.1:PORT), as `schedtop serve` says it."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise CommandError("attach needs a terminal")

@@ -87,7 +87,7 @@ def add_engine_flags(*, console: bool = False) -> Callable[[Decorated], Decorate
 
 
 def engine_config(flags: Mapping[str, Any], **changes: Any) -> EngineConfig:
-    """The flags as a config. Raises `CommandError` for a combination that means nothing."""
+    """The flags as a config, whose fields they are named after. Raises `CommandError` for what means nothing."""
     scheduler = {knob.name: flags[knob.name] for knob in KNOBS if flags.get(knob.name) is not None}
     scheduler.pop("rate", None)
     duration_s = flags.get("duration_s")
@@ -96,12 +96,9 @@ def engine_config(flags: Mapping[str, Any], **changes: Any) -> EngineConfig:
     port = flags.get("metrics_port")
     if port is not None and not 0 <= port < 65536:
         raise CommandError(f"--metrics-port {port}: must be between 0 and 65535")
-    names = ("rate", "scale", "limit", "time_scale", "start_s", "end_s", "skip_bad")
-    names += ("max_prompt_tokens", "max_output_tokens", "prefix_block_tokens", "seed")
-    workload = WorkloadSpec(source=flags.get("workload") or "mixed", **{name: flags[name] for name in names})
-    shared = ("seed", "duration_s", "tensor_parallel_size", "pipeline_parallel_size", "gpu_memory_utilization")
-    shared += ("kv_cache_memory_bytes", "dtype", "record", "record_text", "metrics_port", "model")
-    values: dict[str, Any] = {name: flags[name] for name in shared}
+    cut = {name: flags[name] for name in WorkloadSpec.__struct_fields__ if name in flags}
+    workload = WorkloadSpec(source=flags.get("workload") or "mixed", **cut)
+    values: dict[str, Any] = {name: flags[name] for name in EngineConfig.__struct_fields__ if name in flags}
     values.update(device=pick_device(flags), scheduler=scheduler, workload=workload)
     values["real_time"] = bool(flags.get("real_time"))
     values.update(changes)

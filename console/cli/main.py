@@ -54,7 +54,7 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Version.")
 @add_engine_flags(console=True)
 @click.pass_context
-def cli(ctx: click.Context, **flags: Any) -> None:
+def cli(ctx: click.Context, /, **flags: Any) -> None:
     """A terminal operator console for an LLM inference scheduler.
 
     Without a command it starts an engine and opens the console on it; without a terminal it prints a report of

@@ -17,7 +17,7 @@ from schedtop.engine.slo import parse_slo
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of text.")
 @click.option("--slo", metavar="SLO", help="ttft=1s,itl=50ms: adds goodput under these bounds.")
 @click.pass_context
-def command(ctx: click.Context, as_json: bool, slo: str | None, **flags: Any) -> None:
+def command(ctx: click.Context, /, as_json: bool, slo: str | None, **flags: Any) -> None:
     """Serve a workload to its end, or for --duration seconds, and report.
 
     A trace without --duration runs until every request is accounted for; a generator without --duration or

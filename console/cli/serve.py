@@ -15,7 +15,7 @@ from schedtop.console.cli.errors import check_writable
     "--listen", "socket", metavar="ADDRESS", help="unix:PATH or tcp:127.0.0.1:PORT; a private path unless set."
 )
 @click.pass_context
-def command(ctx: click.Context, socket: str | None, **flags: Any) -> None:
+def command(ctx: click.Context, /, socket: str | None, **flags: Any) -> None:
     """Run an engine until its workload or --duration ends, SIGTERM or Ctrl+C; it says where it listens.
 
     A simulated engine keeps pace with the wall clock unless --no-real-time is given.

@@ -15,7 +15,7 @@ from schedtop.engine.golden import CaseError, Verdict, read_case, verify
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line and case.")
 @click.pass_context
-def command(ctx: click.Context, files: tuple[Path, ...], as_json: bool) -> None:
+def command(ctx: click.Context, /, files: tuple[Path, ...], as_json: bool) -> None:
     """Replay golden cases and compare every step with what was recorded.
 
     Exit code 1 if any step differs, 2 if a file cannot be read. A case without steps is just run.

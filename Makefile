@@ -1,0 +1,50 @@
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: run test lint types check format engine clean
+
+run: $(VENV)/.base ## open the console on an engine of your own (ARGS='--rate 20')
+	@$(BIN)/schedtop $(ARGS)
+
+test: $(VENV)/.test lint types check ## everything that has to hold: style, types, tests
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# The folders are the packages; mypy finds them as `schedtop.*` through these links.
+types: $(VENV)/.test
+	@mkdir -p build/typed/schedtop
+	@ln -sfn ../../../console ../../../engine ../../../kernels ../../../themes build/typed/schedtop/
+	cd build/typed && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p schedtop
+
+check: $(VENV)/.test
+	$(BIN)/python -m pytest $(ARGS)
+
+format: $(VENV)/.test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+engine: $(VENV)/.engine ## what running real models needs as well
+
+$(VENV)/.venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "schedtop needs Python 3.11 or later: make PYTHON=python3.11"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.base: $(VENV)/.venv pyproject.toml
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.engine: $(VENV)/.base
+	$(INSTALL) -e '.[engine]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.venv pyproject.toml
+	$(INSTALL) -e '.[engine,parquet,test]'
+	@touch $@ $(VENV)/.base $(VENV)/.engine
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
