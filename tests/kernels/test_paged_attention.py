@@ -118,8 +118,10 @@ def test_groups_of_query_heads(device: Any, relative_error: ErrorOf, heads: tupl
     assert batch.error(relative_error, tiling=SMALL) < BOUNDS["float32"]
 
 
-@pytest.mark.parametrize("window", [1, 2, 15, 16, 17, 32, 40, 1000])
-@pytest.mark.parametrize("num_splits", [1, 3])
+@pytest.mark.parametrize(
+    ("window", "num_splits"),
+    [*((window, 1) for window in (1, 2, 15, 16, 17, 32, 40, 1000)), (1, 3), (17, 3), (40, 3)],
+)
 def test_window_edges(device: Any, relative_error: ErrorOf, window: int, num_splits: int) -> None:
     batch = make_batch(device, [(1, 1), (1, 16), (1, 90), (20, 20), (25, 77)], window=window)
     error = batch.error(relative_error, window=window, tiling=SMALL, num_splits=num_splits)
