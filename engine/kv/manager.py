@@ -152,6 +152,13 @@ class KVManager:
             self.pool.register(blocks[index], keys[index])
         request.num_registered = num_full_blocks
 
+    def unregister(self, request: Request, num_blocks: int) -> None:
+        """Take back the cache entries of all but the first `num_blocks` blocks: they will not be computed after all."""
+        for block in request.block_ids[num_blocks : request.num_registered]:
+            if block >= 0:
+                self.pool.forget(block)
+        request.num_registered = min(request.num_registered, num_blocks)
+
     def free(self, request: Request) -> int:
         """Give back all blocks, last first; returns how many became free."""
         blocks = request.block_ids[::-1]

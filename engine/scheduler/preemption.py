@@ -29,6 +29,8 @@ def preempt(state: State, draft: Draft, row: int, for_request: Request) -> None:
     num_computed = table.num_computed.item(row)
     was_planned = row < table.requests.index(for_request) and table.tokens.item(row) > 0
     usage_before = kv.pool.usage
+    if was_planned and not state.config.cache_unexecuted_blocks:
+        kv.unregister(request, num_computed // kv.block_size)
     freed = kv.free(request)
     draft.new_blocks.pop(request.number, None)
     table.remove([row])
