@@ -16,7 +16,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of the scheduler and its pool. Names are vLLM's; `knobs.py` describes each.
 
     `cache_unexecuted_blocks`: under priority, a request can be preempted after the step had planned it; vLLM keeps
-    the prefix-cache entries of blocks that the step would have filled. Decisions are equal to vLLM's only with them,
+    the prefix-cache entries of blocks that the step would have filled. Decisions equal vLLM's only with them,
     outputs are right only without: an engine that runs a real model turns this off.
     """
 

@@ -153,7 +153,7 @@ class KVManager:
         request.num_registered = num_full_blocks
 
     def unregister(self, request: Request, num_blocks: int) -> None:
-        """Take back the cache entries of all but the first `num_blocks` blocks: they will not be computed after all."""
+        """Take back the cache entries behind the first `num_blocks` blocks: they will not be computed after all."""
         for block in request.block_ids[num_blocks : request.num_registered]:
             if block >= 0:
                 self.pool.forget(block)
