@@ -13,7 +13,7 @@ from schedtop.engine.case_source import CaseSource, CaseWorker, looks_like_case
 from schedtop.engine.clock import RealClock, SimulatedClock
 from schedtop.engine.config import ConfigError, EngineConfig, SchedulerConfig, check_scheduler_config
 from schedtop.engine.engine import Engine
-from schedtop.engine.golden import read_case
+from schedtop.engine.golden import Case, read_case
 from schedtop.engine.knobs import BY_NAME, KnobError, check_value
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.sim.spec import PREFIX, SimDevice, parse_device
@@ -24,16 +24,24 @@ from schedtop.engine.workload.source import Source
 MAX_MODEL_LEN = 32_768
 """Default model length where the model itself allows more; `--max-model-len` goes up to the model's own."""
 
+CASE_VOCAB_SIZE = 48_000
+"""Ids of the cases' model stay below it."""
+
 OnStage = Callable[[str], None]
 
 
-def build_engine(config: EngineConfig, on_stage: OnStage = lambda name: None) -> Engine:
-    """The engine that `config` describes. Raises `ConfigError` (or a `ValueError` with one clear line)."""
+def build_engine(
+    config: EngineConfig, on_stage: OnStage = lambda name: None, device: SimDevice | None = None
+) -> Engine:
+    """The engine that `config` describes; `device` takes the place of the config's.
+
+    Raises `ConfigError` (or a `ValueError` with one clear line).
+    """
     settings = check_settings(config)
     if config.workload is not None and looks_like_case(Path(config.workload.source)):
         return _build_case(config)
-    if config.device.startswith(PREFIX):
-        return _build_simulated(config, settings)
+    if device is not None or config.device.startswith(PREFIX):
+        return _build_simulated(config, settings, device or parse_device(config.device))
     return _build_real(config, settings, on_stage)
 
 
@@ -70,8 +78,7 @@ def scheduler_config(settings: dict[str, Any], num_blocks: int, model_len: int) 
     return check_scheduler_config(SchedulerConfig(**merged))
 
 
-def _build_simulated(config: EngineConfig, settings: dict[str, Any]) -> Engine:
-    device = parse_device(config.device)
+def _build_simulated(config: EngineConfig, settings: dict[str, Any], device: SimDevice) -> Engine:
     blocks = _simulated_blocks(config, settings, device)
     scheduler = scheduler_config(settings, blocks, device.max_model_len)
     cost = device.step_cost(config.tensor_parallel_size, config.pipeline_parallel_size)
@@ -79,7 +86,7 @@ def _build_simulated(config: EngineConfig, settings: dict[str, Any]) -> Engine:
         cost, device.vocab_size, config.seed, num_speculative_tokens=scheduler.num_speculative_tokens
     )
     source = _open_source(config, scheduler, device.vocab_size)
-    header = make_header(config, scheduler, source, device.model, device.spec, simulated=True)
+    header = make_header(config, scheduler, source, device.model, device.spec, device.vocab_size, simulated=True)
     return Engine(Scheduler(scheduler), worker, source, SimulatedClock(), header)
 
 
@@ -91,10 +98,14 @@ def _build_case(config: EngineConfig) -> Engine:
         raise ConfigError(
             f"{config.workload.source} is a golden case, which sets its own limits: leave out {names}"
         )
-    case = read_case(Path(config.workload.source))
+    return case_engine(read_case(Path(config.workload.source)), config)
+
+
+def case_engine(case: Case, config: EngineConfig) -> Engine:
+    """An engine that serves a case under the case's own limits."""
     worker = CaseWorker(case)
     source = CaseSource(case, worker)
-    header = make_header(config, case.config, source, "case", case.name, simulated=True)
+    header = make_header(config, case.config, source, "case", case.name, CASE_VOCAB_SIZE, simulated=True)
     engine = Engine(Scheduler(case.config), worker, source, SimulatedClock(), header)
     source.bind(engine)
     return engine
@@ -125,7 +136,7 @@ def _build_real(config: EngineConfig, settings: dict[str, Any], on_stage: OnStag
     scheduler = scheduler_config(settings, info.num_blocks, info.max_model_len)
     scheduler = msgspec.structs.replace(scheduler, cache_unexecuted_blocks=False)
     source = _open_source(config, scheduler, info.vocab_size)
-    header = make_header(config, scheduler, source, info.model, info.device, simulated=False)
+    header = make_header(config, scheduler, source, info.model, info.device, info.vocab_size, simulated=False)
     return Engine(Scheduler(scheduler), worker, source, RealClock(), header)
 
 
@@ -148,6 +159,7 @@ def make_header(
     source: Source | None,
     model: str,
     device: str,
+    vocab_size: int,
     *,
     simulated: bool,
 ) -> Header:
@@ -166,4 +178,10 @@ def make_header(
         workload={} if source is None else source.description,
         started_at=time.time(),
         simulated_clock=simulated,
+        settings={
+            "seed": config.seed,
+            "tensor_parallel_size": config.tensor_parallel_size,
+            "pipeline_parallel_size": config.pipeline_parallel_size,
+            "vocab_size": vocab_size,
+        },
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import msgspec
@@ -14,6 +14,7 @@ from schedtop.engine.engine import Engine
 from schedtop.engine.report import Report
 from schedtop.engine.sinks import open_sinks
 from schedtop.engine.slo import Slo
+from schedtop.engine.telemetry import StepRecord
 from schedtop.engine.workload.presets import BY_NAME
 
 DEFAULT_DURATION_S = 60.0
@@ -26,15 +27,21 @@ def run_headless(
     config: EngineConfig, slo: Slo | None, notice: Callable[[str], None], show_progress: bool = False
 ) -> Report:
     """Serve the config's workload and report. Raises `ConfigError` before anything runs."""
-    workload = config.workload
-    if config.duration_s is None and workload is not None and workload.source in BY_NAME and workload.limit is None:
-        notice(f"{workload.source} never ends: running {DEFAULT_DURATION_S:g} s (set --duration or --limit)")
-        config = msgspec.structs.replace(config, duration_s=DEFAULT_DURATION_S)
+    config = with_end(config, notice)
     engine = build_engine(config, notice)
     with ExitStack() as stack:
         sinks = open_sinks(config, engine, stack, notice)
         progress = stack.enter_context(_Progress(config, show_progress))
         return serve(engine, config, Report(slo), sinks, progress.update, notice)
+
+
+def with_end(config: EngineConfig, notice: Callable[[str], None]) -> EngineConfig:
+    """`config`, with a duration if its workload would never end."""
+    workload = config.workload
+    if config.duration_s is None and workload is not None and workload.source in BY_NAME and workload.limit is None:
+        notice(f"{workload.source} never ends: running {DEFAULT_DURATION_S:g} s (set --duration or --limit)")
+        return msgspec.structs.replace(config, duration_s=DEFAULT_DURATION_S)
+    return config
 
 
 def serve(
@@ -47,21 +54,28 @@ def serve(
 ) -> Report:
     """Step an engine until it is exhausted or its duration is over; report and sinks get every record."""
     began_s = time.monotonic()
+    for record in step_through(engine, config):
+        report.add(record)
+        if sinks:
+            _hand_out(record, sinks, notice)
+        on_progress(record.end_s)
+    report.wall_s = time.monotonic() - began_s
+    report.close(config.duration_s or engine.clock_s)
+    return report
+
+
+def step_through(engine: Engine, config: EngineConfig) -> Iterator[StepRecord]:
+    """Every record of an engine until it is exhausted or the config's duration is over, at the config's pace."""
+    began_s = time.monotonic()
     until_s = config.duration_s
     while until_s is None or engine.clock_s < until_s:
         wake_s = engine.next_wake_s()
         if not engine.num_unfinished and (wake_s is None or (until_s is not None and wake_s >= until_s)):
-            break
+            return
         _keep_pace(engine, config, began_s, wake_s)
         record = engine.step()
-        if record is None:
-            continue
-        report.add(record)
-        _hand_out(record, sinks, notice)
-        on_progress(engine.clock_s)
-    report.wall_s = time.monotonic() - began_s
-    report.clock_s = max(report.clock_s, engine.clock_s) if until_s is None else max(report.clock_s, until_s)
-    return report
+        if record is not None:
+            yield record
 
 
 def _keep_pace(engine: Engine, config: EngineConfig, began_s: float, wake_s: float | None) -> None:
@@ -76,9 +90,7 @@ def _keep_pace(engine: Engine, config: EngineConfig, began_s: float, wake_s: flo
         time.sleep(ahead_s)
 
 
-def _hand_out(record, sinks: dict[str, Sink], notice: Callable[[str], None]) -> None:  # type: ignore[no-untyped-def]
-    if not sinks:
-        return
+def _hand_out(record: StepRecord, sinks: dict[str, Sink], notice: Callable[[str], None]) -> None:
     encoded = encode(record)
     for name, sink in list(sinks.items()):
         try:

@@ -14,7 +14,7 @@ SHARES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 class Report:
     """Accumulates step records; figures are since the session's start, as its totals are.
 
-    `wall_s` is for the caller to set, and `clock_s` to raise where the run went on after its last record.
+    `wall_s` is for the caller to set; `close` says how long the run went on after its last record.
     """
 
     def __init__(self, slo: Slo | None = None) -> None:
@@ -43,6 +43,10 @@ class Report:
         used = blocks.held + blocks.shared
         if used >= self._peak_blocks:
             self._peak_blocks, self._pool_blocks = used, used + blocks.cached_free + blocks.empty
+
+    def close(self, clock_s: float) -> None:
+        """The run went on to `clock_s`, if it did not end later than that."""
+        self.clock_s = max(self.clock_s, clock_s)
 
     def _add_finishes(self, record: StepRecord) -> None:
         for finish in record.finishes:
@@ -113,15 +117,20 @@ def report_text(document: dict[str, Any]) -> str:
         _line("", "".join(f"{name:>10}" for name in SHARES) + f"{'n':>13}"),
         *(_latency_line(name, document[f"{name}_s"]) for name in ("ttft", "itl", "tpot", "e2e")),
         _line("preemptions", f"{document['preemptions']:,}"),
-        _line("hit rate", f"{_percent(document['hit_rate'])} of the prompt tokens of first admissions"),
-        _line("budget use", f"{_percent(budget['tokens'])} of tokens, {_percent(budget['rows'])} of rows"),
-        _line("peak KV usage", _percent(document["peak_kv_usage"])),
+        _line("hit rate", f"{percent_text(document['hit_rate'])} of the prompt tokens of first admissions"),
+        _line("budget use", f"{percent_text(budget['tokens'])} of tokens, {percent_text(budget['rows'])} of rows"),
+        _line("peak KV usage", percent_text(document["peak_kv_usage"])),
         _line("steps", f"{document['steps']:,}"),
-        _line("time", f"{_duration(clock_s)} on the engine's clock, {_duration(document['wall_s'])} of wall time"),
+        _line(
+            "time",
+            f"{duration_text(clock_s)} on the engine's clock, {duration_text(document['wall_s'])} of wall time",
+        ),
     ]
     if "goodput" in document:
         good = document["goodput"]
-        share = f"{_percent(good['share'])} ({good['met']:,} of {good['n']:,} finished requests met {good['slo']})"
+        share = (
+            f"{percent_text(good['share'])} ({good['met']:,} of {good['n']:,} finished requests met {good['slo']})"
+        )
         lines.insert(8, _line("goodput", share))
     return "\n".join(lines)
 
@@ -139,14 +148,18 @@ def _line(name: str, text: str) -> str:
 
 
 def _latency_line(name: str, summary: dict[str, float | int | None]) -> str:
-    return _line(name.upper(), "".join(f"{_duration(summary[key]):>10}" for key in SHARES) + f"{summary['n']:>13,}")
+    return _line(
+        name.upper(), "".join(f"{duration_text(summary[key]):>10}" for key in SHARES) + f"{summary['n']:>13,}"
+    )
 
 
-def _percent(share: float | None) -> str:
+def percent_text(share: float | None) -> str:
+    """A share as `12.3 %`; `n/a` is unknown."""
     return "n/a" if share is None else f"{100 * share:.1f} %"
 
 
-def _duration(seconds: float | None) -> str:
+def duration_text(seconds: float | None) -> str:
+    """A time in ms below a second; `n/a` is unknown."""
     if seconds is None:
         return "n/a"
     if seconds < 0.9995:

@@ -262,7 +262,10 @@ class RequestState(Message, frozen=True):
 
 
 class Header(Message, tag=2, frozen=True):
-    """Opens a channel and a recording: which engine this is. `config` and `workload` are plain JSON values."""
+    """Opens a channel and a recording: which engine this is. `config` and `workload` are plain JSON values.
+
+    `settings` is what else a run of the same engine needs: seed, parallel sizes, `vocab_size`.
+    """
 
     protocol: int
     engine: str
@@ -278,6 +281,7 @@ class Header(Message, tag=2, frozen=True):
     started_at: float
     simulated_clock: bool
     source: str = "embedded"
+    settings: dict[str, Any] = {}
 
 
 class Snapshot(Message, tag=3, frozen=True):
