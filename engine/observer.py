@@ -265,7 +265,7 @@ class Observer:
             requests=[self._request_state(request, rows.get(number)) for number, request in state.requests.items()],
             waiting=[request.number for request in state.waiting],
             running=list(rows),
-            block_classes=bytes(pool.class_of(block) for block in range(pool.num_blocks)),
+            block_classes=pool.classes(),
             knobs=knobs,
             knobs_version=knobs_version,
             paused=paused,

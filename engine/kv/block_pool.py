@@ -112,10 +112,19 @@ class BlockPool:
             return BlockClass.SHARED if refs > 1 else BlockClass.HELD
         return BlockClass.EMPTY if self._keys[block] is None else BlockClass.CACHED_FREE
 
+    def classes(self) -> bytes:
+        """One `BlockClass` per block."""
+        return bytes(
+            [
+                (3 if refs > 1 else 2) if refs else (key is not None)
+                for refs, key in zip(self._refs, self._keys, strict=True)
+            ]
+        )
+
     def drain_changes(self) -> list[int]:
-        """Blocks touched since the last call, once each, packed as `block * 4 + BlockClass`."""
+        """Blocks touched since the last call, once each in order, packed as `block * 4 + BlockClass`."""
         refs, keys = self._refs, self._keys
-        touched = set(self._changed)
+        touched = sorted(set(self._changed))
         self._changed = []
         return [
             block * 4 + ((3 if refs[block] > 1 else 2) if refs[block] else (keys[block] is not None))
