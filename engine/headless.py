@@ -20,7 +20,7 @@ from schedtop.engine.workload.presets import BY_NAME
 DEFAULT_DURATION_S = 60.0
 """A generator never ends by itself."""
 
-Progress = Callable[[float], None]
+OnProgress = Callable[[float], None]
 
 
 def run_headless(
@@ -31,7 +31,7 @@ def run_headless(
     engine = build_engine(config, notice)
     with ExitStack() as stack:
         sinks = open_sinks(config, engine, stack, notice)
-        progress = stack.enter_context(_Progress(config, show_progress))
+        progress = stack.enter_context(Progress(config.duration_s, show_progress))
         return serve(engine, config, Report(slo), sinks, progress.update, notice)
 
 
@@ -49,7 +49,7 @@ def serve(
     config: EngineConfig,
     report: Report,
     sinks: dict[str, Sink],
-    on_progress: Progress,
+    on_progress: OnProgress,
     notice: Callable[[str], None],
 ) -> Report:
     """Step an engine until it is exhausted or its duration is over; report and sinks get every record."""
@@ -100,15 +100,15 @@ def _hand_out(record: StepRecord, sinks: dict[str, Sink], notice: Callable[[str]
             notice(f"{name} stopped: {error.strerror or error}; serving goes on")
 
 
-class _Progress:
-    """A bar over the run's seconds, or a count of them where the end is unknown; silent unless shown."""
+class Progress:
+    """A bar over a run's seconds, or a count of them where the end is unknown; silent unless shown."""
 
-    def __init__(self, config: EngineConfig, shown: bool) -> None:
-        self._total_s = config.duration_s
+    def __init__(self, total_s: float | None, shown: bool) -> None:
+        self._total_s = total_s
         self._shown = shown
         self._next_s = 0.0
 
-    def __enter__(self) -> _Progress:
+    def __enter__(self) -> Progress:
         if self._shown:
             from rich.console import Console
             from rich.progress import Progress as Bar

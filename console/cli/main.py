@@ -15,6 +15,7 @@ COMMANDS: dict[str, str] = {
     "run": "Serve a workload without a console; one JSON document or a page of text at the end.",
     "serve": "Run an engine that consoles attach to.",
     "attach": "Open the console on an engine that is already running.",
+    "whatif": "Serve the same requests under changed knobs, and compare.",
     "verify": "Replay recorded scheduler decisions and compare every step.",
 }
 """Every command and its line in the help; its module has the same name (`-` as `_`), its function `command`."""

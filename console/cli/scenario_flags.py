@@ -1,0 +1,37 @@
+"""FILE and the engine's flags as a scenario that can be run again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import click
+from click.core import ParameterSource
+from schedtop.console.cli.engine_flags import engine_config
+from schedtop.console.cli.errors import CommandError
+from schedtop.engine.headless import Progress, with_end
+from schedtop.engine.whatif.scenario import Scenario
+
+NOT_HERE = ("workload", "model", "record", "record_text", "metrics_port", "real_time")
+"""Engine flags that mean nothing for a run that is repeated on simulated time."""
+
+
+def open_scenario(
+    ctx: click.Context, file: str, flags: Mapping[str, Any], notice: Callable[[str], None]
+) -> Scenario:
+    """The scenario FILE stands for. Raises `CommandError` or `ConfigError` with one clear line."""
+    given = {name for name in flags if ctx.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)}
+    for param in ctx.command.params:
+        if param.name in NOT_HERE and param.name in given:
+            instead = "name it as FILE" if param.name == "workload" else "leave it out"
+            raise CommandError(f"{param.opts[0]} cannot be used with {ctx.info_name}: {instead}")
+    config = engine_config({**flags, "workload": file})
+    return Scenario(with_end(config, notice))
+
+
+@contextmanager
+def progress_over(total_s: float | None, shown: bool) -> Iterator[Callable[[float], None]]:
+    """A bar over a run's seconds on the terminal; nothing elsewhere."""
+    with Progress(total_s, shown) as bar:
+        yield bar.update

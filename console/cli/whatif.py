@@ -1,0 +1,47 @@
+"""`schedtop whatif`: the same requests under changed knobs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import click
+from schedtop.console.cli.engine_flags import add_engine_flags
+from schedtop.console.cli.errors import say
+from schedtop.console.cli.scenario_flags import open_scenario, progress_over
+from schedtop.engine.knobs import parse_assignments
+from schedtop.engine.slo import parse_slo
+
+
+@click.command("whatif")
+@click.argument("file", metavar="FILE")
+@click.option("--set", "assignments", multiple=True, required=True, metavar="NAME=VALUE", help="A knob to change.")
+@click.option("--at", "from_step", type=click.IntRange(min=0), default=0, help="Change it after so many steps.")
+@click.option("--slo", metavar="SLO", help="ttft=1s,itl=50ms: adds goodput under these bounds.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of a table.")
+@add_engine_flags()
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    file: str,
+    assignments: tuple[str, ...],
+    from_step: int,
+    slo: str | None,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Serve FILE twice, as it is and with --set, and show both runs side by side.
+
+    FILE is a generator's name, a trace, a golden case or a recording, whose own device and knobs are the base.
+    """
+    from schedtop.engine.whatif.compare import compare
+
+    changes = parse_assignments(assignments)
+    bounds = parse_slo(slo) if slo else None
+    scenario = open_scenario(ctx, file, flags, notice=say)
+    with progress_over(scenario.config.duration_s, shown=sys.stderr.isatty()) as on_progress:
+        comparison = compare(scenario, changes, bounds, from_step=from_step, on_progress=on_progress)
+    click.echo(json.dumps(comparison.as_dict()) if as_json else comparison.as_text())
+    ctx.exit(0)

@@ -1,0 +1,176 @@
+"""Two runs of the same requests, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import zip_longest
+from typing import Any
+
+import msgspec
+from schedtop.engine.config import EngineConfig
+from schedtop.engine.engine import Engine
+from schedtop.engine.report import Report
+from schedtop.engine.slo import Slo
+from schedtop.engine.telemetry import StepRecord
+from schedtop.engine.whatif.divergence import Divergence, first_difference
+from schedtop.engine.whatif.figures import change_text, shown, value_text
+from schedtop.engine.whatif.scenario import Scenario, check_changes
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """One figure in both runs; None is unknown. `relative` is to the base."""
+
+    figure: str
+    base: float | None
+    variant: float | None
+    difference: float | None
+    relative: float | None
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a change. `base` and `variant` are reports' documents.
+
+    `changes` maps each knob to its value in the base and in the variant. `divergence` None: every step is the same
+    in both runs, and `changed` is false.
+    """
+
+    source: str
+    device: str
+    changes: dict[str, tuple[Any, Any]]
+    from_step: int
+    base: dict[str, Any]
+    variant: dict[str, Any]
+    differences: list[Difference]
+    divergence: Divergence | None
+    changed: bool
+    notes: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        plain["changes"] = {name: {"base": old, "variant": new} for name, (old, new) in self.changes.items()}
+        return plain
+
+    def as_text(self) -> str:
+        """A side-by-side table, and below it where the runs part."""
+        head = ("", "base", "variant", "difference")
+        rows = [head]
+        for figure in shown(self.base):
+            base, variant = figure.of(self.base), figure.of(self.variant)
+            texts = (value_text(figure, base), value_text(figure, variant), change_text(figure, base, variant))
+            rows.append((figure.label, *texts))
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        lines = [f"{self.source} on {self.device}", self._changes_text(), *self.notes, ""]
+        lines += [
+            f"{name:<{widths[0]}}  {base:>{widths[1]}}  {variant:>{widths[2]}}  {step}".rstrip()
+            for name, base, variant, step in rows
+        ]
+        return "\n".join([*lines, "", self.verdict()])
+
+    def verdict(self) -> str:
+        """No change, or where the runs part and in what."""
+        if self.divergence is None:
+            return f"no change: all {self.base['steps']:,} steps are the same"
+        return f"first difference at {self.divergence}"
+
+    def _changes_text(self) -> str:
+        when = f" from step {self.from_step} on" if self.from_step else ""
+        texts = (f"{name} {_plain(old)} → {_plain(new)}" for name, (old, new) in self.changes.items())
+        return ", ".join(texts) + when
+
+
+def compare(
+    scenario: Scenario | EngineConfig,
+    changes: Mapping[str, Any],
+    slo: Slo | None = None,
+    *,
+    from_step: int = 0,
+    on_progress: Callable[[float], None] = lambda clock_s: None,
+) -> Comparison:
+    """Run a scenario as it is and with `changes` (knob names to values), on the same simulated device and pool.
+
+    The changes hold from the start, or after `from_step` steps (then only live knobs). `on_progress` gets the
+    base's clock. Raises `ConfigError` for a setting that cannot be used.
+    """
+    if isinstance(scenario, EngineConfig):
+        scenario = Scenario(scenario)
+    typed = check_changes(changes, live=from_step > 0)
+    base_run = scenario.pinned()
+    variant_run = base_run.changed(typed, from_step)
+    base, variant = base_run.build(), variant_run.build()
+    old = {name: _setting(base, name) for name in typed}
+    reports = Report(slo), Report(slo)
+    divergence = _run_both(base_run, variant_run, base, variant, reports, on_progress)
+    documents = [report.as_dict() for report in reports]
+    return Comparison(
+        source=scenario.source,
+        device=base.header.device,
+        changes={name: (old[name], value) for name, value in typed.items()},
+        from_step=from_step,
+        base=documents[0],
+        variant=documents[1],
+        differences=_differences(*documents),
+        divergence=divergence,
+        changed=divergence is not None,
+        notes=list(scenario.notes),
+    )
+
+
+def run(scenario: Scenario, slo: Slo | None = None) -> dict[str, Any]:
+    """The report's document of one run, without wall time: the same for the same scenario."""
+    engine, report = scenario.build(), Report(slo)
+    for record in scenario.records(engine):
+        report.add(record)
+    report.close(scenario.config.duration_s or engine.clock_s)
+    return report.as_dict()
+
+
+def _run_both(
+    base_run: Scenario,
+    variant_run: Scenario,
+    base: Engine,
+    variant: Engine,
+    reports: tuple[Report, Report],
+    on_progress: Callable[[float], None],
+) -> Divergence | None:
+    divergence: Divergence | None = None
+    ids: dict[int, str] = {}
+    pairs: Any = zip_longest(base_run.records(base), variant_run.records(variant))
+    for one, other in pairs:
+        if divergence is None:
+            _learn_ids(ids, one or other)
+            divergence = first_difference(one, other, ids)
+        if one is not None:
+            reports[0].add(one)
+            on_progress(one.end_s)
+        if other is not None:
+            reports[1].add(other)
+    for report, scenario, engine in zip(reports, (base_run, variant_run), (base, variant), strict=True):
+        report.close(scenario.config.duration_s or engine.clock_s)
+    return divergence
+
+
+def _learn_ids(ids: dict[int, str], record: StepRecord) -> None:
+    for arrival in record.arrivals:
+        ids[arrival.number] = arrival.id
+
+
+def _setting(engine: Engine, name: str) -> Any:
+    """A knob's value in an engine that has not stepped."""
+    return engine.knobs[name] if name in engine.knobs else getattr(engine.scheduler.config, name)
+
+
+def _differences(base: dict[str, Any], variant: dict[str, Any]) -> list[Difference]:
+    rows = []
+    for figure in shown(base):
+        old, new = figure.of(base), figure.of(variant)
+        step = None if old is None or new is None else new - old
+        relative = step / old if step is not None and old else None
+        rows.append(Difference(figure.name, old, new, step, relative))
+    return rows
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "unset" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,152 @@
+"""One run that can be repeated: a workload, a device, the knobs, and what changes in them on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from schedtop.engine.build import build_engine, case_engine
+from schedtop.engine.case_source import looks_like_case
+from schedtop.engine.config import ConfigError, EngineConfig, SchedulerConfig, check_scheduler_config
+from schedtop.engine.engine import Engine
+from schedtop.engine.golden import read_case
+from schedtop.engine.headless import step_through
+from schedtop.engine.knobs import BY_NAME, KnobError, check_value
+from schedtop.engine.sim.spec import PREFIX, SimDevice
+from schedtop.engine.telemetry import StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class KnobEvent:
+    """A change of live knobs at a time on the engine's clock."""
+
+    at_s: float
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What a run is made of. The same scenario gives the same records, in this process or another.
+
+    `device` takes the place of the config's. `events` are what was changed while the base ran. `changes` are the
+    knobs under question: set from the start, or by `from_step`, as a live change after so many steps.
+    """
+
+    config: EngineConfig
+    device: SimDevice | None = None
+    events: tuple[KnobEvent, ...] = ()
+    changes: dict[str, Any] = field(default_factory=dict)
+    from_step: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> str:
+        return "" if self.config.workload is None else self.config.workload.source
+
+    @property
+    def is_case(self) -> bool:
+        return looks_like_case(Path(self.source))
+
+    def build(self) -> Engine:
+        """An engine that has not stepped. Raises `ConfigError` for settings that cannot be used."""
+        changes = {} if self.from_step else self.changes
+        if self.is_case:
+            return self._build_case(changes)
+        config = self.config
+        if self.device is None and not config.device.startswith(PREFIX):
+            raise ConfigError(
+                f"device {config.device}: what-if runs on simulated devices; name one with --device sim:…"
+            )
+        if changes:
+            config = msgspec.structs.replace(config, scheduler={**config.scheduler, **without_rate(changes)})
+            if "rate" in changes:
+                assert config.workload is not None
+                workload = msgspec.structs.replace(config.workload, rate=changes["rate"])
+                config = msgspec.structs.replace(config, workload=workload)
+        return build_engine(config, device=self.device)
+
+    def _build_case(self, changes: Mapping[str, Any]) -> Engine:
+        if self.config.scheduler:
+            names = ", ".join(self.config.scheduler)
+            raise ConfigError(f"{self.source} is a golden case, which sets its own limits: leave out {names}")
+        case = read_case(Path(self.source))
+        for name in changes:
+            if name not in SchedulerConfig.__struct_fields__:
+                raise ConfigError(f"{name}: the arrivals of the golden case {self.source} are fixed")
+        limits = check_scheduler_config(msgspec.structs.replace(case.config, **changes))
+        return case_engine(msgspec.structs.replace(case, config=limits), self.config)
+
+    def records(self, engine: Engine) -> Iterator[StepRecord]:
+        """Every record of an engine that `build` made, with the scenario's changes on the way."""
+        held = self.changes.keys()
+        events = [KnobEvent(event.at_s, _except(event.values, held)) for event in self.events]
+        due = [event for event in events if event.values][::-1]
+        late = bool(self.from_step and self.changes)
+        _apply_due(engine, due)
+        for record in step_through(engine, self.config):
+            yield record
+            _apply_due(engine, due)
+            if late and record.step >= self.from_step:
+                _set(engine, self.changes)
+                late = False
+
+    def pinned(self) -> Scenario:
+        """This scenario with its pool as a setting of its own, so that no other setting changes it."""
+        if self.is_case or "num_blocks" in self.config.scheduler:
+            return self
+        blocks = self.build().scheduler.config.num_blocks
+        scheduler = {**self.config.scheduler, "num_blocks": blocks}
+        return replace(self, config=msgspec.structs.replace(self.config, scheduler=scheduler))
+
+    def changed(self, changes: Mapping[str, Any], from_step: int = 0) -> Scenario:
+        """This scenario under other knobs. A pool pinned in blocks is released where the block size changes."""
+        config = self.config
+        if "block_size" in changes and "num_blocks" not in changes:
+            config = msgspec.structs.replace(config, scheduler=_except(config.scheduler, {"num_blocks"}))
+        return replace(self, config=config, changes=dict(changes), from_step=from_step)
+
+
+def check_changes(changes: Mapping[str, Any], *, live: bool = False) -> dict[str, Any]:
+    """`changes` as typed knob values; raises `ConfigError` that names what cannot be used.
+
+    An optional knob takes `none`. `live`: only knobs that can change while an engine runs.
+    """
+    typed = {}
+    for name, value in changes.items():
+        knob = BY_NAME.get(name)
+        if live and knob is not None and not knob.live:
+            raise ConfigError(f"{name} is set at start-up only: it cannot change at a later step")
+        absent = isinstance(value, str) and value.lower() == "none" and knob is not None and knob.optional
+        try:
+            typed[name] = check_value(name, None if absent else value)
+        except KnobError as error:
+            raise ConfigError(str(error)) from None
+    return typed
+
+
+def without_rate(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The scheduler's settings among knob values: all but the workload's rate."""
+    return _except(values, {"rate"})
+
+
+def _except(values: Mapping[str, Any], names: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name not in names}
+
+
+def _apply_due(engine: Engine, due: list[KnobEvent]) -> None:
+    if not due:
+        return
+    now_s = engine.clock_s
+    if not engine.num_unfinished:
+        now_s = max(now_s, engine.next_wake_s() or now_s)
+    while due and due[-1].at_s <= now_s:
+        _set(engine, due.pop().values)
+
+
+def _set(engine: Engine, values: Mapping[str, Any]) -> None:
+    reply = engine.set_knobs(values, by="what-if")
+    if not reply.ok:
+        raise ConfigError(f"at step {engine.observer.step}: {reply.text}")
