@@ -139,7 +139,7 @@ class KnobDesk:
     def draining(self, name: str, state: State) -> int | None:
         """Requests running beyond a lowered cap; None while nothing drains."""
         cap = state.knobs.get(name)
-        running = len(state.requests) - len(state.waiting)
+        running = state.num_running
         return running if name in DRAINING and isinstance(cap, int) and running > cap else None
 
 

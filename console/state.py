@@ -53,11 +53,13 @@ class Tracked(msgspec.Struct, frozen=True):
 class State:
     """What is live at one moment: requests, their rows in the newest step, queue order, blocks by class, knobs.
 
-    `waiting` is in queue order under FCFS; under priority `queue()` sorts it. `classes` is uint8, one
+    `classes` is uint8, one
     `BlockClass` per block. `exact` is False between a gap in the records and the next snapshot.
     """
 
     __slots__ = (
+        "_back",
+        "_front",
         "classes",
         "clock_s",
         "exact",
@@ -70,7 +72,6 @@ class State:
         "step",
         "tables",
         "totals",
-        "waiting",
     )
 
     def __init__(self) -> None:
@@ -83,7 +84,9 @@ class State:
         self.knobs_version = 0
         self.totals = Totals()
         self.requests: dict[int, Tracked] = {}
-        self.waiting: dict[int, None] = {}
+        # The queue in two parts: victims go before all others, the newest first.
+        self._front: dict[int, None] = {}
+        self._back: dict[int, None] = {}
         self.rows: IntArray = _NO_ROWS
         self.tables: dict[int, bytes] = {}
         self.classes: Classes = np.zeros(0, dtype=np.uint8)
@@ -95,7 +98,7 @@ class State:
             setattr(twin, name, getattr(self, name))
         twin.knobs = dict(self.knobs)
         twin.requests = dict(self.requests)
-        twin.waiting = dict(self.waiting)
+        twin._front, twin._back = dict(self._front), dict(self._back)
         twin.tables = dict(self.tables)
         twin.classes = self.classes.copy()
         return twin
@@ -111,7 +114,7 @@ class State:
         self.requests = {
             item.arrival.number: _tracked(item, item.arrival.number in waiting) for item in snapshot.requests
         }
-        self.waiting = dict.fromkeys(snapshot.waiting)
+        self._front, self._back = {}, dict.fromkeys(snapshot.waiting)
         self.rows = _NO_ROWS
         self.tables = {item.arrival.number: item.table for item in snapshot.requests if item.table}
         self.classes = np.frombuffer(snapshot.block_classes, dtype=np.uint8).copy()
@@ -149,11 +152,11 @@ class State:
     def _arrive(self, arrivals: Iterable[Arrival]) -> None:
         for arrival in arrivals:
             self.requests[arrival.number] = Tracked(arrival, queued_since_s=arrival.arrival_s)
-            self.waiting[arrival.number] = None
+            self._back[arrival.number] = None
 
     def _admit(self, record: StepRecord) -> None:
         for admission in record.admissions:
-            self.waiting.pop(admission.number, None)
+            self._leave_queue(admission.number)
             tracked = self.requests.get(admission.number)
             if tracked is None:
                 continue
@@ -180,7 +183,7 @@ class State:
             )
             self.tables.pop(preemption.number, None)
             # A victim returns to the front of the queue; under priority the order is worked out when it is shown.
-            self.waiting = {preemption.number: None, **self.waiting}
+            self._front[preemption.number] = None
 
     def _first_tokens(self, record: StepRecord) -> None:
         for number, ttft_s in record.ttft_s:
@@ -191,8 +194,20 @@ class State:
 
     def _drop(self, number: int) -> None:
         self.requests.pop(number, None)
-        self.waiting.pop(number, None)
         self.tables.pop(number, None)
+        self._leave_queue(number)
+
+    def _leave_queue(self, number: int) -> None:
+        if self._back.pop(number, self) is self:
+            self._front.pop(number, None)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._front) + len(self._back)
+
+    @property
+    def num_running(self) -> int:
+        return len(self.requests) - self.num_waiting
 
     def outputs(self, number: int) -> int:
         """Output tokens of a request so far: from its row if it has one, else as it came to rest."""
@@ -208,18 +223,19 @@ class State:
         requests = self.requests
         rows: list[int] = self.rows[NUMBER].tolist()
         listed = [number for number in rows if number in requests and not requests[number].waiting]
-        if len(listed) == len(requests) - len(self.waiting):
+        if len(listed) == self.num_running:
             return listed
         seen = set(listed)
         return listed + [n for n, item in requests.items() if not item.waiting and n not in seen]
 
     def queue(self, policy: str) -> list[int]:
         """Numbers of the waiting requests, head first."""
-        if policy != "priority":
-            return list(self.waiting)
         requests = self.requests
+        waiting = [*reversed(self._front), *self._back]
+        if policy != "priority":
+            return waiting
         return sorted(
-            (number for number in self.waiting if number in requests),
+            (number for number in waiting if number in requests),
             key=lambda n: (requests[n].arrival.priority, requests[n].arrival.arrival_s, n),
         )
 

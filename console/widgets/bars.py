@@ -78,9 +78,9 @@ class TabBar(Drawn):
     def note(self, name: str) -> str:
         """What a tab tells while its panel is hidden."""
         moment = self.view.moment
-        if name == "queue" and moment.state.waiting:
+        if name == "queue" and moment.state.num_waiting:
             head = moment.record.head if moment.record is not None else None
-            return f"{len(moment.state.waiting)}" + (f" {head.reason.replace('_', ' ')[:12]}" if head else "")
+            return f"{moment.state.num_waiting}" + (f" {head.reason.replace('_', ' ')[:12]}" if head else "")
         if name == "knobs":
             staged = self.panels["knobs"].desk.staged  # type: ignore[attr-defined]
             return f"{len(staged)} staged" if staged else ""

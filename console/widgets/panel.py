@@ -89,9 +89,11 @@ class Panel(Drawn, can_focus=True):
         rule = palette["accent" if self.has_focus else "rule"]
         line = Line().add(glyphs.rule, rule)
         line.add(f"[{self.NUMBER}]", palette["accent"])
-        line.add(
-            self.TITLE, palette["text"] + (Style(bold=True, reverse=True) if self.has_focus else Style(bold=True))
-        )
+        bold = Style(bold=True, reverse=self.has_focus)
+        if self.has_focus:
+            line.add(f" {self.TITLE} ", palette["accent"] + bold)
+        else:
+            line.add(self.TITLE, palette["text"] + bold)
         for piece, role in self.headline():
             line.add(f" {glyphs.rule} ", rule).add(piece, palette[role])
         if line.length < width:

@@ -34,7 +34,7 @@ urgent ones run."""
 
     def headline(self) -> Pieces:
         moment = self.view.moment
-        waiting = len(moment.state.waiting)
+        waiting = moment.state.num_waiting
         record = moment.record
         pieces: Pieces = [(f"{waiting} waiting", "text")]
         if record is not None and record.oldest_wait_s is not None:

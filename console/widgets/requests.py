@@ -50,9 +50,9 @@ f keeps the selected request in sight, F keeps the order while values go on chan
 
     def headline(self) -> Pieces:
         state = self.view.moment.state
-        waiting = len(state.waiting)
+        waiting = state.num_waiting
         pieces: Pieces = [
-            (f"{len(state.requests) - waiting} run", "text"),
+            (f"{state.num_running} run", "text"),
             (f"{waiting} wait", "text"),
             (f"sort {self.sort} {self._arrow()}", "text"),
         ]

@@ -1,0 +1,247 @@
+"""What the console costs while 2,000 records a second at 256 running come in, and how soon it draws.
+
+    python benchmarks/console.py [--seconds 20] [--rate 2000] [--running 256]
+
+An engine process sends records over a private socket; the console runs in a pseudo-terminal of 160x45, where keys
+are pressed and what it paints is read. The last line is JSON: seconds to the first frame of a simulated device and
+to `--help`, share of a core, milliseconds from key to paint, keys that had no effect, growth of memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import pty
+import select
+import signal
+import socket
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from pathlib import Path
+from typing import Any
+
+SIZE = (45, 160)
+FIRST_FRAME = b"[1]"
+KEYS = ((b"1", b"m Batch \x1b"), (b"3", b"m Requests \x1b"))
+"""Keys that are pressed in turn, and what only the painted answer to each holds: the focused panel's title."""
+
+
+class Terminal:
+    """A child on a pseudo-terminal."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.began_s = time.perf_counter()
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            os.environ.update(TERM="xterm-256color", COLORTERM="truecolor")
+            os.execvp(command[0], command)
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", *SIZE, 0, 0))
+
+    def read(self, timeout_s: float) -> bytes:
+        ready, _, _ = select.select([self.fd], [], [], timeout_s)
+        return os.read(self.fd, 1 << 18) if ready else b""
+
+    def wait_for(self, mark: bytes, timeout_s: float) -> float | None:
+        """Seconds until `mark` was painted; None if it was not in time."""
+        began_s, seen = time.perf_counter(), b""
+        while (left_s := began_s + timeout_s - time.perf_counter()) > 0:
+            seen = seen[-len(mark) :] + self.read(left_s)
+            if mark in seen:
+                return time.perf_counter() - began_s
+        return None
+
+    def drain(self, seconds: float) -> None:
+        until_s = time.perf_counter() + seconds
+        while (left_s := until_s - time.perf_counter()) > 0:
+            self.read(left_s)
+
+    def cpu_s(self) -> float:
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(") ", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def memory_mib(self) -> float:
+        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    def end(self) -> int:
+        os.kill(self.pid, signal.SIGTERM)
+        try:
+            while os.read(self.fd, 1 << 16):
+                pass
+        except OSError:
+            pass
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def serve(path: str, rate: float, running: int) -> None:
+    """The engine's side: steps at `rate` a second with `running` requests, sent to whoever joins."""
+    from schedtop.engine.channel.protocol import encode, frame
+
+    engine = _steady_engine(1 / rate, running)
+    while engine.scheduler.state.table.size < running:
+        engine.step()
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    listener.listen()
+    peer, _ = listener.accept()
+    for message in (engine.header, engine.snapshot()):
+        peer.sendall(b"".join(frame(encode(message))))
+    next_s, sent = time.perf_counter(), 0
+    try:
+        while True:
+            batch = b"".join(b"".join(frame(encode(engine.step()))) for _ in range(10))  # type: ignore[arg-type]
+            peer.sendall(batch)
+            sent += 10
+            next_s = max(next_s + 10 / rate, time.perf_counter() - 0.5)
+            time.sleep(max(0.0, next_s - time.perf_counter()))
+    except OSError:
+        return
+
+
+def _steady_engine(step_s: float, running: int) -> Any:
+    """A simulated engine whose steps all take `step_s` and whose batch is always full."""
+    import numpy as np
+    from schedtop.engine.build import build_engine
+    from schedtop.engine.config import EngineConfig, WorkloadSpec
+    from schedtop.engine.request import Request
+
+    class Steady:
+        def step_s(self, features: object) -> float:
+            return step_s
+
+    class Full:
+        """As many requests as keep `running` alive."""
+
+        def __init__(self) -> None:
+            self.description: dict[str, Any] = {"name": "full"}
+            self.made = 0
+
+        def take(self, clock_s: float, step: int) -> list[Request]:
+            missing = running - engine.scheduler.num_unfinished
+            made = [self._request(self.made + index, clock_s) for index in range(max(0, missing))]
+            self.made += len(made)
+            return made
+
+        def _request(self, index: int, clock_s: float) -> Request:
+            tokens = np.arange(index, index + 200 + index * 37 % 400, dtype=np.int32)
+            return Request(f"load-{index}", tokens, 200 + index * 53 % 600, clock_s)
+
+        def next_arrival_s(self) -> float | None:
+            return None
+
+        def set_rate(self, rate: float | None, clock_s: float) -> None:
+            return None
+
+    settings = {"max_num_seqs": running, "num_blocks": running * 100, "max_num_batched_tokens": 4096}
+    engine = build_engine(
+        EngineConfig(device="sim:llama-3.1-8b@h100", scheduler=settings, workload=WorkloadSpec(source="mixed"))
+    )
+    engine.worker.cost = Steady()  # type: ignore[attr-defined]
+    engine.source = Full()
+    return engine
+
+
+def show(path: str) -> None:
+    """The console's side."""
+    from schedtop.console.app import run_console
+    from schedtop.console.options import ConsoleOptions
+    from schedtop.engine.channel.client import ChannelClient
+
+    link = ChannelClient.connect(path)
+    sys.exit(run_console(link, ConsoleOptions(ttft_slo_s=0.5, itl_slo_s=0.05)))
+
+
+def measure(seconds: float, rate: float, running: int) -> dict[str, float]:
+    """Cost and promptness under load."""
+    me = [sys.executable, str(Path(__file__).resolve())]
+    load = ["--rate", str(rate), "--running", str(running)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/socket"
+        engine = subprocess.Popen([*me, "--serve", path, *load])
+        while not Path(path).exists():
+            time.sleep(0.05)
+        terminal = Terminal([*me, "--show", path])
+        try:
+            terminal.wait_for(b"LIVE", 20.0)
+            terminal.drain(2.0)
+            memory_mib, cpu_s, began_s = terminal.memory_mib(), terminal.cpu_s(), time.perf_counter()
+            waits_s, dropped = _press(terminal, seconds)
+            share = (terminal.cpu_s() - cpu_s) / (time.perf_counter() - began_s)
+            grown_mib = terminal.memory_mib() - memory_mib
+        finally:
+            terminal.end()
+            engine.terminate()
+            engine.wait()
+    waits_s.sort()
+    return {
+        "core_share": round(share, 3),
+        "key_to_paint_ms_p50": round(statistics.median(waits_s) * 1000, 1),
+        "key_to_paint_ms_p99": round(waits_s[int(len(waits_s) * 0.99)] * 1000, 1),
+        "keys": len(waits_s) + dropped,
+        "keys_dropped": dropped,
+        "grown_mib": round(grown_mib, 1),
+    }
+
+
+def _press(terminal: Terminal, seconds: float) -> tuple[list[float], int]:
+    waits_s: list[float] = []
+    dropped, turn = 0, 0
+    until_s = time.perf_counter() + seconds
+    while time.perf_counter() < until_s:
+        key, mark = KEYS[turn % 2]
+        turn += 1
+        os.write(terminal.fd, key)
+        wait_s = terminal.wait_for(mark, 2.0)
+        if wait_s is None:
+            dropped += 1
+        else:
+            waits_s.append(wait_s)
+        terminal.drain(0.13 + 0.037 * (turn % 5))
+    return waits_s, dropped
+
+
+def first_frame_s(tries: int = 3) -> float:
+    """Seconds from the command to the first frame of a simulated device, the best of some."""
+    found = []
+    for _ in range(tries):
+        terminal = Terminal(["schedtop", "--workload", "mixed"])
+        found.append(terminal.wait_for(FIRST_FRAME, 20.0) or 20.0)
+        terminal.end()
+    return round(min(found), 3)
+
+
+def help_s(tries: int = 3) -> float:
+    """Seconds that `--help` takes, the best of some."""
+    found = []
+    for _ in range(tries):
+        began_s = time.perf_counter()
+        subprocess.run(["schedtop", "--help"], check=True, stdout=subprocess.DEVNULL)
+        found.append(time.perf_counter() - began_s)
+    return round(min(found), 3)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=20.0, help="how long keys are pressed under load")
+    parser.add_argument("--rate", type=float, default=2000.0, help="records a second")
+    parser.add_argument("--running", type=int, default=256, help="requests in every record")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    parser.add_argument("--show", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        serve(args.serve, args.rate, args.running)
+    elif args.show:
+        show(args.show)
+    else:
+        found = {"help_s": help_s(), "first_frame_s": first_frame_s()}
+        print(json.dumps(found | measure(args.seconds, args.rate, args.running)))
+
+
+if __name__ == "__main__":
+    main()
