@@ -13,6 +13,7 @@ from schedtop.engine.scheduler.admission import mark_inverted
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.scheduler.settle import Settled
 from schedtop.engine.telemetry import (
+    PREFIX_KEY_BYTES,
     Arrival,
     Blocks,
     Finish,
@@ -27,9 +28,6 @@ from schedtop.engine.telemetry import (
     StepRecord,
     Totals,
 )
-
-KEY_BYTES = 8
-"""How much of a block key telemetry carries: enough to tell prefixes apart within a session."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +300,7 @@ def describe_arrival(request: Request, block_size: int) -> Arrival:
         prompt_tokens=request.num_prompt_tokens,
         max_tokens=request.max_tokens,
         priority=request.priority,
-        prefix_keys=b"".join([key[:KEY_BYTES] for key in keys]),
+        prefix_keys=b"".join([key[:PREFIX_KEY_BYTES] for key in keys]),
         client_wait_s=request.client_wait_s,
         preview=request.preview,
     )

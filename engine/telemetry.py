@@ -19,6 +19,10 @@ import numpy.typing as npt
 PROTOCOL = 1
 """Version of everything in this file; both ends of a channel and a recording's reader compare it."""
 
+PREFIX_KEY_BYTES = 5
+"""Of a prompt block's key, which covers all before it: in a million requests without a common prefix, one in three
+sessions has a pair whose first blocks look alike. Keys do not compress, so their size is what recordings pay for."""
+
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 
@@ -77,7 +81,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Arrival(Message, frozen=True):
-    """A request the scheduler received. `prefix_keys` joins 8-byte digests, one per full prompt block."""
+    """A request the scheduler received. `prefix_keys` joins `PREFIX_KEY_BYTES` of each full prompt block's key."""
 
     number: int
     id: str
