@@ -20,8 +20,8 @@ PROTOCOL = 1
 """Version of everything in this file; both ends of a channel and a recording's reader compare it."""
 
 PREFIX_KEY_BYTES = 5
-"""Of a prompt block's key, which covers all before it: in a million requests without a common prefix, one in three
-sessions has a pair whose first blocks look alike. Keys do not compress, so their size is what recordings pay for."""
+"""Of a prompt block's key, which covers all before it: among a million requests without a common prefix, one pair
+or none look alike in their first block. Keys do not compress, so their size is what recordings pay for."""
 
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
