@@ -91,10 +91,9 @@ class BlockPool:
         return len(free) - num_free
 
     def register(self, block: int, key: bytes) -> None:
-        """Give a held block without a key its prefix-cache entry; -1, a released block, is passed over."""
-        if block >= 0:
-            self._keys[block] = key
-            self.index.add(key, block)
+        """Give a held block without a key its prefix-cache entry."""
+        self._keys[block] = key
+        self.index.add(key, block)
 
     def forget(self, block: int) -> None:
         """Take a block's prefix-cache entry away."""

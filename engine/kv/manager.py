@@ -68,7 +68,8 @@ class KVManager:
         if not self.caching:
             return NO_HIT
         size = self.block_size
-        extend_keys(request, num_tokens // size, size)
+        if len(request.block_keys) < num_tokens // size:
+            extend_keys(request, num_tokens // size, size)
         keys = request.block_keys[: (num_tokens - 1) // size]
         if self.window is None:
             blocks = self.pool.index.longest_prefix(keys)
@@ -147,10 +148,22 @@ class KVManager:
             return
         if num_full_blocks > len(request.block_keys):
             extend_keys(request, num_full_blocks, self.block_size)
-        blocks, keys = request.block_ids, request.block_keys
-        for index in range(request.num_registered, num_full_blocks):
-            self.pool.register(blocks[index], keys[index])
-        request.num_registered = num_full_blocks
+        start, request.num_registered = request.num_registered, num_full_blocks
+        blocks, keys = request.block_ids[start:num_full_blocks], request.block_keys[start:num_full_blocks]
+        for block, key in zip(blocks, keys, strict=True):
+            if block >= 0:
+                self.pool.register(block, key)
+
+    def register_next(self, request: Request, tokens: bytes) -> None:
+        """`register` for the one next block of a request, given its tokens as int32 bytes."""
+        hasher, count = request.key_hasher, request.num_registered
+        hasher.update(tokens)
+        key = hasher.digest()
+        request.block_keys.append(key)
+        request.num_registered = count + 1
+        block = request.block_ids[count]
+        if block >= 0:
+            self.pool.register(block, key)
 
     def unregister(self, request: Request, num_blocks: int) -> None:
         """Take back the cache entries behind the first `num_blocks` blocks: they will not be computed after all."""

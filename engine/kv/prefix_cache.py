@@ -19,12 +19,6 @@ def extend_keys(request: Request, num_blocks: int, block_size: int) -> None:
         keys.append(hasher.digest())
 
 
-def append_key(request: Request, tokens: bytes) -> None:
-    """Extend `request.block_keys` by one block, given its tokens as int32 bytes."""
-    request.key_hasher.update(tokens)
-    request.block_keys.append(request.key_hasher.digest())
-
-
 class PrefixIndex:
     """Blocks by key. Several blocks may carry one key; the earliest registered one answers."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-from schedtop.engine.kv.prefix_cache import append_key
 from schedtop.engine.scheduler.preemption import pick_victim, preempt
 from schedtop.engine.scheduler.state import Draft, State
 from schedtop.engine.scheduler.table import BoolArray, IntArray, RowArray
@@ -127,18 +126,16 @@ def _register(state: State, rows: RowArray, num_known: IntArray) -> None:
     table.next_full[rows] = (num_full + 1) * kv.block_size
     if not kv.caching:
         return
-    starts = (num_full - 1) * kv.block_size
-    newest, in_store = table.output_bytes(rows, starts, kv.block_size)
+    newest, in_store = table.output_bytes(rows, (num_full - 1) * kv.block_size, kv.block_size)
     width, end, requests = 4 * kv.block_size, 0, table.requests
     for row, count, stored in zip(rows.tolist(), num_full.tolist(), in_store.tolist(), strict=True):
         request = requests[row]
         end += width
-        known = len(request.block_keys)
-        if known == count - 1 and stored:
-            append_key(request, newest[end - width : end])
-        elif known < count:
+        if stored and len(request.block_keys) == count - 1 == request.num_registered:
+            kv.register_next(request, newest[end - width : end])
+        else:
             table.flush(row)
-        kv.register(request, count)
+            kv.register(request, count)
 
 
 def _make_room(state: State, draft: Draft, row: int, need: int) -> int | None:

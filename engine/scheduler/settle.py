@@ -185,8 +185,11 @@ def end_request(state: State, request: Request, reason: FinishReason, now_s: flo
 
 def percentile_of_gaps(gaps_s: array[float], share: float) -> float | None:
     """Percentile of a request's delivery gaps with linear interpolation; None without a gap."""
-    gaps = np.frombuffer(gaps_s, dtype=np.float32) if gaps_s else np.zeros(0, dtype=np.float32)
-    gaps = np.sort(gaps[~np.isnan(gaps)])
+    if not gaps_s:
+        return None
+    gaps = np.frombuffer(gaps_s, dtype=np.float32)
+    gaps = gaps[gaps == gaps]  # NaN is no gap
+    gaps.sort()
     if not gaps.size:
         return None
     place = share * (gaps.size - 1)

@@ -126,7 +126,9 @@ class RequestTable:
         self.request[row] = request.number
         self.num_computed[row] = num_computed
         self.num_tokens[row] = request.num_tokens
-        self.note_blocks(np.array([row]))
+        self.room[row] = len(request.block_ids) * self.block_size
+        self.num_released[row] = request.num_released
+        self.blocks[row] = len(request.block_ids) - request.num_released
         self.stop_at[row] = stop_at
         self.high_water[row] = request.high_water
         self.slot[row] = slot = self._free_slots.pop()
@@ -148,7 +150,9 @@ class RequestTable:
             return
         keep: slice | RowArray = slice(first + 1, size)
         if len(rows) > 1:
-            keep = np.delete(np.arange(first, size), np.array(rows) - first)
+            stays = np.ones(size, dtype=bool)
+            stays[list(rows)] = False
+            keep = stays.nonzero()[0][first:]
         self.data[:, first:left] = self.data[:, keep]
         self.last_s[first:left] = self.last_s[keep]
         self.draft_ids[first:left] = self.draft_ids[keep]
@@ -173,10 +177,11 @@ class RequestTable:
             self._ids[cursor] = sampled[:, 0]
             self._gaps[cursor] = gaps_s
         else:
-            for nth in range(most):
-                some = np.flatnonzero(emitted > nth)
-                self._ids[cursor[some] + nth] = sampled[some, nth]
-                self._gaps[cursor[some] + nth] = gaps_s[some] if nth == 0 else np.nan
+            places = np.arange(most)
+            counted = places < emitted[:, None]
+            store = (cursor[:, None] + places)[counted]
+            self._ids[store] = sampled[:, :most][counted]
+            self._gaps[store] = np.where(places == 0, gaps_s[:, None], np.nan)[counted]
         self.cursor[rows] += emitted
         self.num_tokens[rows] += emitted
 
