@@ -1,0 +1,130 @@
+"""More state than the pool holds: preemptions, work done twice, and requests that go round in a loop."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+from schedtop.console.explain import table
+from schedtop.console.explain.facts import FloatArray
+from schedtop.console.explain.finding import Advice, Finding, Link, Numbers, Severity, percent, seconds
+from schedtop.console.explain.window import Mask, Window, marks
+from schedtop.engine.telemetry import Preemption
+
+_BAD_SHARE = 0.15
+
+
+def find_pressure(window: Window) -> Finding | None:
+    """Several preemptions, and a noticeable part of the work done again."""
+    share = recomputed_share(window)
+    if len(window.preemptions) < table.PREEMPTIONS.value or share < table.RECOMPUTED.value:
+        return None
+    return Finding(
+        "preemption-pressure",
+        table.BY_ID["preemption-pressure"].title,
+        Severity.SEVERE if share >= _BAD_SHARE else Severity.WARNING,
+        (*_latency_links(window), *_ledger_links(window)),
+        marks(window.preemptions, lambda event: _describe(window, event)),
+        _advice(window),
+        len(window.preemptions),
+        "preemptions",
+    )
+
+
+def find_loop(window: Window) -> Finding | None:
+    """The ledger marks a loop."""
+    loops = [item for item in window.preemptions if item.event.loop]
+    if not loops:
+        return None
+    numbers = Counter(item.event.number for item in loops)
+    worst, times = numbers.most_common(1)[0]
+    count = max(item.event.count for item in loops if item.event.number == worst)
+    lost = sum(item.event.lost_tokens for item in window.preemptions if item.event.number == worst)
+    others = f", and {len(numbers) - 1} more requests like it" if len(numbers) > 1 else ""
+    link = Link(
+        f"{window.name(worst)} was preempted {count} times; nothing finished between the last {times + 2}{others}",
+        {"number": worst, "preemptions": count, "looping": len(numbers), "lost_tokens": lost},
+    )
+    return Finding(
+        "preempt-loop",
+        table.BY_ID["preempt-loop"].title,
+        Severity.SEVERE,
+        (link, *_ledger_links(window)),
+        marks(loops, lambda event: _describe(window, event)),
+        _advice(window),
+        len(loops),
+        "looping preemptions",
+    )
+
+
+def recomputed_share(window: Window) -> float:
+    """Tokens computed a second time among all scheduled in the window."""
+    return window.steps.total("recomputed") / max(window.steps.total("tokens"), 1.0)
+
+
+def _latency_links(window: Window) -> tuple[Link, ...]:
+    """TTFT and ITL, each before and since the first preemption where both sides have samples enough."""
+    seq = window.preemptions[0].seq
+    later = window.firsts[:, 0] >= seq
+    gap_later = window.steps["seq"][window.itl_step] >= seq
+    ttft, ttft_numbers = _sides("TTFT", window.firsts[:, 2], later, 0.5, table.MIN_FIRSTS.value)
+    itl, itl_numbers = _sides("ITL", window.itl_s, gap_later, 0.95, table.MIN_GAPS.value)
+    return (Link(f"{ttft}; {itl}", {**ttft_numbers, **itl_numbers}),)
+
+
+def _sides(name: str, values_s: FloatArray, later: Mask, share: float, least: float) -> tuple[str, Numbers]:
+    quantile, key = f"p{100 * share:.0f}", name.lower()
+    since, before = values_s[later], values_s[~later]
+    if len(since) < least:
+        return f"{name} has only {len(since)} samples since the first preemption", {f"{key}_n": len(since)}
+    since_s = float(np.quantile(since, share))
+    numbers: Numbers = {f"{key}_{quantile}_s": since_s, f"{key}_n": len(since)}
+    words = f"{name} {quantile} {seconds(since_s)} (n={len(since)})"
+    if len(before) >= least:
+        before_s = float(np.quantile(before, share))
+        numbers[f"{key}_{quantile}_before_s"] = before_s
+        words += f", {seconds(before_s)} before the first preemption (n={len(before)})"
+    return words, numbers
+
+
+def _ledger_links(window: Window) -> tuple[Link, ...]:
+    events = [item.event for item in window.preemptions]
+    lost, again = sum(event.lost_tokens for event in events), window.steps.total("recomputed")
+    usage = float(np.mean([event.usage_before for event in events]))
+    running = window.steps.mean("running")
+    return (
+        Link(
+            f"{len(events)} preemptions threw {lost} computed tokens away; {again:.0f} tokens were computed again,"
+            f" {percent(recomputed_share(window))} of all work",
+            {
+                "preemptions": len(events),
+                "lost_tokens": lost,
+                "recomputed_tokens": int(again),
+                "recomputed_share": recomputed_share(window),
+            },
+        ),
+        Link(
+            f"at those moments the pool was {percent(usage)} full, with {running:.0f} requests running",
+            {"usage_before": usage, "running": running},
+        ),
+        Link(
+            "requests were admitted by what they held then; their outputs outgrew the pool",
+            {"pool_blocks": _pool(window), "watermark": float(window.knob("watermark") or 0.0)},
+        ),
+    )
+
+
+def _advice(window: Window) -> tuple[Advice, ...]:
+    return window.advise(("max_num_seqs", "down"), ("watermark", "up"), ("num_blocks", "up"))
+
+
+def _describe(window: Window, event: Preemption) -> str:
+    loop = ", loop" if event.loop else ""
+    return (
+        f"{window.name(event.number)} gave {event.freed_blocks} blocks to {window.name(event.for_number)},"
+        f" lost {event.lost_tokens} tokens{loop}"
+    )
+
+
+def _pool(window: Window) -> int:
+    return int(window.steps["used"][-1] + window.steps["free"][-1]) if len(window.steps) else 0

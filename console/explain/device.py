@@ -1,0 +1,179 @@
+"""Not the scheduler: steps slow for what is in them, a device that idles, time lost before arrival."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from schedtop.console.explain import table
+from schedtop.console.explain.facts import FloatArray
+from schedtop.console.explain.finding import Advice, Finding, Link, Severity, Steps, percent, seconds
+from schedtop.console.explain.window import Mask, Table, Window
+
+_PER_DOUBLING = 3.0
+"""Steps of one mix differ by at most a third of a doubling (26 %) in decodes, prompt tokens and attended tokens."""
+
+_BAD_SHARE = 0.15
+
+
+def find_slow(window: Window) -> Finding | None:
+    """Steps whose device time is far above the median of steps with the same mix."""
+    steps = window.steps
+    if len(steps) < table.SAME_MIX.value:
+        return None
+    usual_s, group = _usual(steps)
+    slow: Mask = steps["execute_s"] >= table.SLOWER.value * usual_s
+    lost_s = float((steps["execute_s"] - usual_s)[slow].sum())
+    share = lost_s / max(steps.total("execute_s"), 1e-12)
+    if slow.sum() < table.SLOW_STEPS.value or share < table.SLOW_TIME.value:
+        return None
+    worst = int(np.argmax(np.where(slow, steps["execute_s"] / usual_s, 0.0)))
+    same = group == group[worst]
+    took_s, median_s = float(steps["execute_s"][worst]), float(usual_s[worst])
+    links = (
+        Link(
+            f"{int(slow.sum())} of {len(steps)} steps take at least {table.SLOWER.value:g}× what their mix takes:"
+            f" {seconds(lost_s)} lost, {percent(share)} of device time",
+            {"slow_steps": int(slow.sum()), "lost_s": lost_s, "lost_share": share},
+        ),
+        Link(
+            f"step {steps['step'][worst]:.0f} took {seconds(took_s)}; {int(same.sum())} steps of the same mix"
+            f" ({_mix(Table(steps.matrix[worst : worst + 1]))}) take {seconds(median_s)} in the median",
+            {"worst_s": took_s, "median_s": median_s, "same_mix": int(same.sum()), "times": took_s / median_s},
+        ),
+        Link("the scheduler asked for the same work: the time was lost on the device or on the way to it", {}),
+    )
+    remedy = Advice("", "", words="no knob: look at clocks and throttling, other users of the device, its links")
+    severity = Severity.SEVERE if share >= _BAD_SHARE else Severity.WARNING
+    spans = _worst_first(window, slow, steps["execute_s"] - usual_s)
+    title = table.BY_ID["slow-device"].title
+    return Finding("slow-device", title, severity, links, spans, (remedy,), int(slow.sum()), "slow steps")
+
+
+def _usual(steps: Table) -> tuple[FloatArray, npt.NDArray[np.intp]]:
+    """For each step the median device time of its mix (infinite where too few share it), and the mix's number."""
+    keys = np.stack(
+        [
+            np.rint(_PER_DOUBLING * np.log2(1 + steps[name]))
+            for name in ("decodes", "prefill", "attended", "drafts")
+        ],
+        axis=1,
+    )
+    _, group = np.unique(keys, axis=0, return_inverse=True)
+    group = group.reshape(-1)
+    order = np.lexsort((steps["execute_s"], group))
+    counts = np.bincount(group)
+    starts = np.cumsum(counts) - counts
+    ordered = steps["execute_s"][order]
+    medians = (ordered[starts + (counts - 1) // 2] + ordered[starts + counts // 2]) / 2
+    medians[(counts < table.SAME_MIX.value) | (medians <= 0)] = np.inf
+    return medians[group], group
+
+
+def _worst_first(window: Window, slow: Mask, lost: FloatArray) -> tuple[Steps, ...]:
+    rows = np.flatnonzero(slow)
+    worst = np.sort(rows[np.argsort(lost[rows])[::-1][:5]])
+    return tuple(window.span(np.array([row]), lambda part: seconds(float(part["execute_s"][0]))) for row in worst)
+
+
+def _mix(step: Table) -> str:
+    return f"{step['decodes'][0]:.0f} decodes, {step['prefill'][0]:.0f} prompt tokens"
+
+
+def find_idle(window: Window) -> Finding | None:
+    """Time between device calls while requests are in flight."""
+    before_s, busy_s, rows, hosts = _gaps(window)
+    if len(rows) < table.MIN_STEPS.value:
+        return None
+    share = float(before_s.sum() / max(before_s.sum() + busy_s.sum(), 1e-12))
+    if share < table.IDLE.value:
+        return None
+    steps = Table(window.steps.matrix[rows])
+    known = float(np.nansum(hosts))
+    links = (
+        Link(
+            f"the device works {percent(1 - share)} of the time while {steps.mean('running'):.0f} requests run and"
+            f" {steps.mean('waiting'):.0f} wait",
+            {"idle_share": share, "running": steps.mean("running"), "waiting": steps.mean("waiting")},
+        ),
+        Link(
+            f"{seconds(float(np.median(before_s)))} go by before a step in the median, at most"
+            f" {seconds(float(before_s.max()))}; the step's device time is {seconds(float(np.median(busy_s)))}",
+            {"gap_p50_s": float(np.median(before_s)), "gap_max_s": float(before_s.max())},
+        ),
+        Link(_host_words(known, float(before_s.sum())), {"host_s": known, "idle_s": float(before_s.sum())}),
+    )
+    long: Mask = np.zeros(len(window.steps), dtype=np.bool_)
+    long[rows[before_s > table.IDLE.value * busy_s]] = True
+    remedy = Advice("", "", words="no limit: look at the engine's host (CPU time, other processes, record sinks)")
+    return Finding(
+        "idle-device",
+        table.BY_ID["idle-device"].title,
+        Severity.SEVERE if share >= 0.5 else Severity.WARNING,
+        links,
+        window.spans(long),
+        (remedy,),
+        len(rows),
+        "pairs of steps",
+    )
+
+
+def _gaps(window: Window) -> tuple[FloatArray, FloatArray, npt.NDArray[np.intp], FloatArray]:
+    """For steps right after another, with requests in flight and nothing paused between them.
+
+    Seconds the device idled before each, its device seconds, its row in `steps`, and what of the idling planning
+    and settling took (NaN where it is not measured).
+    """
+    steps = window.steps
+    if len(steps) < 2:
+        none = np.zeros(0)
+        return none, none, np.zeros(0, dtype=np.intp), none
+    old, new = Table(steps.matrix[:-1]), Table(steps.matrix[1:])
+    follows = (new["seq"] == old["seq"] + 1) & (old["paused"] == 0) & (new["paused"] == 0)
+    follows &= (old["running"] + old["waiting"] > 0) & (old["tokens"] > 0)
+    idle_s = np.maximum(new["end_s"] - old["end_s"] - new["execute_s"], 0.0)
+    hosts = np.nan_to_num(old["update_s"]) + np.nan_to_num(new["schedule_s"])
+    rows = np.flatnonzero(follows) + 1
+    return idle_s[follows], new["execute_s"][follows], rows, hosts[follows]
+
+
+def _host_words(known_s: float, idle_s: float) -> str:
+    if not known_s:
+        return "nothing was planned or settled in that time that the engine measured"
+    rest = max(idle_s - known_s, 0.0) / idle_s
+    return (
+        f"planning and settling take {percent(min(known_s / idle_s, 1.0))} of that; {percent(rest)} goes by outside"
+        " the scheduler"
+    )
+
+
+def find_front_end(window: Window) -> Finding | None:
+    """Clients waited longer before arrival than the scheduler needed."""
+    waits = [item for item in window.facts.client_waits if item[0] >= window.first_seq]
+    firsts = window.firsts
+    if min(len(waits), len(firsts)) < table.MIN_FIRSTS.value:
+        return None
+    wait_s = float(np.median([item[3] for item in waits]))
+    ttft_s = float(np.median(firsts[:, 2]))
+    share = wait_s / max(wait_s + ttft_s, 1e-12)
+    if share < table.CLIENT_PART.value or wait_s < window.step_s:
+        return None
+    queue_s = float(np.median(firsts[:, 3]))
+    links = (
+        Link(
+            f"a client waits {seconds(wait_s + ttft_s)} for its first token; {percent(share)} of that before the"
+            " scheduler sees the request",
+            {"client_wait_p50_s": wait_s, "share": share, "n": len(waits)},
+        ),
+        Link(
+            f"after arrival a first token takes {seconds(ttft_s)} (n={len(firsts)}), queue {seconds(queue_s)}",
+            {"ttft_p50_s": ttft_s, "queue_p50_s": queue_s},
+        ),
+        Link("the time goes by in tokenising, media or transport, before any limit holds", {}),
+    )
+    longest = sorted(sorted(waits, key=lambda item: -item[3])[:5])
+    spans = tuple(
+        Steps(seq, seq, step, step, f"arrived after {seconds(waited_s)}") for seq, step, _, waited_s in longest
+    )
+    remedy = Advice("", "", words="no knob: look at the front end (tokenising, media, proxies, connections)")
+    title = table.BY_ID["front-end"].title
+    return Finding("front-end", title, Severity.WARNING, links, spans, (remedy,), len(waits), "arrivals")

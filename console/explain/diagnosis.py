@@ -1,0 +1,72 @@
+"""A diagnosis: takes messages in, and says what it finds in the window before the newest one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from schedtop.console.explain import cache, capacity, change, device, itl, order, progress, queue, table, ttft
+from schedtop.console.explain.facts import Facts
+from schedtop.console.explain.finding import Finding
+from schedtop.console.explain.window import Bounds, Window
+from schedtop.engine.telemetry import Header, Outgoing, Snapshot, StepRecord
+
+FINDERS: Mapping[str, Callable[[Window], Finding | None]] = {
+    "ttft-decodes": ttft.find_decodes,
+    "ttft-backlog": ttft.find_backlog,
+    "ttft-sequence-cap": ttft.find_sequence_cap,
+    "ttft-pool": ttft.find_pool,
+    "itl-prompts": itl.find_prompts,
+    "preemption-pressure": capacity.find_pressure,
+    "preempt-loop": capacity.find_loop,
+    "queue-low-use": queue.find_low_use,
+    "watermark-holds": queue.find_watermark,
+    "head-blocks-smaller": queue.find_head_blocks,
+    "inverted-priority": order.find_inverted,
+    "starved-after-change": change.find_starved,
+    "hit-rate-falling": cache.find_falling,
+    "no-progress": progress.find_none,
+    "slow-device": device.find_slow,
+    "idle-device": device.find_idle,
+    "front-end": device.find_front_end,
+}
+"""Who looks for each finding of `table.RULES`."""
+
+
+class Diagnosis:
+    """Cheap to feed, bounded in memory; `findings` is the work, for about once a second.
+
+    `window_s` is how far back it looks on the engine's clock; bounds are the operator's SLOs.
+    """
+
+    def __init__(self, window_s: float = table.WINDOW.value, bounds: Bounds | None = None) -> None:
+        self.facts = Facts()
+        self.window_s = window_s
+        self.bounds = bounds or Bounds()
+
+    def take(self, message: Outgoing) -> None:
+        """Take in one message of the engine, in order; those that tell nothing of its work are passed over."""
+        match message:
+            case StepRecord():
+                self.facts.take_record(message)
+            case Snapshot():
+                self.facts.take_snapshot(message)
+            case Header():
+                self.facts.take_header(message)
+
+    def findings(self, silent_s: float | None = None) -> list[Finding]:
+        """What holds in the window now, the most severe first. `silent_s`: how long a live engine sent nothing."""
+        window = Window(self.facts, self.window_s, self.bounds, silent_s)
+        found = {name: finding for name, find in FINDERS.items() if (finding := find(window)) is not None}
+        told = [
+            replace(
+                finding,
+                window_s=window.window_s,
+                num_steps=len(window.steps),
+                from_s=window.from_s,
+                to_s=window.end_s,
+            )
+            for name, finding in found.items()
+            if not any(other in found for other in table.BY_ID[name].yields_to)
+        ]
+        return sorted(told, key=lambda finding: -finding.severity)

@@ -1,0 +1,294 @@
+"""What a diagnosis keeps of the records: one row of numbers per step, and the events of the recent past."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from schedtop.console import text
+from schedtop.engine.knobs import LIVE, live_values
+from schedtop.engine.telemetry import (
+    PREFIX_KEY_BYTES,
+    ROW_FIELDS,
+    Arrival,
+    Header,
+    KnobChange,
+    Limiter,
+    Message,
+    Preemption,
+    Snapshot,
+    StepRecord,
+)
+
+FloatArray = npt.NDArray[np.float64]
+
+MAX_STEPS = 4096
+"""Steps kept whatever the window's length: bounds memory and the time of one look."""
+
+COLUMNS = tuple(
+    "seq step executed start_s end_s execute_s schedule_s update_s"
+    " tokens decodes prefill drafts recomputed budget input_rows input_budget limiter"
+    " running waiting admitted preempted starved attended gaps"
+    " free used cached_free head need have reserve inverted since_s paused".split()
+)
+"""Numbers of one record. `limiter` is the head's reason where there is one (an index into `REASONS`); `starved`
+counts running requests without a token; `attended` is the sum of a row's tokens times its computed ones; `gaps` the
+length of its ITL column. NaN is unknown."""
+
+REASONS = tuple(limiter.value for limiter in Limiter)
+_CODES = {reason: code for code, reason in enumerate(REASONS)}
+_UNKNOWN = float("nan")
+_NO_HEAD = (-1.0, _UNKNOWN, _UNKNOWN, 0.0, 0.0, _UNKNOWN)
+_MAX_EVENTS = 4096
+_MAX_SECONDS = 600
+_MAX_PREFIXES = 8192
+
+Event = TypeVar("Event", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Marked(Generic[Event]):
+    """An event with its step."""
+
+    seq: int
+    step: int
+    time_s: float
+    event: Event
+
+
+@dataclass(slots=True)
+class Known:
+    """A live request. `tokens` is what it would have to hold to be admitted; `queue_s` is None until it ran."""
+
+    arrival: Arrival
+    queued_s: float
+    tokens: int
+    waiting: bool = True
+    queue_s: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Its id, cleaned."""
+        return text.clean(self.arrival.id, 40)
+
+
+@dataclass(frozen=True, slots=True)
+class Second:
+    """Running totals at the end of one second: admissions, their prompt and cached tokens, and arrivals, of which
+    some began with a prefix seen before."""
+
+    end_s: float
+    seq: int
+    step: int
+    admitted: int
+    prompt_tokens: int
+    cached_tokens: int
+    arrived: int
+    repeated: int
+
+
+class Facts:
+    """Takes messages in one by one; costs are of the step's events, not of what is live."""
+
+    def __init__(self) -> None:
+        self.header: Header | None = None
+        self.knobs: dict[str, Any] = {}
+        self.seq = -1
+        self.step = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self.num_steps = 0
+        self.clock_s = 0.0
+        self.num_arrivals = 0
+        self.flat = array("d")
+        self.itl: list[bytes] = []
+        self.known: dict[int, Known] = {}
+        self.firsts: deque[tuple[int, float, float, float]] = deque(maxlen=_MAX_EVENTS)
+        self.client_waits: deque[tuple[int, int, float, float]] = deque(maxlen=_MAX_EVENTS)
+        self.preemptions: deque[Marked[Preemption]] = deque(maxlen=_MAX_EVENTS)
+        self.changes: deque[Marked[KnobChange]] = deque(maxlen=256)
+        self.seconds: deque[Second] = deque(maxlen=_MAX_SECONDS)
+        self._prefixes: dict[bytes, None] = {}
+        self._arrived = self._repeated = 0
+
+    def take_header(self, header: Header) -> None:
+        """A header of another session makes all that was known void."""
+        if self.header is not None and self.header.started_at != header.started_at:
+            self._forget()
+            self.seq = -1
+        self.header = header
+        self.knobs = {knob.name: knob.default for knob in LIVE} | live_values(header.config)
+
+    def take_snapshot(self, snapshot: Snapshot) -> None:
+        """The requests that are live, and the knobs."""
+        self.knobs.update(snapshot.knobs)
+        waiting = set(snapshot.waiting)
+        self.known.clear()
+        for item in snapshot.requests:
+            known = self._arrive(item.arrival)
+            known.waiting = item.arrival.number in waiting
+            known.tokens += item.output_tokens
+            if item.queued_s is not None:
+                known.queued_s = item.queued_s
+            if item.first_scheduled_s is not None:
+                known.queue_s = item.first_scheduled_s - item.arrival.arrival_s
+
+    def take_record(self, record: StepRecord) -> None:
+        """One step. Records already seen are passed over; after a gap, requests are known again as they arrive."""
+        if record.seq <= self.seq:
+            return
+        if record.seq != self.seq + 1 and self.seq >= 0:
+            self.known.clear()
+        self.seq, self.step = record.seq, record.step
+        self.num_steps += record.executed
+        self.clock_s = record.end_s
+        if record.arrivals:
+            self._take_arrivals(record)
+        if record.preemptions or record.admissions or record.ttft_s or record.finishes or record.refusals:
+            self._take_events(record)
+        for change in record.knobs:
+            self.knobs[change.name] = change.new
+            self.changes.append(Marked(record.seq, record.step, record.end_s, change))
+        self._take_numbers(record)
+        last_s = self.seconds[-1].end_s if self.seconds else 0.0
+        if record.end_s >= last_s + 1.0:
+            self._close_second(record)
+
+    def _arrive(self, arrival: Arrival) -> Known:
+        known = Known(arrival, arrival.arrival_s, arrival.prompt_tokens)
+        self.known[arrival.number] = known
+        return known
+
+    def _take_arrivals(self, record: StepRecord) -> None:
+        for arrival in record.arrivals:
+            self._arrive(arrival)
+            self.num_arrivals += 1
+            if arrival.client_wait_s is not None:
+                self.client_waits.append((record.seq, record.step, record.end_s, arrival.client_wait_s))
+            key = arrival.prefix_keys[:PREFIX_KEY_BYTES]
+            if not key:
+                continue
+            self._arrived += 1
+            self._repeated += self._prefixes.pop(key, 0) is None
+            self._prefixes[key] = None
+            if len(self._prefixes) > _MAX_PREFIXES:
+                del self._prefixes[next(iter(self._prefixes))]
+
+    def _take_events(self, record: StepRecord) -> None:
+        known = self.known
+        for preemption in record.preemptions:
+            self.preemptions.append(Marked(record.seq, record.step, record.start_s, preemption))
+            victim = known.get(preemption.number)
+            if victim is not None:
+                victim.waiting, victim.queued_s = True, record.start_s
+                victim.tokens = max(victim.arrival.prompt_tokens, preemption.lost_tokens + 1)
+        for admission in record.admissions:
+            entered = known.get(admission.number)
+            if entered is not None:
+                entered.waiting = False
+                if not admission.resumed:
+                    entered.queue_s = admission.waited_s
+        for number, ttft_s in record.ttft_s:
+            started = known.get(number)
+            queue_s = started.queue_s if started is not None else None
+            self.firsts.append(
+                (record.seq, record.end_s, ttft_s, _UNKNOWN if queue_s is None else min(queue_s, ttft_s))
+            )
+        for finish in record.finishes:
+            known.pop(finish.number, None)
+        for refusal in record.refusals:
+            known.pop(refusal.number, None)
+
+    def _take_numbers(self, record: StepRecord) -> None:
+        head, blocks = record.head, record.blocks
+        starved, attended = _rows(record.rows)
+        self.flat.extend(
+            (
+                record.seq,
+                record.step,
+                record.executed,
+                record.start_s,
+                record.end_s,
+                record.execute_s,
+                _UNKNOWN if record.schedule_s is None else record.schedule_s,
+                _UNKNOWN if record.update_s is None else record.update_s,
+                record.scheduled_tokens,
+                record.decode_tokens,
+                record.prefill_tokens,
+                record.draft_tokens,
+                record.recomputed_tokens,
+                record.token_budget,
+                record.input_rows,
+                record.input_budget,
+                _CODES.get(record.limiter if head is None else head.reason, 0),
+                record.running,
+                record.waiting,
+                len(record.admissions),
+                len(record.preemptions),
+                starved,
+                attended,
+                len(record.itl_s) // 4,
+                blocks.cached_free + blocks.empty,
+                blocks.held + blocks.shared,
+                blocks.cached_free,
+                *(_NO_HEAD if head is None else _of_head(head)),
+                record.paused,
+            )
+        )
+        self.itl.append(record.itl_s)
+        if len(self.itl) >= 2 * MAX_STEPS:
+            del self.flat[: MAX_STEPS * len(COLUMNS)]
+            del self.itl[:MAX_STEPS]
+
+    def _close_second(self, record: StepRecord) -> None:
+        totals = record.totals
+        self.seconds.append(
+            Second(
+                record.end_s,
+                record.seq,
+                record.step,
+                totals.admitted,
+                totals.prompt_tokens,
+                totals.cached_tokens,
+                self._arrived,
+                self._repeated,
+            )
+        )
+
+    def matrix(self) -> FloatArray:
+        """The newest `MAX_STEPS` rows (rows, columns), a copy."""
+        width = len(COLUMNS)
+        return np.array(self.flat[-MAX_STEPS * width :], dtype=np.float64).reshape(-1, width)
+
+    def waiting(self) -> Iterable[tuple[int, Known]]:
+        """Requests in the queue now, by number."""
+        return ((number, known) for number, known in self.known.items() if known.waiting)
+
+
+def _of_head(head: Any) -> tuple[float, float, float, float, float, float]:
+    return (
+        head.number,
+        _UNKNOWN if head.need is None else head.need,
+        _UNKNOWN if head.have is None else head.have,
+        head.reserve,
+        head.inverted,
+        _UNKNOWN if head.since_s is None else head.since_s,
+    )
+
+
+def _rows(packed: bytes) -> tuple[int, float]:
+    """Running requests without a token in the step, and the sum of tokens times computed tokens."""
+    if not packed:
+        return 0, 0.0
+    flat = np.frombuffer(packed, dtype=np.int32)
+    size = len(flat) // len(ROW_FIELDS)
+    tokens = flat[size : 2 * size]
+    # In float64: the products of long contexts leave int32.
+    attended = np.dot(tokens.astype(np.float64), flat[4 * size : 5 * size])
+    return size - int(np.count_nonzero(tokens)), float(attended)

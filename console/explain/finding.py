@@ -1,0 +1,151 @@
+"""What a diagnosis says: a finding, its causal chain, the steps it rests on, and the knob it suggests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from schedtop.engine.knobs import BY_NAME
+
+Number = int | float | str | bool | None
+Numbers = dict[str, Number]
+
+_MS_BELOW_S = 0.9995
+
+
+class Severity(IntEnum):
+    """`NOTICE`: worth knowing; `WARNING`: requests are slower than they need be; `SEVERE`: work is lost or stuck."""
+
+    NOTICE = 1
+    WARNING = 2
+    SEVERE = 3
+
+    @property
+    def word(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One link of a causal chain; the next one is its cause. `numbers` are what `words` rests on."""
+
+    words: str
+    numbers: Numbers = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Consecutive records that show it: inclusive `seq`s to jump to, and the step numbers they have."""
+
+    first_seq: int
+    last_seq: int
+    first_step: int
+    last_step: int
+    words: str = ""
+
+    @property
+    def label(self) -> str:
+        if self.first_step == self.last_step:
+            return f"step {self.first_step}"
+        return f"steps {self.first_step}-{self.last_step}"
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A knob, which way to turn it, and both sides of that trade. `knob` empty: the remedy is no knob."""
+
+    knob: str
+    direction: str
+    now: str = ""
+    words: str = ""
+
+    @property
+    def up(self) -> str:
+        return BY_NAME[self.knob].up if self.knob else ""
+
+    @property
+    def down(self) -> str:
+        return BY_NAME[self.knob].down if self.knob else ""
+
+    @property
+    def title(self) -> str:
+        """`max_num_seqs up (now 8)`; for a remedy that is no knob, its words."""
+        if not self.knob:
+            return self.words
+        now = f" (now {self.now})" if self.now else ""
+        start_up = "" if BY_NAME[self.knob].live else ", at start-up"
+        return f"{self.knob} {self.direction}{now}{start_up}"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One diagnosis of one window of `window_s` seconds and `num_steps` executed steps.
+
+    `n` counts the samples it rests on, `what` names them. `links` run from symptom to cause.
+    """
+
+    id: str
+    title: str
+    severity: Severity
+    links: tuple[Link, ...]
+    steps: tuple[Steps, ...]
+    advice: tuple[Advice, ...]
+    n: int
+    what: str
+    window_s: float = 0.0
+    num_steps: int = 0
+    from_s: float = 0.0
+    to_s: float = 0.0
+
+
+def as_dict(finding: Finding) -> dict[str, Any]:
+    """A finding as plain JSON values."""
+    return {
+        "id": finding.id,
+        "title": finding.title,
+        "severity": finding.severity.word,
+        "chain": [{"words": link.words, "numbers": link.numbers} for link in finding.links],
+        "steps": [
+            {
+                "first_seq": part.first_seq,
+                "last_seq": part.last_seq,
+                "first_step": part.first_step,
+                "last_step": part.last_step,
+                "words": part.words,
+            }
+            for part in finding.steps
+        ],
+        "advice": [
+            {
+                "knob": advice.knob or None,
+                "direction": advice.direction,
+                "now": advice.now,
+                "words": advice.words,
+                "up": advice.up,
+                "down": advice.down,
+                "live": BY_NAME[advice.knob].live if advice.knob else None,
+            }
+            for advice in finding.advice
+        ],
+        "n": finding.n,
+        "what": finding.what,
+        "window_s": finding.window_s,
+        "num_steps": finding.num_steps,
+        "from_s": finding.from_s,
+        "to_s": finding.to_s,
+    }
+
+
+def seconds(value: float) -> str:
+    """`46.7 ms` or `2.31 s`."""
+    return f"{value * 1e3:.1f} ms" if value < _MS_BELOW_S else f"{value:.2f} s"
+
+
+def percent(share: float) -> str:
+    """A share as a whole percentage; what is neither nothing nor all is never rounded to it."""
+    if 0 < share < 0.005:
+        return "<1 %"
+    if 0.995 <= share < 1:
+        return ">99 %"
+    return f"{100 * share:.0f} %"

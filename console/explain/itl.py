@@ -1,0 +1,76 @@
+"""ITL is up when prompts arrive: stalled gaps lie in steps that are made of prompt chunks."""
+
+from __future__ import annotations
+
+import numpy as np
+from schedtop.console.explain import table
+from schedtop.console.explain.finding import Advice, Finding, Link, Severity, percent, seconds
+from schedtop.console.explain.window import Mask, Table, Window
+
+_BAD_SHARE = 0.25
+
+
+def find_prompts(window: Window) -> Finding | None:
+    """Gaps stall beside prompts, and only there."""
+    if len(window.itl_s) < table.MIN_GAPS.value or window.stall_share < table.STALL_SHARE.value:
+        return None
+    stalled = window.itl_s > window.stall_s
+    slow_rows = np.unique(window.itl_step[stalled])
+    slow: Mask = np.zeros(len(window.steps), dtype=np.bool_)
+    slow[slow_rows] = True
+    part = window.steps["prefill"] / np.maximum(window.steps["tokens"], 1)
+    beside = float((part[window.itl_step[stalled]] >= table.PROMPT_PART.value).mean())
+    slow_part, other_part = _part(window.steps.where(slow)), _part(window.steps.where(~slow))
+    if beside < table.PROMPT_STALLS.value or slow_part - other_part < table.PROMPT_CONTRAST.value:
+        return None
+    shown = slow & (part >= table.PROMPT_PART.value)
+    return Finding(
+        "itl-prompts",
+        table.BY_ID["itl-prompts"].title,
+        Severity.SEVERE if window.stall_share >= _BAD_SHARE else Severity.WARNING,
+        _links(window, slow, beside, slow_part, other_part),
+        window.spans(shown, _describe),
+        _advice(window),
+        int(stalled.sum()),
+        "stalled gaps",
+    )
+
+
+def _links(window: Window, slow: Mask, beside: float, slow_part: float, other_part: float) -> tuple[Link, ...]:
+    steps = window.steps
+    slow_s = float(np.median((steps["end_s"] - steps["start_s"])[slow]))
+    others = (steps["end_s"] - steps["start_s"])[~slow]
+    other_s = float(np.median(others)) if len(others) else float("nan")
+    chunk, budget = steps.where(slow).mean("prefill"), float(steps["budget"][-1])
+    return (
+        Link(window.itl_words(), {"stall_share": window.stall_share, "stall_s": window.stall_s}),
+        Link(
+            f"{percent(beside)} of the stalls lie in steps that are mostly prompt tokens: {int(slow.sum())} slow"
+            f" steps of {seconds(slow_s)}, the others take {seconds(other_s)}",
+            {"beside_prompts": beside, "slow_steps": int(slow.sum()), "slow_s": slow_s, "other_s": other_s},
+        ),
+        Link(
+            f"slow steps are {percent(slow_part)} prompt tokens, the others {percent(other_part)}",
+            {"slow_prompt_part": slow_part, "other_prompt_part": other_part},
+        ),
+        Link(
+            f"a slow step takes {chunk:.0f} prompt tokens beside its decodes; the budget is {budget:.0f} tokens",
+            {"prompt_tokens": chunk, "budget": budget},
+        ),
+    )
+
+
+def _advice(window: Window) -> tuple[Advice, ...]:
+    threshold = window.knob("long_prefill_token_threshold")
+    second = ("long_prefill_token_threshold", "down" if threshold else "on (0 is off)")
+    return window.advise(("max_num_batched_tokens", "down"), second)
+
+
+def _part(steps: Table) -> float:
+    """Prompt tokens among all tokens of some steps."""
+    return steps.total("prefill") / max(steps.total("tokens"), 1.0)
+
+
+def _describe(steps: Table) -> str:
+    slowest_s = float((steps["end_s"] - steps["start_s"]).max())
+    return f"{steps.mean('prefill'):.0f} prompt tokens a step, up to {seconds(slowest_s)}"

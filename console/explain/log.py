@@ -1,0 +1,103 @@
+"""What was found over time: the present findings, and those that held once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from schedtop.console.explain import table
+from schedtop.console.explain.diagnosis import Diagnosis
+from schedtop.console.explain.finding import Finding
+from schedtop.console.explain.window import Bounds
+from schedtop.engine.telemetry import Outgoing, StepRecord
+
+LOOK_EVERY_S = 1.0
+LOOK_EVERY_STEPS = 512
+"""A file is looked at this often, by the engine's clock or by steps, whichever comes first."""
+
+_MAX_EPISODES = 64
+
+
+@dataclass(slots=True)
+class Episode:
+    """Looks in a row that found it: steps and seconds from the first window's end to the last one's."""
+
+    first_step: int
+    last_step: int
+    from_s: float
+    to_s: float
+
+
+@dataclass(slots=True)
+class Entry:
+    """One finding over time. `best` is the strongest of its looks, `finding` the newest."""
+
+    finding: Finding
+    best: Finding
+    active: bool = True
+    looks: int = 1
+    episodes: list[Episode] = field(default_factory=list)
+
+    @property
+    def shown(self) -> Finding:
+        """The present one while it holds; the strongest afterwards."""
+        return self.finding if self.active else self.best
+
+
+class Log:
+    """A diagnosis and the memory of its findings. `take` every message, `look` about once a second."""
+
+    def __init__(self, window_s: float = table.WINDOW.value, bounds: Bounds | None = None) -> None:
+        self.diagnosis = Diagnosis(window_s, bounds)
+        self.entries: dict[str, Entry] = {}
+        self._started_at: float | None = None
+
+    def take(self, message: Outgoing) -> None:
+        self.diagnosis.take(message)
+
+    def look(self, silent_s: float | None = None) -> list[Entry]:
+        """Look at the present window; the entries that hold now, the most severe first."""
+        header = self.diagnosis.facts.header
+        if header is not None and header.started_at != self._started_at:
+            self.entries, self._started_at = {}, header.started_at
+        found = self.diagnosis.findings(silent_s)
+        present = {finding.id for finding in found}
+        for finding in found:
+            self._note(finding)
+        for name, entry in self.entries.items():
+            entry.active = name in present
+        return [self.entries[finding.id] for finding in found]
+
+    def _note(self, finding: Finding) -> None:
+        step, entry = self.diagnosis.facts.step, self.entries.get(finding.id)
+        if entry is None:
+            entry = self.entries[finding.id] = Entry(finding, finding, looks=0, active=False)
+        if not entry.active:
+            entry.episodes.append(Episode(step, step, finding.to_s, finding.to_s))
+            del entry.episodes[:-_MAX_EPISODES]
+        entry.finding = finding
+        entry.looks += 1
+        if (finding.severity, finding.n) >= (entry.best.severity, entry.best.n):
+            entry.best = finding
+        entry.episodes[-1].last_step, entry.episodes[-1].to_s = step, finding.to_s
+
+    def ranked(self) -> list[Entry]:
+        """Every entry: those that hold first, then the most severe, then the longest held."""
+        return sorted(
+            self.entries.values(), key=lambda entry: (not entry.active, -entry.shown.severity, -entry.looks)
+        )
+
+
+def read(messages: Iterable[Outgoing], log: Log) -> Log:
+    """Take in a whole session, looking as it goes by, and at its end."""
+    next_s, since = 0.0, 0
+    for message in messages:
+        log.take(message)
+        if isinstance(message, StepRecord):
+            since += 1
+            if message.end_s >= next_s or since >= LOOK_EVERY_STEPS:
+                log.look()
+                next_s, since = message.end_s + LOOK_EVERY_S, 0
+    if since:
+        log.look()
+    return log

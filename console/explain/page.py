@@ -1,0 +1,92 @@
+"""Findings as text and as JSON, for pipes and people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from schedtop.console.explain.finding import Advice, Finding, as_dict, seconds
+from schedtop.console.explain.log import Entry, Episode, Log
+
+_MAX_EPISODES = 4
+
+
+def document(log: Log) -> dict[str, Any]:
+    """Everything found, as plain JSON values; findings the most severe first, each the strongest of its looks."""
+    return {
+        **_extent(log),
+        "findings": [
+            {
+                **as_dict(entry.best),
+                "looks": entry.looks,
+                "episodes": [
+                    {
+                        "first_step": episode.first_step,
+                        "last_step": episode.last_step,
+                        "from_s": episode.from_s,
+                        "to_s": episode.to_s,
+                    }
+                    for episode in entry.episodes
+                ],
+            }
+            for entry in _by_weight(log)
+        ],
+    }
+
+
+def page(log: Log) -> str:
+    """The same for reading; no colour, no escapes, no newline at the end."""
+    extent, entries = _extent(log), _by_weight(log)
+    span = f"{extent['steps']:,} steps, {seconds(extent['clock_s'])} on the engine's clock"
+    if not entries:
+        return f"Nothing found over {span}: no symptom passed its threshold."
+    noun = "finding" if len(entries) == 1 else "findings"
+    parts = [f"{len(entries)} {noun} over {span}, {extent['requests']:,} requests"]
+    parts += [_entry(number, entry) for number, entry in enumerate(entries, start=1)]
+    return "\n\n".join(parts)
+
+
+def _extent(log: Log) -> dict[str, Any]:
+    facts = log.diagnosis.facts
+    return {
+        "steps": facts.num_steps,
+        "clock_s": facts.clock_s,
+        "requests": facts.num_arrivals,
+        "window_s": log.diagnosis.window_s,
+    }
+
+
+def _by_weight(log: Log) -> list[Entry]:
+    return sorted(log.entries.values(), key=lambda entry: (-entry.best.severity, -entry.looks))
+
+
+def _entry(number: int, entry: Entry) -> str:
+    finding = entry.best
+    lines = [
+        f"{number}. {finding.severity.word.upper()} {finding.title}",
+        f"   {finding.id}; held {_held(entry.episodes)}",
+        f"   {extent_words(finding)}",
+        *(f"   {'   ' * depth}{'<- ' if depth else ''}{link.words}" for depth, link in enumerate(finding.links)),
+    ]
+    lines += [f"   at {steps.label}" + (f": {steps.words}" if steps.words else "") for steps in finding.steps]
+    for advice in finding.advice:
+        lines += [f"   try {advice.title}", *(f"       {line}" for line in trade(advice))]
+    return "\n".join(lines)
+
+
+def extent_words(finding: Finding) -> str:
+    """What the figures rest on: window and samples."""
+    return (
+        f"window {seconds(finding.window_s)} to {seconds(finding.to_s)}, {finding.num_steps} steps,"
+        f" n={finding.n} {finding.what}"
+    )
+
+
+def trade(advice: Advice) -> list[str]:
+    """Both sides of turning a knob."""
+    return [f"{word} {words}" for word, words in (("up:  ", advice.up), ("down:", advice.down)) if words]
+
+
+def _held(episodes: list[Episode]) -> str:
+    words = [f"{seconds(episode.from_s)}..{seconds(episode.to_s)}" for episode in episodes[:_MAX_EPISODES]]
+    more = f" and {len(episodes) - _MAX_EPISODES} more times" if len(episodes) > _MAX_EPISODES else ""
+    return ", ".join(words) + more

@@ -1,0 +1,85 @@
+"""No progress while requests wait: nothing new is computed, the engine is paused, or it says nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+from schedtop.console.explain import table
+from schedtop.console.explain.finding import Advice, Finding, Link, Severity, Steps, seconds
+from schedtop.console.explain.window import Mask, Rows, Table, Window
+
+
+def find_none(window: Window) -> Finding | None:
+    """The present state: the newest records show no progress, or there are none."""
+    records = window.records
+    if not len(records) or not records["running"][-1] + records["waiting"][-1]:
+        return None
+    return _paused(window) or _silent(window) or _empty(window)
+
+
+def _paused(window: Window) -> Finding | None:
+    records = window.records
+    if not records["paused"][-1] or not records["waiting"][-1]:
+        return None
+    breaks = np.flatnonzero(records["paused"] == 0)
+    rows = np.arange(int(breaks[-1]) + 1 if len(breaks) else 0, len(records))
+    span_s = float(records["end_s"][-1] - records["end_s"][rows[0]])
+    links = (
+        _in_flight(records),
+        Link("the engine is paused", {"paused": True, "records": len(rows), "span_s": span_s}),
+    )
+    remedy = Advice("", "", words="resume the engine; no limit is at fault")
+    return _finding(window, Severity.NOTICE, links, remedy, rows, len(rows), "records while paused")
+
+
+def _silent(window: Window) -> Finding | None:
+    silent_s = window.silent_s
+    if silent_s is None or silent_s < table.SILENT.value or window.records["paused"][-1]:
+        return None
+    links = (
+        _in_flight(window.records),
+        Link(f"the engine has told of no step for {seconds(silent_s)}", {"silent_s": silent_s}),
+        Link(
+            f"a step took {seconds(window.step_s)} in the median: it is stuck in the device, or the process is",
+            {"step_s": window.step_s},
+        ),
+    )
+    remedy = Advice("", "", words="look at the engine's process and its device; no limit is at fault")
+    return _finding(window, Severity.SEVERE, links, remedy, np.array([len(window.records) - 1]), 1, "last record")
+
+
+def _empty(window: Window) -> Finding | None:
+    """Steps run, but nothing they compute is new."""
+    steps = window.steps
+    new = steps["tokens"] - steps["recomputed"]
+    stuck: Mask = (new <= 0) & (steps["waiting"] + steps["running"] > 0)
+    breaks = np.flatnonzero(~stuck)
+    rows = np.arange(int(breaks[-1]) + 1 if len(breaks) else 0, len(steps))
+    if len(rows) < table.MIN_STEPS.value:
+        return None
+    part = Table(steps.matrix[rows])
+    again = part.total("recomputed")
+    links = (
+        _in_flight(window.records),
+        Link(
+            f"{len(rows)} steps computed nothing new: {part.total('tokens'):.0f} tokens, {again:.0f} of them again",
+            {"steps": len(rows), "tokens": int(part.total("tokens")), "recomputed_tokens": int(again)},
+        ),
+        Link(f"the head is held by {window.main_reason.replace('_', ' ')}", {"reason": window.main_reason}),
+    )
+    remedy = window.advise(("max_num_seqs", "down"))[0]
+    seqs = np.flatnonzero(np.isin(window.records["seq"], part["seq"]))
+    return _finding(window, Severity.SEVERE, links, remedy, seqs, len(rows), "steps")
+
+
+def _in_flight(records: Table) -> Link:
+    running, waiting = int(records["running"][-1]), int(records["waiting"][-1])
+    return Link(f"{waiting} requests wait, {running} run", {"waiting": waiting, "running": running})
+
+
+def _finding(
+    window: Window, severity: Severity, links: tuple[Link, ...], advice: Advice, rows: Rows, n: int, what: str
+) -> Finding:
+    part = Table(window.records.matrix[rows])
+    span = Steps(int(part["seq"][0]), int(part["seq"][-1]), int(part["step"][0]), int(part["step"][-1]))
+    title = table.BY_ID["no-progress"].title
+    return Finding("no-progress", title, severity, links, (span,), (advice,), n, what)

@@ -1,0 +1,186 @@
+"""Requests wait although there is room: which check holds the head, and whom the head holds."""
+
+from __future__ import annotations
+
+import numpy as np
+from schedtop.console.explain import table
+from schedtop.console.explain.finding import Advice, Finding, Link, Severity, percent
+from schedtop.console.explain.ttft import cap_knob
+from schedtop.console.explain.window import Mask, Rows, Table, Window
+from schedtop.engine.telemetry import Limiter
+
+_POOL = (Limiter.BLOCKS, Limiter.FULL_SEQUENCE, Limiter.WATERMARK)
+_BUDGETS = (Limiter.TOKEN_BUDGET, Limiter.INPUT_BUDGET)
+
+
+def find_low_use(window: Window) -> Finding | None:
+    """The queue lasts, steps are mostly empty, and one check holds the head."""
+    if not window.queue_lasts:
+        return None
+    queued, reason = window.steps.where(window.queued), window.main_reason
+    use = queued.total("tokens") / max(queued.total("budget"), 1.0)
+    share = window.reason_share(reason)
+    if use >= table.LOW_USE.value or share < table.MAIN_SHARE.value or reason in ("none", *_BUDGETS):
+        return None
+    kv = queued.total("used") / max(queued.total("used") + queued.total("free"), 1.0)
+    links = (
+        Link(
+            f"{queued.mean('waiting'):.0f} requests wait on average, in {percent(window.queued_share)} of steps",
+            {"waiting": queued.mean("waiting"), "queued_share": window.queued_share},
+        ),
+        Link(
+            f"meanwhile steps use {percent(use)} of the token budget; the pool is {percent(kv)} in use",
+            {"budget_use": use, "kv_use": kv},
+        ),
+        _check_link(window, queued, reason, share),
+    )
+    return _finding(window, "queue-low-use", links, _advice(window, reason), (reason,))
+
+
+def find_watermark(window: Window) -> Finding | None:
+    """The head would fit but for the watermark."""
+    share = window.reason_share(Limiter.WATERMARK)
+    if not window.queue_lasts or share < table.MAIN_SHARE.value:
+        return None
+    queued = window.steps.where(window.queued)
+    held = queued.where(queued.reason_mask(Limiter.WATERMARK))
+    need, have, reserve = held.mean("need"), held.mean("have"), held.mean("reserve")
+    pool = held["used"] + held["free"]
+    links = (
+        Link(
+            f"{queued.mean('waiting'):.0f} requests wait on average, in {percent(window.queued_share)} of steps",
+            {"waiting": queued.mean("waiting"), "queued_share": window.queued_share},
+        ),
+        Link(
+            f"in {percent(share)} of them the watermark holds the head: it would fit otherwise",
+            {"watermark_share": share},
+        ),
+        Link(
+            f"on average it needs {need:.0f} blocks of {have:.0f} free; {reserve:.0f} must stay free"
+            f" ({percent(float(reserve / pool.mean()))} of the pool)",
+            {"need_blocks": need, "free_blocks": have, "reserve_blocks": reserve},
+        ),
+        Link(
+            f"the reserve is for growth: {len(window.preemptions)} preemptions in this window",
+            {"preemptions": len(window.preemptions)},
+        ),
+    )
+    advice = window.advise(("watermark", "down"))
+    return _finding(window, "watermark-holds", links, advice, (Limiter.WATERMARK,))
+
+
+def find_head_blocks(window: Window) -> Finding | None:
+    """The same head has waited for blocks for many steps, and whole prompts behind it would fit."""
+    rows = _same_head(window)
+    if len(rows) < table.MIN_STEPS.value:
+        return None
+    held = Table(window.steps.matrix[rows])
+    number, since_s = int(held["head"][-1]), float(held["start_s"][0])
+    free = float(np.min(held["have"] - held["reserve"]))
+    fitting = _fitting(window, number, since_s, free)
+    if len(fitting) < table.FITTING.value:
+        return None
+    behind = len(window.waiting()) - 1
+    need, least = float(held["need"][-1]), min(blocks for _, blocks in fitting)
+    reason = window.main_reason if window.main_reason in _POOL else Limiter.BLOCKS.value
+    waited_s = window.end_s - since_s
+    words = f"{window.name(number)} needs {need:.0f} blocks, {held['have'][-1]:.0f} free"
+    words += f", {held['reserve'][-1]:.0f} of them reserved" if held["reserve"][-1] else ""
+    links = (
+        Link(
+            f"{len(fitting)} of {behind} requests behind the head would fit: the smallest needs {least} blocks,"
+            f" {free:.0f} were free all the time",
+            {"fitting": len(fitting), "behind": behind, "smallest_blocks": least, "free_blocks": free},
+        ),
+        Link("nobody overtakes the head of the queue, so they wait with it", {"waited_s": waited_s}),
+        Link(
+            f"{words}: held at the head for {len(rows)} steps by {reason.replace('_', ' ')}",
+            {"number": number, "need_blocks": need, "steps": len(rows)},
+        ),
+    )
+    return Finding(
+        "head-blocks-smaller",
+        table.BY_ID["head-blocks-smaller"].title,
+        Severity.WARNING,
+        links,
+        (window.span(rows, lambda part: f"{window.name(number)} at the head"),),
+        _advice(window, reason),
+        len(fitting),
+        "requests held up",
+    )
+
+
+def _same_head(window: Window) -> Rows:
+    """Rows of `steps` up to the newest in which the present head was held by the pool, without a break."""
+    steps = window.steps
+    held = steps.reason_mask(*_POOL) & (steps["waiting"] > 1)
+    same = held & (steps["head"] == steps["head"][-1]) if len(steps) else held
+    breaks = np.flatnonzero(~same)
+    first = int(breaks[-1]) + 1 if len(breaks) else 0
+    return np.arange(first, len(steps))
+
+
+def _fitting(window: Window, head: int, since_s: float, free: float) -> list[tuple[int, int]]:
+    """Those who waited behind the head all the time and whose whole prompt would fit, with their blocks."""
+    size = window.facts.header.block_size if window.facts.header is not None else 16
+    return [
+        (number, -(-known.tokens // size))
+        for number, known in window.waiting().items()
+        if number != head and known.queued_s <= since_s and -(-known.tokens // size) <= free
+    ]
+
+
+def _check_link(window: Window, queued: Table, reason: str, share: float) -> Link:
+    held = queued.where(queued.reason_mask(reason))
+    need, have, reserve = (float(np.nan_to_num(held[name]).mean()) for name in ("need", "have", "reserve"))
+    match reason:
+        case Limiter.SEQUENCE_CAP:
+            words = f"the cap is {need:.0f} requests, {have:.0f} run"
+        case Limiter.FULL_SEQUENCE:
+            words = f"the whole sequence needs {need:.0f} blocks, {have:.0f} are free; the next chunk would fit"
+        case Limiter.WATERMARK:
+            words = f"it needs {need:.0f} of {have:.0f} free blocks, but {reserve:.0f} must stay free"
+        case Limiter.BLOCKS:
+            words = f"it needs {need:.0f} blocks, {have:.0f} are free"
+        case Limiter.CHUNKING_OFF:
+            words = f"its whole prompt of {need:.0f} tokens does not fit the {have:.0f} left of a step"
+        case _:
+            words = f"{len(window.preemptions)} preemptions in the window"
+    told = reason.replace("_", " ")
+    return Link(
+        f"the head is held by {told} in {percent(share)} of those steps: {words}",
+        {"reason": reason, "reason_share": share, "need": need, "have": have, "reserve": reserve},
+    )
+
+
+def _advice(window: Window, reason: str) -> tuple[Advice, ...]:
+    match reason:
+        case Limiter.SEQUENCE_CAP:
+            return window.advise((cap_knob(window), "up"))
+        case Limiter.FULL_SEQUENCE:
+            return window.advise(("scheduler_reserve_full_isl", "off"), ("num_blocks", "up"))
+        case Limiter.WATERMARK:
+            return window.advise(("watermark", "down"))
+        case Limiter.BLOCKS:
+            return window.advise(("num_blocks", "up"))
+        case Limiter.CHUNKING_OFF:
+            return window.advise(("max_num_batched_tokens", "up"), ("enable_chunked_prefill", "on"))
+        case Limiter.PREEMPTED_NOW:
+            return window.advise(("max_num_seqs", "down"), ("watermark", "up"))
+    return ()
+
+
+def _finding(
+    window: Window, name: str, links: tuple[Link, ...], advice: tuple[Advice, ...], reasons: tuple[str, ...]
+) -> Finding:
+    held: Mask = window.queued & window.steps.reason_mask(*reasons)
+    return Finding(
+        name,
+        table.BY_ID[name].title,
+        Severity.WARNING,
+        links,
+        window.spans(held, lambda part: f"{part.mean('waiting'):.0f} waiting, {part.mean('running'):.0f} running"),
+        advice,
+        int(held.sum()),
+        "steps",
+    )

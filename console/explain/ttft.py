@@ -1,0 +1,177 @@
+"""TTFT is up while ITL is smooth: who holds the queue, and what the budget is spent on."""
+
+from __future__ import annotations
+
+import numpy as np
+from schedtop.console.explain import table
+from schedtop.console.explain.finding import Advice, Finding, Link, Severity, percent, seconds
+from schedtop.console.explain.window import Table, Window
+from schedtop.engine.telemetry import Limiter
+
+_BUDGETS = (Limiter.TOKEN_BUDGET, Limiter.INPUT_BUDGET)
+_POOL = (Limiter.BLOCKS, Limiter.FULL_SEQUENCE)
+_MANY = 4.0
+
+
+def find_decodes(window: Window) -> Finding | None:
+    """The budget holds the head, and decodes have it."""
+    if not _budget_holds(window) or _decode_part(window) < table.DECODE_PART.value:
+        return None
+    part = _decode_part(window)
+    links = (
+        *_symptom(window),
+        _budget_link(window),
+        Link(
+            f"running requests take {percent(part)} of the budget for decodes, before any prompt",
+            {"decode_part": part, "running": _queued(window).mean("running")},
+        ),
+    )
+    advice = window.advise(("max_num_batched_tokens", "up"), ("max_num_seqs", "down"))
+    return _finding(window, "ttft-decodes", links, advice, _BUDGETS)
+
+
+def find_backlog(window: Window) -> Finding | None:
+    """The budget holds the head, and prompts have it."""
+    if not _budget_holds(window) or _decode_part(window) >= table.DECODE_PART.value:
+        return None
+    queued = _queued(window)
+    part = queued.total("prefill") / max(queued.total("budget"), 1.0)
+    backlog = sum(known.tokens for known in window.waiting().values())
+    rate = window.steps.total("prefill") / max(window.window_s, 1e-9)
+    words = f"prompts already admitted take {percent(part)} of the budget"
+    if backlog and rate:
+        words += f"; {backlog} prompt tokens still wait, {seconds(backlog / rate)} of prompt work at {rate:.0f}/s"
+    links = (
+        *_symptom(window),
+        _budget_link(window),
+        Link(words, {"prompt_part": part, "backlog_tokens": backlog, "prompt_tokens_per_s": rate}),
+    )
+    advice = window.advise(("max_num_batched_tokens", "up"), ("long_prefill_token_threshold", "up"))
+    return _finding(window, "ttft-backlog", links, advice[: 1 + _threshold_on(window)], _BUDGETS)
+
+
+def find_sequence_cap(window: Window) -> Finding | None:
+    """The head waits for a place below the cap."""
+    if not _up(window) or window.reason_share(Limiter.SEQUENCE_CAP) < table.MAIN_SHARE.value:
+        return None
+    queued = _queued(window)
+    cap = queued.where(queued.reason_mask(Limiter.SEQUENCE_CAP))
+    use = queued.total("tokens") / max(queued.total("budget"), 1.0)
+    kv = queued.total("used") / max(queued.total("used") + queued.total("free"), 1.0)
+    links = (
+        *_symptom(window),
+        _held_link(window, Limiter.SEQUENCE_CAP),
+        Link(
+            f"the cap is {cap['need'][-1]:.0f} requests, reached with {percent(use)} of the token budget"
+            f" and {percent(kv)} of the pool in use",
+            {"cap": float(cap["need"][-1]), "budget_use": use, "kv_use": kv},
+        ),
+    )
+    advice = window.advise((cap_knob(window), "up"))
+    return _finding(window, "ttft-sequence-cap", links, advice, (Limiter.SEQUENCE_CAP,))
+
+
+def find_pool(window: Window) -> Finding | None:
+    """The head waits for blocks."""
+    if not _up(window) or window.reason_share(*_POOL) < table.MAIN_SHARE.value:
+        return None
+    queued = _queued(window)
+    kv = queued.total("used") / max(queued.total("used") + queued.total("free"), 1.0)
+    held = queued.where(queued.reason_mask(*_POOL))
+    need, have = float(np.nanmean(held["need"])), float(np.nanmean(held["have"]))
+    links = (
+        *_symptom(window),
+        _held_link(window, *_POOL),
+        Link(
+            f"the head needs {need:.0f} blocks on average, {have:.0f} are free: the pool is {percent(kv)} full",
+            {"need_blocks": need, "free_blocks": have, "kv_use": kv},
+        ),
+    )
+    choices = [("num_blocks", "up")]
+    if window.reason_share(Limiter.FULL_SEQUENCE) > window.reason_share(Limiter.BLOCKS):
+        choices.insert(0, ("scheduler_reserve_full_isl", "off"))
+    return _finding(window, "ttft-pool", links, window.advise(*choices), _POOL)
+
+
+def cap_knob(window: Window) -> str:
+    """Which of the two caps holds: the lower one."""
+    active, cap = window.knob("max_num_active_seqs"), window.knob("max_num_seqs")
+    return "max_num_active_seqs" if active is not None and (cap is None or active < cap) else "max_num_seqs"
+
+
+def _up(window: Window) -> bool:
+    """TTFT is queue time, the queue lasts, and gaps are smooth."""
+    firsts = window.firsts
+    if len(firsts) < table.MIN_FIRSTS.value or not window.queue_lasts or not window.itl_smooth:
+        return False
+    if window.bounds.ttft_s is not None and np.quantile(firsts[:, 2], 0.95) <= window.bounds.ttft_s:
+        return False
+    ttft_s, queue_s = np.median(firsts[:, 2]), np.median(firsts[:, 3])
+    return bool(queue_s >= table.QUEUE_PART.value * ttft_s and queue_s >= table.QUEUE_STEPS.value * window.step_s)
+
+
+def _budget_holds(window: Window) -> bool:
+    return _up(window) and window.reason_share(*_BUDGETS) >= table.MAIN_SHARE.value
+
+
+def _queued(window: Window) -> Table:
+    return window.steps.where(window.queued)
+
+
+def _decode_part(window: Window) -> float:
+    """Decodes and their drafts as a share of the budget of the steps with a queue."""
+    queued = _queued(window)
+    return (queued.total("decodes") + queued.total("drafts")) / max(queued.total("budget"), 1.0)
+
+
+def _threshold_on(window: Window) -> bool:
+    return bool(window.knob("long_prefill_token_threshold"))
+
+
+def _symptom(window: Window) -> tuple[Link, ...]:
+    firsts = window.firsts
+    ttft50, ttft95 = (float(value) for value in np.quantile(firsts[:, 2], (0.5, 0.95)))
+    queue50 = float(np.median(firsts[:, 3]))
+    part = queue50 / ttft50 if ttft50 else 0.0
+    return (
+        Link(
+            f"TTFT p50 {seconds(ttft50)}, p95 {seconds(ttft95)} (n={len(firsts)}); {window.itl_words()}",
+            {"ttft_p50_s": ttft50, "ttft_p95_s": ttft95, "n": len(firsts), "stall_share": window.stall_share},
+        ),
+        Link(
+            f"{percent(part)} of it is queue: p50 {seconds(queue50)}, {queue50 / window.step_s:.0f} median steps",
+            {"queue_p50_s": queue50, "queue_part": part, "step_s": window.step_s},
+        ),
+    )
+
+
+def _held_link(window: Window, *reasons: Limiter) -> Link:
+    share, names = window.reason_share(*reasons), " or ".join(reason.replace("_", " ") for reason in reasons)
+    words = f"requests wait in {percent(window.queued_share)} of steps; the head is held by {names}"
+    return Link(
+        f"{words} in {percent(share)} of them",
+        {"queued_share": window.queued_share, **{reason.value: window.reason_share(reason) for reason in reasons}},
+    )
+
+
+def _budget_link(window: Window) -> Link:
+    return _held_link(window, *_BUDGETS)
+
+
+def _finding(
+    window: Window, name: str, links: tuple[Link, ...], advice: tuple[Advice, ...], reasons: tuple[Limiter, ...]
+) -> Finding:
+    firsts = window.firsts
+    ttft_s, queue_s = float(np.median(firsts[:, 2])), float(np.median(firsts[:, 3]))
+    severe = queue_s >= _MANY * max(ttft_s - queue_s, window.step_s) and window.queued_share > 0.9
+    held = window.queued & window.steps.reason_mask(*reasons)
+    return Finding(
+        name,
+        table.BY_ID[name].title,
+        Severity.SEVERE if severe else Severity.WARNING,
+        links,
+        window.spans(held, lambda part: f"{part.mean('waiting'):.0f} waiting on average"),
+        advice,
+        len(firsts),
+        "first tokens",
+    )

@@ -1,0 +1,238 @@
+"""The window a diagnosis looks at: its steps as columns, its latencies, its events, and how to point at steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from schedtop.console import text
+from schedtop.console.explain import table
+from schedtop.console.explain.facts import COLUMNS, MAX_STEPS, REASONS, Facts, FloatArray, Known, Marked, Second
+from schedtop.console.explain.finding import Advice, Steps, percent, seconds
+from schedtop.engine.knobs import BY_NAME
+from schedtop.engine.telemetry import KnobChange, Preemption
+
+Mask = npt.NDArray[np.bool_]
+Rows = npt.NDArray[np.intp]
+Event = TypeVar("Event")
+
+_INDEX = {name: index for index, name in enumerate(COLUMNS)}
+_MAX_SPANS = 5
+
+
+class Table:
+    """Rows of step numbers by column name; `where` keeps some of them."""
+
+    def __init__(self, matrix: FloatArray) -> None:
+        self.matrix = matrix
+
+    def __len__(self) -> int:
+        return len(self.matrix)
+
+    def __getitem__(self, name: str) -> FloatArray:
+        column: FloatArray = self.matrix[:, _INDEX[name]]
+        return column
+
+    def where(self, mask: Mask) -> Table:
+        return Table(self.matrix[mask])
+
+    def total(self, name: str) -> float:
+        return float(self[name].sum())
+
+    def mean(self, name: str) -> float:
+        return float(self[name].mean()) if len(self) else 0.0
+
+    def reason_mask(self, *reasons: str) -> Mask:
+        """Rows whose limiter, or head's reason, is one of these."""
+        return np.isin(self["limiter"], [REASONS.index(reason) for reason in reasons])
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Service-level objectives in seconds; None is none."""
+
+    ttft_s: float | None = None
+    itl_s: float | None = None
+
+
+class Window:
+    """The last `window_s` seconds of some facts. `silent_s`: how long a live engine has sent nothing."""
+
+    def __init__(self, facts: Facts, window_s: float, bounds: Bounds, silent_s: float | None = None) -> None:
+        matrix = facts.matrix()
+        end_s = matrix[-1, _INDEX["end_s"]] if len(matrix) else 0.0
+        first = int(np.searchsorted(matrix[:, _INDEX["end_s"]], end_s - window_s, side="right"))
+        self.facts, self.bounds, self.silent_s = facts, bounds, silent_s
+        self.records = Table(matrix[first:])
+        self._ran: Mask = self.records["executed"] > 0
+        self.steps = self.records.where(self._ran)
+        self._itl = facts.itl[-MAX_STEPS:][first:]
+        self.end_s = float(end_s)
+        self.from_s = float(self.records["start_s"][0]) if len(self.records) else 0.0
+        self.first_seq = int(self.records["seq"][0]) if len(self.records) else 0
+        self.full_s = window_s
+
+    @property
+    def window_s(self) -> float:
+        """Seconds it really spans."""
+        return self.end_s - self.from_s
+
+    # Latency
+
+    @cached_property
+    def firsts(self) -> FloatArray:
+        """First tokens with known queue time: (n, 4) of seq, time, TTFT and queue time in seconds."""
+        found = [item for item in self.facts.firsts if item[0] >= self.first_seq and item[3] == item[3]]
+        return np.array(found, dtype=np.float64).reshape(-1, 4)
+
+    @cached_property
+    def _gaps(self) -> tuple[FloatArray, npt.NDArray[np.int64]]:
+        parts = [part for part, ran in zip(self._itl, self._ran.tolist(), strict=True) if ran]
+        flat = np.frombuffer(b"".join(parts), dtype=np.float32)
+        owner = np.repeat(np.arange(len(parts)), [len(part) // 4 for part in parts])
+        known = flat == flat
+        return flat[known].astype(np.float64), owner[known]
+
+    @property
+    def itl_s(self) -> FloatArray:
+        """Every ITL of the window, in seconds."""
+        return self._gaps[0]
+
+    @property
+    def itl_step(self) -> npt.NDArray[np.int64]:
+        """For each of `itl_s`, the row of `steps` that delivered it."""
+        return self._gaps[1]
+
+    @cached_property
+    def stall_s(self) -> float:
+        """Above this an ITL is a stall: its SLO, or `table.STALL` times the median; infinite of too few."""
+        if self.bounds.itl_s is not None:
+            return self.bounds.itl_s
+        if len(self.itl_s) < table.MIN_GAPS.value:
+            return float("inf")
+        return table.STALL.value * float(np.median(self.itl_s))
+
+    @cached_property
+    def stall_share(self) -> float:
+        return float((self.itl_s > self.stall_s).mean()) if len(self.itl_s) else 0.0
+
+    @property
+    def itl_smooth(self) -> bool:
+        return self.stall_share < table.STALL_SHARE.value
+
+    @cached_property
+    def itl_p50_p95(self) -> tuple[float, float] | None:
+        """Seconds, interpolated linearly; None of too few."""
+        if len(self.itl_s) < table.MIN_GAPS.value:
+            return None
+        p50, p95 = np.quantile(self.itl_s, (0.5, 0.95))
+        return float(p50), float(p95)
+
+    def itl_words(self) -> str:
+        """`ITL p50 8.3 ms, p95 12.6 ms: smooth (1 % stalls above 25.0 ms)`."""
+        if self.itl_p50_p95 is None:
+            return f"ITL: only {len(self.itl_s)} gaps"
+        p50, p95 = self.itl_p50_p95
+        word = "smooth" if self.itl_smooth else "not smooth"
+        stalls = f"{percent(self.stall_share)} stalls above {seconds(self.stall_s)}"
+        return f"ITL p50 {seconds(p50)}, p95 {seconds(p95)}: {word} ({stalls}, n={len(self.itl_s)})"
+
+    @cached_property
+    def step_s(self) -> float:
+        """Median seconds of a step."""
+        return float(np.median(self.steps["end_s"] - self.steps["start_s"])) if len(self.steps) else 0.0
+
+    # The queue
+
+    @cached_property
+    def queued(self) -> Mask:
+        """Rows of `steps` after which requests waited."""
+        return self.steps["waiting"] > 0
+
+    @cached_property
+    def queued_share(self) -> float:
+        return float(self.queued.mean()) if len(self.steps) else 0.0
+
+    @property
+    def queue_lasts(self) -> bool:
+        """Requests waited in enough of enough steps."""
+        return len(self.steps) >= table.MIN_STEPS.value and self.queued_share >= table.QUEUED_SHARE.value
+
+    def reason_share(self, *reasons: str) -> float:
+        """Share of the steps with a queue whose head was held by one of these."""
+        queued = self.steps.where(self.queued)
+        return float(queued.reason_mask(*reasons).mean()) if len(queued) else 0.0
+
+    @cached_property
+    def main_reason(self) -> str:
+        """What held the head in most of the steps with a queue; `none` without one."""
+        queued = self.steps.where(self.queued)
+        if not len(queued):
+            return REASONS[0]
+        codes, counts = np.unique(queued["limiter"], return_counts=True)
+        return REASONS[int(codes[np.argmax(counts)])]
+
+    def waiting(self) -> dict[int, Known]:
+        """Requests in the queue now, by number."""
+        return dict(self.facts.waiting())
+
+    def name(self, number: float) -> str:
+        """A request's id, cleaned; its number where the id is not known any more."""
+        known = self.facts.known.get(int(number))
+        return known.name if known is not None else f"#{int(number)}"
+
+    # Events
+
+    @cached_property
+    def preemptions(self) -> list[Marked[Preemption]]:
+        return [item for item in self.facts.preemptions if item.seq >= self.first_seq]
+
+    @cached_property
+    def changes(self) -> list[Marked[KnobChange]]:
+        return [item for item in self.facts.changes if item.seq >= self.first_seq]
+
+    @property
+    def trend(self) -> list[Second]:
+        return list(self.facts.seconds)
+
+    # Pointing
+
+    def spans(self, mask: Mask, words: Callable[[Table], str] | None = None) -> tuple[Steps, ...]:
+        """The longest runs of `steps` rows where `mask` holds, in order of time."""
+        rows = np.flatnonzero(mask)
+        if not len(rows):
+            return ()
+        runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
+        longest = sorted(sorted(runs, key=len, reverse=True)[:_MAX_SPANS], key=lambda run: int(run[0]))
+        return tuple(self.span(run, words) for run in longest)
+
+    def span(self, rows: Rows, words: Callable[[Table], str] | None = None) -> Steps:
+        """Some rows of `steps` (ascending) as one range."""
+        part = Table(self.steps.matrix[rows])
+        seq, step = part["seq"], part["step"]
+        told = words(part) if words is not None else ""
+        return Steps(int(seq[0]), int(seq[-1]), int(step[0]), int(step[-1]), told)
+
+    def advise(self, *choices: tuple[str, str]) -> tuple[Advice, ...]:
+        """Knobs and directions, with the value each knob has now."""
+        return tuple(Advice(name, direction, self.knob_text(name)) for name, direction in choices)
+
+    def knob_text(self, name: str) -> str:
+        value = self.knob(name)
+        return "" if value is None and not BY_NAME[name].optional else text.value(value)
+
+    def knob(self, name: str) -> Any:
+        """A setting's value now: a live knob's, or what the engine started with."""
+        if name in self.facts.knobs:
+            return self.facts.knobs[name]
+        return self.facts.header.config.get(name) if self.facts.header is not None else None
+
+
+def marks(items: Iterable[Marked[Any]], words: Callable[[Any], str]) -> tuple[Steps, ...]:
+    """The first few events as single steps."""
+    listed = list(items)[:_MAX_SPANS]
+    return tuple(Steps(item.seq, item.seq, item.step, item.step, words(item.event)) for item in listed)
