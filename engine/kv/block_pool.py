@@ -10,45 +10,51 @@ from schedtop.engine.telemetry import BlockClass
 
 
 class BlockPool:
-    """Reference-counted blocks 0 .. num_blocks-1 and the queue of free ones, next to be taken first.
+    """Reference-counted blocks 0 .. num_blocks-1, and the queue of free ones, next to be taken first.
 
-    A free block may still carry a prefix-cache key: it is reusable until it is taken. `changed` collects the ids
-    of blocks whose class may have changed since the last `drain_changes`.
+    A freed block without a prefix-cache key goes to the front of the queue, one with a key to its back. So the
+    queue is two parts: empty blocks (a stack), then cached ones, least recently freed first, reusable until taken.
     """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.index = PrefixIndex()
         self.num_shared = 0
-        self.num_cached_free = 0
         self.num_extra_refs = 0
         self._refs = [0] * num_blocks
         self._keys: list[bytes | None] = [None] * num_blocks
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._empty = list(range(num_blocks - 1, -1, -1))
+        self._cached: OrderedDict[int, None] = OrderedDict()
         self._changed: list[int] = []
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return len(self._empty) + len(self._cached)
+
+    @property
+    def num_cached_free(self) -> int:
+        return len(self._cached)
 
     @property
     def usage(self) -> float:
         """Share of the pool that requests hold."""
-        return 1 - len(self._free) / self.num_blocks
+        return 1 - self.num_free / self.num_blocks
 
     def take(self, count: int) -> list[int] | None:
         """The next `count` free blocks, each referenced once and without a key; None if there are too few."""
-        free, keys, refs = self._free, self._keys, self._refs
-        if count > len(free):
+        empty, refs = self._empty, self._refs
+        if count > self.num_free:
             return None
-        blocks = []
-        for _ in range(count):
-            block, _ = free.popitem(last=False)
-            refs[block] = 1
-            if keys[block] is not None:
-                self.forget(block)
-                self.num_cached_free -= 1
+        cut = max(len(empty) - count, 0)
+        blocks = empty[cut:]
+        blocks.reverse()
+        del empty[cut:]
+        for _ in range(count - len(blocks)):
+            block, _ = self._cached.popitem(last=False)
+            self.forget(block)
             blocks.append(block)
+        for block in blocks:
+            refs[block] = 1
         self._changed += blocks
         return blocks
 
@@ -57,8 +63,7 @@ class BlockPool:
         for block in blocks:
             refs = self._refs[block]
             if refs == 0:
-                del self._free[block]
-                self.num_cached_free -= 1
+                del self._cached[block]
             else:
                 self.num_extra_refs += 1
                 self.num_shared += refs == 1
@@ -66,34 +71,32 @@ class BlockPool:
             self._changed.append(block)
 
     def release(self, blocks: list[int]) -> int:
-        """Drop one reference from each block, in this order; returns how many became free.
-
-        Freed blocks without a key go to the front of the queue, those with one to the back, each group in the
-        order given: worthless blocks are taken first, the least recently freed prefix next.
-        """
-        refs, keys, free = self._refs, self._keys, self._free
-        num_free = len(free)
+        """Drop one reference from each block, in this order; returns how many became free."""
+        refs, keys, cached = self._refs, self._keys, self._cached
+        num_free = self.num_free
         front: list[int] = []
         for block in blocks:
-            left = refs[block] = refs[block] - 1
-            if left:
-                self.num_extra_refs -= 1
-                self.num_shared -= left == 1
-            elif keys[block] is None:
-                front.append(block)
+            if refs[block] == 1:
+                refs[block] = 0
+                if keys[block] is None:
+                    front.append(block)
+                else:
+                    cached[block] = None
             else:
-                free[block] = None
-        self.num_cached_free += len(free) - num_free
-        for block in reversed(front):
-            free[block] = None
-            free.move_to_end(block, last=False)
+                refs[block] -= 1
+                self.num_extra_refs -= 1
+                self.num_shared -= refs[block] == 1
+        front.reverse()  # the first one freed is the next one taken
+        self._empty += front
         self._changed += blocks
-        return len(free) - num_free
+        return self.num_free - num_free
 
-    def register(self, block: int, key: bytes) -> None:
-        """Give a held block without a key its prefix-cache entry."""
-        self._keys[block] = key
-        self.index.add(key, block)
+    def register(self, blocks: list[int], keys: list[bytes]) -> None:
+        """Give held blocks without keys their prefix-cache entries; a block of -1 is passed over."""
+        for block, key in zip(blocks, keys, strict=True):
+            if block >= 0:
+                self._keys[block] = key
+        self.index.add(keys, blocks)
 
     def forget(self, block: int) -> None:
         """Take a block's prefix-cache entry away."""
@@ -143,9 +146,9 @@ class BlockPool:
                     refs[block] += 1
         assert refs == self._refs, "reference counts differ from the block tables"
         free = {block for block in range(self.num_blocks) if refs[block] == 0}
-        assert free == set(self._free), "the free queue differs from the unreferenced blocks"
-        cached_free = sum(self._keys[block] is not None for block in free)
-        assert cached_free == self.num_cached_free, "cached-free blocks are miscounted"
+        cached = {block for block in free if self._keys[block] is not None}
+        assert cached == set(self._cached), "the cached part of the free queue is not the free blocks with keys"
+        assert sorted(free - cached) == sorted(self._empty), "the empty part is not the free blocks without keys"
         assert sum(count > 1 for count in refs) == self.num_shared, "shared blocks are miscounted"
         assert sum(count - 1 for count in refs if count) == self.num_extra_refs, "extra references are miscounted"
         for block, key in enumerate(self._keys):

@@ -107,7 +107,8 @@ class KVManager:
 
     def admit(self, request: Request, hit: Hit, num_new_tokens: int) -> None:
         """Take the hit and the blocks for the next chunk; `shortage` must have found none."""
-        self.pool.share(block for block in hit.blocks if block >= 0)
+        if hit.blocks:
+            self.pool.share(block for block in hit.blocks if block >= 0)
         count = self._total_blocks(hit.num_tokens + num_new_tokens) - len(hit.blocks)
         blocks = self.pool.take(max(count, 0))
         assert blocks is not None, "admission was checked before"
@@ -149,21 +150,7 @@ class KVManager:
         if num_full_blocks > len(request.block_keys):
             extend_keys(request, num_full_blocks, self.block_size)
         start, request.num_registered = request.num_registered, num_full_blocks
-        blocks, keys = request.block_ids[start:num_full_blocks], request.block_keys[start:num_full_blocks]
-        for block, key in zip(blocks, keys, strict=True):
-            if block >= 0:
-                self.pool.register(block, key)
-
-    def register_next(self, request: Request, tokens: bytes) -> None:
-        """`register` for the one next block of a request, given its tokens as int32 bytes."""
-        hasher, count = request.key_hasher, request.num_registered
-        hasher.update(tokens)
-        key = hasher.digest()
-        request.block_keys.append(key)
-        request.num_registered = count + 1
-        block = request.block_ids[count]
-        if block >= 0:
-            self.pool.register(block, key)
+        self.pool.register(request.block_ids[start:num_full_blocks], request.block_keys[start:num_full_blocks])
 
     def unregister(self, request: Request, num_blocks: int) -> None:
         """Take back the cache entries behind the first `num_blocks` blocks: they will not be computed after all."""

@@ -19,6 +19,15 @@ def extend_keys(request: Request, num_blocks: int, block_size: int) -> None:
         keys.append(hasher.digest())
 
 
+def append_key(request: Request, tokens: bytes) -> bytes:
+    """Extend `request.block_keys` by one block, given its tokens as int32 bytes; returns the key."""
+    hasher = request.key_hasher
+    hasher.update(tokens)
+    key: bytes = hasher.digest()
+    request.block_keys.append(key)
+    return key
+
+
 class PrefixIndex:
     """Blocks by key. Several blocks may carry one key; the earliest registered one answers."""
 
@@ -32,9 +41,12 @@ class PrefixIndex:
     def find(self, key: bytes) -> int | None:
         return self._first.get(key)
 
-    def add(self, key: bytes, block: int) -> None:
-        if self._first.setdefault(key, block) != block:
-            self._others.setdefault(key, []).append(block)
+    def add(self, keys: list[bytes], blocks: list[int]) -> None:
+        """Each block now carries its key; a block of -1 is passed over."""
+        first = self._first
+        for key, block in zip(keys, blocks, strict=True):
+            if block >= 0 and first.setdefault(key, block) != block:
+                self._others.setdefault(key, []).append(block)
 
     def remove(self, key: bytes, block: int) -> None:
         others = self._others.get(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from schedtop.engine.kv.prefix_cache import append_key
 from schedtop.engine.scheduler.preemption import pick_victim, preempt
 from schedtop.engine.scheduler.state import Draft, State
 from schedtop.engine.scheduler.table import BoolArray, IntArray, RowArray
@@ -128,14 +129,19 @@ def _register(state: State, rows: RowArray, num_known: IntArray) -> None:
         return
     newest, in_store = table.output_bytes(rows, (num_full - 1) * kv.block_size, kv.block_size)
     width, end, requests = 4 * kv.block_size, 0, table.requests
+    blocks: list[int] = []
+    keys: list[bytes] = []
     for row, count, stored in zip(rows.tolist(), num_full.tolist(), in_store.tolist(), strict=True):
         request = requests[row]
         end += width
-        if stored and len(request.block_keys) == count - 1 == request.num_registered:
-            kv.register_next(request, newest[end - width : end])
+        if stored and len(request.block_keys) == request.num_registered == count - 1:
+            blocks.append(request.block_ids[count - 1])
+            keys.append(append_key(request, newest[end - width : end]))
+            request.num_registered = count
         else:
             table.flush(row)
             kv.register(request, count)
+    kv.pool.register(blocks, keys)
 
 
 def _make_room(state: State, draft: Draft, row: int, need: int) -> int | None:
