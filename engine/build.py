@@ -132,7 +132,7 @@ def _build_real(config: EngineConfig, settings: dict[str, Any], on_stage: OnStag
             f"running models needs the engine extra ({error.name} is missing): pip install 'schedtop[engine]'"
         ) from None
     worker, info = open_model(config, on_stage)
-    settings = {**settings, "sliding_window": info.sliding_window}
+    settings = {**info.defaults, **settings, "sliding_window": info.sliding_window}
     scheduler = scheduler_config(settings, info.num_blocks, info.max_model_len)
     scheduler = msgspec.structs.replace(scheduler, cache_unexecuted_blocks=False)
     source = _open_source(config, scheduler, info.vocab_size)

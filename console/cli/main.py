@@ -15,7 +15,10 @@ COMMANDS: dict[str, str] = {
     "run": "Serve a workload without a console; one JSON document or a page of text at the end.",
     "serve": "Run an engine that consoles attach to.",
     "attach": "Open the console on an engine that is already running.",
+    "generate": "Answer the prompts of a file with a real model.",
+    "pull": "Fetch a small model once; it works offline from then on.",
     "whatif": "Serve the same requests under changed knobs, and compare.",
+    "sweep": "Serve the same requests under every combination of knobs, and name the best.",
     "verify": "Replay recorded scheduler decisions and compare every step.",
 }
 """Every command and its line in the help; its module has the same name (`-` as `_`), its function `command`."""

@@ -96,6 +96,7 @@ def open_model(config: EngineConfig, on_stage: OnStage = lambda name: None) -> t
         tokenizer=tokenizer,
         defaults=CPU_DEFAULTS if device.type == "cpu" else {},
     )
+    worker.info = info
     return worker, info
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -33,7 +33,10 @@ class RowSampling:
 
 
 class ModelWorker:
-    """Runs plans on a decoder. `num_speculative_tokens` may be changed between steps."""
+    """Runs plans on a decoder. `num_speculative_tokens` may be changed between steps.
+
+    `info` is what `open_model` found out about the model, for those who make requests; None without it.
+    """
 
     simulated = False
 
@@ -48,6 +51,7 @@ class ModelWorker:
         num_speculative_tokens: int = 0,
     ) -> None:
         self.num_speculative_tokens = num_speculative_tokens
+        self.info: Any = None
         self._decoder = decoder
         self._device = device
         self._seed = seed

@@ -1,0 +1,68 @@
+"""`schedtop generate`: prompts from a file through a real model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from schedtop.console.cli.engine_flags import add_engine_flags, engine_config
+from schedtop.console.cli.errors import INTERRUPTED, say
+from schedtop.console.cli.pull import ensure_model
+from schedtop.engine.generate import generate
+
+SAMPLING_FLAGS = ("temperature", "top_k", "top_p", "min_p", "stop")
+
+
+@click.command("generate")
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.option(
+    "-o", "--output", required=True, metavar="OUT", type=click.Path(path_type=Path), help="Answers (JSONL)."
+)
+@click.option(
+    "--max-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Most output tokens."
+)
+@click.option("--ignore-eos", is_flag=True, help="Go on to --max-tokens whatever the model says.")
+@click.option("--temperature", type=float, help="0 is greedy; the model's own advice unless set.")
+@click.option("--top-k", type=int, help="Sample among the K likeliest tokens; 0 is off.")
+@click.option("--top-p", type=float, help="Sample among the likeliest tokens that make up this share.")
+@click.option("--min-p", type=float, help="Leave out tokens below this share of the likeliest one's.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="End at this text; may be given again.")
+@add_engine_flags()
+@click.pass_context
+def command(
+    ctx: click.Context, /, file: Path, output: Path, max_tokens: int, ignore_eos: bool, **flags: Any
+) -> None:
+    """Answer every line of FILE: {"prompt": ...}, {"prompt_token_ids": [...]} or {"messages": [...]}.
+
+    OUT gets one line per prompt, in order. Ctrl+C keeps what is finished; the same command resumes.
+    """
+    sampling = {name: flags.pop(name) for name in SAMPLING_FLAGS}
+    given = {name: value for name, value in sampling.items() if value not in (None, ())}
+    if ignore_eos:
+        given["ignore_eos"] = True
+    if flags.get("device") is None and flags.get("model") is None:
+        flags["model"] = "smollm2"
+    config = engine_config(flags)
+    ensure_model(config.model, config.device)
+    watched = sys.stderr.isatty()
+
+    def tell(text: str) -> None:
+        if watched:
+            click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+
+    summary = generate(
+        config,
+        file,
+        output,
+        max_tokens=max_tokens,
+        sampling=given,
+        on_stage=tell,
+        on_progress=lambda done, total: tell(f"{done} of {total} prompts"),
+    )
+    tell("")
+    say(summary.line())
+    if summary.interrupted:
+        say(f"interrupted: the same command resumes; {output} comes when all prompts are answered")
+        ctx.exit(INTERRUPTED)

