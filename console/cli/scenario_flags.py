@@ -20,7 +20,9 @@ NOT_HERE = ("workload", "model", "record", "record_text", "metrics_port", "real_
 def open_scenario(
     ctx: click.Context, file: str, flags: Mapping[str, Any], notice: Callable[[str], None]
 ) -> Scenario:
-    """The scenario FILE stands for. Raises `CommandError` or `ConfigError` with one clear line."""
+    """The scenario FILE stands for; `--duration` ends its arrivals, all of which are served.
+
+    Raises `CommandError` or `ConfigError` with one clear line."""
     given = {name for name in flags if ctx.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)}
     for param in ctx.command.params:
         if param.name in NOT_HERE and param.name in given:

@@ -13,7 +13,7 @@ from schedtop.engine.report import Report
 from schedtop.engine.slo import Slo
 from schedtop.engine.telemetry import StepRecord
 from schedtop.engine.whatif.divergence import Divergence, first_difference
-from schedtop.engine.whatif.figures import change_text, shown, value_text
+from schedtop.engine.whatif.figures import change_text, setting_text, shown, value_text
 from schedtop.engine.whatif.scenario import Scenario, check_changes
 
 
@@ -75,7 +75,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     def _changes_text(self) -> str:
         when = f" from step {self.from_step} on" if self.from_step else ""
-        texts = (f"{name} {_plain(old)} → {_plain(new)}" for name, (old, new) in self.changes.items())
+        texts = (f"{name} {setting_text(old)} → {setting_text(new)}" for name, (old, new) in self.changes.items())
         return ", ".join(texts) + when
 
 
@@ -98,7 +98,7 @@ def compare(
     base_run = scenario.pinned()
     variant_run = base_run.changed(typed, from_step)
     base, variant = base_run.build(), variant_run.build()
-    old = {name: _setting(base, name) for name in typed}
+    old = {name: setting(base, name) for name in typed}
     reports = Report(slo), Report(slo)
     divergence = _run_both(base_run, variant_run, base, variant, reports, on_progress)
     documents = [report.as_dict() for report in reports]
@@ -155,7 +155,7 @@ def _learn_ids(ids: dict[int, str], record: StepRecord) -> None:
         ids[arrival.number] = arrival.id
 
 
-def _setting(engine: Engine, name: str) -> Any:
+def setting(engine: Engine, name: str) -> Any:
     """A knob's value in an engine that has not stepped."""
     return engine.knobs[name] if name in engine.knobs else getattr(engine.scheduler.config, name)
 
@@ -168,9 +168,3 @@ def _differences(base: dict[str, Any], variant: dict[str, Any]) -> list[Differen
         relative = step / old if step is not None and old else None
         rows.append(Difference(figure.name, old, new, step, relative))
     return rows
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return "unset" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -93,3 +93,10 @@ def change_text(figure: Figure, base: float | None, variant: float | None) -> st
     text = f"{sign}{value_text(figure, abs(step))}"
     share = abs(step / base) if base else 0.0
     return f"{text} ({sign}{share:.{1 if share < 1 else 0}%})" if base else text
+
+
+def setting_text(value: Any) -> str:
+    """A knob's value for reading."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "unset" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

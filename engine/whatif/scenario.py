@@ -15,8 +15,10 @@ from schedtop.engine.engine import Engine
 from schedtop.engine.golden import read_case
 from schedtop.engine.headless import step_through
 from schedtop.engine.knobs import BY_NAME, KnobError, check_value
+from schedtop.engine.request import Request
 from schedtop.engine.sim.spec import PREFIX, SimDevice
 from schedtop.engine.telemetry import StepRecord
+from schedtop.engine.workload.source import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,8 @@ class Scenario:
     """What a run is made of. The same scenario gives the same records, in this process or another.
 
     `device` takes the place of the config's. `events` are what was changed while the base ran. `changes` are the
-    knobs under question: set from the start, or by `from_step`, as a live change after so many steps.
+    knobs under question: set from the start, or by `from_step`, as a live change after so many steps. The config's
+    duration ends the arrivals, not the run: every request that arrived is served to its end.
     """
 
     config: EngineConfig
@@ -52,7 +55,12 @@ class Scenario:
 
     def build(self) -> Engine:
         """An engine that has not stepped. Raises `ConfigError` for settings that cannot be used."""
-        changes = {} if self.from_step else self.changes
+        engine = self._build({} if self.from_step else self.changes)
+        if self.config.duration_s is not None and engine.source is not None:
+            engine.source = Window(engine.source, self.config.duration_s)
+        return engine
+
+    def _build(self, changes: Mapping[str, Any]) -> Engine:
         if self.is_case:
             return self._build_case(changes)
         config = self.config
@@ -86,7 +94,7 @@ class Scenario:
         due = [event for event in events if event.values][::-1]
         late = bool(self.from_step and self.changes)
         _apply_due(engine, due)
-        for record in step_through(engine, self.config):
+        for record in step_through(engine, msgspec.structs.replace(self.config, duration_s=None, real_time=False)):
             yield record
             _apply_due(engine, due)
             if late and record.step >= self.from_step:
@@ -107,6 +115,25 @@ class Scenario:
         if "block_size" in changes and "num_blocks" not in changes:
             config = msgspec.structs.replace(config, scheduler=_except(config.scheduler, {"num_blocks"}))
         return replace(self, config=config, changes=dict(changes), from_step=from_step)
+
+
+class Window:
+    """A source that ends at `end_s`; its requests of before are the same whenever they are taken."""
+
+    def __init__(self, source: Source, end_s: float) -> None:
+        self.description = source.description
+        self._source = source
+        self._end_s = end_s
+
+    def take(self, clock_s: float, step: int) -> list[Request]:
+        return self._source.take(min(clock_s, self._end_s), step)
+
+    def next_arrival_s(self) -> float | None:
+        next_s = self._source.next_arrival_s()
+        return None if next_s is None or next_s > self._end_s else next_s
+
+    def set_rate(self, rate: float | None, clock_s: float) -> None:
+        self._source.set_rate(rate, clock_s)
 
 
 def check_changes(changes: Mapping[str, Any], *, live: bool = False) -> dict[str, Any]:

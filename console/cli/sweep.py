@@ -1,0 +1,118 @@
+"""`schedtop sweep`: every combination of some knobs' values."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from platformdirs import user_cache_path
+from schedtop.console.cli.engine_flags import add_engine_flags
+from schedtop.console.cli.errors import CommandError, say
+from schedtop.console.cli.scenario_flags import open_scenario
+from schedtop.engine.slo import Slo, parse_slo
+from schedtop.engine.whatif.scenario import Scenario
+
+
+@click.command("sweep")
+@click.argument("file", metavar="FILE")
+@click.option("--vary", multiple=True, required=True, metavar="NAME=A,B,C", help="A knob and the values to try.")
+@click.option("--slo", metavar="SLO", help="ttft=1s,itl=50ms: the winner has the most goodput under these bounds.")
+@click.option(
+    "--jobs", type=click.IntRange(min=1), help="Processes at once; as many as there are cores unless set."
+)
+@click.option("--results", metavar="FILE", help="Keep each run here (JSONL); runs it has are not repeated.")
+@click.option("--fresh", is_flag=True, help="Forget earlier runs.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of a table.")
+@click.option("--csv", "as_csv", is_flag=True, help="CSV on stdout instead of a table.")
+@add_engine_flags()
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    file: str,
+    vary: tuple[str, ...],
+    slo: str | None,
+    jobs: int | None,
+    results: str | None,
+    fresh: bool,
+    as_json: bool,
+    as_csv: bool,
+    **flags: Any,
+) -> None:
+    """Serve FILE once for every combination of --vary, and name the best.
+
+    A sweep that was interrupted goes on where it was when the same command is given again.
+    """
+    from schedtop.engine.whatif.sweep import parse_vary, sweep
+
+    if as_json and as_csv:
+        raise CommandError("--json and --csv: give one")
+    values = parse_vary(vary)
+    bounds = parse_slo(slo) if slo else None
+    scenario = open_scenario(ctx, file, flags, notice=say)
+    path = Path(results) if results else _default_results(scenario, bounds)
+    if fresh:
+        path.unlink(missing_ok=True)
+    _check(path)
+    with _progress(path, shown=sys.stderr.isatty()) as on_done:
+        outcome = sweep(scenario, values, bounds, jobs=jobs or _cores(), results=path, on_done=on_done)
+    if as_json:
+        click.echo(json.dumps(outcome.as_dict()))
+    else:
+        click.echo(outcome.as_csv() if as_csv else outcome.as_text())
+    ctx.exit(0)
+
+
+def _cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _default_results(scenario: Scenario, slo: Slo | None) -> Path:
+    """A file of its own for everything that is swept with the same base."""
+    from schedtop.engine.whatif.sweep import run_key
+
+    folder = user_cache_path("schedtop") / "sweeps"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{run_key(scenario, slo)[:16]}.jsonl"
+
+
+def _check(path: Path) -> None:
+    if not path.parent.is_dir():
+        raise CommandError(f"{path}: there is no folder {path.parent}")
+    if path.is_dir():
+        raise CommandError(f"{path} is a folder: name a file")
+
+
+@contextmanager
+def _progress(path: Path, shown: bool) -> Iterator[Callable[[int, int], None]]:
+    """A bar over the runs on the terminal; elsewhere one line if earlier runs were found."""
+    bar: Any = None
+    if shown:
+        from rich.console import Console
+        from rich.progress import MofNCompleteColumn, Progress
+
+        bar = Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=Console(stderr=True))
+        task = bar.add_task("runs", total=None)
+        bar.start()
+    first = True
+
+    def on_done(done: int, total: int) -> None:
+        nonlocal first
+        if first and done:
+            say(f"{done} of {total} runs were done before ({path}; --fresh runs them again)")
+        first = False
+        if bar is not None:
+            bar.update(task, completed=done, total=total)
+
+    try:
+        yield on_done
+    finally:
+        if bar is not None:
+            bar.stop()
