@@ -1,9 +1,10 @@
 """What the scheduler spends on a case: add + schedule + update per step, best of three.
 
-    python benchmarks/scheduler.py CASE.json [--telemetry] [--rounds 3]
+    python benchmarks/scheduler.py CASE.json [--telemetry] [--rounds 3] [--peer COMMAND]
 
 `--telemetry` adds building and encoding each step's record and handing it to a sink. The model's own time is left
-out. The last line is JSON with `steps` and `us_per_step`.
+out. `--peer` is a command that times another scheduler on the same case and prints such a line itself; it runs in
+turn with ours, and the ratio of the best rounds is printed. The last line is JSON with `steps` and `us_per_step`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import shlex
+import subprocess
 import time
 from pathlib import Path
 
@@ -70,16 +73,27 @@ def main() -> None:
     parser.add_argument("case", type=Path)
     parser.add_argument("--telemetry", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--peer", metavar="COMMAND")
     options = parser.parse_args()
     case = read_case(options.case)
-    best = None
+    best, peers = float("inf"), []
     for _ in range(options.rounds):
         prompts = make_requests(case.requests)
         gc.collect()
         steps, spent_s = run(case, prompts, options.telemetry)
-        best = min(spent_s, best or spent_s)
-    figures = {"case": case.name, "telemetry": options.telemetry, "steps": steps}
-    print(json.dumps({**figures, "us_per_step": round(best / steps * 1e6, 2)}))
+        best = min(best, spent_s / steps * 1e6)
+        if options.peer:
+            peers.append(run_peer(options.peer))
+    figures = {"case": case.name, "telemetry": options.telemetry, "steps": steps, "us_per_step": round(best, 2)}
+    if peers:
+        figures |= {"peer_us_per_step": min(peers), "times_faster": round(min(peers) / best, 2)}
+    print(json.dumps(figures))
+
+
+def run_peer(command: str) -> float:
+    """Microseconds per step, from the last line that the peer prints."""
+    done = subprocess.run(shlex.split(command), capture_output=True, text=True, check=True)
+    return float(json.loads(done.stdout.splitlines()[-1])["us_per_step"])
 
 
 if __name__ == "__main__":
