@@ -1,0 +1,16 @@
+"""Hypothesis profiles: quick by default, `SCHEDTOP_HYPOTHESIS=thorough` for long runs."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, Phase, settings
+
+_always = settings(
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+    phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink],
+)
+settings.register_profile("quick", _always, max_examples=60, stateful_step_count=40, derandomize=True)
+settings.register_profile("thorough", _always, max_examples=3000, stateful_step_count=80)
+settings.load_profile(os.environ.get("SCHEDTOP_HYPOTHESIS", "quick"))

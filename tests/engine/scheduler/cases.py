@@ -1,0 +1,108 @@
+"""Random cases: small pools, small budgets, shared prefixes, so that every rule is met often."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import strategies as st
+from schedtop.engine.config import SchedulerConfig
+from schedtop.engine.golden import Case, CaseAbort, CaseKnob, CaseRequest
+
+LAST_ARRIVAL = 15
+LAST_EVENT = 40
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> SchedulerConfig:
+    """Any scheduler that can schedule something."""
+    slots = draw(st.sampled_from([0, 0, 0, 1, 3]))
+    block_size = draw(st.sampled_from([4, 1, 2, 4, 8, 16]))
+    return SchedulerConfig(
+        block_size=block_size,
+        num_blocks=max(1, draw(st.integers(24, 96) | st.integers(1, 96)) // block_size),
+        max_num_batched_tokens=draw(st.integers(slots + 1, 64)),
+        max_num_scheduled_tokens=draw(st.none() | st.none() | st.integers(1, 64)),
+        max_num_seqs=draw(st.sampled_from([8, 8, 1, 2, 3])),
+        max_num_active_seqs=draw(st.sampled_from([None, None, None, None, 1, 3])),
+        max_model_len=draw(st.just(120) | st.just(120) | st.integers(2, 120)),
+        enable_prefix_caching=draw(st.booleans()),
+        enable_chunked_prefill=draw(st.sampled_from([True, True, False])),
+        policy=draw(st.sampled_from(["fcfs", "priority"])),
+        watermark=draw(st.sampled_from([0.0, 0.0, 0.0, 0.1, 0.3, 0.5])),
+        scheduler_reserve_full_isl=draw(st.booleans()),
+        long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 3, 8, 20])),
+        long_prefill_token_threshold_adaptive=draw(st.booleans()),
+        num_speculative_tokens=draw(st.sampled_from([0, 0, 1, 2, 4])),
+        draft_slots=slots,
+        sliding_window=draw(st.none() | st.none() | st.integers(1, 40)),
+    )
+
+
+@st.composite
+def prompt_parts(draw: st.DrawFn, own_seed: int) -> list[tuple[int, int]]:
+    """A prompt that shares its beginning with others, or is another's, or is its own."""
+    shared, own = draw(st.sampled_from([0, 4, 8, 16, 33])), draw(st.sampled_from([0, 1, 1, 2, 7, 20, 60]))
+    parts = [(draw(st.integers(1, 2)), shared), (own_seed, own)]
+    return [part for part in parts if part[1]]
+
+
+def knob_values(config: SchedulerConfig) -> st.SearchStrategy[dict[str, Any]]:
+    """A change of one or two live knobs, within what the engine would accept."""
+    rows = st.integers(config.draft_slots + 1, largest_budget(config))
+    options: list[st.SearchStrategy[dict[str, Any]]] = [
+        st.fixed_dictionaries({"max_num_batched_tokens": rows}),
+        st.fixed_dictionaries({"max_num_scheduled_tokens": st.none() | st.integers(1, 80)}),
+        st.fixed_dictionaries({"max_num_seqs": st.integers(1, 8)}),
+        st.fixed_dictionaries({"max_num_active_seqs": st.integers(1, 8)}),
+        st.fixed_dictionaries({"long_prefill_token_threshold": st.sampled_from([0, 1, 2, 16])}),
+        st.fixed_dictionaries({"watermark": st.sampled_from([0.0, 0.05, 0.25, 0.5])}),
+        st.fixed_dictionaries({"scheduler_reserve_full_isl": st.booleans()}),
+        st.fixed_dictionaries({"enable_prefix_caching": st.booleans()}),
+        st.fixed_dictionaries({"num_speculative_tokens": st.integers(0, 8)}),
+    ]
+    one = st.one_of(options)
+    return one | st.tuples(one, one).map(lambda pair: {**pair[0], **pair[1]})
+
+
+def largest_budget(config: SchedulerConfig) -> int:
+    """A window's pool is checked against the budget of the start: a larger one could ask for more than it has."""
+    return 96 if config.sliding_window is None else config.max_num_batched_tokens
+
+
+@st.composite
+def cases(draw: st.DrawFn, most_requests: int = 10) -> Case:
+    """A case with requests, knob changes and aborts; some of its requests may be impossible."""
+    config = draw(configs())
+    count = draw(st.integers(3, most_requests) | st.integers(1, 3))
+    requests = [
+        CaseRequest(
+            id=f"r{ordinal}",
+            arrival_step=draw(st.integers(0, LAST_ARRIVAL)),
+            max_tokens=draw(st.integers(8, 40) | st.integers(1, 40)),
+            prompt_parts=draw(prompt_parts(100 + ordinal)),
+            priority=draw(st.integers(0, 2)),
+        )
+        for ordinal in range(count)
+    ]
+    steps = st.integers(0, LAST_EVENT)
+    knobs = st.lists(st.builds(CaseKnob, step=steps, set=knob_values(config)), max_size=4)
+    ids = st.sampled_from([request.id for request in requests])
+    aborts = st.lists(st.builds(CaseAbort, step=steps, id=ids), max_size=3)
+    case = Case(config=config, requests=requests, name="random", knobs=draw(knobs), aborts=draw(aborts))
+    return msgspec.structs.replace(case, requests=sorted(requests, key=lambda request: request.arrival_step))
+
+
+def longest_run(case: Case) -> int:
+    """Steps after which a case must have ended: some request advances in every step.
+
+    First come first served, the oldest running request gets a token in each step and is never preempted for
+    another; by priority, one that is may lose all its work to each more urgent one.
+    """
+    config = case.config
+    work = [
+        min(sum(length for _, length in request.prompt_parts) + request.max_tokens, config.max_model_len) + 2
+        for request in case.requests
+    ]
+    times = len(work) if config.policy == "priority" else 1
+    return LAST_ARRIVAL + LAST_EVENT + times * sum(work)
