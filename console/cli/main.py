@@ -19,6 +19,7 @@ COMMANDS: dict[str, str] = {
     "pull": "Fetch a small model once; it works offline from then on.",
     "whatif": "Serve the same requests under changed knobs, and compare.",
     "sweep": "Serve the same requests under every combination of knobs, and name the best.",
+    "explain": "Read the symptoms of a recording: causes, evidence, and what to turn.",
     "verify": "Replay recorded scheduler decisions and compare every step.",
 }
 """Every command and its line in the help; its module has the same name (`-` as `_`), its function `command`."""

@@ -115,14 +115,18 @@ def _ledger_links(window: Window) -> tuple[Link, ...]:
 
 
 def _advice(window: Window) -> tuple[Advice, ...]:
-    return window.advise(("max_num_seqs", "down"), ("watermark", "up"), ("num_blocks", "up"))
+    choices = [("max_num_seqs", "down"), ("watermark", "up"), ("num_blocks", "up")]
+    if window.knob("scheduler_reserve_full_isl") is False:
+        choices.insert(0, ("scheduler_reserve_full_isl", "on"))
+    return window.advise(*choices)
 
 
 def _describe(window: Window, event: Preemption) -> str:
+    whom = "itself" if event.number == event.for_number else window.name(event.for_number)
     loop = ", loop" if event.loop else ""
     return (
-        f"{window.name(event.number)} gave {event.freed_blocks} blocks to {window.name(event.for_number)},"
-        f" lost {event.lost_tokens} tokens{loop}"
+        f"{window.name(event.number)} gave way to {whom}: {event.freed_blocks} blocks freed,"
+        f" {event.lost_tokens} tokens lost{loop}"
     )
 
 

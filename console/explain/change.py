@@ -59,8 +59,8 @@ def _since(window: Window, mark: Marked[KnobChange]) -> Finding | None:
             {"before_share": before_share, "after_share": after_share, "steps_since": len(since)},
         ),
         Link(
-            f"since then {none:.1f} of {running:.0f} running requests get no token in a step on average, and"
-            f" {since.mean('waiting'):.0f} wait, held by {_names(limiters)}",
+            f"since then {none:.1f} of {running:.0f} running requests get no token in a step on average,"
+            f" {since.mean('waiting'):.1f} wait: {_names(limiters)} holds them",
             {"starved": none, "running": running, "waiting": since.mean("waiting")},
         ),
         Link(f"{change.name} went {old} → {new} at step {mark.step}{by}", {"knob": change.name, "step": mark.step}),

@@ -30,11 +30,11 @@ FloatArray = npt.NDArray[np.float64]
 MAX_STEPS = 4096
 """Steps kept whatever the window's length: bounds memory and the time of one look."""
 
-COLUMNS = tuple(
-    "seq step executed start_s end_s execute_s schedule_s update_s"
-    " tokens decodes prefill drafts recomputed budget input_rows input_budget limiter"
-    " running waiting admitted preempted starved attended gaps"
-    " free used cached_free head need have reserve inverted since_s paused".split()
+COLUMNS = (
+    *("seq", "step", "executed", "start_s", "end_s", "execute_s", "schedule_s", "update_s"),
+    *("tokens", "decodes", "prefill", "drafts", "recomputed", "budget", "input_rows", "input_budget", "limiter"),
+    *("running", "waiting", "admitted", "preempted", "starved", "attended", "gaps"),
+    *("free", "used", "cached_free", "head", "need", "have", "reserve", "inverted", "since_s", "paused"),
 )
 """Numbers of one record. `limiter` is the head's reason where there is one (an index into `REASONS`); `starved`
 counts running requests without a token; `attended` is the sum of a row's tokens times its computed ones; `gaps` the

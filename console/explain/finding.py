@@ -15,7 +15,7 @@ _MS_BELOW_S = 0.9995
 
 
 class Severity(IntEnum):
-    """`NOTICE`: worth knowing; `WARNING`: requests are slower than they need be; `SEVERE`: work is lost or stuck."""
+    """`NOTICE`: worth knowing; `WARNING`: requests are slower than need be; `SEVERE`: work is lost or stuck."""
 
     NOTICE = 1
     WARNING = 2

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 from schedtop.console.explain import table
-from schedtop.console.explain.finding import Advice, Finding, Link, Severity, percent
+from schedtop.console.explain.facts import REASONS
+from schedtop.console.explain.finding import Advice, Finding, Link, Severity, percent, seconds
 from schedtop.console.explain.ttft import cap_knob
 from schedtop.console.explain.window import Mask, Rows, Table, Window
 from schedtop.engine.telemetry import Limiter
@@ -75,27 +76,25 @@ def find_head_blocks(window: Window) -> Finding | None:
     if len(rows) < table.MIN_STEPS.value:
         return None
     held = Table(window.steps.matrix[rows])
-    number, since_s = int(held["head"][-1]), float(held["start_s"][0])
-    free = float(np.min(held["have"] - held["reserve"]))
-    fitting = _fitting(window, number, since_s, free)
+    number, reason = int(held["head"][-1]), REASONS[int(held["limiter"][-1])]
+    fitting = _fitting(window, number, held)
     if len(fitting) < table.FITTING.value:
         return None
-    behind = len(window.waiting()) - 1
-    need, least = float(held["need"][-1]), min(blocks for _, blocks in fitting)
-    reason = window.main_reason if window.main_reason in _POOL else Limiter.BLOCKS.value
-    waited_s = window.end_s - since_s
-    words = f"{window.name(number)} needs {need:.0f} blocks, {held['have'][-1]:.0f} free"
-    words += f", {held['reserve'][-1]:.0f} of them reserved" if held["reserve"][-1] else ""
+    behind, smallest = len(window.waiting()) - 1, min(fitting)
+    free, need, reserve = (int(held[name][-1]) for name in ("have", "need", "reserve"))
+    span_s = window.end_s - float(held["start_s"][0])
+    reserved = f", {reserve} of them to stay free" if reserve else ""
     links = (
         Link(
-            f"{len(fitting)} of {behind} requests behind the head would fit: the smallest needs {least} blocks,"
-            f" {free:.0f} were free all the time",
-            {"fitting": len(fitting), "behind": behind, "smallest_blocks": least, "free_blocks": free},
+            f"{len(fitting)} of {behind} requests behind the head would have fitted all the time they waited there:"
+            f" the smallest needs {smallest} blocks, {free} are free{reserved}",
+            {"fitting": len(fitting), "behind": behind, "smallest_blocks": smallest, "free_blocks": free},
         ),
-        Link("nobody overtakes the head of the queue, so they wait with it", {"waited_s": waited_s}),
+        Link("nobody overtakes the head of the queue, so they wait with it", {"span_s": span_s}),
         Link(
-            f"{words}: held at the head for {len(rows)} steps by {reason.replace('_', ' ')}",
-            {"number": number, "need_blocks": need, "steps": len(rows)},
+            f"{window.name(number)} needs {need} blocks: at the head for {len(rows)} steps ({seconds(span_s)}),"
+            f" held by {reason.replace('_', ' ')}",
+            {"number": number, "need_blocks": need, "steps": len(rows), "reason": reason},
         ),
     )
     return Finding(
@@ -120,14 +119,18 @@ def _same_head(window: Window) -> Rows:
     return np.arange(first, len(steps))
 
 
-def _fitting(window: Window, head: int, since_s: float, free: float) -> list[tuple[int, int]]:
-    """Those who waited behind the head all the time and whose whole prompt would fit, with their blocks."""
+def _fitting(window: Window, head: int, held: Table) -> list[int]:
+    """Blocks of the whole prompts that waited behind the head for enough steps and would have fitted in each."""
     size = window.facts.header.block_size if window.facts.header is not None else 16
-    return [
-        (number, -(-known.tokens // size))
-        for number, known in window.waiting().items()
-        if number != head and known.queued_s <= since_s and -(-known.tokens // size) <= free
-    ]
+    # Least room from each row to the newest: what a request that came then could count on.
+    room = np.minimum.accumulate((held["have"] - held["reserve"])[::-1])[::-1]
+    latest = len(held) - int(table.MIN_STEPS.value)
+    found = []
+    for number, known in window.waiting().items():
+        row, blocks = int(np.searchsorted(held["start_s"], known.queued_s)), -(-known.tokens // size)
+        if number != head and row <= latest and blocks <= room[row]:
+            found.append(blocks)
+    return found
 
 
 def _check_link(window: Window, queued: Table, reason: str, share: float) -> Link:

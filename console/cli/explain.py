@@ -1,0 +1,49 @@
+"""`schedtop explain`: what a recording's symptoms say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from schedtop.console.cli.errors import CommandError, say
+from schedtop.engine.slo import Slo, parse_slo
+from schedtop.engine.telemetry import Outgoing
+
+if TYPE_CHECKING:
+    from schedtop.engine.recording.reader import Recording
+
+
+@click.command("explain")
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of text.")
+@click.option("--slo", metavar="SLO", help="ttft=1s,itl=50ms: bounds that take the place of relative ones.")
+@click.option("--window", "window_s", type=float, default=30.0, show_default=True, help="Seconds of one look.")
+@click.pass_context
+def command(ctx: click.Context, file: Path, as_json: bool, slo: str | None, window_s: float) -> None:
+    """Read the symptoms of a recording: findings with their causes, evidence, and the trade of each remedy.
+
+    Exit code 0 whatever is found.
+    """
+    from schedtop.console.explain.log import Log, read
+    from schedtop.console.explain.page import document, page
+    from schedtop.console.explain.window import Bounds
+    from schedtop.engine.recording.reader import Recording
+
+    if not 0 < window_s < float("inf"):
+        raise CommandError(f"--window {window_s:g}: must be above 0")
+    bounds = parse_slo(slo) if slo else Slo()
+    with Recording(file) as recording:
+        if recording.truncated:
+            say(f"{recording.path}: {recording.truncated}")
+        log = read(_messages(recording), Log(window_s, Bounds(bounds.ttft_s, bounds.itl_s)))
+    click.echo(json.dumps({"file": file.name, **document(log)}) if as_json else page(log))
+    ctx.exit(0)
+
+
+def _messages(recording: Recording) -> Iterator[Outgoing]:
+    yield recording.header
+    yield recording.keyframe_before(0)[0]
+    yield from recording.records()
