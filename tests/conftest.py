@@ -12,5 +12,5 @@ _always = settings(
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink],
 )
 settings.register_profile("quick", _always, max_examples=60, stateful_step_count=40, derandomize=True)
-settings.register_profile("thorough", _always, max_examples=3000, stateful_step_count=80)
+settings.register_profile("thorough", _always, max_examples=1500, stateful_step_count=50)
 settings.load_profile(os.environ.get("SCHEDTOP_HYPOTHESIS", "quick"))

@@ -364,7 +364,9 @@ class PlainRun:
         from_start = found.index(None) if None in found else len(found)
         if self.config.sliding_window is None:
             return found[:from_start]
-        run = max(1, self.blocks_for(self.config.sliding_window - 1))
+        run = self.blocks_for(self.config.sliding_window - 1)
+        if run == 0:
+            return []  # a token that attends to itself alone needs nothing
         for end in range(len(found), run - 1, -1):
             if None not in found[end - run : end]:
                 return [None] * (end - run) + found[end - run : end]
