@@ -20,6 +20,7 @@ COMMANDS: dict[str, str] = {
     "whatif": "Serve the same requests under changed knobs, and compare.",
     "sweep": "Serve the same requests under every combination of knobs, and name the best.",
     "explain": "Read the symptoms of a recording: causes, evidence, and what to turn.",
+    "calibrate": "Fit a simulated device to recordings of a real one.",
     "verify": "Replay recorded scheduler decisions and compare every step.",
 }
 """Every command and its line in the help; its module has the same name (`-` as `_`), its function `command`."""

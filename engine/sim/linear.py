@@ -42,14 +42,14 @@ class LinearCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A device file: whose time it gives, the pool it had, and its costs.
 
-    The pool is `num_blocks` blocks of `block_size` tokens.
+    The pool is `num_blocks` blocks of `block_size` tokens; `kv_bytes_per_token` None is unknown.
     """
 
     model: str
     device: str
     vocab_size: Annotated[int, msgspec.Meta(ge=2)]
     max_model_len: Annotated[int, msgspec.Meta(ge=2)]
-    kv_bytes_per_token: Count
+    kv_bytes_per_token: Count | None = None
     num_blocks: Count
     block_size: Count
     cost: LinearCost

@@ -1,0 +1,41 @@
+"""`schedtop calibrate`: a simulated device from recordings of a real one."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+from schedtop.console.cli.errors import check_writable, say
+
+
+@click.command("calibrate")
+@click.argument("files", metavar="RECORDING...", nargs=-1, required=True)
+@click.option("-o", "--output", metavar="DEVICE.toml", required=True, help="The device file to write.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of text.")
+@click.pass_context
+def command(ctx: click.Context, files: tuple[str, ...], output: str, as_json: bool) -> None:
+    """Fit step times to RECORDING and write them as a device for --device sim:@DEVICE.toml.
+
+    Prints the costs, and how far predicted steps are off.
+    """
+    import msgspec
+    from schedtop.engine.recording.reader import Recording
+    from schedtop.engine.sim.calibrate import calibrate, fit_text, write_device
+
+    check_writable(output)
+    with ExitStack() as stack:
+        recordings = [stack.enter_context(Recording(file)) for file in files]
+        for recording in recordings:
+            if recording.truncated:
+                say(f"{recording.path}: {recording.truncated}")
+        calibration, fitted = calibrate([(recording.header, recording.records()) for recording in recordings])
+    write_device(Path(output), calibration, fitted)
+    if as_json:
+        errors = {name: getattr(fitted, name) for name in ("all", "decodes", "prompts", "held_out")}
+        document = {"device": calibration, "errors": errors, "outliers": fitted.num_outliers, "output": output}
+        click.echo(json.dumps(msgspec.to_builtins(document)))
+    else:
+        click.echo(f"{fit_text(fitted)}\nwrote {output}: use --device sim:@{output}")
+    ctx.exit(0)

@@ -1,0 +1,212 @@
+"""Step costs from measured steps: non-negative least squares over what a step's time depends on."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from schedtop.engine.config import ConfigError
+from schedtop.engine.sim.features import step_features
+from schedtop.engine.sim.linear import LinearCost
+from schedtop.engine.telemetry import StepRecord, row_columns
+
+Floats = npt.NDArray[np.float64]
+
+TERMS = ("fixed cost", "tokens", "attention of chunks", "KV read", "requests")
+"""What the columns of a design matrix stand for, in the order of `LinearCost`'s fields."""
+
+MIN_STEPS = 100
+MIN_SPREAD = 1e-4
+"""Least ratio of the singular values of the scaled columns: below it, two costs cannot be told apart."""
+OUTLIER = 4.0
+"""Steps further off than this many (robust) standard deviations are left out: something else took their time."""
+
+
+class FitError(ConfigError):
+    """Steps that no device can be fitted to; the text says what they lack."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Measured steps: `design` (n, 5), a column for each of `TERMS`; `times_s` (n,) until the next step can end."""
+
+    design: Floats
+    times_s: Floats
+
+    def __len__(self) -> int:
+        return len(self.times_s)
+
+    @property
+    def has_prompts(self) -> npt.NDArray[np.bool_]:
+        """Steps with chunks of more than one token."""
+        return self.design[:, 2] > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Relative errors of predicted step times over `count` steps; `bias` is their signed mean."""
+
+    count: int
+    mean: float
+    p50: float
+    p95: float
+    bias: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """A device's cost, and how well it tells the steps it was fitted to: all, decodes alone, those with prompts.
+
+    `held_out`: errors on every other step of a cost fitted to the rest. `num_outliers` steps were left out.
+    """
+
+    cost: LinearCost
+    all: Errors
+    decodes: Errors | None
+    prompts: Errors | None
+    held_out: Errors
+    num_outliers: int
+
+
+def measure(records: Iterable[StepRecord]) -> Steps:
+    """The executed steps of a session, in order.
+
+    A step's time counts from the end of the step before while the engine had work, as its clients feel it: a real
+    engine's own work between steps is part of it.
+    """
+    rows, times = [], []
+    before: StepRecord | None = None
+    for record in records:
+        if record.executed and record.rows:
+            columns = row_columns(record)
+            features = step_features(columns["tokens"], columns["computed"])
+            busy = before is not None and before.executed and not (before.paused or record.paused)
+            if before is not None and busy and before.running + before.waiting:
+                elapsed_s = record.end_s - before.end_s
+            else:
+                elapsed_s = record.end_s - record.start_s
+            if features.tokens and elapsed_s > 0:
+                rows.append((1.0, *features))
+                times.append(elapsed_s)
+        before = record
+    design = np.array([(one, tokens, pairs, kv, requests) for one, tokens, pairs, kv, requests in rows], dtype=float)
+    return Steps(design.reshape(-1, len(TERMS)), np.array(times, dtype=float))
+
+
+def join(parts: Iterable[Steps]) -> Steps:
+    """The steps of several sessions."""
+    parts = list(parts)
+    return Steps(np.concatenate([part.design for part in parts]), np.concatenate([part.times_s for part in parts]))
+
+
+def fit(steps: Steps) -> Fit:
+    """The cost with the least squared relative error and no negative term. Raises `FitError`."""
+    _check(steps)
+    coefficients, kept = _fit_robustly(steps)
+    half = Steps(steps.design[::2], steps.times_s[::2])
+    other = Steps(steps.design[1::2], steps.times_s[1::2])
+    # The order of TERMS is that of the fields.
+    cost = LinearCost(*(float(value) for value in coefficients))
+    prompts = steps.has_prompts
+    return Fit(
+        cost=cost,
+        all=_errors(coefficients, steps),
+        decodes=_errors_of(coefficients, steps, ~prompts),
+        prompts=_errors_of(coefficients, steps, prompts),
+        held_out=_errors(_fit_robustly(half)[0], other),
+        num_outliers=len(steps) - kept,
+    )
+
+
+def predict_s(cost: LinearCost, steps: Steps) -> Floats:
+    """Seconds of each step, (n,)."""
+    coefficients = (cost.fixed_s, cost.per_token_s, cost.per_attention_pair_s, cost.per_kv_token_s)
+    predicted: Floats = steps.design @ np.array([*coefficients, cost.per_request_s])
+    return predicted
+
+
+def nnls(matrix: Floats, target: Floats) -> Floats:
+    """x >= 0 that minimises |matrix x - target|, exactly; for a few columns (n, k), target (n,).
+
+    The minimum is an unconstrained one over some set of columns, and there are only 2**k - 1 sets. Columns that
+    depend on each other have many minima; one of them is returned.
+    """
+    k = matrix.shape[1]
+    _, upper = np.linalg.qr(np.column_stack([matrix, target]))
+    small, goal = upper[:, :k], upper[:, k]
+    best, least = np.zeros(k), float(goal @ goal)
+    for size in range(1, k + 1):
+        for columns in itertools.combinations(range(k), size):
+            solution = np.linalg.lstsq(small[:, columns], goal, rcond=None)[0]
+            if (solution < 0).any():
+                continue
+            residual = goal - small[:, columns] @ solution
+            if float(residual @ residual) < least:
+                least, best = float(residual @ residual), np.zeros(k)
+                best[list(columns)] = solution
+    return best
+
+
+def _fit_robustly(steps: Steps) -> tuple[Floats, int]:
+    """Coefficients, and how many steps they were fitted to once outliers were left out."""
+    coefficients = _fit_once(steps)
+    ratios = np.log(np.maximum(steps.design @ coefficients, 1e-12) / steps.times_s)
+    middle = np.median(ratios)
+    spread = 1.4826 * float(np.median(np.abs(ratios - middle)))
+    keep = np.abs(ratios - middle) <= OUTLIER * max(spread, 1e-3)
+    if keep.all() or keep.sum() < MIN_STEPS // 2:
+        return coefficients, len(steps)
+    kept = Steps(steps.design[keep], steps.times_s[keep])
+    # Leaving out must not leave out a whole kind of step.
+    if _spread_of(kept)[0] < MIN_SPREAD:
+        return coefficients, len(steps)
+    return _fit_once(kept), len(kept)
+
+
+def _fit_once(steps: Steps) -> Floats:
+    """Relative errors are minimised: a short step's ITL counts as much as a long one's."""
+    weighted = steps.design / steps.times_s[:, None]
+    scale = np.linalg.norm(weighted, axis=0)
+    scale[scale == 0] = 1.0
+    coefficients: Floats = nnls(weighted / scale, np.ones(len(steps))) / scale
+    return coefficients
+
+
+def _spread_of(steps: Steps) -> tuple[float, Floats]:
+    """Least over greatest singular value of the scaled columns, and the combination of columns that is least."""
+    weighted = steps.design / steps.times_s[:, None]
+    scale = np.linalg.norm(weighted, axis=0)
+    if not scale.all():
+        return 0.0, (scale == 0).astype(float)
+    _, values, vectors = np.linalg.svd(weighted / scale, full_matrices=False)
+    return float(values[-1] / values[0]), vectors[-1]
+
+
+def _check(steps: Steps) -> None:
+    if len(steps) < MIN_STEPS:
+        raise FitError(f"{len(steps)} measured steps are too few to fit a device to: record at least {MIN_STEPS}")
+    if not steps.has_prompts.any():
+        raise FitError("no step computes more than one token of a prompt: record some prompts too")
+    if steps.has_prompts.all():
+        raise FitError("every step computes prompts: record longer outputs too")
+    ratio, direction = _spread_of(steps)
+    if ratio < MIN_SPREAD:
+        names = [name for name, weight in zip(TERMS, direction, strict=True) if abs(weight) > 0.1]
+        raise FitError(
+            f"the steps are too alike to tell {' and '.join(names)} apart:"
+            " record a workload whose prompts, outputs and number of requests vary"
+        )
+
+
+def _errors(coefficients: Floats, steps: Steps) -> Errors:
+    relative = (steps.design @ coefficients - steps.times_s) / steps.times_s
+    sizes = np.abs(relative)
+    p50, p95 = (float(np.quantile(sizes, share)) for share in (0.5, 0.95))
+    return Errors(len(steps), float(sizes.mean()), p50, p95, float(relative.mean()))
+
+
+def _errors_of(coefficients: Floats, steps: Steps, some: npt.NDArray[np.bool_]) -> Errors | None:
+    return _errors(coefficients, Steps(steps.design[some], steps.times_s[some])) if some.any() else None

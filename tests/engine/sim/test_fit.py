@@ -1,0 +1,136 @@
+"""Fitting a device: the coefficients that made the steps come back, and what cannot be fitted is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schedtop.engine.build import build_engine
+from schedtop.engine.config import ConfigError, EngineConfig, WorkloadSpec
+from schedtop.engine.headless import step_through
+from schedtop.engine.sim.calibrate import as_toml, calibrate, write_device
+from schedtop.engine.sim.fit import FitError, Steps, fit, measure, nnls, predict_s
+from schedtop.engine.sim.linear import LinearCost, read_calibration
+from schedtop.engine.telemetry import Header, StepRecord
+
+COST = LinearCost(0.004, 30e-6, 2e-9, 40e-9, 50e-6)
+TOML = """
+model = "m"
+device = "d"
+vocab_size = 1000
+max_model_len = 8192
+num_blocks = 5000
+block_size = 16
+
+[cost]
+fixed_s = 0.004
+per_token_s = 30e-6
+per_attention_pair_s = 2e-9
+per_kv_token_s = 40e-9
+per_request_s = 50e-6
+"""
+
+
+def session(device: str, **workload: object) -> tuple[Header, list[StepRecord]]:
+    spec = WorkloadSpec(**{"source": "mixed", "limit": 60, "rate": 20.0, **workload})  # type: ignore[arg-type]
+    config = EngineConfig(device=device, workload=spec)
+    engine = build_engine(config)
+    return engine.header, list(step_through(engine, config))
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> tuple[Header, list[StepRecord]]:
+    path = tmp_path_factory.mktemp("device") / "known.toml"
+    path.write_text(TOML)
+    return session(f"sim:@{path}")
+
+
+def test_known_coefficients_come_back(known: tuple[Header, list[StepRecord]]) -> None:
+    fitted = fit(measure(known[1]))
+    for name in LinearCost.__struct_fields__:
+        assert getattr(fitted.cost, name) == pytest.approx(getattr(COST, name), rel=1e-6), name
+    assert fitted.all.p95 < 1e-9 and fitted.held_out.p95 < 1e-9
+    assert fitted.num_outliers == 0
+
+
+def test_a_device_file_gives_the_same_run_again(tmp_path: Path, known: tuple[Header, list[StepRecord]]) -> None:
+    calibration, fitted = calibrate([known])
+    path = tmp_path / "fitted.toml"
+    write_device(path, calibration, fitted)
+    assert read_calibration(path) == calibration
+    again = session(f"sim:@{path}")[1]
+    assert [record.rows for record in again] == [record.rows for record in known[1]]
+    assert again[-1].end_s == pytest.approx(known[1][-1].end_s, rel=1e-6)
+
+
+def test_noise_and_outliers_hardly_move_the_fit(known: tuple[Header, list[StepRecord]]) -> None:
+    steps = measure(known[1])
+    rng = np.random.default_rng(1)
+    noisy = steps.times_s * np.exp(rng.normal(0, 0.03, len(steps)))
+    noisy[rng.choice(len(steps), len(steps) // 50, replace=False)] *= 20
+    fitted = fit(Steps(steps.design, noisy))
+    assert np.median(np.abs(predict_s(fitted.cost, steps) / steps.times_s - 1)) < 0.02
+    assert 0 < fitted.num_outliers < len(steps) // 20
+    assert fitted.held_out.p50 < 0.05
+
+
+def test_the_whole_of_a_busy_stretch_is_counted(known: tuple[Header, list[StepRecord]]) -> None:
+    steps, records = measure(known[1]), [record for record in known[1] if record.executed]
+    assert len(steps) == len(records)
+    assert steps.times_s.sum() == pytest.approx(sum(record.end_s - record.start_s for record in records))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 5))
+def test_nnls_meets_the_conditions_of_a_minimum(seed: int, columns: int) -> None:
+    """Karush-Kuhn-Tucker: no negative term, no slope along a used column, none down an unused one."""
+    rng = np.random.default_rng(seed)
+    matrix, target = rng.normal(size=(30, columns)), rng.normal(size=30)
+    x = nnls(matrix, target)
+    gradient = matrix.T @ (matrix @ x - target)
+    assert (x >= 0).all()
+    assert gradient[x > 0] == pytest.approx(0, abs=1e-8)
+    assert (gradient >= -1e-8).all()
+
+
+def test_nnls_finds_a_negative_term_to_be_zero() -> None:
+    matrix = np.random.default_rng(3).normal(size=(50, 3))
+    x = nnls(matrix, matrix @ np.array([2.0, -1.0, 0.5]))
+    assert x[1] == 0 and x[0] > 1
+
+
+def test_too_few_and_degenerate_steps_are_refused(known: tuple[Header, list[StepRecord]]) -> None:
+    steps = measure(known[1])
+    with pytest.raises(FitError, match="99 measured steps are too few"):
+        fit(Steps(steps.design[:99], steps.times_s[:99]))
+    decodes = ~steps.has_prompts
+    with pytest.raises(FitError, match="prompts too"):
+        fit(Steps(steps.design[decodes], steps.times_s[decodes]))
+    alone = steps.design.copy()
+    alone[:, 4] = 1.0
+    with pytest.raises(FitError, match="tell fixed cost and requests apart"):
+        fit(Steps(alone, steps.times_s))
+    with pytest.raises(FitError, match="0 measured steps"):
+        fit(measure([]))
+
+
+def test_different_devices_are_not_mixed(known: tuple[Header, list[StepRecord]]) -> None:
+    other = session("sim:llama-3.1-8b@h100", limit=5)
+    with pytest.raises(FitError, match="different devices"):
+        calibrate([known, other])
+
+
+def test_a_device_of_unknown_state_size_takes_no_memory_size(tmp_path: Path) -> None:
+    path = tmp_path / "d.toml"
+    path.write_text(TOML)
+    config = EngineConfig(device=f"sim:@{path}", kv_cache_memory_bytes=1 << 30)
+    with pytest.raises(ConfigError, match="--num-blocks"):
+        build_engine(config)
+
+
+def test_the_file_tells_its_errors(known: tuple[Header, list[StepRecord]]) -> None:
+    text = as_toml(*calibrate([known]))
+    assert "# all steps" in text and "# held out" in text
