@@ -1,0 +1,196 @@
+"""Block tables and class changes of many steps. Most changes follow from the tables, so only the rest is stored.
+
+A block that a table gained is held now, and the blocks of a request that finished or was preempted are free now.
+Writer and reader keep the same tables (from the keyframe on) and foresee the same changes; where the engine did
+otherwise, that is stored, so that nothing depends on the guess being right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from schedtop.engine.recording.columns import (
+    Column,
+    ColumnError,
+    Longs,
+    differences,
+    pack,
+    sums,
+    unpack,
+    unpack32,
+    unpack_counts,
+)
+from schedtop.engine.telemetry import Admission, BlockClass, Finish, Preemption, Snapshot
+
+MAX_IDS = 1 << 20
+"""Block ids in one batch, of tables and of changes each."""
+
+Tables = dict[int, bytes]
+"""Block ids (int32) of every request that holds some, by number."""
+
+Gains = Sequence[Sequence[tuple[int, bytes]]]
+
+_UNTOUCHED = 4
+"""Stored as the class of a block that was foreseen to change and did not."""
+
+
+class StoredBlocks(msgspec.Struct, array_like=True, frozen=True):
+    """Gains: entries per record, their request and length, the ids end to end. Changes: per record, id and class.
+
+    `foreseen`: the changes are in order of id and only tell what the tables do not; `freed` is the class expected
+    of a freed block.
+    """
+
+    entries: Column
+    numbers: Column
+    lengths: Column
+    ids: Column
+    foreseen: bool
+    freed: int
+    changes: Column
+    changed_ids: Column
+    classes: Column
+
+
+class Moves(msgspec.Struct, frozen=True):
+    """What moves blocks in each record of a batch."""
+
+    gains: Gains
+    admissions: Sequence[list[Admission]]
+    preemptions: Sequence[list[Preemption]]
+    finishes: Sequence[list[Finish]]
+
+
+def tables_of(snapshot: Snapshot) -> Tables:
+    """The tables at a keyframe."""
+    return {request.arrival.number: request.table for request in snapshot.requests if request.table}
+
+
+def follow(tables: Tables, moves: Moves) -> list[bytes]:
+    """Move `tables` on; returns the block ids that each record should have freed."""
+    freed = []
+    each = zip(moves.gains, moves.admissions, moves.preemptions, moves.finishes, strict=True)
+    for gains, admissions, preemptions, finishes in each:
+        gone = [tables.pop(preemption.number, b"") for preemption in preemptions]
+        for admission in admissions:
+            tables.pop(admission.number, None)
+        for number, ids in gains:
+            tables[number] = tables.get(number, b"") + ids
+        gone += [tables.pop(finish.number, b"") for finish in finishes]
+        freed.append(b"".join(gone))
+    return freed
+
+
+def pack_blocks(moves: Moves, changed: Sequence[bytes], tables: Tables) -> StoredBlocks:
+    """`tables` and `changed_blocks` of a batch; moves `tables` on."""
+    entries, lengths, ids = _flatten(moves.gains)
+    counts = np.array([len(data) // 4 for data in changed], dtype=np.int64)
+    packed = np.frombuffer(b"".join(changed), dtype=np.int32)
+    keys, classes = _keys(counts, packed >> 2), packed & 3
+    gained, gone = _gained(entries, lengths, ids), _gone(follow(tables, moves))
+    foreseen = bool(np.all(keys[1:] > keys[:-1]))
+    freed = BlockClass.CACHED_FREE
+    if foreseen:
+        if 2 * np.count_nonzero(classes[np.isin(keys, gone)] == freed) < len(gone):
+            freed = BlockClass.EMPTY
+        keys, classes = _unforeseen(keys, classes, *_foresee(gained, gone, freed))
+        counts = np.bincount(keys >> 32, minlength=len(changed))
+    return StoredBlocks(
+        entries=pack(entries),
+        numbers=pack(differences(np.array([n for gains in moves.gains for n, _ in gains], dtype=np.int64))),
+        lengths=pack(lengths),
+        ids=pack(differences(ids)),
+        foreseen=foreseen,
+        freed=int(freed),
+        changes=pack(counts),
+        changed_ids=pack(differences(keys.astype(np.int32))),
+        classes=pack(classes),
+    )
+
+
+def unpack_gains(stored: StoredBlocks, count: int) -> list[list[tuple[int, bytes]]]:
+    """`tables` of `count` records. Raises `ColumnError`."""
+    entries = unpack_counts(stored.entries, count, MAX_IDS)
+    num_entries = int(entries.sum())
+    lengths = unpack_counts(stored.lengths, num_entries, MAX_IDS)
+    ids = sums(unpack32(stored.ids, int(lengths.sum())))
+    numbers = sums(unpack(stored.numbers, num_entries)).tolist()
+    pairs = list(zip(numbers, cut(ids.tobytes(), lengths * 4), strict=True))
+    ends = np.cumsum(entries).tolist()
+    return [pairs[end - size : end] for size, end in zip(entries.tolist(), ends, strict=True)]
+
+
+def unpack_changes(stored: StoredBlocks, moves: Moves, tables: Tables) -> list[bytes]:
+    """`changed_blocks`; moves `tables` on. Raises `ColumnError`."""
+    num_records = len(moves.gains)
+    counts = unpack_counts(stored.changes, num_records, MAX_IDS)
+    num = int(counts.sum())
+    keys = _keys(counts, sums(unpack32(stored.changed_ids, num)))
+    classes = unpack32(stored.classes, num)
+    if num and not 0 <= int(classes.min()) <= int(classes.max()) <= _UNTOUCHED:
+        raise ColumnError("an unknown block class")
+    gone = _gone(follow(tables, moves))
+    if stored.foreseen:
+        expected, expected_classes = _foresee(_gained(*_flatten(moves.gains)), gone, stored.freed)
+        kept = ~np.isin(expected, keys)
+        told = classes != _UNTOUCHED
+        keys = np.concatenate([keys[told], expected[kept]])
+        order = np.argsort(keys, kind="stable")
+        keys, classes = keys[order], np.concatenate([classes[told], expected_classes[kept]])[order]
+        counts = np.bincount(keys >> 32, minlength=num_records)
+    return cut((keys.astype(np.int32) << 2 | classes).astype(np.int32).tobytes(), counts * 4)
+
+
+def cut(data: bytes, lengths: npt.NDArray[np.integer[Any]]) -> list[bytes]:
+    """`data` in pieces of these lengths."""
+    ends = np.cumsum(lengths).tolist()
+    return [data[end - length : end] for length, end in zip(lengths.tolist(), ends, strict=True)]
+
+
+def _unforeseen(keys: Longs, classes: Any, expected: Longs, expected_classes: Any) -> tuple[Longs, Any]:
+    """The changes that are not among the expected ones, and those expected that did not come."""
+    place = np.searchsorted(expected, keys)
+    place[place == len(expected)] = 0
+    right = np.zeros(len(keys), dtype=np.bool_)
+    if len(expected):
+        right = (expected[place] == keys) & (expected_classes[place] == classes)
+    absent = expected[~np.isin(expected, keys)]
+    keys = np.concatenate([keys[~right], absent])
+    classes = np.concatenate([classes[~right], np.full(len(absent), _UNTOUCHED, dtype=np.int32)])
+    order = np.argsort(keys, kind="stable")
+    return keys[order], classes[order]
+
+
+def _foresee(gained: Longs, gone: Longs, freed: int) -> tuple[Longs, npt.NDArray[np.int32]]:
+    keys = np.union1d(gained, gone)
+    return keys, np.where(np.isin(keys, gone), freed, BlockClass.HELD).astype(np.int32)
+
+
+def _flatten(gains: Gains) -> tuple[Longs, Longs, npt.NDArray[np.int32]]:
+    flat = [ids for entries in gains for _, ids in entries]
+    entries = np.array([len(entries) for entries in gains], dtype=np.int64)
+    lengths = np.array([len(ids) // 4 for ids in flat], dtype=np.int64)
+    return entries, lengths, np.frombuffer(b"".join(flat), dtype=np.int32)
+
+
+def _keys(counts: Longs, ids: npt.NDArray[np.int32]) -> Longs:
+    """Record and block id as one number."""
+    return (np.repeat(np.arange(len(counts)), counts) << 32) | ids.view(np.uint32)
+
+
+def _gained(entries: Longs, lengths: Longs, ids: npt.NDArray[np.int32]) -> Longs:
+    """Keys of all blocks that tables gained, once each; released blocks (-1) are none."""
+    per_record = np.zeros(len(entries), dtype=np.int64)
+    np.add.at(per_record, np.repeat(np.arange(len(entries)), entries), lengths)
+    return np.unique(_keys(per_record, ids)[ids >= 0])
+
+
+def _gone(freed: list[bytes]) -> Longs:
+    """Keys of all blocks that should have been freed, once each."""
+    ids = np.frombuffer(b"".join(freed), dtype=np.int32)
+    counts = np.array([len(data) // 4 for data in freed], dtype=np.int64)
+    return np.unique(_keys(counts, ids)[ids >= 0])

@@ -1,0 +1,93 @@
+"""Latency samples by second of the engine's clock: with them any window is known without reading its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from schedtop.engine.recording.columns import Column, differences, pack, sums, unpack
+from schedtop.engine.telemetry import StepRecord
+
+UNIT_S = 1e-6
+_MAX_SAMPLES = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Durations in whole microseconds: distinct `values` in order, and how often each occurred (int64 both)."""
+
+    values: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Second:
+    """TTFT and ITL samples of the steps that ended in one second of the engine's clock."""
+
+    second: int
+    ttft: Samples
+    itl: Samples
+
+
+class StoredSecond(msgspec.Struct, array_like=True, frozen=True):
+    """A second's samples: how many distinct values, the values, their counts; for TTFT, then for ITL."""
+
+    second: int
+    num_ttft: int
+    ttft: tuple[Column, Column]
+    num_itl: int
+    itl: tuple[Column, Column]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[StoredSecond])
+
+
+def second_of(record: StepRecord) -> int:
+    """The second of the engine's clock in which a step ended."""
+    return int(record.end_s // 1.0)
+
+
+def sample(second: int, records: Iterable[StepRecord]) -> Second:
+    """The samples of some records."""
+    records = list(records)
+    itl_s = np.frombuffer(b"".join([record.itl_s for record in records]), dtype=np.float32).astype(np.float64)
+    ttft_s = np.array([wait_s for record in records for _, wait_s in record.ttft_s], dtype=np.float64)
+    return Second(second, _collect(ttft_s), _collect(itl_s))
+
+
+def _collect(seconds: npt.NDArray[np.float64]) -> Samples:
+    finite = seconds[np.isfinite(seconds)]
+    values, counts = np.unique(np.rint(finite / UNIT_S).astype(np.int64), return_counts=True)
+    return Samples(values, counts)
+
+
+def encode_seconds(seconds: Sequence[Second]) -> bytes:
+    """Seconds as stored, before compression."""
+    return _encoder.encode(
+        [
+            StoredSecond(s.second, len(s.ttft.values), _pack(s.ttft), len(s.itl.values), _pack(s.itl))
+            for s in seconds
+        ]
+    )
+
+
+def decode_seconds(data: bytes) -> list[Second]:
+    """Undo `encode_seconds`. Raises `ValueError` for bytes that are none."""
+    stored = _decoder.decode(data)
+    sizes = [size for s in stored for size in (s.num_ttft, s.num_itl)]
+    if sizes and (min(sizes) < 0 or sum(sizes) > _MAX_SAMPLES):
+        raise ValueError("impossible numbers of samples")
+    return [Second(s.second, _unpack(s.ttft, s.num_ttft), _unpack(s.itl, s.num_itl)) for s in stored]
+
+
+def _pack(samples: Samples) -> tuple[Column, Column]:
+    return pack(differences(samples.values)), pack(samples.counts)
+
+
+def _unpack(stored: tuple[Column, Column], count: int) -> Samples:
+    values, counts = stored
+    return Samples(sums(unpack(values, count)), unpack(counts, count))

@@ -1,0 +1,290 @@
+"""Writes a recording beside a running engine: the engine only queues records, a thread packs and writes them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import zstandard
+from schedtop.engine.recording.batch import MAX_ROWS, encode_batch
+from schedtop.engine.recording.blocks import MAX_IDS, Tables, tables_of
+from schedtop.engine.recording.frames import MARK, MAX_RAW_BYTES, Kind, Marks, RecordingError, Span, make_frame
+from schedtop.engine.recording.keyframes import encode_keyframe
+from schedtop.engine.recording.seconds import encode_seconds, sample, second_of
+from schedtop.engine.telemetry import FinishReason, Header, Snapshot, StepRecord, TextDelta
+
+BATCH_RECORDS = 256
+SEGMENT_RECORDS = 1024
+MAX_SEGMENT_RECORDS = 4096
+KEYFRAME_SHARE = 0.15
+"""A large snapshot is written less often, so that keyframes stay below about this share of the file."""
+FLUSH_S = 0.5
+"""What a killed process loses at most is what it recorded since the last flush."""
+MAX_QUEUED = 4096
+STALLED_S = 5.0
+
+_LEVEL = 6
+
+
+def check_new(path: str) -> None:
+    """Raises `RecordingError` unless a recording can be begun at `path`; leaves nothing behind."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        os.unlink(path)
+    except OSError as error:
+        raise RecordingError(_refusal(path, error)) from None
+
+
+def _refusal(path: str, error: OSError) -> str:
+    if isinstance(error, FileExistsError):
+        return f"{path} exists already: choose another name, or remove it first"
+    return f"cannot write {path}: {error.strerror or error}"
+
+
+class RecordingWriter:
+    """A sink that keeps every record. `snapshot` is called in the engine's thread, between steps.
+
+    Raises `RecordingError` when the file cannot be begun or exists. `write` raises `OSError` once the file can take
+    no more; what was written before stays readable. Without `keep_text`, previews and texts are left out.
+    """
+
+    def __init__(
+        self, path: str | Path, header: Header, snapshot: Callable[[], Snapshot], *, keep_text: bool = False
+    ) -> None:
+        self.path = str(path)
+        self._snapshot = snapshot
+        self._keep_text = keep_text
+        self._queue: deque[StepRecord | Snapshot | TextDelta] = deque()
+        self._since_keyframe = 0
+        self._wake = threading.Event()
+        self._room = threading.Event()
+        self._closing = False
+        self._file = _File(self.path, header, keep_text)
+        self._queue.append(snapshot())
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+        self._thread.start()
+
+    def write(self, record: StepRecord, encoded: bytes = b"") -> None:
+        """Queue one record; waits only if the disk is far behind. Raises `OSError` when recording has ended."""
+        if self._file.error is not None or len(self._queue) >= MAX_QUEUED:
+            self._check_room()
+        self._queue.append(record)
+        self._since_keyframe += 1
+        if self._since_keyframe >= self._file.segment_records:
+            self._since_keyframe = 0
+            self._queue.append(self._snapshot())
+        if self._since_keyframe % BATCH_RECORDS == 0:
+            self._wake.set()
+
+    def text(self, delta: TextDelta) -> None:
+        """Queue a piece of output text; dropped unless texts are kept."""
+        if self._keep_text and self._file.error is None:
+            self._queue.append(delta)
+
+    def close(self) -> None:
+        """Write what is queued and the end mark. Raises `OSError` if the recording is not whole."""
+        if self._closing:
+            return
+        self._closing = True
+        self._wake.set()
+        self._thread.join()
+        if self._file.error is not None:
+            raise OSError(self._file.error)
+
+    def _check_room(self) -> None:
+        deadline_s = time.monotonic() + STALLED_S
+        while self._file.error is None and len(self._queue) >= MAX_QUEUED:
+            if time.monotonic() >= deadline_s:
+                self._file.error = f"{self.path}: the disk took nothing for {STALLED_S:g} s"
+            self._room.clear()
+            self._wake.set()
+            self._room.wait(0.1)
+        if self._file.error is not None:
+            raise OSError(self._file.error)
+
+    def _run(self) -> None:
+        while not self._closing:
+            self._wake.wait(FLUSH_S)
+            self._wake.clear()
+            self._drain()
+        self._drain()
+        self._file.close()
+
+    def _drain(self) -> None:
+        queue = self._queue
+        for _ in range(len(queue)):
+            self._file.add(queue.popleft())
+            if len(queue) < MAX_QUEUED // 2:
+                self._room.set()
+        self._file.flush()
+
+    def __enter__(self) -> RecordingWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _File:
+    """The file as its thread writes it. An error ends it: the torn frame is cut off and `error` says why."""
+
+    def __init__(self, path: str, header: Header, keep_text: bool) -> None:
+        self.error: str | None = None
+        self.segment_records = SEGMENT_RECORDS
+        self._path = path
+        self._keep_text = keep_text
+        self._block_size = header.block_size
+        self._zstd = zstandard.ZstdCompressor(level=_LEVEL)
+        self._batch: list[StepRecord] = []
+        self._tables: Tables = {}
+        self._weight = 0
+        self._open_second: list[StepRecord] = []
+        self._texts: list[tuple[int, int, str]] = []
+        self._num_records = 0
+        self._last: StepRecord | None = None
+        self._keyframe_bytes = self._segment_bytes = 0
+        self._size = 0
+        try:
+            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise RecordingError(_refusal(path, error)) from None
+        try:
+            self._append(MARK)
+            self._frame(Kind.HEADER, msgspec.msgpack.encode(header), Span())
+        except OSError as error:
+            os.close(self._fd)
+            os.unlink(path)
+            raise RecordingError(_refusal(path, error)) from None
+
+    def add(self, item: StepRecord | Snapshot | TextDelta) -> None:
+        """Take one queued item; full batches and keyframes are written at once."""
+        if self.error is not None:
+            return
+        if isinstance(item, StepRecord):
+            self._add_record(item)
+        elif isinstance(item, TextDelta):
+            self._texts.append((self._num_records + len(self._batch), item.number, item.text))
+        else:
+            self.flush()
+            self._guard(lambda: self._write_keyframe(item))
+
+    def flush(self) -> None:
+        """Write what was added."""
+        if self._batch or self._texts:
+            self._guard(self._write_batch)
+
+    def close(self) -> None:
+        """Mark the end and close."""
+        self.flush()
+        self._guard(self._write_end)
+        if self.error is None:
+            os.close(self._fd)
+
+    def _add_record(self, record: StepRecord) -> None:
+        weight = len(record.rows) // 36 + len(record.changed_blocks) // 4
+        weight += sum([len(ids) // 4 for _, ids in record.tables])
+        if self._weight + weight > min(MAX_ROWS, MAX_IDS) // 4:
+            self.flush()
+        self._batch.append(record if self._keep_text else _without_text(record))
+        self._weight += weight
+        if len(self._batch) >= BATCH_RECORDS:
+            self.flush()
+
+    def _guard(self, write: Callable[[], None]) -> None:
+        """Do one write; whatever goes wrong ends the recording, never the engine."""
+        if self.error is not None:
+            return
+        try:
+            write()
+        except Exception as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            self.error = f"cannot write {self._path}: {reason}"
+            self._batch, self._texts, self._open_second = [], [], []
+            with suppress(OSError):
+                os.ftruncate(self._fd, self._size)
+            os.close(self._fd)
+
+    def _write_batch(self) -> None:
+        batch, self._batch, self._weight = self._batch, [], 0
+        first = self._num_records
+        if batch:
+            span = Span(len(batch), first, batch[0].step, batch[0].start_s, batch[-1].end_s)
+            self._frame(Kind.STEPS, encode_batch(batch, self._block_size, self._tables), span, _marks_of(batch))
+            self._num_records += len(batch)
+            self._last = batch[-1]
+            self._write_seconds(batch)
+        if self._texts:
+            texts, self._texts = self._texts, []
+            self._frame(Kind.TEXTS, msgspec.msgpack.encode(texts), self._here())
+
+    def _write_seconds(self, batch: list[StepRecord]) -> None:
+        """Write the samples of every second that these records completed; keep the last one open."""
+        closed = []
+        for record in batch:
+            if self._open_second and second_of(record) != second_of(self._open_second[0]):
+                closed.append(sample(second_of(self._open_second[0]), self._open_second))
+                self._open_second = []
+            self._open_second.append(record)
+        if closed:
+            span = Span(0, self._num_records, 0, closed[0].second, closed[-1].second)
+            self._frame(Kind.SECONDS, encode_seconds(closed), span)
+
+    def _write_keyframe(self, snapshot: Snapshot) -> None:
+        if self._keyframe_bytes:
+            wanted = self._keyframe_bytes / KEYFRAME_SHARE / max(1, self._segment_bytes) * self.segment_records
+            self.segment_records = int(min(max(wanted, SEGMENT_RECORDS), MAX_SEGMENT_RECORDS))
+        raw = encode_keyframe(snapshot, self._keep_text)
+        if len(raw) > MAX_RAW_BYTES and self._keyframe_bytes:
+            return  # a segment without a keyframe of its own goes on from the one before
+        before = self._size
+        self._frame(Kind.KEYFRAME, raw, self._here())
+        self._keyframe_bytes, self._segment_bytes = self._size - before, 0
+        self._tables = tables_of(snapshot)
+
+    def _write_end(self) -> None:
+        step = self._last.step if self._last else 0
+        self._frame(Kind.END, msgspec.msgpack.encode([self._num_records, step]), self._here())
+
+    def _here(self) -> Span:
+        last = self._last
+        return Span(0, self._num_records, last.step if last else 0, last.end_s if last else 0.0)
+
+    def _frame(self, kind: Kind, raw: bytes, span: Span, marks: Marks | None = None) -> None:
+        self._append(make_frame(kind, raw, self._zstd, span, marks))
+
+    def _append(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._fd, view) :]
+        self._size += len(data)
+        self._segment_bytes += len(data)
+
+
+def _without_text(record: StepRecord) -> StepRecord:
+    if not any(arrival.preview for arrival in record.arrivals):
+        return record
+    arrivals = [msgspec.structs.replace(arrival, preview="") for arrival in record.arrivals]
+    return msgspec.structs.replace(record, arrivals=arrivals)
+
+
+def _marks_of(batch: list[StepRecord]) -> Marks:
+    itl_s = np.frombuffer(b"".join([record.itl_s for record in batch]), dtype=np.float32)
+    ttft_s = [wait_s for record in batch for _, wait_s in record.ttft_s]
+    finishes = [finish for record in batch for finish in record.finishes]
+    preemptions = [preemption for record in batch for preemption in record.preemptions]
+    return Marks(
+        preemptions=len(preemptions),
+        loops=sum(preemption.loop for preemption in preemptions),
+        knobs=sum(len(record.knobs) for record in batch),
+        refusals=sum(len(record.refusals) for record in batch),
+        aborts=sum(finish.reason == FinishReason.ABORT for finish in finishes),
+        max_ttft_s=max(ttft_s, default=0.0),
+        max_itl_s=float(np.fmax.reduce(itl_s, initial=0.0)),
+    )
