@@ -61,8 +61,9 @@ class ConsoleApp(App[None], inherit_bindings=False):
             now=now,
             window_s=self.options.window_s,
         )
-        for failure in failures:
-            self.history.note(Notice("warning", f"theme {failure.path} left out: {failure.reason}"))
+        self._notices = [f"theme {failure.path} left out: {failure.reason}" for failure in failures]
+        for words in self._notices:
+            self.history.note(Notice("warning", words))
         keymap = load_keymap(self.options.config_dir / "keys.toml") if self.options.config_dir else {}
         self.registry = Registry(keymap)
         self.feed = Feed(link, self.history, self._on_change, self._on_reply, reopen, now)
@@ -81,7 +82,10 @@ class ConsoleApp(App[None], inherit_bindings=False):
 
     def on_mount(self) -> None:
         self.theme = self.view.palette.theme.name
+        self.set_class(self.ascii_only, "ascii")
         self.push_screen(self.live_screen)
+        if self._notices:
+            self.call_after_refresh(self.live_screen.say, self._notices[0], "warn")
         self._watch_signals()
         self.set_interval(TICK_S, self._tick)
         self.feed.start()
@@ -114,7 +118,12 @@ class ConsoleApp(App[None], inherit_bindings=False):
         if not self._paint_due:
             self._paint_due = True
             wait_s = self._painted_at_s + PAINT_EVERY_S - time.monotonic()
-            self.set_timer(max(0.0, wait_s), self.paint) if wait_s > 0 else self.paint()
+            # The loop's own timer: one of Textual's would cost as much as a panel, ten times a second.
+            asyncio.get_running_loop().call_later(max(0.0, wait_s), self._paint_if_due)
+
+    def _paint_if_due(self) -> None:
+        if self._paint_due and self._running:
+            self.paint()
 
     def on_reply_received(self, message: ReplyReceived) -> None:
         replied = self._replies.pop(message.reply.command, None)

@@ -136,8 +136,7 @@ class History:
         self.events.append(Event("N", self.live.seq, self.live.step, self.live.clock_s, notice))
 
     def _apply_header(self, header: Header) -> None:
-        same = self.header is not None and self.header.started_at == header.started_at
-        if not same:
+        if self.header is not None and self.header.started_at != header.started_at:
             self._forget()
         self.header, self.bye = header, None
 

@@ -81,32 +81,38 @@ class LatencyBuckets:
 
     def __init__(self) -> None:
         self._closed: dict[int, dict[str, Samples]] = {}
-        self._open: list[StepRecord] = []
+        self._open = dict.fromkeys(KINDS, EMPTY)
         self._open_bucket = -1
-        self._open_samples: dict[str, Samples] | None = None
+        self._pending: list[StepRecord] = []
 
     def take(self, record: StepRecord) -> None:
         bucket = int(record.end_s // BUCKET_S)
         if bucket != self._open_bucket:
             self._close()
             self._open_bucket = bucket
-        self._open_samples = None
-        self._open.append(record)
+        self._pending.append(record)
 
     def _close(self) -> None:
-        if self._open:
-            self._closed[self._open_bucket] = of_records(self._open)
-            self._open = []
+        self._settle()
+        if self._open_bucket >= 0:
+            self._closed[self._open_bucket] = self._open
+        self._open = dict.fromkeys(KINDS, EMPTY)
         while len(self._closed) > _KEEP_BUCKETS:
             del self._closed[next(iter(self._closed))]
+
+    def _settle(self) -> None:
+        """Work in what was taken since the last look: many records at once cost little more than one."""
+        if self._pending:
+            new = of_records(self._pending)
+            self._open = {kind: merge([self._open[kind], new[kind]]) for kind in KINDS}
+            self._pending = []
 
     def bucket(self, index: int) -> dict[str, Samples] | None:
         """Samples of one second; None if nothing was recorded in it."""
         if index != self._open_bucket:
             return self._closed.get(index)
-        if self._open_samples is None:
-            self._open_samples = of_records(self._open)
-        return self._open_samples
+        self._settle()
+        return self._open
 
     def columns(
         self, kind: str, end_s: float, window_s: float, num_columns: int, newest: dict[str, Samples] | None = None

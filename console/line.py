@@ -63,23 +63,21 @@ class Line:
 
     def strip(self, width: int, base: Style, ascii_only: bool) -> Strip:
         """The finished line, exactly `width` cells; a cut is marked."""
-        if self.length > width:
-            self._cut(width)
-        self.pad(width, base)
+        pieces = self.pieces if self.length <= width else self._cut(width)
         if ascii_only:
-            pieces = [(piece if piece.isascii() else to_ascii(piece), style) for piece, style in self.pieces]
-        else:
-            pieces = self.pieces
-        return Strip([Segment(piece, style) for piece, style in pieces], width)
+            pieces = [(piece if piece.isascii() else to_ascii(piece), style) for piece, style in pieces]
+        segments = [Segment(piece, style) for piece, style in pieces]
+        if self.length < width:
+            segments.append(Segment(" " * (width - self.length), base))
+        return Strip(segments, width)
 
-    def _cut(self, width: int) -> None:
+    def _cut(self, width: int) -> list[tuple[str, Style]]:
         kept, length = [], 0
         for piece, style in self.pieces:
             cells = cell_len(piece)
             if length + cells > width:
                 kept.append((text.fit(piece, width - length), style))
-                length = width
                 break
             kept.append((piece, style))
             length += cells
-        self.pieces, self.length = kept, length
+        return kept

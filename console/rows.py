@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import NamedTuple
 
 from schedtop.console import text
 from schedtop.console.history import History, Moment
@@ -19,7 +19,6 @@ from schedtop.console.state import (
     NEEDED,
     NUMBER,
     TOKENS,
-    State,
     Tracked,
 )
 from schedtop.engine.telemetry import RowFlag, itl_column
@@ -28,8 +27,7 @@ MAX_WAITING = 1000
 """Waiting requests listed while no filter is set: the head of a long queue says enough."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One request as the table shows it. None is not known, or not yet."""
 
     number: int
@@ -72,35 +70,69 @@ COLUMNS: tuple[tuple[str, str, int], ...] = (
 SORTABLE = tuple(name for name, _, _ in COLUMNS)
 
 
-def build(history: History, moment: Moment, everyone: bool = False) -> list[Row]:
-    """Running requests in the engine's order, then the waiting ones, head first."""
-    state = moment.state
-    return [*_running(moment), *_waiting(state, state.queue(history.policy), everyone)]
+class Table:
+    """The live requests of a moment: `numbers` are the running ones in the engine's order, then the queue.
 
+    Rows are made when they are asked for: a screen shows twenty of what may be thousands.
+    """
 
-def _running(moment: Moment) -> Iterator[Row]:
-    state, record = moment.state, moment.record
-    gaps = (
-        itl_column(record).tolist() if record is not None and len(record.itl_s) == 4 * state.rows.shape[1] else []
-    )
-    rows = {column[NUMBER]: (index, column) for index, column in enumerate(state.rows.T.tolist())}
-    for number in state.running():
-        tracked = state.requests[number]
-        index, column = rows.get(number, (-1, None))
+    def __init__(self, history: History, moment: Moment, everyone: bool = False) -> None:
+        state, record = moment.state, moment.record
+        queue = state.queue(history.policy)
+        self.numbers = state.running() + (queue if everyone else queue[:MAX_WAITING])
+        self._state = state
+        self._columns: dict[int, list[int]] = {column[NUMBER]: column for column in state.rows.T.tolist()}
+        self._gaps: dict[int, float] = {}
+        if record is not None and len(record.itl_s) == 4 * state.rows.shape[1]:
+            self._gaps = dict(zip(self._columns, itl_column(record).tolist(), strict=True))
+
+    def __contains__(self, number: object) -> bool:
+        return number in self._state.requests
+
+    def row(self, number: int) -> Row:
+        """All figures of one request; raises `KeyError` once it is gone from a live state."""
+        tracked = self._state.requests[number]
+        column = None if tracked.waiting else self._columns.get(number)
         if column is None:
-            yield _row(state, tracked, "running", tracked.computed_tokens, tracked.output_tokens, 0, None)
-            continue
-        gap = gaps[index] if index < len(gaps) else math.nan
+            label = ("preempted" if tracked.preemptions else "wait") if tracked.waiting else "running"
+            done, out, blocks, gap = tracked.computed_tokens, tracked.output_tokens, 0, math.nan
+        else:
+            label, blocks = _label(column, tracked), column[BLOCKS]
+            done = min(column[COMPUTED] + column[TOKENS] - column[DRAFTS], column[NEEDED])
+            out = column[NEEDED] + column[EMITTED] - tracked.arrival.prompt_tokens
+            gap = self._gaps.get(number, math.nan)
         arrival = tracked.arrival
-        yield _row(
-            state,
-            tracked,
-            _label(column, tracked),
-            min(column[COMPUTED] + column[TOKENS] - column[DRAFTS], column[NEEDED]),
-            column[NEEDED] + column[EMITTED] - arrival.prompt_tokens,
-            column[BLOCKS],
-            None if math.isnan(gap) else gap,
+        return Row(
+            number=number,
+            id=text.clean(arrival.id, 60),
+            state=label,
+            prompt=arrival.prompt_tokens,
+            done=done,
+            cached=tracked.cached_tokens,
+            out=out,
+            max=arrival.max_tokens,
+            kv=blocks,
+            age=self._state.clock_s - arrival.arrival_s,
+            ttft=tracked.ttft_s,
+            itl=None if math.isnan(gap) else gap,
+            preempt=tracked.preemptions,
+            priority=arrival.priority,
         )
+
+    def ordered(self, numbers: list[int], column: str, descending: bool) -> list[int]:
+        """Sorted by a column; equal ones stay as they were, and unknown values come last either way."""
+        if column == "kv":
+            keys = {number: self._blocks(number) for number in numbers}
+            return sorted(numbers, key=keys.__getitem__, reverse=descending)
+        get = operator.attrgetter(column)
+        values = {number: get(self.row(number)) for number in numbers}
+        known = [number for number in numbers if values[number] is not None]
+        unknown = [number for number in numbers if values[number] is None]
+        return sorted(known, key=values.__getitem__, reverse=descending) + unknown
+
+    def _blocks(self, number: int) -> int:
+        column = self._columns.get(number)
+        return 0 if column is None or self._state.requests[number].waiting else column[BLOCKS]
 
 
 def _label(column: list[int], tracked: Tracked) -> str:
@@ -109,42 +141,6 @@ def _label(column: list[int], tracked: Tracked) -> str:
     if column[FLAGS] & RowFlag.DECODE:
         return "decode"
     return "recompute" if tracked.preemptions and tracked.first_token_s is not None else "prefill"
-
-
-def _waiting(state: State, queue: list[int], everyone: bool) -> Iterator[Row]:
-    for number in queue if everyone else queue[:MAX_WAITING]:
-        tracked = state.requests.get(number)
-        if tracked is not None:
-            label = "preempted" if tracked.preemptions else "wait"
-            yield _row(state, tracked, label, 0, tracked.output_tokens, 0, None)
-
-
-def _row(state: State, tracked: Tracked, label: str, done: int, out: int, blocks: int, itl_s: float | None) -> Row:
-    arrival = tracked.arrival
-    return Row(
-        number=arrival.number,
-        id=text.clean(arrival.id, 60),
-        state=label,
-        prompt=arrival.prompt_tokens,
-        done=done,
-        cached=tracked.cached_tokens,
-        out=out,
-        max=arrival.max_tokens,
-        kv=blocks,
-        age=state.clock_s - arrival.arrival_s,
-        ttft=tracked.ttft_s,
-        itl=itl_s,
-        preempt=tracked.preemptions,
-        priority=arrival.priority,
-    )
-
-
-def order(rows: list[Row], column: str, descending: bool) -> list[Row]:
-    """Sorted by a column; equal rows stay as they were, and unknown values come last either way."""
-    get = operator.attrgetter(column)
-    known = [row for row in rows if get(row) is not None]
-    unknown = [row for row in rows if get(row) is None]
-    return sorted(known, key=get, reverse=descending) + unknown
 
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {

@@ -198,7 +198,7 @@ class Commands:
         panel = self.screen.focused_panel
         if panel is self.screen.requests:
             row = self.screen.requests.selected_row()
-            return " ".join(f"{name}={getattr(row, name)}" for name in row.__slots__) if row is not None else ""
+            return " ".join(f"{name}={getattr(row, name)}" for name in row._fields) if row is not None else ""
         if panel is self.screen.events:
             event = self.screen.events.selected()
             return f"{self.screen.events.time(event)} {event.kind} {event.describe()}" if event is not None else ""

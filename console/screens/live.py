@@ -62,6 +62,7 @@ class LiveScreen(Screen[None]):
         self.zoomed: str | None = None
         self._placed: tuple[object, ...] = ()
         self._saying = 0
+        self._last_panel: Panel | None = None
 
     @property
     def console(self) -> ConsoleApp:
@@ -126,7 +127,10 @@ class LiveScreen(Screen[None]):
 
     @property
     def focused_panel(self) -> Panel | None:
-        return self.focused if isinstance(self.focused, Panel) else None
+        """The panel that has the focus, or had it before the prompt took it."""
+        if isinstance(self.focused, Panel):
+            self._last_panel = self.focused
+        return self._last_panel
 
     def show_panel(self, name: str) -> None:
         """Bring a panel into sight and give it the focus."""

@@ -97,8 +97,8 @@ class Ticker(Drawn):
         self.events = events
 
     def lines(self, width: int, height: int) -> list[Line]:
-        listed = self.events.listed()
-        return [self.events.line(listed[0]) if listed else Line()]
+        newest = next(self.events.listed(), None)
+        return [Line() if newest is None else self.events.line(newest)]
 
 
 class Divider(Drawn):

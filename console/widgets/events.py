@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from itertools import islice
 from typing import ClassVar
 
 from rich.style import Style
@@ -47,24 +49,31 @@ Enter shows the step of the selected event in all panels. o chooses which events
         word = LEVELS[self.level][0]
         return [(word, "muted")] + ([("following", "muted")] if self._selected is None else [("held", "warn")])
 
-    def listed(self) -> list[Event]:
+    def listed(self) -> Iterator[Event]:
         """Events up to the shown moment, newest first."""
         kinds, last = LEVELS[self.level][1], self.view.moment.seq
-        return [event for event in reversed(self.view.history.events) if event.kind in kinds and event.seq <= last]
+        return (event for event in reversed(self.view.history.events) if event.kind in kinds and event.seq <= last)
 
     def body(self, width: int, height: int) -> list[Line]:
-        events = self.listed()
-        if not events:
-            return [Line().add(" nothing happened yet", self.view.palette["muted"])]
-        if self._selected is not None and self._selected in events:
-            self.cursor = events.index(self._selected)
-        elif self._selected is not None:
-            self.cursor, self._selected = 0, None
+        if self._selected is not None:
+            self._find_selected()
         self.top = max(min(self.top, self.cursor), self.cursor - height + 1, 0)
+        shown = list(islice(self.listed(), self.top, self.top + height))
+        if not shown:
+            return [Line().add(" nothing happened yet", self.view.palette["muted"])]
         return [
             self.line(event, self.has_focus and self.top + index == self.cursor)
-            for index, event in enumerate(events[self.top : self.top + height])
+            for index, event in enumerate(shown)
         ]
+
+    def _find_selected(self) -> None:
+        """New events push the selected one down; the cursor goes with it."""
+        index = next((at for at, event in enumerate(self.listed()) if event is self._selected), None)
+        if index is None:
+            self.cursor, self._selected = 0, None
+        else:
+            self.top += index - self.cursor
+            self.cursor = index
 
     def line(self, event: Event, selected: bool = False) -> Line:
         palette = self.view.palette
@@ -81,19 +90,18 @@ Enter shows the step of the selected event in all panels. o chooses which events
         return time.strftime("%H:%M:%S", time.localtime(header.started_at + event.clock_s))
 
     def move(self, lines: int) -> None:
-        events = self.listed()
-        if not events:
+        last = sum(1 for _ in self.listed()) - 1
+        if last < 0:
             return
-        self.cursor = max(0, min(len(events) - 1, self.cursor + lines))
-        self._selected = events[self.cursor] if self.cursor else None
+        self.cursor = max(0, min(last, self.cursor + lines))
+        self._selected = self.selected() if self.cursor else None
 
     def cycle_level(self) -> None:
         """List more or fewer kinds of events."""
         self.level = (self.level + 1) % len(LEVELS)
 
     def selected(self) -> Event | None:
-        events = self.listed()
-        return events[self.cursor] if self.cursor < len(events) else None
+        return next(islice(self.listed(), self.cursor, None), None)
 
     def click_line(self, y: int, x: int) -> None:
         self.move(self.top + y - self.cursor)

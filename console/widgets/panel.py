@@ -25,6 +25,7 @@ class Drawn(Widget):
         super().__init__(id=id)
         self.view = view
         self._strips: list[Strip] = []
+        self._pieces: list[list[tuple[str, Style]]] = []
 
     def lines(self, width: int, height: int) -> list[Line]:
         """The whole widget, top to bottom."""
@@ -35,17 +36,22 @@ class Drawn(Widget):
         width, height = self.size
         if not (width and height and self.display):
             return
-        base = self.view.palette["text"]
-        ascii_only = self.view.options.ascii
-        strips = [line.strip(width, base, ascii_only) for line in self.lines(width, height)[:height]]
-        strips += [Strip.blank(width, base)] * (height - len(strips))
-        old, self._strips = self._strips, strips
-        if len(old) != height:
-            self.refresh()
+        lines = self.lines(width, height)[:height]
+        lines += [Line() for _ in range(height - len(lines))]
+        old, pieces = self._pieces, [line.pieces for line in lines]
+        if len(old) != height or self._strips[0].cell_length != width:
+            old, self._strips = [[] for _ in range(height)], [Strip([])] * height
+            changed = list(range(height))
+        else:
+            changed = [y for y in range(height) if pieces[y] != old[y]]
+        if not changed:
             return
-        changed = [y for y in range(height) if strips[y] is not old[y] and strips[y] != old[y]]
-        if changed:
-            self.refresh(*[Region(0, y, width, 1) for y in changed])
+        base, ascii_only = self.view.palette["text"], self.view.options.ascii
+        for y in changed:
+            # A line is compared as it was drawn, before it was padded.
+            self._strips[y] = lines[y].strip(width, base, ascii_only)
+        self._pieces = pieces
+        self.refresh(*[Region(0, first, width, last - first + 1) for first, last in runs(changed)])
 
     def render_line(self, y: int) -> Strip:
         if y < len(self._strips):
@@ -53,9 +59,20 @@ class Drawn(Widget):
         return Strip.blank(self.size.width, self.view.palette["text"])
 
     def on_resize(self, event: Resize) -> None:
-        self._strips = []
+        self._pieces = []
         with self.view.history.lock:
             self.paint()
+
+
+def runs(numbers: list[int]) -> list[tuple[int, int]]:
+    """Ascending numbers as (first, last) of each unbroken run."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and found[-1][1] == number - 1:
+            found[-1] = (found[-1][0], number)
+        else:
+            found.append((number, number))
+    return found
 
 
 class Panel(Drawn, can_focus=True):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from schedtop.console import rows, text
+from schedtop.console import text
 from schedtop.console.line import Line
-from schedtop.console.rows import COLUMNS, Filter, Row
+from schedtop.console.rows import COLUMNS, Filter, Row, Table
 from schedtop.console.view import View
 from schedtop.console.widgets.batch import shares
 from schedtop.console.widgets.panel import Panel, Pieces
@@ -45,7 +45,8 @@ f keeps the selected request in sight, F keeps the order while values go on chan
         self.frozen: list[int] | None = None
         self.selected: int | None = None
         self.top = 0
-        self._listed: list[Row] = []
+        self._table: Table = Table(view.history, view.history.now())
+        self._listed: list[int] = []
         self._wants_sight = False
 
     def headline(self) -> Pieces:
@@ -68,17 +69,19 @@ f keeps the selected request in sight, F keeps the order while values go on chan
         return self.view.glyphs.down if self.descending else self.view.glyphs.up
 
     def lines(self, width: int, height: int) -> list[Line]:
-        self._listed = self._list()
+        self._table = Table(self.view.history, self.view.moment, everyone=bool(self.filter))
+        self._listed = self._list(self._table)
         return super().lines(width, height)
 
-    def _list(self) -> list[Row]:
-        found = rows.build(self.view.history, self.view.moment, everyone=bool(self.filter))
+    def _list(self, table: Table) -> list[int]:
+        """Numbers of the requests that are shown, in the order of the table."""
+        numbers = table.numbers
         if self.filter:
-            found = [row for row in found if self.filter.keeps(row)]
+            numbers = [number for number in numbers if self.filter.keeps(table.row(number))]
         if self.frozen is None:
-            return rows.order(found, self.sort, self.descending)
+            return table.ordered(numbers, self.sort, self.descending)
         place = {number: index for index, number in enumerate(self.frozen)}
-        return sorted(found, key=lambda row: place.get(row.number, len(place)))
+        return sorted(numbers, key=lambda number: place.get(number, len(place)))
 
     def body(self, width: int, height: int) -> list[Line]:
         palette = self.view.palette
@@ -89,7 +92,7 @@ f keeps the selected request in sight, F keeps the order while values go on chan
         page = max(1, height - 1)
         self._scroll(page)
         shown = self._listed[self.top : self.top + page]
-        lines += [self._line(row, columns, width) for row in shown]
+        lines += [self._line(self._table.row(number), columns, width) for number in shown]
         hidden = len(self._listed) - self.top - len(shown)
         if hidden > 0 and len(lines) > 2:
             lines[-1] = Line().add(f" {self.view.glyphs.down} {hidden + 1} more", palette["muted"])
@@ -106,7 +109,7 @@ f keeps the selected request in sight, F keeps the order while values go on chan
         ]
 
     def _scroll(self, page: int) -> None:
-        numbers = [row.number for row in self._listed]
+        numbers = self._listed
         if self.selected not in numbers:
             self.following = self.following and self.selected is None
             index = min(max(self.top, 0), len(numbers) - 1)
@@ -190,7 +193,7 @@ f keeps the selected request in sight, F keeps the order while values go on chan
     # Keys
 
     def move(self, lines: int) -> None:
-        numbers = [row.number for row in self._listed]
+        numbers = self._listed
         if not numbers:
             return
         index = numbers.index(self.selected) if self.selected in numbers else 0
@@ -205,7 +208,7 @@ f keeps the selected request in sight, F keeps the order while values go on chan
         self._wants_sight = True
 
     def toggle_frozen(self) -> None:
-        self.frozen = None if self.frozen is not None else [row.number for row in self._listed]
+        self.frozen = None if self.frozen is not None else list(self._listed)
 
     def set_filter(self, words: str) -> None:
         self.filter = Filter(words)
@@ -213,20 +216,21 @@ f keeps the selected request in sight, F keeps the order while values go on chan
 
     def next_match(self, offset: int) -> None:
         """The next or previous listed request, around the ends."""
-        numbers = [row.number for row in self._listed]
+        numbers = self._listed
         if numbers:
             index = numbers.index(self.selected) if self.selected in numbers else 0
             self.selected = numbers[(index + offset) % len(numbers)]
             self._wants_sight = True
 
     def selected_row(self) -> Row | None:
-        return next((row for row in self._listed if row.number == self.selected), None)
+        number = self.selected
+        return self._table.row(number) if number is not None and number in self._table else None
 
     def click_line(self, y: int, x: int) -> None:
         if y == 0:
             self._click_title(x)
         elif y - 1 + self.top < len(self._listed):
-            self.selected = self._listed[y - 1 + self.top].number
+            self.selected = self._listed[y - 1 + self.top]
 
     def _click_title(self, x: int) -> None:
         at = 2

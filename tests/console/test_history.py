@@ -56,9 +56,9 @@ def test_inspecting_forwards_and_backwards_gives_the_same_states() -> None:
 
 def test_inspecting_leaves_the_live_state_alone() -> None:
     history, records = recorded(300)
-    before = (history.live.classes.tolist(), history.live.queue('fcfs'), history.live.seq)
+    before = (history.live.classes.tolist(), history.live.queue("fcfs"), history.live.seq)
     history.at(records[40].seq)
-    assert (history.live.classes.tolist(), history.live.queue('fcfs'), history.live.seq) == before
+    assert (history.live.classes.tolist(), history.live.queue("fcfs"), history.live.seq) == before
 
 
 def test_block_classes_add_up_to_the_pool_in_every_step() -> None:

@@ -1,0 +1,101 @@
+"""Links for tests: a console's other end that plays back what it is given and notes what it is asked."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from schedtop.engine.telemetry import (
+    Incoming,
+    KnobChange,
+    Outgoing,
+    Pause,
+    Reply,
+    Resume,
+    SetKnobs,
+    StepOnce,
+)
+from synthetic import SyntheticEngine
+
+
+class LinkBroken(Exception):  # noqa: N818
+    """The link broke; the text is why."""
+
+
+class PlayedLink:
+    """Gives `messages`, then waits; `push` adds more, `break_off` ends it with an exception."""
+
+    def __init__(self, messages: Iterable[Outgoing]) -> None:
+        self.messages = deque(messages)
+        self.sent: list[Incoming] = []
+        self.closed = False
+        self._cause: str | None = None
+        self._arrived = threading.Condition()
+
+    def receive(self, timeout_s: float) -> Outgoing | None:
+        with self._arrived:
+            if not self.messages and self._cause is None and not self.closed:
+                self._arrived.wait(timeout_s)
+            if self.messages:
+                return self.messages.popleft()
+            if self._cause is not None:
+                raise LinkBroken(self._cause)
+            return None
+
+    def push(self, *messages: Outgoing) -> None:
+        with self._arrived:
+            self.messages.extend(messages)
+            self._arrived.notify()
+
+    def break_off(self, cause: str) -> None:
+        with self._arrived:
+            self._cause = cause
+            self._arrived.notify()
+
+    def send(self, command: Incoming) -> None:
+        self.sent.append(command)
+        self.answer(command)
+
+    def answer(self, command: Incoming) -> None:
+        """What a plain link says to a command: nothing."""
+
+    def close(self) -> None:
+        with self._arrived:
+            self.closed = True
+            self._arrived.notify()
+
+
+class EngineLink(PlayedLink):
+    """A synthetic engine behind a link: it obeys commands, and steps when it is told to."""
+
+    def __init__(
+        self, engine: SyntheticEngine, steps: int = 0, refuse: Callable[[SetKnobs], str] = lambda c: ""
+    ) -> None:
+        super().__init__([engine.header(), engine.snapshot(), *engine.records(steps)])
+        self.engine = engine
+        self.refuse = refuse
+        self.warnings: list[str] = []
+
+    def run_steps(self, num: int) -> None:
+        self.push(*self.engine.records(num))
+
+    def answer(self, command: Incoming) -> None:
+        engine = self.engine
+        if isinstance(command, SetKnobs):
+            refusal = self.refuse(command)
+            if not refusal and not command.dry_run:
+                self.push(engine.run_step(command.values))
+            words = refusal or ("checked" if command.dry_run else "applied")
+            self.push(Reply(command.id, not refusal, words, engine.version, list(self.warnings)))
+            return
+        if isinstance(command, Pause | Resume):
+            engine.paused = isinstance(command, Pause)
+            self.push(engine.run_step())
+        if isinstance(command, StepOnce):
+            self.push(engine.run_step())
+        self.push(Reply(command.id, True, "", engine.version))
+
+
+def change(name: str, old: object, new: object) -> KnobChange:
+    return KnobChange(name, old, new, "key")

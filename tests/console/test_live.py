@@ -1,0 +1,559 @@
+"""The Live screen as an operator meets it: every key, every state, at every size."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from links import EngineLink, PlayedLink
+from schedtop.console.app import ConsoleApp
+from schedtop.console.options import ConsoleOptions
+from schedtop.console.screens.help import HelpScreen
+from schedtop.console.screens.live import LiveScreen
+from schedtop.console.screens.palette import PaletteScreen
+from schedtop.console.screens.quit import QuitScreen
+from schedtop.engine.telemetry import Abort, Bye, Notice, Pause, Resume, SetKnobs, Stage, StepOnce
+from synthetic import SyntheticEngine
+from textual.pilot import Pilot
+
+WIDE, COMPACT, STRIP = (160, 45), (80, 24), (60, 12)
+
+
+class Seat:
+    """An operator before a console: presses keys, reads the screen."""
+
+    def __init__(self, app: ConsoleApp, pilot: Pilot[None], link: PlayedLink) -> None:
+        self.app, self.pilot, self.link = app, pilot, link
+
+    async def settle(self) -> None:
+        """Let the feed take all messages and the screen draw them."""
+        for _ in range(400):
+            await self.pilot.pause(0.005)
+            if not self.link.messages and not self.app._paint_due:
+                break
+        await self.pilot.pause()
+        self.app.paint()
+        await self.pilot.pause()
+
+    async def press(self, *keys: str) -> str:
+        await self.pilot.press(*keys)
+        await self.settle()
+        return self.text
+
+    async def steps(self, num: int) -> str:
+        assert isinstance(self.link, EngineLink)
+        self.link.run_steps(num)
+        await self.settle()
+        return self.text
+
+    @property
+    def lines(self) -> list[str]:
+        return [strip.text for strip in self.app.screen_strips()]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+    @property
+    def live(self) -> LiveScreen:
+        return self.app.live_screen
+
+    def asked(self, kind: type) -> list[Any]:
+        return [command for command in self.link.sent if isinstance(command, kind)]
+
+
+@asynccontextmanager
+async def seated(
+    size: tuple[int, int] = WIDE,
+    steps: int = 150,
+    link: PlayedLink | None = None,
+    reopen: Callable[[], PlayedLink] | None = None,
+    **options: Any,
+) -> AsyncIterator[Seat]:
+    if link is None:
+        link = EngineLink(SyntheticEngine(rate=12.0, num_blocks=300), steps)
+    settings = ConsoleOptions(**({"theme": "dark", "ttft_slo_s": 0.5, "itl_slo_s": 0.08} | options))
+    app = ConsoleApp(link, settings, reopen)
+    async with app.run_test(size=size) as pilot:
+        seat = Seat(app, pilot, link)
+        await seat.settle()
+        yield seat
+
+
+@pytest.mark.parametrize(("size", "panels"), [(WIDE, "1234567"), (COMPACT, "1234"), (STRIP, "124")])
+async def test_panels_in_sight_by_size(size: tuple[int, int], panels: str) -> None:
+    async with seated(size) as seat:
+        assert all(f"[{number}]" in seat.text for number in panels)
+        assert all(len(line) == size[0] for line in seat.lines)
+
+
+@pytest.mark.parametrize("size", [WIDE, COMPACT, STRIP, (300, 80), (139, 60), (200, 39)])
+async def test_every_panel_is_reached_by_digit_and_by_tab(size: tuple[int, int]) -> None:
+    async with seated(size) as seat:
+        for number, name in enumerate(seat.live.panels, start=1):
+            await seat.press(str(number))
+            panel = seat.live.focused_panel
+            assert panel is not None and panel.id == name and panel.display and panel.size.height > 0
+            await seat.press("escape")
+        await seat.press("1")
+        seen = []
+        for _ in range(7):
+            seen.append(str(seat.live.focused_panel.id))  # type: ignore[union-attr]
+            await seat.press("tab")
+        assert seen == list(seat.live.panels)
+
+
+async def test_too_small_says_what_it_needs_and_recovers_with_the_selection() -> None:
+    async with seated() as seat:
+        await seat.press("3", "down", "down")
+        selected = seat.live.requests.selected
+        await seat.pilot.resize_terminal(50, 10)
+        await seat.settle()
+        assert "needs 60x12" in seat.text and "50x10" in seat.text
+        await seat.pilot.resize_terminal(80, 24)
+        await seat.settle()
+        assert "[3]" in seat.text and "needs" not in seat.text
+        assert seat.live.requests.selected == selected
+
+
+async def test_tokens_by_class_add_up_to_the_steps_tokens_also_in_past_steps() -> None:
+    async with seated() as seat:
+        await seat.press("1")
+        for _ in range(4):
+            record = seat.app.view.moment.record
+            assert record is not None
+            assert record.decode_tokens + record.prefill_tokens + record.draft_tokens == record.scheduled_tokens
+            assert f"tok {record.scheduled_tokens}/{record.token_budget}" in seat.text
+            assert f"in-use {record.blocks.held + record.blocks.shared}/300" in seat.text
+            await seat.press("left")
+
+
+async def test_an_inspected_step_holds_while_new_ones_come_and_end_returns() -> None:
+    async with seated() as seat:
+        newest = seat.app.history.live.step
+        text = await seat.press("1", "left", "left")
+        assert f"step {newest - 2}" in text and "PAUSED" in text
+        text = await seat.steps(30)
+        assert f"step {newest - 2} " in text and "PAUSED +32 steps" in text
+        text = await seat.press("end")
+        assert f"step {newest + 30}" in text and "LIVE" in text
+
+
+async def test_right_past_the_newest_step_is_live_again() -> None:
+    async with seated() as seat:
+        await seat.press("1", "left")
+        assert "PAUSED" in seat.text
+        await seat.press("right")
+        await seat.press("right")
+        assert "LIVE" in seat.text
+
+
+async def test_space_pauses_the_view_and_no_step_is_lost() -> None:
+    async with seated() as seat:
+        await seat.press("3", "G")
+        before = (seat.live.requests.selected, seat.live.requests.sort)
+        await seat.press("space")
+        text = await seat.steps(40)
+        assert "PAUSED +40 steps" in text
+        await seat.press("space")
+        assert "LIVE" in seat.text
+        assert len(seat.app.history.records) == 190
+        assert (seat.live.requests.selected, seat.live.requests.sort) == before
+
+
+async def test_the_engine_is_paused_stepped_and_resumed() -> None:
+    async with seated() as seat:
+        assert "the engine is running" in await seat.press(".")
+        assert not seat.asked(StepOnce)
+        await seat.press("P")
+        assert len(seat.asked(Pause)) == 1 and "ENGINE PAUSED" in seat.text
+        step = seat.app.history.live.step
+        await seat.press(".")
+        assert len(seat.asked(StepOnce)) == 1 and seat.app.history.live.step == step + 1
+        await seat.press("P")
+        assert len(seat.asked(Resume)) == 1 and "LIVE" in seat.text
+
+
+async def test_steps_share_columns_when_asked() -> None:
+    async with seated() as seat:
+        assert "2 steps/column" in await seat.press("1", "+")
+        text = await seat.press("+", "-", "-")
+        assert "steps/column" not in text
+
+
+async def test_a_filter_narrows_help_opens_over_it_and_escape_takes_one_level_each() -> None:
+    async with seated() as seat:
+        text = await seat.press("slash", *"decode", "question_mark")
+        assert isinstance(seat.app.screen, HelpScreen) and "PROMPT" in text
+        await seat.press("escape")
+        assert not isinstance(seat.app.screen, HelpScreen)
+        assert seat.live.requests.filter.words == "decode"
+        await seat.press("enter")
+        assert "filter decode" in seat.text and " wait " not in "\n".join(seat.lines[25:44])
+        await seat.press("escape")
+        assert not seat.live.requests.filter
+
+
+async def test_a_filter_given_up_leaves_the_old_one() -> None:
+    async with seated() as seat:
+        await seat.press("slash", *"r-04", "enter")
+        await seat.press("slash", *"zz", "escape")
+        assert seat.live.requests.filter.words == "r-04"
+        assert "nothing matches" in await seat.press("slash", *"zz", "enter")
+
+
+async def test_sorting_inverting_following_freezing_and_matching() -> None:
+    async with seated() as seat:
+        table = seat.live.requests
+        await seat.press("3", "greater_than_sign")
+        assert table.sort == "age"
+        await seat.press("less_than_sign", "less_than_sign")
+        assert table.sort == "progress"
+        shown = list(table._listed)
+        await seat.press("I")
+        assert not table.descending and table._listed != shown
+        text = await seat.press("f", "F")
+        assert "following" in text and "order frozen" in text
+        order = list(table._listed)
+        await seat.steps(3)
+        assert [number for number in table._listed if number in order] == [n for n in order if n in table._listed]
+        first = table.selected
+        await seat.press("n")
+        assert table.selected != first
+        await seat.press("N")
+        assert table.selected == first
+
+
+async def test_moving_through_the_table() -> None:
+    async with seated() as seat:
+        table = seat.live.requests
+        await seat.press("3", "g")
+        assert table.selected == table._listed[0]
+        await seat.press("j", "down", "k")
+        assert table.selected == table._listed[1]
+        await seat.press("G")
+        assert table.selected == table._listed[-1]
+        await seat.press("pageup", "pagedown", "home")
+        assert table.selected == table._listed[0]
+
+
+async def test_the_latency_window_is_chosen_and_shown() -> None:
+    async with seated() as seat:
+        assert "window 60.0s" in seat.text or "window 60s" in seat.text
+        text = await seat.press("4", "+")
+        assert "window 5m00s" in text
+        text = await seat.press("-", "-")
+        assert "window 30s" in text
+
+
+async def test_a_knob_is_staged_foreseen_applied_and_undone() -> None:
+    async with seated() as seat:
+        assert isinstance(seat.link, EngineLink)
+        seat.link.warnings = ["14 running, cap 13: 1 must finish first"]
+        await seat.press("6", "down", "down", "-", "-", "-")
+        assert "1 staged" in seat.text and "16→13*" in seat.text
+        assert "14 running, cap 13" in seat.text
+        assert [command.dry_run for command in seat.asked(SetKnobs)][-1]
+        await seat.press("enter")
+        applied = seat.asked(SetKnobs)[-1]
+        assert (applied.values, applied.dry_run, applied.expected_version) == ({"max_num_seqs": 13}, False, 1)
+        assert seat.app.history.live.knobs["max_num_seqs"] == 13
+        assert "K max_num_seqs 16→13" in seat.text
+        await seat.press("u")
+        assert "13→16*" in seat.text
+        await seat.press("enter")
+        assert seat.app.history.live.knobs["max_num_seqs"] == 16
+
+
+async def test_a_lowered_cap_shows_what_still_drains() -> None:
+    async with seated() as seat:
+        await seat.press("6", "down", "down", "equals_sign")
+        await seat.press(*["backspace"] * 2, "3", "enter", "enter")
+        running = seat.app.history.live.num_running
+        assert running > 3 and f"draining {running}" in seat.text
+
+
+async def test_an_out_of_range_value_is_refused_with_its_bound() -> None:
+    async with seated() as seat:
+        await seat.press("6", "down", "down", "equals_sign", *["backspace"] * 2, *"9999", "enter")
+        assert "must be at most 64" in seat.text and "max_seqs_ceiling" in seat.text
+        assert not seat.live.desk.staged and not seat.asked(SetKnobs)
+
+
+async def test_a_refused_change_says_why_and_stays_staged() -> None:
+    link = EngineLink(
+        SyntheticEngine(rate=12.0), 50, refuse=lambda c: "" if c.dry_run else "knobs were changed meanwhile"
+    )
+    async with seated(link=link) as seat:
+        await seat.press("6", "down", "down", "-", "enter")
+        assert "knobs were changed meanwhile" in seat.text
+        assert seat.live.desk.staged == {"max_num_seqs": 15}
+        await seat.press("escape")
+        assert not seat.live.desk.staged
+
+
+async def test_launch_values_are_staged_in_one_key() -> None:
+    async with seated() as seat:
+        await seat.press("6", "-", "enter", "down", "+", "enter")
+        await seat.press("R")
+        launch = SyntheticEngine(rate=12.0).knobs
+        assert seat.live.desk.staged and all(launch[name] == value for name, value in seat.live.desk.staged.items())
+
+
+async def test_read_only_changes_nothing() -> None:
+    async with seated(read_only=True) as seat:
+        await seat.press("6", "-", "enter", "P")
+        assert "read-only" in seat.text
+        assert not seat.link.sent
+
+
+async def test_an_event_leads_to_its_step() -> None:
+    async with seated() as seat:
+        await seat.press("7", "down", "down")
+        event = seat.live.events.selected()
+        assert event is not None
+        await seat.press("enter")
+        assert seat.app.view.pinned == event.seq
+        assert seat.app.view.moment.state.step == event.step
+
+
+async def test_events_are_listed_by_weight() -> None:
+    async with seated() as seat:
+        await seat.press("7", "o")
+        assert all(event.kind != "A" for event in seat.live.events.listed())
+        await seat.press("o")
+        assert any(event.kind == "F" for event in seat.live.events.listed())
+
+
+async def test_zoom_fills_the_screen_and_escape_never_quits() -> None:
+    async with seated() as seat:
+        await seat.press("3", "z")
+        assert seat.live.requests.size.height == 43 and "[2]" not in seat.text
+        await seat.press("escape", "escape", "escape")
+        assert "[2]" in seat.text and seat.app.is_running
+
+
+@pytest.mark.parametrize("answer", ["y", "n"])
+async def test_quitting_asks_while_requests_are_in_flight(answer: str) -> None:
+    async with seated() as seat:
+        await seat.press("q")
+        assert isinstance(seat.app.screen, QuitScreen)
+        await seat.pilot.press(answer)
+        await seat.pilot.pause()
+        assert seat.app._exit is (answer == "y")
+
+
+async def test_quitting_an_empty_engine_asks_nothing() -> None:
+    async with seated(steps=0) as seat:
+        assert "No requests" in seat.text
+        await seat.pilot.press("q")
+        assert seat.app._exit
+
+
+async def test_the_palette_finds_and_runs_an_action() -> None:
+    async with seated() as seat:
+        await seat.press("ctrl+p", *"freeze")
+        assert isinstance(seat.app.screen, PaletteScreen) and "Freeze the order" in seat.text
+        await seat.press("enter")
+        assert seat.live.requests.frozen is not None
+        await seat.press("colon", "escape")
+        assert isinstance(seat.app.screen, LiveScreen)
+
+
+async def test_help_names_every_action_with_its_keys() -> None:
+    async with seated((160, 160)) as seat:
+        text = await seat.press("f1")
+        assert all(action.title in text for action in seat.app.registry.actions)
+        assert "now off" in text
+
+
+async def test_export_writes_the_window_and_never_over_a_file(tmp_path: Path) -> None:
+    async with seated(output_dir=tmp_path) as seat:
+        await seat.press("e")
+        await seat.press("e")
+        files = sorted(path.name for path in tmp_path.iterdir())
+        assert len(files) == 4 and files[0].endswith("-1.csv")
+        jsonl = next(path for path in tmp_path.iterdir() if path.suffix == ".jsonl")
+        steps = [json.loads(line) for line in jsonl.read_text().splitlines()]
+        assert [step["step"] for step in steps] == list(range(steps[0]["step"], 151))
+        assert sum(row[1] for row in steps[-1]["rows"]) == steps[-1]["scheduled_tokens"]
+
+
+async def test_a_screenshot_is_svg_and_text(tmp_path: Path) -> None:
+    async with seated(output_dir=tmp_path) as seat:
+        await seat.press("s")
+        assert (tmp_path / "schedtop.svg").read_text().startswith("<svg")
+        assert "[1]" in (tmp_path / "schedtop.txt").read_text()
+
+
+async def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    async with seated(output_dir=tmp_path / "file") as seat:
+        assert "cannot export" in await seat.press("e")
+
+
+async def test_copying_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    async with seated(output_dir=tmp_path) as seat:
+        await seat.press("3", "y")
+        assert "copied" in seat.text and "prompt=" in seat.app.clipboard
+        monkeypatch.setenv("TERM", "linux")
+        await seat.press("y")
+        assert "prompt=" in (tmp_path / "schedtop-copy.txt").read_text()
+
+
+async def test_themes_follow_one_another() -> None:
+    async with seated() as seat:
+        names = set()
+        for _ in seat.app.themes:
+            await seat.press("t")
+            names.add(seat.app.view.palette.theme.name)
+        assert names == set(seat.app.themes)
+
+
+async def test_the_mouse_can_be_left_to_the_terminal() -> None:
+    async with seated() as seat:
+        assert "mouse off" in await seat.press("M")
+        assert "mouse on" in await seat.press("M")
+
+
+async def test_clicking_selects_a_row_and_sorts_by_a_title() -> None:
+    async with seated() as seat:
+        table = seat.live.requests
+        await seat.pilot.click("#requests", offset=(5, 4))
+        await seat.settle()
+        assert table.selected == table._listed[2]
+        await seat.pilot.click("#requests", offset=(20, 1))
+        await seat.settle()
+        assert table.sort == "state"
+        await seat.pilot.click("#batch", offset=(60, 6))
+        await seat.settle()
+        assert seat.app.view.pinned is not None
+
+
+async def test_footer_words_can_be_clicked() -> None:
+    async with seated() as seat:
+        await seat.pilot.click("#footer", offset=(2, 0))
+        await seat.settle()
+        assert isinstance(seat.app.screen, HelpScreen)
+
+
+# States
+
+
+async def test_loading_shows_the_stage_and_its_seconds() -> None:
+    async with seated(link=PlayedLink([Stage("loading weights", 3.0)])) as seat:
+        assert "LOADING" in seat.text and "loading weights, 3." in seat.text
+        await seat.pilot.press("q")
+        assert seat.app._exit
+
+
+async def test_an_empty_engine_says_how_to_send_a_request() -> None:
+    async with seated(steps=0) as seat:
+        assert "No requests" in seat.text and "--workload" in seat.text
+
+
+async def test_a_stopped_engine_leaves_its_history_and_takes_no_knobs() -> None:
+    async with seated() as seat:
+        seat.link.push(Bye("drained: nothing in flight", 150))
+        await seat.settle()
+        assert "STOPPED" in seat.text and "at step 150: drained: nothing in flight" in seat.text
+        assert "step 149" in await seat.press("1", "left")
+        assert "no engine takes commands" in await seat.press("6", "+")
+        assert not seat.asked(SetKnobs)
+
+
+async def test_a_broken_link_without_a_way_back_is_a_stopped_engine() -> None:
+    async with seated() as seat:
+        seat.link.break_off("the engine was killed by signal 9")
+        await seat.settle()
+        assert "STOPPED" in seat.text and "killed by signal 9" in seat.text
+
+
+async def test_a_lost_engine_fades_counts_and_comes_back_with_a_visible_gap() -> None:
+    engine = SyntheticEngine(rate=12.0, num_blocks=300)
+    first = EngineLink(engine, 100)
+    second: list[EngineLink] = []
+
+    def reopen() -> PlayedLink:
+        engine.records(30)
+        second.append(EngineLink(engine, 5))
+        return second[0]
+
+    async with seated(link=first, reopen=reopen) as seat:
+        first.break_off("the connection was closed")
+        await seat.settle()
+        assert "DISCONNECTED" in seat.text and "the connection was closed" in seat.text
+        assert seat.app.view.palette.faded
+        for _ in range(300):
+            await seat.pilot.pause(0.01)
+            if second and not second[0].messages:
+                break
+        await seat.settle()
+        assert "LIVE" in seat.text and not seat.app.view.palette.faded
+        assert seat.app.history.live.step == 135
+        assert "G 30 records missing" in seat.text
+
+
+async def test_another_protocol_is_one_clear_line() -> None:
+    header = SyntheticEngine().header(protocol=99)
+    async with seated(link=PlayedLink([header])) as seat:
+        assert "the engine speaks protocol 99" in seat.text
+
+
+async def test_text_from_outside_stays_text() -> None:
+    engine = SyntheticEngine(rate=12.0)
+    header = engine.header(model="[red]m\x1b[2J", device="d\u202ex")
+    link = PlayedLink(
+        [header, engine.snapshot(), *engine.records(20), Notice("warning", "[b]disk\x07 full[/b]\nx")]
+    )
+    async with seated(link=link) as seat:
+        assert "[red]m?[2J" in seat.text and "d?x" in seat.text
+        assert "[b]disk? full[/b] x" in seat.text
+        assert "\x1b" not in seat.text and "\u202e" not in seat.text
+
+
+async def test_ascii_mode_draws_nothing_else() -> None:
+    async with seated(ascii=True) as seat:
+        assert seat.text.isascii()
+        for keys in (["1", "left"], ["6", "-"], ["3", "slash", "x", "enter"], ["f1"], ["escape", "ctrl+p"]):
+            text = await seat.press(*keys)
+            assert not [char for char in text if not char.isascii()], keys
+
+
+async def test_no_color_leaves_only_bold_reverse_and_underline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    async with seated() as seat:
+        styles = [segment.style for strip in seat.app.screen_strips() for segment in strip if segment.style]
+        for style in styles:
+            assert style.color is None or style.color.is_default
+            assert style.bgcolor is None or style.bgcolor.is_default
+
+
+async def test_a_broken_theme_is_a_notice_and_a_good_one_is_offered(tmp_path: Path) -> None:
+    themes = tmp_path / "themes"
+    themes.mkdir()
+    (themes / "broken.toml").write_text("[colours]\ntext = 'red'")
+    good = (Path(__file__).parents[2] / "themes" / "dark.toml").read_text()
+    (themes / "mine.toml").write_text(good)
+    async with seated(config_dir=tmp_path, theme="mine") as seat:
+        assert seat.app.view.palette.theme.name == "mine"
+        assert "theme broken.toml left out" in seat.text
+
+
+async def test_keys_can_be_changed_by_the_user(tmp_path: Path) -> None:
+    (tmp_path / "keys.toml").write_text('zoom = ["Z"]\n')
+    async with seated(config_dir=tmp_path) as seat:
+        await seat.press("3", "Z")
+        assert seat.live.zoomed == "requests"
+
+
+async def test_no_abort_is_ever_sent_by_moving_about() -> None:
+    async with seated() as seat:
+        for key in ("1", "left", "end", "2", "3", "down", "4", "5", "7", "z", "z", "space", "space"):
+            await seat.press(key)
+        assert not seat.asked(Abort) and not seat.link.sent
