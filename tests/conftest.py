@@ -1,6 +1,6 @@
 """Hypothesis profiles: quick by default, `SCHEDTOP_HYPOTHESIS=thorough` for long runs.
 
-Without an NVIDIA driver Triton kernels run through the interpreter, which has to be said before anything imports triton.
+Without an NVIDIA driver, kernels run through Triton's interpreter, which must be chosen before triton is imported.
 """
 
 from __future__ import annotations
