@@ -29,6 +29,8 @@ from schedtop.engine.telemetry import (
     Totals,
 )
 
+DECODE = int(RowFlag.DECODE)
+
 
 @dataclass(frozen=True, slots=True)
 class Timing:
@@ -93,7 +95,7 @@ class Observer:
         self._count_finishes([*draft.ended, *settled.finishes])
         limits = self.scheduler.state.limits
         flags = np.frombuffer(settled.rows, dtype=np.int32).reshape(-1, max(len(settled.itl_s) // 4, 1))[-1]
-        decodes = int(np.count_nonzero(flags & RowFlag.DECODE)) if settled.itl_s else 0
+        decodes = int(np.count_nonzero(flags & DECODE)) if settled.itl_s else 0
         return self._build(
             executed=True,
             start_s=timing.start_s,
