@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from schedtop.engine.build import MAX_MODEL_LEN
+from schedtop.engine.build import MAX_MODEL_LEN, check_settings
 from schedtop.engine.config import ConfigError, EngineConfig
 from schedtop.engine.knobs import BY_NAME
 from schedtop.engine.request import SamplingParams
@@ -57,6 +57,7 @@ class ModelInfo:
 
 def open_model(config: EngineConfig, on_stage: OnStage = lambda name: None) -> tuple[ModelWorker, ModelInfo]:
     """A worker for the model and device of `config`. Raises `ConfigError` with one line that says what to do."""
+    checked = check_settings(config)
     device = choose_device(config.device)
     files = find_model(config.model or DEFAULT_MODEL)
     if files.name in PULLABLE and files.gguf is not None:
@@ -68,7 +69,8 @@ def open_model(config: EngineConfig, on_stage: OnStage = lambda name: None) -> t
     dtype = choose_dtype(config.dtype, model_config, device)
     model = load_weights(files, model_config, dtype, device)
     tokenizer = _tokenizer(files)
-    settings = {**(CPU_DEFAULTS if device.type == "cpu" else {}), **config.scheduler}
+    defaults = CPU_DEFAULTS if device.type == "cpu" else {}
+    settings = {**defaults, **checked}
     sliding_window = _common_window(model)
     shape = cache_shape(model, settings.get("block_size") or int(BY_NAME["block_size"].default or 16), dtype)
     decoder = _make_decoder(model, shape, device, settings)
@@ -94,7 +96,7 @@ def open_model(config: EngineConfig, on_stage: OnStage = lambda name: None) -> t
         eos_token_ids=_eos_token_ids(model, tokenizer),
         sampling=_sampling_defaults(model),
         tokenizer=tokenizer,
-        defaults=CPU_DEFAULTS if device.type == "cpu" else {},
+        defaults=defaults,
     )
     worker.info = info
     return worker, info

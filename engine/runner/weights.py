@@ -155,6 +155,7 @@ def load_weights(files: ModelFiles, config: Any, dtype: torch.dtype, device: tor
             dtype=loaded,
             low_cpu_mem_usage=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # reported below, in one line
             **({} if files.gguf is not None else {"use_safetensors": True}),
             **files.arguments,
         )

@@ -1,0 +1,122 @@
+"""`generate`: every prompt answered in order, whatever is interrupted on the way."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from schedtop.engine.config import ConfigError, EngineConfig
+from schedtop.engine.generate import Summary, generate
+
+SMALL_STEPS = {"num_blocks": 14, "max_num_batched_tokens": 24, "max_num_seqs": 4}
+
+
+@pytest.fixture(scope="module")
+def model(lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama without a tokenizer."""
+    folder = tmp_path_factory.mktemp("generate") / "tiny"
+    tiny = lab.build_model("llama")
+    tiny.generation_config.eos_token_id = None
+    tiny.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def config(model: Path) -> EngineConfig:
+    return EngineConfig(device="cpu", model=str(model), dtype="float32", scheduler=SMALL_STEPS)
+
+
+def write(path: Path, lines: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def run(config: EngineConfig, prompts: Path, out: Path, **more: Any) -> Summary:
+    return generate(config, prompts, out, max_tokens=20, sampling={"ignore_eos": True}, **more)
+
+
+def test_answers_in_order(lab: Any, config: EngineConfig, tmp_path: Path) -> None:
+    prompts = lab.prompts(9, seed=12, low=3, high=50)
+    path = write(
+        tmp_path / "in.jsonl", [{"prompt_token_ids": prompt, "id": f"p{i}"} for i, prompt in enumerate(prompts)]
+    )
+    summary = run(config, path, tmp_path / "out.jsonl")
+    answers = read(tmp_path / "out.jsonl")
+    assert [answer["id"] for answer in answers] == [f"p{i}" for i in range(9)]
+    assert [answer["token_ids"] for answer in answers] == [lab.reference("llama")(p, 20) for p in prompts]
+    assert {answer["finish_reason"] for answer in answers} == {"length"}
+    assert all(answer["e2e_s"] > answer["ttft_s"] > 0 for answer in answers)
+    assert summary.output_tokens == 180 and summary.prompt_tokens == sum(map(len, prompts))
+    assert summary.preemptions and summary.chunks
+    assert "180 output tokens" in summary.line()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
+    assert run(config, path, tmp_path / "out.jsonl").resumed == 9
+
+
+def test_an_interrupted_run_goes_on(lab: Any, config: EngineConfig, tmp_path: Path) -> None:
+    prompts = lab.prompts(9, seed=13)
+    path = write(tmp_path / "in.jsonl", [{"prompt_token_ids": prompt} for prompt in prompts])
+    out = tmp_path / "out.jsonl"
+
+    def interrupt(done: int, total: int) -> None:
+        if done >= 3:
+            raise KeyboardInterrupt
+
+    first = run(config, path, out, on_progress=interrupt)
+    assert first.interrupted and 3 <= first.finished < 9
+    assert not out.exists()
+    part = tmp_path / "out.jsonl.part"
+    part.write_text(part.read_text() + '{"index": 8, "tok')  # as a run killed in the middle of a line leaves it
+    with pytest.raises(ConfigError, match="other prompts or settings"):
+        generate(config, path, out, max_tokens=21)
+    second = run(config, path, out)
+    assert second.resumed == first.finished and second.finished == 9
+    assert second.output_tokens == 20 * (9 - first.finished)
+    assert [answer["token_ids"] for answer in read(out)] == [lab.reference("llama")(p, 20) for p in prompts]
+
+
+def test_lines_have_settings_of_their_own(lab: Any, config: EngineConfig, tmp_path: Path) -> None:
+    lines: list[dict[str, Any]] = [
+        {"prompt_token_ids": [5, 6, 7], "max_tokens": 3},
+        {"prompt_token_ids": [5, 6, 7], "temperature": 1.0, "seed": 4},
+        {"prompt_token_ids": [5, 6, 7], "temperature": 1.0, "seed": 4},
+    ]
+    run(config, write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl")
+    short, one, two = (answer["token_ids"] for answer in read(tmp_path / "out.jsonl"))
+    assert short == lab.reference("llama")([5, 6, 7], 3)
+    assert one == two != lab.reference("llama")([5, 6, 7], 20)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("{", r"in\.jsonl:2: "),
+        ('{"prompt": 3}', r"in\.jsonl:2: .*prompt"),
+        ('{"promt": "x"}', r"in\.jsonl:2: .*promt"),
+        ('{"prompt": "a", "prompt_token_ids": [1]}', r"in\.jsonl:2: give exactly one of"),
+        ('{"prompt": "a"}', "prompt 2: the model's folder has no tokenizer"),
+        ('{"prompt_token_ids": []}', "prompt 2: the prompt has no tokens"),
+        ('{"prompt_token_ids": [211]}', "prompt 2: token id 211"),
+        ('{"prompt_token_ids": [1], "top_p": 7}', "prompt 2: top_p=7"),
+        ('{"prompt_token_ids": [1], "max_tokens": 0}', "prompt 2: max_tokens=0"),
+        (json.dumps({"prompt_token_ids": [1] * 512}), "prompt 2: 512 prompt tokens: the model length is 512"),
+    ],
+)
+def test_bad_lines_are_named(config: EngineConfig, tmp_path: Path, line: str, says: str) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"prompt_token_ids": [1]}\n' + line + "\n")
+    with pytest.raises(ConfigError, match=says):
+        run(config, path, tmp_path / "out.jsonl")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["in.jsonl"]
+
+
+def test_a_simulated_device_runs_no_model(tmp_path: Path) -> None:
+    path = write(tmp_path / "in.jsonl", [{"prompt_token_ids": [1]}])
+    with pytest.raises(ConfigError, match="runs no model"):
+        run(EngineConfig(), path, tmp_path / "out.jsonl")

@@ -1,0 +1,105 @@
+"""Sampling: the cut of the distribution, and tokens that depend on the request alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schedtop.engine.config import ConfigError
+from schedtop.engine.request import SamplingParams
+from schedtop.engine.runner.sampler import check_sampling, make_draws, sample, uniform
+
+
+def kept_tokens(logits: np.ndarray[Any, Any], params: SamplingParams) -> set[int]:
+    """Straight from the definitions: temperature, top-k, top-p of what is left, min-p."""
+    weights = np.exp((logits - logits.max()) / params.temperature)
+    order = np.argsort(-weights, kind="stable")
+    if params.top_k:
+        order = order[: params.top_k]
+    mass = weights[order] / weights[order].sum()
+    before = np.cumsum(mass) - mass
+    order = order[(before < params.top_p) | (params.top_p >= 1)]
+    return {int(token) for token in order if weights[token] >= params.min_p * weights.max()}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 2**32 - 1),
+    st.floats(0.2, 3),
+    st.integers(0, 12),
+    st.sampled_from([1.0, 0.9, 0.5, 0.1]),
+    st.sampled_from([0.0, 0.05, 0.5]),
+)
+def test_only_kept_tokens_are_drawn(seed: int, temperature: float, top_k: int, top_p: float, min_p: float) -> None:
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    logits = np.random.default_rng(seed).normal(0, 3, 20)
+    count = 400
+    draws = make_draws([params] * count, [seed] * count, np.arange(count, dtype=np.int32))
+    drawn = sample(torch.from_numpy(logits).repeat(count, 1), draws).tolist()
+    kept = kept_tokens(logits, params)
+    assert set(drawn) <= kept
+    likely = max(kept, key=lambda token: logits[token])
+    weights = {token: np.exp((logits[token] - logits[likely]) / temperature) for token in kept}
+    share = weights[likely] / sum(weights.values())
+    assert abs(drawn.count(likely) / count - share) < 5 * np.sqrt(share * (1 - share) / count) + 1e-9
+
+
+def test_uniform_is_uniform_and_a_function_of_seed_and_position() -> None:
+    positions = np.arange(4000, dtype=np.int32)
+    one = uniform(np.full(4000, 7, dtype=np.uint64), positions)
+    assert ((one >= 0) & (one < 1)).all()
+    assert np.abs(np.sort(one) - np.linspace(0, 1, 4000)).max() < 0.04
+    assert np.array_equal(one[100:103], uniform(np.full(3, 7, dtype=np.uint64), positions[100:103]))
+    assert not np.array_equal(one, uniform(np.full(4000, 8, dtype=np.uint64), positions))
+
+
+@pytest.mark.parametrize("speculation", [0, 4])
+def test_same_tokens_alone_and_in_company(lab: Any, speculation: int) -> None:
+    prompts = [prompt * 3 for prompt in lab.prompts(7, seed=8, low=4, high=16)]
+    params = [
+        SamplingParams(
+            temperature=0.7 + 0.2 * index, top_k=(0, 20)[index % 2], top_p=(1.0, 0.9)[index % 2], seed=index
+        )
+        for index in range(7)
+    ]
+    alone = []
+    for prompt, sampling in zip(prompts, params, strict=True):
+        served = lab.serve("llama")
+        served.add(prompt, 24, sampling)
+        alone += served.run()
+    together = lab.serve("llama", num_blocks=30, max_num_batched_tokens=24, num_speculative_tokens=speculation)
+    for prompt, sampling in zip(prompts, params, strict=True):
+        together.add(prompt, 24, sampling)
+    assert together.run() == alone
+    assert together.preemptions and together.chunked
+    greedy = [lab.reference("llama")(prompt, 24) for prompt in prompts]
+    assert alone != greedy
+
+
+def test_unseeded_requests_differ(lab: Any) -> None:
+    served = lab.serve("llama")
+    for _ in range(2):
+        served.add([5, 6, 7], 12, SamplingParams(temperature=1.0))
+    first, second = served.run()
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("params", "name"),
+    [
+        (SamplingParams(temperature=-0.1), "temperature"),
+        (SamplingParams(temperature=float("nan")), "temperature"),
+        (SamplingParams(top_k=-1), "top_k"),
+        (SamplingParams(top_p=0.0), "top_p"),
+        (SamplingParams(top_p=1.5), "top_p"),
+        (SamplingParams(min_p=2.0), "min_p"),
+        (SamplingParams(stop=("",)), "stop"),
+    ],
+)
+def test_bad_values_are_named(params: SamplingParams, name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        check_sampling(params)
