@@ -19,6 +19,8 @@ SCOPES: Mapping[str, str] = MappingProxyType(
         "latency": "Latency [4]",
         "knobs": "Knobs [6]",
         "events": "Events [7]",
+        "findings": "Explain: findings",
+        "finding": "Explain: why",
     }
 )
 
@@ -67,6 +69,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("pause_engine", ("P",), "Pause or resume the engine", "Arrivals keep queueing"),
     Action("step_engine", ("full_stop",), "Run one step", "While the engine is paused"),
     Action("filter", ("slash",), "Filter requests", "Words for id or state, kv>40, age>2s", footer="filter"),
+    Action("explain", ("x",), "Explain", "Symptoms, their causes, and what to turn", footer="explain"),
     Action("copy", ("y",), "Copy the selected line", "OSC 52, or a file where that fails"),
     Action("export", ("e",), "Export the window", "The shown steps as JSONL and CSV", footer="export"),
     Action("screenshot", ("s",), "Screenshot", "SVG and text"),
@@ -101,6 +104,9 @@ ACTIONS: tuple[Action, ...] = (
     Action("knob_launch", ("R",), "Launch values", "Stage what the engine started with", "knobs"),
     Action("event_step", ("enter",), "Show the event's step", "In all panels", "events", footer="step"),
     Action("event_level", ("o",), "More or fewer events", "Most, important, all", "events", footer="kinds"),
+    Action("finding_open", ("enter", "right", "l"), "Go to its steps", "", "findings", footer="steps"),
+    Action("evidence_step", ("enter",), "Show these steps", "In all panels of Live", "finding", footer="show step"),
+    Action("finding_back", ("left", "h"), "Back to the findings", "", "finding"),
 )
 
 _NAMES = {

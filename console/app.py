@@ -10,14 +10,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from schedtop.console.actions import Registry, load_keymap
+from schedtop.console.actions import Registry, key_name, load_keymap
 from schedtop.console.desk import KnobDesk
+from schedtop.console.explain.desk import ExplainDesk
+from schedtop.console.explain.window import Bounds
 from schedtop.console.feed import Feed, Link
 from schedtop.console.glyphs import ASCII, UNICODE
 from schedtop.console.history import History
 from schedtop.console.messages import DataArrived, ReplyReceived
 from schedtop.console.options import ConsoleOptions
 from schedtop.console.palette import Palette
+from schedtop.console.screens.explain import ExplainScreen
 from schedtop.console.screens.live import LiveScreen
 from schedtop.console.view import View
 from schedtop.engine.telemetry import Incoming, Notice, Reply
@@ -68,6 +71,8 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self.registry = Registry(keymap)
         self.feed = Feed(link, self.history, self._on_change, self._on_reply, reopen, now)
         self.live_screen = LiveScreen(self.view, self.registry, KnobDesk(self.history))
+        bounds = Bounds(self.options.ttft_slo_s, self.options.itl_slo_s)
+        self.explain = ExplainDesk(self.history, bounds)
         self.output_dir = self.options.output_dir or Path.cwd()
         self.mouse_on = self.options.mouse
         self._replies: dict[int, Callable[[Reply], None]] = {}
@@ -137,6 +142,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self._painted_at_s = time.monotonic()
         self.feed.looked()
         self._take_status()
+        self._take_findings()
         self.live_screen.paint()
 
     def _tick(self) -> None:
@@ -149,6 +155,21 @@ class ConsoleApp(App[None], inherit_bindings=False):
         view.link, view.received_at_s = self.feed.status, self.feed.received_at_s
         if view.palette.faded != (view.stale and view.pinned is None):
             view.palette = self._palette(view.palette.theme, faded=not view.palette.faded)
+
+    def _take_findings(self) -> None:
+        """Look for symptoms, at most once a second."""
+        with self.history.lock:
+            looked = self.explain.look_if_due(self.view)
+        if looked:
+            keys = self.registry["explain"].keys
+            self.view.badge = self.explain.badge(key_name(keys[0]) if keys else "")
+            if isinstance(self.screen, ExplainScreen):
+                self.screen.paint()
+
+    def open_explain(self) -> None:
+        """Show the findings."""
+        if not isinstance(self.screen, ExplainScreen):
+            self.push_screen(ExplainScreen(self.live_screen, self.explain))
 
     def command(self, make: Callable[[int], Incoming], replied: Callable[[Reply], None]) -> None:
         """Send a command; `replied` gets the answer, also when it could not be sent."""

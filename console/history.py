@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -93,6 +93,7 @@ class History:
         self.stage: Stage | None = None
         self.bye: Bye | None = None
         self.max_records, self.max_bytes = max_records, max_bytes
+        self.watchers: list[Callable[[Outgoing], None]] = []
         self.keyframe_every = min(KEYFRAME_EVERY, max(1, max_records // 8))
         self._forget()
 
@@ -130,6 +131,8 @@ class History:
                 self.stage = message
             case Bye():
                 self.bye = message
+        for watch in self.watchers:
+            watch(message)
 
     def note(self, notice: Notice) -> None:
         """Put a notice among the events, at the present step."""

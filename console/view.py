@@ -30,7 +30,7 @@ class View:
     """Shared by a screen's panels. Read and changed by the screen's thread only, with the history locked.
 
     `moment` is what every panel shows: live, or pinned to one step (`pinned` is its seq). `edge` is the newest
-    step of the batch history, which stands still while the view is pinned.
+    step of the batch history, which stands still while the view is pinned. `badge` tells of findings in the header.
     """
 
     history: History
@@ -44,6 +44,7 @@ class View:
     pinned: int | None = None
     edge: int = -1
     received_at_s: float | None = None
+    badge: str = ""
     _moment: Moment | None = None
 
     @property

@@ -40,7 +40,7 @@ def _links(window: Window, slow: Mask, beside: float, slow_part: float, other_pa
     steps = window.steps
     slow_s = float(np.median((steps["end_s"] - steps["start_s"])[slow]))
     others = (steps["end_s"] - steps["start_s"])[~slow]
-    other_s = float(np.median(others)) if len(others) else float("nan")
+    other_s = float(np.median(others)) if len(others) else 0.0
     chunk, budget = steps.where(slow).mean("prefill"), float(steps["budget"][-1])
     return (
         Link(window.itl_words(), {"stall_share": window.stall_share, "stall_s": window.stall_s}),

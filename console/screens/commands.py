@@ -170,6 +170,12 @@ class Commands:
     def do_step_engine(self) -> None:
         self.app.command(StepOnce, self._told("one step"))
 
+    def do_explain(self) -> None:
+        self.app.open_explain()
+
+    # From Live, what belongs to the Explain screen opens it.
+    do_finding_open = do_finding_back = do_evidence_step = do_explain
+
     def do_filter(self) -> None:
         before = self.screen.requests.filter.words
         self.screen.show_panel("requests")

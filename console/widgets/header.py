@@ -54,6 +54,8 @@ class HeaderBar(Drawn):
         view, history = self.view, self.view.history
         header, state = history.header, view.moment.state
         found: list[tuple[str, str, str]] = []
+        if view.badge:
+            found.append(("", view.badge, "breach"))
         if header is not None:
             found.append(("", text.clean(header.model, 28), "text"))
             if wide:

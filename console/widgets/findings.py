@@ -1,0 +1,220 @@
+"""The two panels of the Explain screen: findings at the left, why at the right."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import ClassVar
+
+from rich.style import Style
+from schedtop.console.explain.desk import ExplainDesk
+from schedtop.console.explain.finding import Finding, Severity, Steps, seconds
+from schedtop.console.explain.log import Entry
+from schedtop.console.explain.page import extent_words, trade
+from schedtop.console.explain.table import MIN_STEPS
+from schedtop.console.line import Line
+from schedtop.console.view import View
+from schedtop.console.widgets.panel import Panel, Pieces
+
+MARKS = {Severity.SEVERE: "!!", Severity.WARNING: "! ", Severity.NOTICE: "i "}
+ROLES = {Severity.SEVERE: "breach", Severity.WARNING: "warn", Severity.NOTICE: "muted"}
+
+_LINES_EACH = 2
+
+Rows = list[tuple[Line, Steps | None]]
+"""Lines of the explanation, and the steps a line stands for."""
+
+HELP = """\
+  Findings    what the symptoms of the last 30 s say; those that held earlier stay below, greyed
+  !! severe   work is lost or stuck       ! warning   requests are slower than need be       i notice
+  Why         the causal chain: each line is the cause of the one above it
+  Steps       what it rests on: Enter shows them in all panels of Live
+  Try         the knob and which way to turn it, with both sides of that trade
+Nothing is told below its threshold (docs/explain.md lists them); a healthy engine has no finding."""
+
+
+class _ExplainPanel(Panel):
+    HELP: ClassVar[str] = HELP
+
+    def rule(self, width: int) -> Line:
+        """As a panel's, without a number: digits belong to Live."""
+        palette, glyphs = self.view.palette, self.view.glyphs
+        rule = palette["accent" if self.has_focus else "rule"]
+        title = palette["text"] + Style(bold=True, reverse=self.has_focus)
+        line = Line().add(glyphs.rule, rule).add(self.TITLE, title)
+        for piece, role in self.headline():
+            line.add(f" {glyphs.rule} ", rule).add(piece, palette[role])
+        return line.add(" ", rule).pad(width, rule, glyphs.rule)
+
+
+class FindingsPanel(_ExplainPanel):
+    """The list. The selection stays with its finding while the order changes."""
+
+    TITLE: ClassVar[str] = "Findings"
+
+    def __init__(self, view: View, desk: ExplainDesk, *, id: str) -> None:
+        super().__init__(view, id=id)
+        self.desk = desk
+        self.top = 0
+        self._chosen: str | None = None
+
+    @property
+    def cursor(self) -> int:
+        ids = [entry.finding.id for entry in self.desk.entries]
+        return ids.index(self._chosen) if self._chosen in ids else 0
+
+    def selected(self) -> Entry | None:
+        return self.desk.entries[self.cursor] if self.desk.entries else None
+
+    def headline(self) -> Pieces:
+        earlier = len(self.desk.entries) - self.desk.num_active
+        return [(f"{self.desk.num_active} now", "text"), *([(f"{earlier} earlier", "muted")] if earlier else [])]
+
+    def body(self, width: int, height: int) -> list[Line]:
+        shown, cursor = max(1, height // _LINES_EACH), self.cursor
+        self.top = max(min(self.top, cursor), cursor - shown + 1, 0)
+        lines = []
+        for index, entry in enumerate(self.desk.entries[self.top : self.top + shown], start=self.top):
+            lines += self._entry(entry, index == cursor, width)
+        return lines or [Line().add(" none", self.view.palette["muted"])]
+
+    def _entry(self, entry: Entry, selected: bool, width: int) -> list[Line]:
+        palette, finding = self.view.palette, entry.shown
+        under = "cursor" if selected else "background"
+        role = ROLES[finding.severity] if entry.active else "muted"
+        first = Line().add(self.view.glyphs.cursor if selected else " ", palette.on("accent", under))
+        first.add(MARKS[finding.severity], palette.on(role, under) + Style(bold=True))
+        first.add(
+            f" {finding.id}", palette.on("text" if entry.active else "muted", under) + Style(bold=entry.active)
+        )
+        second = Line().add(f"    {_when(entry)}", palette.on("muted", under))
+        return [line.pad(width, palette.on("text", under)) for line in (first, second)]
+
+    def move(self, lines: int) -> None:
+        entries = self.desk.entries
+        if entries:
+            self._chosen = entries[max(0, min(len(entries) - 1, self.cursor + lines))].finding.id
+
+    def click_line(self, y: int, x: int) -> None:
+        self.move(self.top + y // _LINES_EACH - self.cursor)
+
+
+class WhyPanel(_ExplainPanel):
+    """The selected finding in full; a cursor over its lines, some of which are steps to jump to."""
+
+    TITLE: ClassVar[str] = "Why"
+
+    def __init__(self, view: View, findings: FindingsPanel, *, id: str) -> None:
+        super().__init__(view, id=id)
+        self.findings = findings
+        self.top = 0
+        self.line = 0
+        self._rows: Rows = []
+        self._drawn: str | None = None
+
+    def body(self, width: int, height: int) -> list[Line]:
+        entry = self.findings.selected()
+        self._rows = self._nothing(width) if entry is None else self._explain(entry, width)
+        name = entry.finding.id if entry is not None else None
+        if name != self._drawn:
+            self._drawn, self.top, self.line = name, 0, self._first_steps()
+        self.line = max(0, min(self.line, len(self._rows) - 1))
+        if self.has_focus:
+            self.top = max(min(self.top, self.line), self.line - height + 1)
+        self.top = max(0, min(self.top, len(self._rows) - height))
+        return [self._row(index, width) for index in range(self.top, min(self.top + height, len(self._rows)))]
+
+    def headline(self) -> Pieces:
+        below = len(self._rows) - self.top - max(1, self.size.height - 1)
+        return [(f"{below} more lines", "muted")] if below > 0 else []
+
+    def steps(self) -> Steps | None:
+        """The steps under the cursor."""
+        return self._rows[self.line][1] if self.line < len(self._rows) else None
+
+    def to_steps(self) -> None:
+        """Put the cursor on the first steps."""
+        self.line = self._first_steps()
+
+    def _first_steps(self) -> int:
+        return next((index for index, (_, steps) in enumerate(self._rows) if steps is not None), 0)
+
+    def _row(self, index: int, width: int) -> Line:
+        line, steps = self._rows[index]
+        palette = self.view.palette
+        selected = self.has_focus and index == self.line
+        drawn = Line().add(self.view.glyphs.cursor if selected else " ", palette["accent"])
+        if selected and steps is not None:
+            words = "".join(piece for piece, _ in line.pieces)
+            return drawn.add(words, palette.on("text", "cursor")).pad(width, palette.on("text", "cursor"))
+        return drawn.extend(line.pieces)
+
+    def _nothing(self, width: int) -> Rows:
+        facts = self.findings.desk.log.diagnosis.facts
+        words = "Nothing found: no symptom passed its threshold."
+        if facts.num_steps < MIN_STEPS.value:
+            words = f"Too few steps yet to tell: {facts.num_steps}."
+        said = f"{facts.num_steps} steps so far, the newest 30 s are looked at once a second."
+        return [*self._wrap(words, width, "text", bold=True), *self._wrap(said, width, "muted")]
+
+    def _explain(self, entry: Entry, width: int) -> Rows:
+        finding = entry.shown
+        rows = self._wrap(finding.title, width, ROLES[finding.severity], bold=True)
+        rows += self._wrap(f"{finding.severity.word}, {_when(entry)}; {extent_words(finding)}", width, "muted")
+        rows += [*self._space(), *self._chain(finding, width), *self._space()]
+        if finding.steps:
+            rows += self._head("Steps", "Enter shows them in Live")
+            rows += [row for steps in finding.steps for row in self._steps(steps, width)]
+            rows += self._space()
+        if finding.advice:
+            rows += self._head("Try", "both sides of the trade")
+        for advice in finding.advice:
+            rows += self._wrap(advice.title, width, "text", "  ", bold=True)
+            for words in trade(advice):
+                rows += self._wrap(words, width, "muted", "    ")
+        return rows
+
+    def _chain(self, finding: Finding, width: int) -> Rows:
+        rows = self._head("Why", "each line is the cause of the one above")
+        elbow = "`-" if self.view.options.ascii else "└─"
+        for depth, link in enumerate(finding.links):
+            indent = "  " + "   " * max(0, depth - 1) + (f"{elbow} " if depth else "")
+            rows += self._wrap(link.words, width, "text", indent)
+        return rows
+
+    def _steps(self, steps: Steps, width: int) -> Rows:
+        palette = self.view.palette
+        line = Line().add(f"  {steps.label}", palette["accent"])
+        if steps.words:
+            line.add(f"  {steps.words}", palette["text"])
+        return [(line, steps)]
+
+    def _head(self, word: str, note: str) -> Rows:
+        palette = self.view.palette
+        line = Line().add(word, palette["text"] + Style(bold=True)).add(f"  {note}", palette["muted"])
+        return [(line, None)]
+
+    def _space(self) -> Rows:
+        return [(Line(), None)]
+
+    def _wrap(self, words: str, width: int, role: str, indent: str = "", bold: bool = False) -> Rows:
+        style = self.view.palette[role] + Style(bold=bold)
+        wrapped = textwrap.wrap(
+            words, max(10, width - 2), initial_indent=indent, subsequent_indent=" " * len(indent)
+        )
+        return [(Line().add(part, style), None) for part in wrapped]
+
+    def move(self, lines: int) -> None:
+        self.line = max(0, min(len(self._rows) - 1, self.line + lines))
+
+    def click_line(self, y: int, x: int) -> None:
+        self.line = self.top + y
+
+
+def _when(entry: Entry) -> str:
+    """When it held: now and since when, or the last time."""
+    if not entry.episodes:
+        return ""
+    last = entry.episodes[-1]
+    if entry.active:
+        return f"now, since {seconds(last.from_s)}"
+    return f"held {seconds(last.from_s)} to {seconds(last.to_s)}"
