@@ -4,96 +4,64 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from rich.style import Style
 from rich.text import Text
 from schedtop.console import layout
-from schedtop.console.actions import Action, key_name
 from schedtop.console.explain.desk import ExplainDesk
-from schedtop.console.line import Line
-from schedtop.console.screens.help import HelpScreen
-from schedtop.console.screens.palette import PaletteScreen
+from schedtop.console.screens.base import ConsoleScreen
+from schedtop.console.screens.everywhere import EverywhereCommands
 from schedtop.console.widgets.findings import FindingsPanel, WhyPanel
 from schedtop.console.widgets.header import HeaderBar
 from schedtop.console.widgets.panel import Drawn, Panel
-from textual.screen import Screen
 from textual.widgets import Static
 
 if TYPE_CHECKING:
-    from schedtop.console.screens.live import LiveScreen
+    from schedtop.console.actions import Registry
+    from schedtop.console.view import View
     from textual.app import ComposeResult
-    from textual.events import DescendantFocus, Key, Resize
+    from textual.events import DescendantFocus, Resize
 
-_WITH_LIVE = ("pause_engine", "step_engine", "theme", "mouse", "screenshot", "suspend", "quit", "interrupt")
-"""Actions that mean the same here as on Live."""
-
-_MOST_LEFT, _LEFT_SHARE = 44, 0.3
+_LEAST_LEFT, _MOST_LEFT, _LEFT_SHARE = 24, 44, 0.3
 
 
-class ExplainScreen(Screen[None]):
-    """Lies over Live, whose view and actions it shares. Enter on steps shows them in Live."""
+class ExplainScreen(ConsoleScreen):
+    """The list left, why right. Its figures change once a second, whenever the desk has looked."""
 
     AUTO_FOCUS: ClassVar[str | None] = None
 
-    def __init__(self, live: LiveScreen, desk: ExplainDesk) -> None:
-        super().__init__()
-        self.live, self.desk, self.view, self.registry = live, desk, live.view, live.registry
-        self.header = HeaderBar(self.view, id="header")
-        self.findings = FindingsPanel(self.view, desk, id="findings")
-        self.why = WhyPanel(self.view, self.findings, id="finding")
-        self.footer = _Footer(self, id="footer")
-        self.handlers = {
-            "up": lambda: self._panel.move(-1),
-            "down": lambda: self._panel.move(1),
-            "page_up": lambda: self._panel.move_page(-1),
-            "page_down": lambda: self._panel.move_page(1),
-            "first": lambda: self._panel.move_end(last=False),
-            "last": lambda: self._panel.move_end(last=True),
-            "next_panel": self._other_panel,
-            "previous_panel": self._other_panel,
-            "finding_open": self._to_steps,
-            "finding_back": lambda: self.set_focus(self.findings),
-            "evidence_step": self._jump,
-            "back": self._back,
-            "explain": self._close,
-            "help": self._help,
-            "palette": self._palette,
-        }
+    def __init__(self, view: View, registry: Registry, desk: ExplainDesk) -> None:
+        super().__init__(view, registry, "findings")
+        self.header = HeaderBar(view, id="header")
+        self.findings = FindingsPanel(view, desk, id="findings")
+        self.why = WhyPanel(view, self.findings, id="finding")
+        self.commands = (ExplainCommands(self), EverywhereCommands(self))
 
     def compose(self) -> ComposeResult:
-        yield from self._drawn
+        yield from self.drawn
         yield Static("", id="small")
 
     def on_mount(self) -> None:
         self.place()
         self.set_focus(self.findings)
-        self.paint()
 
     def on_resize(self, event: Resize) -> None:
         self.place()
-        self.paint()
 
     @property
-    def _drawn(self) -> tuple[Drawn, ...]:
+    def drawn(self) -> tuple[Drawn, ...]:
         return self.header, self.findings, self.why, self.footer
 
     @property
-    def _panel(self) -> Panel:
+    def panel(self) -> Panel:
+        """The panel that has the focus."""
         return self.why if self.focused is self.why else self.findings
 
-    @property
-    def scope(self) -> str:
-        return str(self._panel.id)
-
-    # Painting
-
     def paint(self) -> None:
-        """Draw the findings of the last look."""
         with self.view.history.lock:
-            for widget in self._drawn:
+            for widget in self.drawn:
                 widget.paint()
 
     def place(self) -> None:
-        """The list left, the explanation right, between header and footer."""
+        """List and explanation side by side, between header and footer."""
         width, height = self.app.size
         small = layout.mode(width, height) == "small"
         note = self.query_one("#small", Static)
@@ -101,7 +69,7 @@ class ExplainScreen(Screen[None]):
         least = layout.STRIP
         words = f"schedtop needs {least[0]}x{least[1]}\nthis terminal is {width}x{height}\n\nq quits"
         note.update(Text(words if small else "", justify="center"))
-        left = min(_MOST_LEFT, max(24, round(width * _LEFT_SHARE)))
+        left = min(_MOST_LEFT, max(_LEAST_LEFT, round(width * _LEFT_SHARE)))
         places = {
             self.header: (0, 0, width, 1),
             self.findings: (0, 1, left, height - 2),
@@ -114,107 +82,74 @@ class ExplainScreen(Screen[None]):
             widget.styles.width, widget.styles.height = cells, max(1, lines)
 
     def on_descendant_focus(self, event: DescendantFocus) -> None:
+        self.footer.scope = str(self.panel.id)
         self.paint()
 
-    # Keys
+    def help_page(self) -> tuple[str, str]:
+        return "Explain", self.panel.HELP
 
-    def on_key(self, event: Key) -> None:
-        action = self.registry.find(event.key, self.scope)
-        if action is None and event.character is not None:
-            action = self.registry.find(event.character, self.scope)
-        if action is not None:
-            event.stop()
-            event.prevent_default()
-            self.action_act(action.id)
+    def copied_line(self) -> str:
+        return self.panel.copied()
 
-    def action_act(self, name: str) -> None:
-        """Carry out an action by id; one that belongs to Live says so."""
-        self.live.unsay()
-        handler = self.handlers.get(name)
-        if handler is not None:
-            handler()
-        elif name in _WITH_LIVE:
-            self.live.action_act(name)
-        else:
-            self.live.say(f"{self.registry[name].title}: on the Live screen; Esc goes back there", "warn")
-        self.paint()
+
+class ExplainCommands:
+    """The hands of the Explain screen."""
+
+    def __init__(self, screen: ExplainScreen) -> None:
+        self.screen = screen
 
     def why_not(self, name: str) -> str | None:
-        """Why an action cannot be taken from here."""
-        if name in self.handlers:
-            return None
-        return self.live.commands.why_not(name)
+        match name:
+            case "finding_open" if self.screen.findings.selected() is None:
+                return "nothing is found"
+            case "evidence_step" if self.screen.why.steps() is None:
+                return "no steps on this line; those under Steps lead to Live"
+        return None
 
-    def _other_panel(self) -> None:
-        self.set_focus(self.findings if self.focused is self.why else self.why)
+    def do_finding_open(self) -> None:
+        self.screen.why.to_steps()
+        self.screen.set_focus(self.screen.why)
 
-    def _to_steps(self) -> None:
-        self.why.to_steps()
-        self.set_focus(self.why)
+    def do_finding_back(self) -> None:
+        self.screen.set_focus(self.screen.findings)
 
-    def _back(self) -> None:
-        if self.focused is self.why:
-            self.set_focus(self.findings)
-        else:
-            self._close()
-
-    def _close(self) -> None:
-        self.dismiss(None)
-        self.live.paint()
-
-    def _jump(self) -> None:
-        steps = self.why.steps()
+    def do_evidence_step(self) -> None:
+        steps, view = self.screen.why.steps(), self.screen.view
         if steps is None:
-            self.live.say("no steps on this line: the lines under Steps lead to Live", "warn")
             return
-        with self.view.history.lock:
-            shown = self.view.pin(steps.first_seq) or self.view.pin(steps.last_seq)
-        if not shown:
-            self.live.say(f"{steps.label}: no longer kept", "warn")
-            return
-        self.dismiss(None)
-        self.live.show_panel("batch")
+        if view.pin(steps.first_seq) or view.pin(steps.last_seq):
+            self.screen.console.back_to_live("panel_1")
+        else:
+            self.screen.say(f"{steps.label}: no longer kept", "warn")
 
-    def _help(self) -> None:
-        panel = self._panel
-        self.app.push_screen(HelpScreen(panel.TITLE, panel.HELP, self.registry, self.why_not))
+    def do_next_panel(self) -> None:
+        self.screen.set_focus(self.screen.findings if self.screen.panel is self.screen.why else self.screen.why)
 
-    def _palette(self) -> None:
-        def run(name: str | None) -> None:
-            if name is None:
-                return
-            if name in self.handlers or name in _WITH_LIVE:
-                self.action_act(name)
-            else:
-                self.dismiss(None)
-                self.live.action_act(name)
+    do_previous_panel = do_next_panel
 
-        self.app.push_screen(PaletteScreen(self.registry, self.why_not), run)
+    def do_back(self) -> None:
+        if self.screen.panel is self.screen.why:
+            self.do_finding_back()
+        else:
+            self.screen.dismiss(None)
 
+    def do_explain(self) -> None:
+        self.screen.dismiss(None)
 
-class _Footer(Drawn):
-    """Keys of the focused panel, or what was just said."""
+    def do_up(self) -> None:
+        self.screen.panel.move(-1)
 
-    def __init__(self, screen: ExplainScreen, *, id: str) -> None:
-        super().__init__(screen.view, id=id)
-        self.of = screen
+    def do_down(self) -> None:
+        self.screen.panel.move(1)
 
-    def lines(self, width: int, height: int) -> list[Line]:
-        palette = self.view.palette
-        under = palette.on("text", "surface")
-        line = Line().add(" ", under)
-        said = self.of.live.footer.said
-        if said is not None:
-            return [line.add(said[0], palette.on(said[1], "surface")).pad(width, under)]
-        for action, word in self._shown():
-            click = Style(meta={"@click": f"screen.act('{action.id}')"})
-            line.add(key_name(action.keys[0]), palette.on("accent", "surface") + click)
-            line.add(f" {word}  ", palette.on("muted", "surface") + click)
-        return [line.pad(width, under)]
+    def do_page_up(self) -> None:
+        self.screen.panel.move_page(-1)
 
-    def _shown(self) -> list[tuple[Action, str]]:
-        registry = self.of.registry
-        local = [(action, action.footer) for action in registry.of_scope(self.of.scope) if action.footer]
-        rest = [(registry[name], word) for name, word in (("back", "back"), ("next_panel", "panel"))]
-        rest += [(registry[name], registry[name].footer) for name in ("palette", "quit")]
-        return [(action, word) for action, word in [(registry["help"], "help"), *local, *rest] if action.keys]
+    def do_page_down(self) -> None:
+        self.screen.panel.move_page(1)
+
+    def do_first(self) -> None:
+        self.screen.panel.move_end(last=False)
+
+    def do_last(self) -> None:
+        self.screen.panel.move_end(last=True)

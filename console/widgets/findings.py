@@ -97,6 +97,10 @@ class FindingsPanel(_ExplainPanel):
     def click_line(self, y: int, x: int) -> None:
         self.move(self.top + y // _LINES_EACH - self.cursor)
 
+    def copied(self) -> str:
+        entry = self.selected()
+        return "" if entry is None else f"{entry.shown.id}: {entry.shown.title}"
+
 
 class WhyPanel(_ExplainPanel):
     """The selected finding in full; a cursor over its lines, some of which are steps to jump to."""
@@ -208,6 +212,10 @@ class WhyPanel(_ExplainPanel):
 
     def click_line(self, y: int, x: int) -> None:
         self.line = self.top + y
+
+    def copied(self) -> str:
+        """The whole explanation."""
+        return "\n".join("".join(piece for piece, _ in line.pieces).rstrip() for line, _ in self._rows)
 
 
 def _when(entry: Entry) -> str:
