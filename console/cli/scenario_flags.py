@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -11,6 +12,7 @@ from click.core import ParameterSource
 from schedtop.console.cli.engine_flags import engine_config
 from schedtop.console.cli.errors import CommandError
 from schedtop.engine.headless import Progress, with_end
+from schedtop.engine.whatif.recorded import looks_like_recording, recorded_scenario
 from schedtop.engine.whatif.scenario import Scenario
 
 NOT_HERE = ("workload", "model", "record", "record_text", "metrics_port", "real_time")
@@ -29,6 +31,8 @@ def open_scenario(
             instead = "name it as FILE" if param.name == "workload" else "leave it out"
             raise CommandError(f"{param.opts[0]} cannot be used with {ctx.info_name}: {instead}")
     config = engine_config({**flags, "workload": file})
+    if looks_like_recording(Path(file)):
+        return recorded_scenario(config, given)
     return Scenario(with_end(config, notice))
 
 

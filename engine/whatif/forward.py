@@ -1,0 +1,162 @@
+"""What a change would do from here: the present state, simulated forward with and without it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from schedtop.engine.config import ConfigError
+from schedtop.engine.engine import Engine
+from schedtop.engine.report import Report
+from schedtop.engine.sim.features import StepCost
+from schedtop.engine.sim.spec import PREFIX, parse_device
+from schedtop.engine.telemetry import Arrival, Header, Snapshot
+from schedtop.engine.whatif.figures import BY_NAME
+from schedtop.engine.whatif.restore import ask_of, restore, vocab_size
+from schedtop.engine.whatif.scenario import check_changes
+from schedtop.engine.workload.build import RequestBuilder
+from schedtop.engine.workload.paced import Ask, PacedSource, Tempo
+
+FORETOLD = tuple(
+    BY_NAME[name]
+    for name in ("ttft_p50_s", "ttft_p95_s", "itl_p50_s", "itl_p95_s", "output_tokens_per_s", "preemptions")
+)
+"""The figures of a forecast; all are over the horizon alone."""
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """A figure's mean over the replicas, and twice the standard error of that mean. None is unknown."""
+
+    value: float | None
+    error: float | None
+
+
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures by name (see `FORETOLD`) with the knobs as they are and as staged, and the change between them.
+
+    Both sides of a replica see the same arrivals, so `change` is surer than the two figures are. `rate` is that of
+    the expected arrivals, requests/s, None if none are expected. `warnings` are the engine's own on the change.
+    """
+
+    horizon_s: float
+    replicas: int
+    rate: float | None
+    base: dict[str, Estimate]
+    staged: dict[str, Estimate]
+    change: dict[str, Estimate]
+    warnings: list[str]
+
+
+def forecast(
+    header: Header,
+    snapshot: Snapshot,
+    staged: Mapping[str, Any],
+    *,
+    recent: Sequence[Arrival] = (),
+    horizon_s: float = 10.0,
+    replicas: int = 4,
+    cost: StepCost | None = None,
+) -> Forecast:
+    """Simulate `horizon_s` seconds from `snapshot` under the present knobs and under `staged` ones.
+
+    Expected arrivals are drawn from `recent` ones (oldest first), at the rate of the workload or, without one, theirs.
+    Without any they are drawn from the snapshot's, among which long requests are more frequent than they arrive. `cost` is how long the device takes; a simulated engine's header
+    says it. Outputs are taken to be as long as allowed. Pure: the same arguments give the same forecast. Raises
+    `ConfigError` for knobs that cannot be used, and where `cost` is missing.
+    """
+    typed = check_changes(staged, live=True)
+    cost = cost or device_cost(header)
+    known = list(recent) or [state.arrival for state in snapshot.requests]
+    rate = expected_rate(snapshot, known)
+    pairs, warnings = [], []
+    for seed in range(replicas):
+        sides = []
+        for values in ({}, typed):
+            engine = restore(header, snapshot, cost, recent)
+            if rate and known:
+                engine.source = _expected(header, known, rate, snapshot.clock_s, seed)
+            if values:
+                reply = engine.set_knobs(values)
+                if not reply.ok:
+                    raise ConfigError(reply.text)
+                warnings = reply.warnings
+            sides.append(_run(engine, snapshot.clock_s + horizon_s, horizon_s))
+        pairs.append(sides)
+    names = [figure.name for figure in FORETOLD]
+    return Forecast(
+        horizon_s=horizon_s,
+        replicas=replicas,
+        rate=rate,
+        base={name: _estimate([base[name] for base, _ in pairs]) for name in names},
+        staged={name: _estimate([other[name] for _, other in pairs]) for name in names},
+        change={name: _estimate([_less(other[name], base[name]) for base, other in pairs]) for name in names},
+        warnings=warnings,
+    )
+
+
+def device_cost(header: Header) -> StepCost:
+    """The step times of a simulated engine's device. Raises `ConfigError` for a real one."""
+    if not header.device.startswith(PREFIX):
+        raise ConfigError(f"{header.device} is a real device: a forecast needs step times fitted to its steps")
+    ranks, stages = (header.settings.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline"))
+    return parse_device(header.device).step_cost(ranks, stages)
+
+
+def expected_rate(snapshot: Snapshot, known: Sequence[Arrival]) -> float | None:
+    """Requests/s to expect: the workload's where it has one, else that of the known arrivals."""
+    rate = snapshot.knobs.get("rate")
+    if rate is not None:
+        return float(rate) or None
+    times = sorted(arrival.arrival_s for arrival in known)
+    span_s = snapshot.clock_s - times[0] if times else 0.0
+    return len(times) / span_s if span_s > 0 else None
+
+
+def _expected(header: Header, known: Sequence[Arrival], rate: float, clock_s: float, seed: int) -> PacedSource:
+    """Poisson arrivals from `clock_s` on, each drawn from the known ones."""
+    builder = RequestBuilder(seed + 1, vocab_size(header), header.max_model_len)
+    first = 1 + max(arrival.number for arrival in known)
+
+    def asks() -> Iterator[Ask]:
+        rng = np.random.default_rng([seed, 5])
+        own_s, ordinal = clock_s, first
+        while True:
+            own_s += float(rng.exponential(1 / rate))
+            arrival = known[int(rng.integers(len(known)))]
+            yield ask_of(arrival, header.block_size, ordinal, own_s)
+            ordinal += 1
+
+    return PacedSource(asks(), Tempo(rate, 1.0), builder, {"source": "expected arrivals", "rate": rate})
+
+
+def _run(engine: Engine, until_s: float, horizon_s: float) -> dict[str, float | None]:
+    """The figures of FORETOLD from now to `until_s`."""
+    report = Report()
+    while engine.clock_s < until_s and not engine.exhausted:
+        wake_s = engine.next_wake_s()
+        if not engine.num_unfinished and wake_s is not None and wake_s >= until_s:
+            break
+        record = engine.step()
+        if record is not None:
+            report.add(record)
+    document = report.as_dict()
+    document["clock_s"] = horizon_s
+    return {figure.name: figure.of(document) for figure in FORETOLD}
+
+
+def _less(value: float | None, other: float | None) -> float | None:
+    return None if value is None or other is None else value - other
+
+
+def _estimate(values: list[float | None]) -> Estimate:
+    known = [value for value in values if value is not None]
+    if not known:
+        return Estimate(None, None)
+    mean = sum(known) / len(known)
+    if len(known) < 2:
+        return Estimate(mean, None)
+    variance = sum((value - mean) ** 2 for value in known) / (len(known) - 1)
+    return Estimate(mean, 2 * math.sqrt(variance / len(known)))
