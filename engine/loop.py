@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from schedtop.engine.channel.protocol import Sink, encode
@@ -95,8 +95,9 @@ class Pace:
 class ServiceLoop:
     """Serves one engine until it is told to end. `sinks` get every record after the consoles, by name.
 
-    A sink that raises `OSError` is reported and left out from then on. `real_time` paces a simulated clock;
-    `duration_s` ends the run at that engine time.
+    A sink that raises `OSError` is reported and removed from `sinks`. `real_time` paces a simulated clock;
+    `duration_s` ends the run at that engine time, the end of the workload does unless `stay`. `notices` are told
+    once it serves.
     """
 
     def __init__(
@@ -107,12 +108,16 @@ class ServiceLoop:
         *,
         real_time: bool = False,
         duration_s: float | None = None,
+        stay: bool = True,
+        notices: Sequence[str] = (),
         report: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._engine = engine
         self._server = server
-        self._sinks = dict(sinks)
+        self._sinks = sinks
         self._duration_s = duration_s
+        self._stay = stay
+        self._notices = notices
         self._report = report
         self._simulated = engine.header.simulated_clock
         self._pace = Pace(engine.clock_s) if real_time and self._simulated else None
@@ -127,6 +132,8 @@ class ServiceLoop:
     def run(self) -> str:
         """Step until the end; returns its reason. What the engine raises passes through."""
         self._server.ready(self._engine.header, self._engine.snapshot)
+        for text in self._notices:
+            self.notice("info", text)
         while (reason := self._end_reason()) is None:
             record = self._engine.tell() if self._too_early() else self._engine.step()
             if record is not None:
@@ -219,11 +226,14 @@ class ServiceLoop:
         return 0.0 if self._simulated else max(0.0, min(IDLE_WAIT_S, wake_s - self._engine.clock_s))
 
     def _tell_end_of_work(self) -> None:
+        """Once, when nothing is in flight and nothing will come: a rate of 0 can be raised again."""
         if self._engine.num_unfinished or self._ending is not None or self._told_end_of_work:
+            return
+        if self._engine.snapshot().knobs.get("rate") == 0:
             return
         self._told_end_of_work = True
         self.notice("info", "the workload has ended: no more requests will come")
-        if self._duration_s is not None and not self._pace:
+        if not self._stay or (self._duration_s is not None and not self._pace):
             self.end("the workload has ended")
 
     def _serve_until(self, deadline_s: float, or_command: bool = False) -> None:

@@ -24,6 +24,7 @@ from schedtop.engine.channel.protocol import ChannelError
 from schedtop.engine.channel.server import ChannelServer
 from schedtop.engine.config import ConfigError, EngineConfig
 from schedtop.engine.loop import ServiceLoop, Steppable
+from schedtop.engine.sinks import check_sinks, open_sinks
 from schedtop.engine.telemetry import Bye, Drain, Reply, Stage
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -171,8 +172,8 @@ def serve(config: EngineConfig, owned: bool = False) -> int:
         _log(f"listening on {server.address}")
     code, reason, step = 0, "", 0
     try:
-        with ExitStack() as sinks:
-            loop = _load(config, server, life, sinks)
+        with ExitStack() as stack:
+            loop = _load(config, owned, server, life, stack)
             try:
                 reason = loop.run()
             finally:
@@ -189,16 +190,27 @@ def serve(config: EngineConfig, owned: bool = False) -> int:
     return code
 
 
-def _load(config: EngineConfig, server: ChannelServer, life: Life, sinks: ExitStack) -> ServiceLoop:
+def _load(config: EngineConfig, owned: bool, server: ChannelServer, life: Life, stack: ExitStack) -> ServiceLoop:
     """Everything built and checked, the cheap checks first; consoles are greeted meanwhile."""
+    check_sinks(config)
+    notices: list[str] = []
+
+    def tell(line: str) -> None:
+        if life.loop is None:
+            notices.append(line)  # the channel is the greeter's while it loads
+        else:
+            life.loop.notice("error", line)
+
     with Greeter(server, life) as greeter, life.interruptible():
         engine = _build(config, greeter)
         life.loop = ServiceLoop(
             engine,
             server,
-            {},
+            open_sinks(config, engine, stack, tell),
             real_time=config.real_time,
             duration_s=config.duration_s,
+            stay=owned or config.workload is None,
+            notices=notices,
             report=_log,
         )
     return life.loop

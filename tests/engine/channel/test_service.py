@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +21,7 @@ from schedtop.engine import telemetry as t
 from schedtop.engine.channel import ChannelClient, ChannelClosedError, ChannelError
 from schedtop.engine.channel.spawn import EngineProcess, start_engine
 from schedtop.engine.config import EngineConfig
+from schedtop.engine.recording import Recording
 
 FAKE = Path(__file__).parent / "fake.py"
 Start = Callable[..., EngineProcess]
@@ -182,6 +186,55 @@ def test_the_end_of_the_workload_is_told_and_the_engine_stays(start: Start) -> N
         assert "workload has ended" in until(client, t.Notice).text
         client.send(t.Pause(1))
         assert until(client, t.Reply).ok
+
+
+def test_every_step_is_recorded_whatever_consoles_do(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "a.schedtop"
+    engine = start({"record": str(path), "duration_s": 2.995})
+    with engine.connect():
+        assert engine.process.wait(20) == 0
+    with Recording(path) as recording:
+        assert recording.truncated is None
+        assert [record.seq for record in recording.records()] == list(range(1, 301))
+
+
+def test_a_full_disk_is_a_notice_and_serving_goes_on(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "a.schedtop"
+    engine = start({"record": str(path), "real_time": True}, num_rows=200)
+    resource.prlimit(engine.process.pid, resource.RLIMIT_FSIZE, (8192, 8192))
+    with engine.connect() as client:
+        notice = until(client, t.Notice)
+        assert notice.level == "error"
+        assert re.fullmatch(r"recording stopped: cannot write .*a\.schedtop: File too large; .*", notice.text)
+        seq = until(client, t.StepRecord).seq
+        assert until(client, t.StepRecord).seq == seq + 1
+    with Recording(path) as recording:
+        assert recording.truncated and recording.num_records > 0
+
+
+def test_metrics_are_served_while_it_runs(start: Start) -> None:
+    with start({"metrics_port": 0, "real_time": True}) as engine, engine.connect() as client:
+        url = until(client, t.Notice).text.removeprefix("metrics at ")
+        until(client, t.StepRecord)
+        with urllib.request.urlopen(url, timeout=20) as response:
+            assert b"schedtop_steps_total" in response.read()
+
+
+def test_what_cannot_be_opened_is_one_line_and_exit_code_2(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("precious")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        for settings, line in (
+            ({"record": str(tmp_path / "taken")}, "taken exists already: choose another name, or remove it first"),
+            ({"metrics_port": taken.getsockname()[1]}, "Address already in use; choose another --metrics-port"),
+        ):
+            engine = start(settings)
+            assert engine.process.wait(20) == 2
+            cause = engine.exit_cause()
+            assert cause and cause.endswith(line)
+            assert len(engine.stderr_tail()) == 1
+    assert (tmp_path / "taken").read_text() == "precious"
 
 
 @pytest.mark.parametrize(

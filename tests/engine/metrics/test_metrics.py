@@ -1,0 +1,230 @@
+"""The page beside a real one of vLLM's, and beside the records it was counted from."""
+
+from __future__ import annotations
+
+import math
+import socket
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+from schedtop.engine import telemetry as t
+from schedtop.engine.build import build_engine
+from schedtop.engine.config import EngineConfig, WorkloadSpec
+from schedtop.engine.metrics import MetricsError, start_metrics
+from schedtop.engine.metrics.counts import Buckets, one_two_five
+
+FIXTURE = Path(__file__).parents[4] / "shared/fixtures/vllm-0.32-metrics-under-load.txt"
+
+# What this engine has no notion of, so that it must be absent rather than 0.
+UNKNOWN = (
+    "vllm:estimated_",
+    "vllm:external_prefix_cache",
+    "vllm:mm_cache",
+    "vllm:engine_sleep_state",
+    "vllm:admission_rejections",
+)
+UNKNOWN_VALUES = {
+    "finished_reason": {"error", "repetition"},
+    "source": {"external_kv_transfer", "host", "p2p", "disk", "external_unspecified"},
+}
+
+Samples = dict[str, list[tuple[dict[str, str], float]]]
+
+
+def parse(text: str) -> Samples:
+    samples: Samples = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return samples
+
+
+class Served:
+    """A page over the records of a real engine."""
+
+    def __init__(self) -> None:
+        config = EngineConfig(
+            device="sim:llama-3.1-8b@l4",
+            workload=WorkloadSpec(source="shared-prefix", rate=8.0, limit=120),
+            scheduler={"max_num_seqs": 24, "num_blocks": 600, "max_model_len": 2048, "num_speculative_tokens": 1},
+        )
+        engine = build_engine(config)
+        self.records: list[t.StepRecord] = []
+        with start_metrics(0, engine.header) as page:
+            assert page.url.startswith("http://127.0.0.1:")
+            while not engine.exhausted:
+                if engine.clock_s > 4 and engine.knobs_version == 0:
+                    engine.abort(int(t.row_columns(self.records[-1])["request"][0]))
+                    engine.set_knobs({"max_num_seqs": 20})
+                record = engine.step()
+                assert record is not None
+                page.write(record)
+                self.records.append(record)
+            with urllib.request.urlopen(page.url, timeout=30) as response:
+                self.text = response.read().decode()
+        self.samples = parse(self.text)
+
+    def value(self, name: str, **labels: str) -> float:
+        (value,) = (v for have, v in self.samples[name] if labels.items() <= have.items())
+        return value
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    yield Served()
+
+
+@pytest.fixture(scope="module")
+def vllm() -> Samples:
+    if not FIXTURE.exists():
+        pytest.skip("the page is not beside this checkout")
+    return parse(FIXTURE.read_text())
+
+
+def test_every_name_that_the_engine_knows_is_there(served: Served, vllm: Samples) -> None:
+    wanted = {name for name in vllm if name.startswith("vllm:") and not name.startswith(UNKNOWN)}
+    assert wanted - set(served.samples) == set()
+
+
+def test_nothing_unknown_is_there(served: Served) -> None:
+    assert [name for name in served.samples if name.startswith(UNKNOWN)] == []
+
+
+def test_label_names_are_the_same(served: Served, vllm: Samples) -> None:
+    for name in (set(vllm) & set(served.samples)) - {"vllm:cache_config_info"}:
+        if name.startswith("vllm:"):
+            wanted = {tuple(sorted(labels)) for labels, _ in vllm[name]}
+            assert {tuple(sorted(labels)) for labels, _ in served.samples[name]} == wanted, name
+    ours = set(served.samples["vllm:cache_config_info"][0][0])
+    assert ours <= set(vllm["vllm:cache_config_info"][0][0])
+
+
+def test_label_values_are_the_known_ones(served: Served, vllm: Samples) -> None:
+    for name in (set(vllm) & set(served.samples)) - {"vllm:cache_config_info"}:
+        for label in ("reason", "source", "finished_reason", "engine"):
+            wanted = {labels[label] for labels, _ in vllm[name] if label in labels}
+            ours = {labels[label] for labels, _ in served.samples[name] if label in labels}
+            assert ours == wanted - UNKNOWN_VALUES.get(label, set()), (name, label)
+
+
+def test_buckets_are_the_same(served: Served, vllm: Samples) -> None:
+    names = [name for name in vllm if name.startswith("vllm:") and name.endswith("_bucket")]
+    assert len(names) == 16
+    for name in names:
+        edges = [labels["le"] for labels, _ in vllm[name]]
+        assert [labels["le"] for labels, _ in served.samples[name]] == edges, name
+
+
+def test_counters_are_the_records_totals(served: Served) -> None:
+    totals = served.records[-1].totals
+    blocks = served.records[-1].blocks
+    reasons = [finish.reason for record in served.records for finish in record.finishes]
+    assert served.value("vllm:num_preemptions_total") == totals.preemptions > 0
+    assert served.value("vllm:generation_tokens_total") == totals.output_tokens > 0
+    assert served.value("vllm:prefix_cache_queries_total") == totals.prompt_tokens > 0
+    assert served.value("vllm:prefix_cache_hits_total") == totals.cached_tokens > 0
+    assert served.value("schedtop_recomputed_tokens_total") == totals.recomputed_tokens > 0
+    assert served.value("schedtop_rejected_draft_tokens_total") == totals.rejected_draft_tokens > 0
+    accepted = totals.draft_tokens - totals.rejected_draft_tokens
+    assert served.value("vllm:spec_decode_num_accepted_tokens_total") == accepted > 0
+    assert served.value("schedtop_knob_changes_total") >= 1
+    for reason in ("stop", "length", "abort"):
+        assert served.value("vllm:request_success_total", finished_reason=reason) == reasons.count(reason)
+    assert reasons.count("abort") == 1
+    steps = {str(limiter): 0 for limiter in t.Limiter}
+    for record in served.records:
+        steps[record.limiter] += record.executed
+    assert {labels["limiter"]: value for labels, value in served.samples["schedtop_steps_total"]} == steps
+    classes = {labels["class"]: value for labels, value in served.samples["schedtop_kv_blocks"]}
+    assert classes == {name: getattr(blocks, name) for name in ("held", "shared", "cached_free", "empty")}
+    assert served.value("vllm:num_requests_running") == 0
+
+
+def test_prompts_by_source_add_up_once_all_have_begun(served: Served) -> None:
+    computed = served.value("vllm:prompt_tokens_by_source_total", source="local_compute")
+    cached = served.value("vllm:prompt_tokens_by_source_total", source="local_cache_hit")
+    assert computed + cached == served.value("vllm:prompt_tokens_total")
+    assert computed + served.value("vllm:generation_tokens_total") == served.value(
+        "vllm:iteration_tokens_total_sum"
+    )
+
+
+def test_histograms_hold_every_sample(served: Served) -> None:
+    itl = np.concatenate([t.itl_column(record) for record in served.records]).astype(np.float64)
+    itl = itl[~np.isnan(itl)]
+    ttft = [wait_s for record in served.records for _, wait_s in record.ttft_s]
+    finishes = [finish for record in served.records for finish in record.finishes]
+    expected = {
+        "vllm:inter_token_latency_seconds": itl.tolist(),
+        "vllm:time_to_first_token_seconds": ttft,
+        "vllm:e2e_request_latency_seconds": [f.e2e_s for f in finishes if f.e2e_s is not None],
+        "vllm:request_time_per_output_token_seconds": [f.tpot_s for f in finishes if f.tpot_s is not None],
+        "vllm:request_generation_tokens": [float(f.output_tokens) for f in finishes],
+        "vllm:request_num_preemptions": [float(f.preemptions) for f in finishes],
+    }
+    for name, values in expected.items():
+        assert served.value(f"{name}_count") == len(values) > 0
+        assert math.isclose(served.value(f"{name}_sum"), sum(values), rel_tol=1e-9)
+        for labels, count in served.samples[f"{name}_bucket"]:
+            assert count == sum(value <= float(labels["le"]) for value in values), (name, labels)
+
+
+def test_without_an_answer_there_is_no_sample(served: Served) -> None:
+    """A refused request ends nowhere in vLLM's histograms; an engine that never drafted has no draft counters."""
+    engine = build_engine(EngineConfig(workload=None))
+    with start_metrics(0, engine.header) as page:
+        idle = t.StepRecord(
+            **{
+                **{name: getattr(served.records[-1], name) for name in t.StepRecord.__struct_fields__},
+
+                    "executed": False,
+                    "finishes": [],
+                    "totals": t.Totals(submitted=1, refused=1),
+                    "oldest_wait_s": None
+                ,
+                "arrivals": [t.Arrival(0, "r", 0.0, 9, 9)], "refusals": [t.Refusal(0, "r", "too long")],
+            }
+        )
+        page.write(idle)
+        with urllib.request.urlopen(page.url, timeout=30) as response:
+            samples = parse(response.read().decode())
+    assert not [name for name in samples if "spec_decode" in name]
+    assert "schedtop_oldest_wait_seconds" not in samples
+    (refused,) = samples["schedtop_requests_refused_total"]
+    assert refused[1] == 1
+    assert all(value == 0 for _, value in samples["vllm:request_prompt_tokens_count"])
+
+
+def test_a_taken_port_is_one_line() -> None:
+    header = build_engine(EngineConfig(workload=None)).header
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(
+            MetricsError, match=rf"^cannot serve metrics on port {port}: Address already in use; .*\Z"
+        ):
+            start_metrics(port, header)
+
+
+@given(st.lists(st.floats(0, 100, width=32) | st.just(float("nan")), max_size=30))
+def test_one_by_one_and_all_at_once_count_alike(values: list[float]) -> None:
+    edges = (0.5, 1.0, 10.0)
+    one, many = Buckets(edges), Buckets(edges)
+    for value in values:
+        one.add(None if math.isnan(value) else value)
+    many.add_many(np.array(values, dtype=np.float32))
+    assert one.counts == many.counts
+    assert math.isclose(one.sum, many.sum, abs_tol=1e-9)
+
+
+def test_token_edges_follow_the_model_length() -> None:
+    assert one_two_five(2048) == (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
+    assert one_two_five(1) == (1,)
+    assert one_two_five(5)[-1] == 5
