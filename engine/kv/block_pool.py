@@ -108,6 +108,10 @@ class BlockPool:
     def is_free(self, block: int) -> bool:
         return self._refs[block] == 0
 
+    def key_of(self, block: int) -> bytes | None:
+        """The block's prefix-cache key; None where it has none."""
+        return self._keys[block]
+
     def class_of(self, block: int) -> BlockClass:
         refs = self._refs[block]
         if refs:

@@ -1,0 +1,138 @@
+"""Does this scheduler decide what a recording says? Step after step, down to the ids of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+from schedtop.engine.inspect.driver import Driver
+from schedtop.engine.recording.frames import RecordingError
+from schedtop.engine.recording.reader import Recording
+from schedtop.engine.telemetry import StepRecord
+from schedtop.engine.whatif.divergence import Part, first_difference
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """The first step that is decided otherwise here. Of each part, `base` is recorded and `variant` is decided."""
+
+    step: int
+    clock_s: float
+    parts: list[Part]
+
+    def __str__(self) -> str:
+        parts = "; ".join(f"{part.field}: recorded {part.base}, decided {part.variant}" for part in self.parts)
+        return f"step {self.step}: {parts}"
+
+
+class RecordingVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What replaying a recording's world came to. `difference` None: all `steps` are decided the same."""
+
+    name: str
+    equal: bool
+    steps: int
+    preemptions: int
+    admissions: int
+    scheduled_tokens: int
+    truncated: str | None
+    difference: Difference | None
+
+
+def verify_recording(recording: Recording, on_progress: Callable[[int], None] = lambda index: None) -> RecordingVerdict:
+    """Feed this scheduler a recording's arrivals, knob changes and results, and compare every decision.
+
+    `on_progress` gets the number of records done. Raises `RecordingError` where the recording does not begin with
+    its engine, or tells what no scheduler can be told.
+    """
+    snapshot, first = recording.keyframe_before(0)
+    if snapshot.step or snapshot.requests or first:
+        raise RecordingError(
+            f"{recording.path} begins at step {snapshot.step} of its engine: only a recording from the start can be"
+            " decided again"
+        )
+    driver = Driver(recording.header, recording.path)
+    counts, ids, difference = {"steps": 0, "preemptions": 0, "admissions": 0, "tokens": 0}, {}, None
+    for index, (record, following) in enumerate(_pairs(recording)):
+        if index % 64 == 0:
+            on_progress(index)
+        ids.update((arrival.number, arrival.id) for arrival in record.arrivals)
+        difference = _play(driver, record, following, ids)
+        if difference is not None:
+            break
+        counts["steps"] += record.executed
+        counts["preemptions"] += len(record.preemptions)
+        counts["admissions"] += len(record.admissions)
+        counts["tokens"] += record.scheduled_tokens
+    return RecordingVerdict(
+        name=recording.path,
+        equal=difference is None,
+        steps=counts["steps"],
+        preemptions=counts["preemptions"],
+        admissions=counts["admissions"],
+        scheduled_tokens=counts["tokens"],
+        truncated=recording.truncated,
+        difference=difference,
+    )
+
+
+def _play(
+    driver: Driver, record: StepRecord, following: StepRecord | None, ids: dict[int, str]
+) -> Difference | None:
+    try:
+        decided = driver.play(record, following)
+    except (AssertionError, IndexError, KeyError, ValueError) as error:
+        raise RecordingError(
+            f"{driver.path}: step {record.step} tells what no scheduler can do ({type(error).__name__}: {error})"
+        ) from None
+    if decided is None:
+        return Difference(record.step, record.start_s, [Part("step", "ran", "nothing to run")])
+    return compare(record, decided, ids)
+
+
+def _pairs(recording: Recording) -> Iterator[tuple[StepRecord, StepRecord | None]]:
+    """Every record with the next executed one."""
+    held: list[StepRecord] = []
+    for record in recording.records():
+        if record.executed:
+            yield from ((earlier, record) for earlier in held)
+            held = []
+        held.append(record)
+    yield from ((record, None) for record in held)
+
+
+def compare(recorded: StepRecord, decided: StepRecord, ids: dict[int, str]) -> Difference | None:
+    """The decisions in which two records differ, most telling first; times the device took are none."""
+    found = first_difference(recorded, decided, ids)
+    parts = list(found.parts) if found is not None else []
+    if not parts:
+        parts = [part for part in map(lambda name: _part(name, recorded, decided), _EXACT) if part is not None]
+    return Difference(recorded.step, recorded.start_s, parts) if parts else None
+
+
+_EXACT = ("admissions", "preemptions", "refusals", "finishes", "rows", "tables", "blocks", "changed_blocks")
+_EXACT += ("running", "waiting", "head", "token_budget", "input_budget", "recomputed_tokens", "paused")
+
+
+def _part(name: str, recorded: StepRecord, decided: StepRecord) -> Part | None:
+    """One field, if it is not the same in both."""
+    left, right = getattr(recorded, name), getattr(decided, name)
+    if left == right:
+        return None
+    return Part(name.replace("_", " "), *_texts(left, right))
+
+
+def _texts(left: Any, right: Any) -> tuple[str, str]:
+    """Both sides from the first item that is not the same."""
+    if isinstance(left, bytes):
+        left, right = (np.frombuffer(side, dtype=np.int32).tolist() for side in (left, right))
+    if isinstance(left, list):
+        place = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), None)
+        place = min(len(left), len(right)) if place is None else place
+        left, right = (side[place] if place < len(side) else "nothing" for side in (left, right))
+        if isinstance(left, tuple) and isinstance(right, tuple) and left[0] == right[0]:
+            return _texts(left[1], right[1])
+    if isinstance(left, msgspec.Struct) and type(left) is type(right):
+        names = [name for name in left.__struct_fields__ if getattr(left, name) != getattr(right, name)]
+        return tuple(", ".join(f"{n}={getattr(side, n)}" for n in names) for side in (left, right))  # type: ignore[return-value]
+    return str(left), str(right)
