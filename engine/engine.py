@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -74,7 +75,7 @@ class Engine:
             return
         if not self.num_unfinished and not self.paused:
             wake_s = self.source.next_arrival_s()
-            if wake_s is not None:
+            if wake_s is not None and wake_s < math.inf:
                 self.clock.skip_to(wake_s)
         for request in self.source.take(self.clock_s, self.observer.step):
             self.submit(request)
@@ -122,7 +123,10 @@ class Engine:
         return True
 
     def next_wake_s(self) -> float | None:
-        """When an idle engine has something to do, on its clock; None: nothing will arrive by itself."""
+        """When an idle engine has something to do, on its clock; infinity: only once the rate is raised.
+
+        None: nothing will arrive by itself any more.
+        """
         return None if self.source is None else self.source.next_arrival_s()
 
     def pause(self) -> None:

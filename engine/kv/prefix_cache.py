@@ -75,6 +75,8 @@ class PrefixIndex:
 
         Falls back to a shorter run that starts at the first key: nothing before it is needed.
         """
+        if length == 0:  # a window of one token needs nothing before it, and finds nothing
+            return []
         blocks: list[int | None] = [None] * len(keys)
         run = 0
         for index in range(len(keys) - 1, -1, -1):

@@ -132,8 +132,10 @@ class AdmissionPass:
         state.kv.register(request, num_full)
         state.table.next_full[row] = (num_full + 1) * state.kv.block_size
         state.table.tokens[row] = chunk
-        state.table.num_spec[row] = drafts
-        state.table.draft_ids[row] = -1
+        if drafts:
+            state.table.num_spec[row] = drafts
+            state.table.draft_ids[row] = -1
+            state.table.has_drafts = True
         draft.admissions.append(Admission(request.number, hit.num_tokens, waited_s, resumed))
         draft.started.append(Started(row, request, request.block_ids, resumed))
 

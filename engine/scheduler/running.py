@@ -25,7 +25,7 @@ def _plan_tokens(state: State, draft: Draft, first: int) -> None:
     computed = table.num_computed[first:size]
     wanted = table.tokens[first:size]
     np.subtract(table.num_tokens[first:size], computed, out=wanted)
-    if table.num_spec[first:size].any():
+    if table.has_drafts:
         wanted += table.num_spec[first:size]
         # Only drafts can reach past the model's length: everything else ends before.
         np.minimum(wanted, state.config.max_model_len - 1 - computed, out=wanted)
@@ -92,11 +92,12 @@ def _grow(state: State, draft: Draft, rows: RowArray, needs: IntArray) -> int | 
     if kv.window is not None or int(counts.sum()) > kv.pool.num_free:
         return _grow_one_by_one(state, draft, rows, needs)
     blocks = kv.pool.take(int(counts.sum())) or []
-    start = 0
+    start, requests, new_blocks = 0, table.requests, draft.new_blocks
     for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
-        request = table.requests[row]
-        draft.new_blocks[request.number] = got = blocks[start : start + count]
+        request = requests[row]
+        got = blocks[start : start + count]
         request.block_ids += got
+        new_blocks[request.number] = got
         start += count
     table.blocks[rows] += counts
     table.room[rows] += counts * kv.block_size

@@ -15,7 +15,7 @@ from schedtop.engine.scheduler.running import run_pass
 from schedtop.engine.scheduler.settle import Settled, end_request, settle
 from schedtop.engine.scheduler.state import Draft, State
 from schedtop.engine.scheduler.submission import refuse
-from schedtop.engine.scheduler.table import BoolArray, IntArray, RowArray
+from schedtop.engine.scheduler.table import BEFORE, DRAFTED, NOW, PLAN_ROWS, BoolArray, IntArray, RowArray
 from schedtop.engine.telemetry import Finish, FinishReason, Head, Limiter, Refusal, RowFlag
 
 NEW, RESUMED, SAMPLED = int(RowFlag.NEW), int(RowFlag.RESUMED), np.int32(RowFlag.SAMPLED)
@@ -87,38 +87,40 @@ class Scheduler:
     def _seal(self) -> StepPlan:
         """Freeze the drafted step and advance every row by what it was given."""
         state, table, size = self.state, self.state.table, self.state.table.size
-        tokens, drafts = table.tokens[:size], table.drafts[:size]
+        tokens = table.tokens[:size]
         computed, num_tokens = table.num_computed[:size], table.num_tokens[:size]
-        table.computed[:size] = computed
-        table.needed[:size] = num_tokens
+        table.data[BEFORE, :size] = table.data[NOW, :size]
         computed += tokens
         samples = computed >= num_tokens
-        busy: slice | RowArray = slice(None) if np.count_nonzero(tokens) == size else tokens.nonzero()[0]
+        all_busy = np.count_nonzero(tokens) == size
+        busy: slice | RowArray = slice(0, size) if all_busy else tokens.nonzero()[0]
         self._flag_rows(samples, busy)
-        draft_token_ids = self._take_drafts(computed - num_tokens, busy)
+        table.data[DRAFTED, :size] = 0
+        draft_token_ids = self._take_drafts(busy) if table.has_drafts else None
+        numbers, tokens, drafts, _, before = table.data[:PLAN_ROWS, busy].copy()
         gone, state.gone = state.gone, []
         return StepPlan(
             ids=table.ids.copy() if isinstance(busy, slice) else [table.ids[row] for row in busy.tolist()],
-            numbers=table.request[:size][busy].copy(),
-            tokens=tokens[busy].copy(),
-            drafts=drafts[busy].copy(),
-            computed=table.computed[:size][busy].copy(),
-            samples=samples if isinstance(busy, slice) else samples[busy],
+            numbers=numbers,
+            tokens=tokens,
+            drafts=drafts,
+            computed=before,
+            samples=samples[busy],
             draft_token_ids=draft_token_ids,
             new_blocks=self.draft.new_blocks,
             started=self.draft.started,
             gone=gone,
         )
 
-    def _take_drafts(self, past_end: IntArray, busy: slice | RowArray) -> IntArray | None:
+    def _take_drafts(self, busy: slice | RowArray) -> IntArray | None:
         """Note the drafts that the step schedules (what lies past a row's tokens); its other ones are dropped."""
         table, size = self.state.table, self.state.table.size
         drafts = table.drafts[:size]
-        np.maximum(past_end, 0, out=drafts)
+        np.maximum(table.num_computed[:size] - table.num_tokens[:size], 0, out=drafts)
+        table.num_spec[busy] = 0
+        table.has_drafts = bool(table.num_spec[:size].any())
         width = int(drafts.max(initial=0))
-        if width or table.num_spec[:size].any():
-            table.num_spec[:size][busy] = 0
-        return table.draft_ids[:size, :width][busy].copy() if width else None
+        return table.draft_ids[busy, :width].copy() if width else None
 
     def _flag_rows(self, samples: BoolArray, busy: slice | RowArray) -> None:
         table, size = self.state.table, self.state.table.size

@@ -43,12 +43,17 @@ def settle(state: State, plan: StepPlan, result: StepResult, now_s: float) -> Se
     if result.stopped:
         ended = set(result.stopped)
         stopped += [row for row, request in enumerate(table.requests) if request.number in ended]
-    rejected = _reject_drafts(table, rows, plan, emitted)
+    rejected = _reject_drafts(table, rows, plan, emitted) if plan.draft_token_ids is not None else 0
+    num_outputs = int(np.count_nonzero(emitted))
+    one_each = num_outputs == plan.num_rows and plan.draft_token_ids is None
     recomputed = _count_recomputed(table, size) if table.num_recomputing else 0
     gaps_s, first_rows = _note_deliveries(table, rows, emitted, now_s)
-    table.append_outputs(rows, result.sampled, emitted, gaps_s)
+    table.append_outputs(rows, result.sampled, emitted, gaps_s, one_each)
     table.emitted[rows] = emitted
-    _keep_drafts(table, rows, result, emitted)
+    if result.drafts is not None and result.num_drafts is not None:
+        _keep_drafts(table, rows, result.drafts, result.num_drafts, emitted)
+    if plan.draft_token_ids is not None:
+        num_outputs = int(emitted.sum())
     itl_s = gaps_s.astype(np.float32)
     if plan.num_rows != size:
         itl_s, some = np.full(size, np.nan, dtype=np.float32), itl_s
@@ -57,7 +62,7 @@ def settle(state: State, plan: StepPlan, result: StepResult, now_s: float) -> Se
     columns = table.data[: len(ROW_FIELDS), :size].tobytes()
     ends = np.flatnonzero(table.num_tokens[:size] >= table.stop_at[:size]).tolist()
     finishes = _finish(state, sorted({*ends, *stopped}), set(stopped), now_s) if ends or stopped else []
-    return Settled(columns, itl_s.tobytes(), first_tokens, finishes, int(emitted.sum()), recomputed, rejected)
+    return Settled(columns, itl_s.tobytes(), first_tokens, finishes, num_outputs, recomputed, rejected)
 
 
 def _note_deliveries(
@@ -100,9 +105,6 @@ def _apply_stop_tokens(
 
 def _reject_drafts(table: RequestTable, rows: RowArray | slice, plan: StepPlan, emitted: IntArray) -> int:
     """Take back the positions of drafts that became no output; returns how many there were."""
-    table.accepted[: table.size] = 0
-    if plan.draft_token_ids is None:
-        return 0
     accepted = np.where(plan.drafts > 0, np.maximum(emitted - 1, 0), 0)
     table.accepted[rows] = accepted
     rejected = plan.drafts - accepted
@@ -120,12 +122,13 @@ def _count_recomputed(table: RequestTable, size: int) -> int:
     return int(again.sum())
 
 
-def _keep_drafts(table: RequestTable, rows: RowArray | slice, result: StepResult, emitted: IntArray) -> None:
-    if result.drafts is None or result.num_drafts is None:
-        return
-    width = result.drafts.shape[1]
-    table.draft_ids[rows, :width] = result.drafts
-    table.num_spec[rows] = np.where(emitted > 0, result.num_drafts, table.num_spec[rows])
+def _keep_drafts(
+    table: RequestTable, rows: RowArray | slice, drafts: IntArray, num_drafts: IntArray, emitted: IntArray
+) -> None:
+    """Rows that got outputs hold new drafts, to be verified in their next step."""
+    table.draft_ids[rows, : drafts.shape[1]] = drafts
+    table.num_spec[rows] = np.where(emitted > 0, num_drafts, table.num_spec[rows])
+    table.has_drafts = True
 
 
 def _first_tokens(table: RequestTable, rows: list[int], now_s: float) -> list[tuple[int, float]]:

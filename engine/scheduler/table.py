@@ -34,6 +34,12 @@ COLUMNS = (
     "cursor",  # place in the store for its next output
 )
 
+PLAN_ROWS = len(ROW_FIELDS[: ROW_FIELDS.index("computed") + 1])
+"""The first columns are what a plan says of each row."""
+BEFORE = slice(COLUMNS.index("computed"), COLUMNS.index("needed") + 1)
+DRAFTED = slice(COLUMNS.index("drafts"), COLUMNS.index("accepted") + 1)
+NOW = slice(COLUMNS.index("num_computed"), COLUMNS.index("num_tokens") + 1)
+"""`data[BEFORE] = data[NOW]` notes where every row stands."""
 MAX_DRAFTS = 8
 
 
@@ -41,7 +47,8 @@ class RequestTable:
     """Arrays aligned with `requests`; only the first `size` entries count.
 
     Outputs that a row gets while it is here lie in the store: ids in `_ids`, seconds since the delivery before in
-    `_gaps`, one line of `_width` places per slot, flattened. `flush` hands them to the request.
+    `_gaps`, one line of `_width` places per slot, flattened. `flush` hands them to the request. `has_drafts` says
+    whether any row may have drafts waiting.
     """
 
     request: IntArray
@@ -73,6 +80,7 @@ class RequestTable:
         self.ids: list[str] = []
         self.num_with_stops = 0
         self.num_recomputing = 0
+        self.has_drafts = False
         self.block_size = block_size
         self.windowed = windowed
         self._free_slots: list[int] = []
@@ -155,7 +163,8 @@ class RequestTable:
             keep = stays.nonzero()[0][first:]
         self.data[:, first:left] = self.data[:, keep]
         self.last_s[first:left] = self.last_s[keep]
-        self.draft_ids[first:left] = self.draft_ids[keep]
+        if self.has_drafts:
+            self.draft_ids[first:left] = self.draft_ids[keep]
 
     def note_blocks(self, rows: RowArray) -> None:
         """Bring the counters of some rows up to their requests' block tables."""
@@ -168,15 +177,20 @@ class RequestTable:
         self.blocks[rows] = held
 
     def append_outputs(
-        self, rows: RowArray | slice, sampled: IntArray, emitted: IntArray, gaps_s: npt.NDArray[np.float64]
+        self,
+        rows: RowArray | slice,
+        sampled: IntArray,
+        emitted: IntArray,
+        gaps_s: npt.NDArray[np.float64],
+        one_each: bool,
     ) -> None:
         """Store each row's first `emitted` ids of `sampled`, one delivery per row, `gaps_s` after its last one."""
         cursor = self.cursor[rows]
-        most = int(emitted.max(initial=0))
-        if most == 1 and int(np.count_nonzero(emitted)) == len(emitted):
+        if one_each:
             self._ids[cursor] = sampled[:, 0]
             self._gaps[cursor] = gaps_s
         else:
+            most = int(emitted.max(initial=0))
             places = np.arange(most)
             counted = places < emitted[:, None]
             store = (cursor[:, None] + places)[counted]
