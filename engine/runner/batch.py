@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from schedtop.engine.plan import IntArray, StepPlan
 from schedtop.engine.runner.rows import Rows, SlotArray
+from schedtop.engine.runner.staging import Staging
+
+LongArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,45 @@ class Batch:
         return int((self.contexts + self.query_lens).max())
 
 
-def build_batch(plan: StepPlan, rows: Rows, slots: SlotArray, device: torch.device) -> Batch:
+class Decoder(Protocol):
+    """A model over the flattened batch."""
+
+    def forward(self, batch: Batch) -> torch.Tensor | None:
+        """Logits [N, vocab] of the batch's `logit_tokens`, None if it asks for none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HostBatch:
+    """A batch before it goes to the device, in NumPy: names and shapes are `Batch`'s, `logit_tokens` may be empty."""
+
+    token_ids: LongArray
+    positions: LongArray
+    slot_mapping: LongArray
+    query_start_loc: IntArray
+    seq_lens: IntArray
+    blocks: IntArray
+    logit_tokens: LongArray
+    query_lens: IntArray
+    contexts: IntArray
+
+    def to_device(self, staging: Staging) -> Batch:
+        """The batch on the staging's device."""
+        carried = (
+            self.token_ids,
+            self.positions,
+            self.slot_mapping,
+            self.query_start_loc,
+            self.seq_lens,
+            self.blocks,
+            self.logit_tokens,
+        )
+        *tensors, logit_tokens = staging(carried)
+        wanted = logit_tokens if self.logit_tokens.size else None
+        return Batch(*tensors, wanted, self.query_lens, self.contexts, self.blocks)
+
+
+def lay_out(plan: StepPlan, rows: Rows, slots: SlotArray) -> HostBatch:
     """The flattened batch of a plan whose rows lie in `slots`. Draft tokens are written into `rows` on the way."""
     ends = plan.computed + plan.tokens
     if plan.draft_token_ids is not None:
@@ -59,26 +101,16 @@ def build_batch(plan: StepPlan, rows: Rows, slots: SlotArray, device: torch.devi
     block_size = rows.block_size
     block_of = rows.blocks[slot_of, positions // block_size].astype(np.int64)
     columns = -(-int(ends.max()) // block_size)
-    blocks = rows.blocks[slots, :columns]
-
-    def to_device(array: npt.NDArray[np.integer]) -> torch.Tensor:
-        tensor = torch.from_numpy(array)
-        if device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(device, non_blocking=True)
-
-    wanted = _logit_tokens(plan, start_loc)
-    return Batch(
-        token_ids=to_device(rows.token_ids[slot_of, positions].astype(np.int64)),
-        positions=to_device(positions),
-        slot_mapping=to_device(block_of * block_size + positions % block_size),
-        query_start_loc=to_device(start_loc),
-        seq_lens=to_device(ends),
-        block_table=to_device(blocks),
-        logit_tokens=to_device(wanted) if wanted.size else None,
+    return HostBatch(
+        token_ids=rows.token_ids[slot_of, positions].astype(np.int64),
+        positions=positions,
+        slot_mapping=block_of * block_size + positions % block_size,
+        query_start_loc=start_loc,
+        seq_lens=ends,
+        blocks=rows.blocks[slots, :columns],
+        logit_tokens=_logit_tokens(plan, start_loc),
         query_lens=plan.tokens,
         contexts=plan.computed,
-        blocks=blocks,
     )
 
 

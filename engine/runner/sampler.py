@@ -31,6 +31,14 @@ def check_sampling(params: SamplingParams) -> SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class RowSampling:
+    """How one request's tokens are picked; `seed` is resolved."""
+
+    params: SamplingParams
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
 class Draws:
     """What each row of M sampled logits is drawn with, on the host: float64 but `top_k`, which is int64."""
 

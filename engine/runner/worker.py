@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from schedtop.engine.plan import IntArray, Started, StepPlan, StepResult
 from schedtop.engine.request import SamplingParams
-from schedtop.engine.runner.batch import Batch, build_batch
+from schedtop.engine.runner.batch import Decoder, lay_out
 from schedtop.engine.runner.drafter import look_up
+from schedtop.engine.runner.graphs import DecodeGraphs
+from schedtop.engine.runner.kernel_sampler import KernelSampler
 from schedtop.engine.runner.rows import Rows, SlotArray
-from schedtop.engine.runner.sampler import GREEDY, make_draws, sample
+from schedtop.engine.runner.sampler import GREEDY, RowSampling, make_draws, sample
+from schedtop.engine.runner.staging import Staging
 from schedtop.engine.runner.texts import Texts
-
-
-class Decoder(Protocol):
-    """A model over the flattened batch."""
-
-    def forward(self, batch: Batch) -> torch.Tensor | None:
-        """Logits [N, vocab] of the batch's `logit_tokens`, None if it asks for none."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class RowSampling:
-    """How one request's tokens are picked; `seed` is resolved."""
-
-    params: SamplingParams
-    seed: int
 
 
 class ModelWorker:
     """Runs plans on a decoder. `num_speculative_tokens` may be changed between steps.
 
-    `info` is what `open_model` found out about the model, for those who make requests; None without it.
+    `info` is what `open_model` found out about the model, for those who make requests; None without it. `graphs` and
+    `sampler` take over what they can; `notices` are lines about the worker that nobody has been told yet.
     """
 
     simulated = False
@@ -49,11 +36,16 @@ class ModelWorker:
         seed: int = 0,
         texts: Texts | None = None,
         num_speculative_tokens: int = 0,
+        graphs: DecodeGraphs | None = None,
+        sampler: KernelSampler | None = None,
     ) -> None:
         self.num_speculative_tokens = num_speculative_tokens
         self.info: Any = None
+        self.notices: list[str] = []
         self._decoder = decoder
-        self._device = device
+        self._graphs = graphs
+        self._sampler = sampler
+        self._staging = Staging(device)
         self._seed = seed
         self._rows = Rows(block_size)
         self._sampling: dict[int, RowSampling] = {}
@@ -64,8 +56,10 @@ class ModelWorker:
         """Run one step."""
         self._follow(plan)
         slots = self._rows.slots_of(plan.numbers)
-        batch = build_batch(plan, self._rows, slots, self._device)
-        logits = self._decoder.forward(batch)
+        host = lay_out(plan, self._rows, slots)
+        logits = None if self._graphs is None else self._graphs.run(host)
+        if logits is None:
+            logits = self._decoder.forward(host.to_device(self._staging))
         first = plan.computed + plan.tokens - plan.drafts
         outputs, num_sampled = self._pick(plan, logits, first)
         result = StepResult(outputs, num_sampled)
@@ -119,9 +113,14 @@ class ModelWorker:
 
     def _pick_tokens(self, plan: StepPlan, logits: torch.Tensor, rows: SlotArray, positions: IntArray) -> IntArray:
         """The token of each row of logits; `rows` are rows of the plan, `positions` where the tokens will stand."""
+        numbers = plan.numbers[rows].tolist()
+        if self._sampler is not None:
+            settings = [self._sampling.get(number) for number in numbers]
+            tokens = self._sampler.pick(logits, settings, positions)
+            if tokens is not None:
+                return tokens
         picked = logits.argmax(-1)
         if self._sampling:
-            numbers = plan.numbers[rows].tolist()
             drawn = [place for place, number in enumerate(numbers) if number in self._sampling]
             if drawn:
                 chosen = [self._sampling[numbers[place]] for place in drawn]
