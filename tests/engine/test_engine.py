@@ -61,6 +61,25 @@ def test_an_engine_with_nothing_to_do_tells_nothing() -> None:
     assert engine.next_wake_s() is None
 
 
+def test_a_source_at_rate_zero_neither_ends_the_work_nor_moves_the_clock() -> None:
+    engine = engine_of(source=Script([ask("a", 4, outputs=1, arrival_s=math.inf)]))
+    assert engine.step() is None
+    assert engine.clock_s == 0.0 and not engine.exhausted
+
+
+def test_a_generated_workload_turned_off_is_not_at_its_end() -> None:
+    engine = build_engine(EngineConfig(workload=WorkloadSpec(source="mixed", rate=5.0, scale=0.1)))
+    step(engine)
+    assert engine.set_knobs({"rate": 0}).ok
+    finished = run_out(engine)[-1].totals.finished
+    assert engine.next_wake_s() == math.inf and not engine.exhausted
+    stopped_s = engine.clock_s
+    assert engine.set_knobs({"rate": 5}).ok
+    record = step(engine)
+    assert record.arrivals and stopped_s < record.start_s < stopped_s + 60
+    assert record.totals.finished == finished
+
+
 # Refusals and full pools
 
 

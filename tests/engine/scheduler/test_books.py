@@ -32,6 +32,7 @@ class SchedulerBooks(RuleBasedStateMachine):
         self.scheduled: dict[int, int] = {}
         self.rejected: dict[int, int] = {}
         self.spared: dict[int, int] = {}
+        self.tables: dict[int, list[int]] = {}
         self.steps = 0
 
     @rule(parts=st.data(), max_tokens=st.integers(0, 40), priority=st.integers(0, 2), stop=st.integers(0, 60))
@@ -89,6 +90,7 @@ class SchedulerBooks(RuleBasedStateMachine):
         plan = scheduler.schedule(float(self.steps))
         self.check_budgets(plan, gap_of, cap)
         self.check_queues(running, waiting)
+        self.check_plan(plan)
         scheduler.audit()
         settled = scheduler.update(plan, self.model.execute(plan), float(self.steps))
         self.count_work(settled)
@@ -113,6 +115,26 @@ class SchedulerBooks(RuleBasedStateMachine):
             assert cap is None or tokens <= cap
             assert computed + tokens < self.config.max_model_len
             assert len(self.submitted[number].block_ids) * self.config.block_size >= computed + tokens
+
+    def check_plan(self, plan: StepPlan) -> None:
+        """What a worker was told so far is every scheduled request's block table, and no one else's."""
+        for number in plan.gone:
+            self.tables.pop(number, None)
+        for number, blocks in plan.new_blocks.items():
+            self.tables[number] += blocks
+        for started in plan.started:
+            assert started.request.number not in self.tables and plan.ids[started.row] == started.request.id
+            self.tables[started.request.number] = list(started.block_table)
+        numbers = plan.numbers.tolist()
+        assert self.tables.keys() == set(
+            self.scheduler.state.table.request[: self.scheduler.state.table.size].tolist()
+        )
+        assert plan.new_blocks.keys() | {started.request.number for started in plan.started} <= set(numbers)
+        assert plan.ids == [self.submitted[number].id for number in numbers]
+        for number, table in self.tables.items():
+            held = self.submitted[number].block_ids
+            assert len(held) == len(table)
+            assert all(block in (-1, told) for block, told in zip(held, table, strict=True))
 
     def check_queues(self, running: list[int], waiting: list[int]) -> None:
         """Nothing running is stopped but by preemption; nobody overtakes the head; the head knows why it waits."""

@@ -6,13 +6,16 @@ from itertools import islice, zip_longest
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from schedtop.engine.golden import Case, CaseRun, compare_step, read_case
 
 from tests.engine.scheduler.cases import cases, longest_run
 from tests.engine.scheduler.plain import PlainRun
 
 GOLDEN = sorted((Path(__file__).parents[2] / "golden").glob("*.json"))
+
+PROFILE = settings()
+"""Whichever is on: quick or thorough."""
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
@@ -25,6 +28,7 @@ def test_the_plain_scheduler_decides_as_recorded(path: Path) -> None:
     assert len(case.steps) == len(decided)
 
 
+@settings(max_examples=3 * PROFILE.max_examples)
 @given(cases())
 def test_the_scheduler_decides_as_the_plain_one(case: Case) -> None:
     real, plain = CaseRun(case), PlainRun(case)

@@ -1,0 +1,100 @@
+"""Rules of admission that random cases meet too rarely, each on purpose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from schedtop.engine.config import SchedulerConfig
+from schedtop.engine.golden import Case, CaseRequest, CaseRun, CaseStep
+
+from tests.engine.scheduler.plain import PlainRun
+
+
+def replay(requests: list[CaseRequest], **config: Any) -> list[CaseStep]:
+    """Every step, equal in the real and the plain scheduler."""
+    settings = {"block_size": 4, "num_blocks": 16, "max_model_len": 100, **config}
+    case = Case(config=SchedulerConfig(**settings), requests=requests)
+    steps = [step for step, _ in CaseRun(case).steps()]
+    assert steps == list(PlainRun(case).steps())
+    return steps
+
+
+def admission(steps: list[CaseStep], id: str) -> tuple[int, int]:
+    """Tokens and drafts of the step that admits a request."""
+    (step,) = [step for step in steps if id in step.admitted]
+    ((tokens, drafts),) = [(tokens, drafts) for name, tokens, drafts in step.scheduled if name == id]
+    return tokens, drafts
+
+
+DECODING = CaseRequest("a", 0, 20, [(1, 8)])
+ONE_TOKEN = CaseRequest("b", 2, 4, [(2, 1)])
+
+
+def test_a_request_with_one_token_to_compute_is_padded_beside_a_decode_batch() -> None:
+    assert admission(replay([DECODING, ONE_TOKEN], num_speculative_tokens=2), "b") == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"num_speculative_tokens": 0}, "nothing is speculated"),
+        ({"num_speculative_tokens": 2, "long_prefill_token_threshold": 2}, "the threshold is below 1 + k"),
+        ({"num_speculative_tokens": 2, "max_num_batched_tokens": 5}, "the prompt is still being computed"),
+    ],
+)
+def test_it_is_not_padded(config: dict[str, Any], why: str) -> None:
+    decoding = CaseRequest("a", 0, 20, [(1, 12)]) if "max_num_batched_tokens" in config else DECODING
+    assert admission(replay([decoding, ONE_TOKEN], **config), "b") == (1, 0), why
+
+
+def test_nothing_running_and_nothing_cached_is_not_padded() -> None:
+    assert admission(replay([ONE_TOKEN], num_speculative_tokens=2), "b") == (1, 0)
+
+
+FIRST = CaseRequest("a", 0, 1, [(1, 9)])
+AGAIN = CaseRequest("b", 4, 1, [(1, 9)])
+
+
+def test_a_wholly_cached_prompt_is_padded_with_nothing_running() -> None:
+    steps = replay([FIRST, AGAIN], num_speculative_tokens=2)
+    assert steps[-1].admitted == {"b": 8}
+    assert admission(steps, "b") == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"max_num_batched_tokens": 2, "max_num_seqs": 2}, "no step could ever take it"),
+        ({"max_num_scheduled_tokens": 2}, "no step could ever take it"),
+        ({"max_num_batched_tokens": 4, "draft_slots": 2, "max_num_seqs": 1}, "no step could ever take it"),
+        ({"block_size": 1, "num_blocks": 9}, "no pool could ever hold it"),
+        ({"max_model_len": 11}, "it would reach past the model"),
+    ],
+)
+def test_padding_that_can_never_be_does_not_hold_a_request_back(config: dict[str, Any], why: str) -> None:
+    steps = replay([FIRST, AGAIN], num_speculative_tokens=2, **config)
+    assert admission(steps, "b") == (1, 0), why
+
+
+def test_padding_that_must_wait_for_budget_ends_the_pass() -> None:
+    late = CaseRequest("c", 2, 1, [(3, 1)])
+    steps = replay([DECODING, ONE_TOKEN, late], num_speculative_tokens=2, max_num_batched_tokens=8)
+    assert steps[2].admitted == {"b": 0} and steps[2].waiting == ["c"]
+
+
+def test_a_draft_makes_no_request_impossible() -> None:
+    """Alone in the pool, the last block it needs is its own even where drafts would need one more."""
+    steps = replay([CaseRequest("a", 0, 5, [(1, 12)])], num_blocks=4, num_speculative_tokens=4)
+    assert steps[-1].finished == ["a"] and not any(step.preempted for step in steps)
+
+
+def test_a_victim_that_got_a_block_in_the_same_step_leaves_nothing_in_the_plan() -> None:
+    requests = [CaseRequest("a", 0, 9, [(1, 7)], priority=1), CaseRequest("b", 1, 9, [(2, 8)], priority=0)]
+    config = SchedulerConfig(num_blocks=5, block_size=4, policy="priority", enable_prefix_caching=False)
+    run = CaseRun(Case(config=config, requests=requests))
+    steps = run.steps()
+    for _ in range(3):
+        step, _ = next(steps)
+    assert step.preempted == ["a"] and step.scheduled == [("b", 1, 0)]
+    assert list(run.scheduler.draft.new_blocks) == [1]
