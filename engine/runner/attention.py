@@ -45,14 +45,14 @@ class Attention(Protocol):
 class Group:
     """B rows padded to Q queries and `num_blocks` blocks of keys each.
 
-    `tokens` int64 [B * Q] picks the queries (a padding query repeats its row's last; None: all, in order);
+    `tokens` picks the queries: int64 [B * Q] (a padding query repeats its row's last), a slice, or None for all;
     `blocks` int64 [B * num_blocks]; `mask` [B, 1, Q, keys] is added to the scores, None where nothing is hidden
     but by causality among the row's own new tokens (then there is one row and no earlier context).
     """
 
     num_rows: int
     num_queries: int
-    tokens: torch.Tensor | None
+    tokens: torch.Tensor | slice | None
     blocks: torch.Tensor
     mask: torch.Tensor | None
 
@@ -88,19 +88,50 @@ class TorchAttention:
         flat_keys, flat_values = self._flat[layer]
         flat_keys.index_copy_(0, batch.slot_mapping, key)
         flat_values.index_copy_(0, batch.slot_mapping, value)
+        return self.attend(layer, query, key, value, scale=scale, window=window)
+
+    def attend(
+        self,
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        *,
+        scale: float,
+        window: int | None,
+    ) -> torch.Tensor:
+        """As a call, with keys and values in the cache already."""
+        assert self._batch is not None
         if window not in self._groups:
-            self._groups[window] = make_groups(batch, self.cache, window)
+            self._groups[window] = make_groups(self._batch, self.cache, window)
         groups = self._groups[window]
         if groups[0].tokens is None:
-            return self._attend(groups[0], layer, query, key, value, scale)
-        out = torch.empty_like(query)
-        for group in groups:
-            assert group.tokens is not None
-            picked = query.index_select(0, group.tokens)
-            out.index_copy_(0, group.tokens, self._attend(group, layer, picked, key, value, scale))
+            return self._attend_group(groups[0], layer, query, key, value, scale)
+        out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+        self._attend_groups(groups, layer, query, key, value, scale, out)
         return out
 
-    def _attend(
+    def _long_groups(self, batch: Batch, window: int | None) -> list[Group]:
+        """The groups of rows that are not short, each with its tokens listed."""
+        if window not in self._groups:
+            self._groups[window] = make_groups(batch, self.cache, window, short=False)
+        return self._groups[window]
+
+    def _attend_groups(
+        self,
+        groups: list[Group],
+        layer: int,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        out: torch.Tensor,
+    ) -> None:
+        for group in groups:
+            tokens = slice(None) if group.tokens is None else group.tokens
+            out[tokens] = self._attend_group(group, layer, query[tokens], key, value, scale)
+
+    def _attend_group(
         self,
         group: Group,
         layer: int,
@@ -167,15 +198,20 @@ def _attend_padded(
     return unfolded.reshape(batch * num_queries, heads, size)
 
 
-def make_groups(batch: Batch, cache: PagedCache, window: int | None) -> list[Group]:
-    """Every row of the batch in one group each: short rows together by similar context, long ones alone."""
+def make_groups(batch: Batch, cache: PagedCache, window: int | None, short: bool = True) -> list[Group]:
+    """Every row of the batch in one group each: short rows together by similar context, long ones alone.
+
+    `short=False` leaves short rows out.
+    """
     block_size = cache.shape.block_size
     first_block = np.zeros_like(batch.contexts)
     if window is not None:
         first_block = np.maximum(batch.contexts - window + 1, 0) // block_size
     num_blocks = -(-(batch.contexts + batch.query_lens) // block_size) - first_block
-    short = np.flatnonzero(batch.query_lens <= SHORT_QUERY)
-    parts = _split_by_length(short, num_blocks, GROUP_COST_TOKENS // block_size)
+    parts = []
+    if short:
+        rows = np.flatnonzero(batch.query_lens <= SHORT_QUERY)
+        parts = _split_by_length(rows, num_blocks, GROUP_COST_TOKENS // block_size)
     parts += list(np.flatnonzero(batch.query_lens > SHORT_QUERY)[:, None])
     whole = len(parts) == 1
     return [_make_group(batch, cache, part, first_block, num_blocks, window, whole) for part in parts]
@@ -211,7 +247,11 @@ def _make_group(
     offsets = np.minimum(np.arange(num_queries), lens[:, None] - 1)
     starts = np.cumsum(batch.query_lens) - batch.query_lens
     tokens = starts[rows][:, None] + offsets
-    in_order = whole and tokens.size == batch.num_tokens
+    picked: torch.Tensor | slice | None = None
+    if len(rows) == 1:
+        picked = slice(int(tokens[0, 0]), int(tokens[0, -1]) + 1)
+    elif not whole or tokens.size != batch.num_tokens:
+        picked = torch.from_numpy(tokens.reshape(-1).astype(np.int64)).to(device)
     columns = first_block[rows][:, None] + np.arange(int(num_blocks[rows].max()))
     # Columns past a row's end and released blocks (-1) are masked; any block's finite contents will do there.
     blocks = batch.blocks[rows[:, None], np.minimum(columns, batch.blocks.shape[1] - 1)]
@@ -227,7 +267,7 @@ def _make_group(
     return Group(
         num_rows=len(rows),
         num_queries=num_queries,
-        tokens=None if in_order else torch.from_numpy(tokens.reshape(-1).astype(np.int64)).to(device),
+        tokens=picked,
         blocks=torch.from_numpy(np.maximum(blocks, 0).reshape(-1).astype(np.int64)).to(device),
         mask=mask,
     )

@@ -6,19 +6,17 @@ Normalization", 2019), rotary positions (Su et al., "RoFormer", 2021), grouped-q
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from schedtop.engine.runner.attention import Attention
 from schedtop.engine.runner.batch import Batch
+from schedtop.engine.runner.fused import Operations, TorchOperations
 from schedtop.engine.runner.linear import Linear, make_linear
 from transformers import PreTrainedModel
 
 LEAN_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-
-Activation = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +47,13 @@ def is_lean(model: PreTrainedModel) -> bool:
 class LeanDecoder:
     """Takes the weights out of a transformers model, which is not usable afterwards."""
 
-    def __init__(self, model: PreTrainedModel, attention: Attention, max_model_len: int) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        attention: Attention,
+        max_model_len: int,
+        operations: Operations | None = None,
+    ) -> None:
         config, inner = model.config, model.model
         self.attention = attention
         self._num_heads: int = config.num_attention_heads
@@ -57,7 +61,7 @@ class LeanDecoder:
         self._head_size: int = inner.layers[0].self_attn.head_dim
         self._scale = float(inner.layers[0].self_attn.scaling)
         self._eps: float = config.rms_norm_eps
-        self._activation: Activation = inner.layers[0].mlp.act_fn
+        self._operations = operations or TorchOperations(inner.layers[0].mlp.act_fn)
         self._embedding = inner.embed_tokens.weight.detach()
         self._norm = inner.norm.weight.detach()
         self._cos, self._sin = _rotary_tables(model, max_model_len)
@@ -71,24 +75,29 @@ class LeanDecoder:
         cos = self._cos.index_select(0, batch.positions)
         sin = self._sin.index_select(0, batch.positions)
         hidden = self._embedding.index_select(0, batch.token_ids)
+        add_norm, more = self._operations.add_norm, None
         for index, layer in enumerate(self._layers):
-            hidden = self._attend(index, layer, hidden, cos, sin)
-            hidden = self._feed(layer, hidden)
-        if batch.logit_tokens is None:
+            hidden, normed = add_norm(hidden, more, layer.input_norm, self._eps)
+            attended = self._attend(index, layer, normed, cos, sin)
+            hidden, normed = add_norm(hidden, layer.out(attended), layer.mlp_norm, self._eps)
+            more = layer.down(self._operations.gate(layer.gate_up(normed)))
+        wanted = batch.logit_tokens
+        if wanted is None or more is None:
             return None
-        return self._head(self._normed(hidden.index_select(0, batch.logit_tokens), self._norm))
+        hidden, more = hidden.index_select(0, wanted), more.index_select(0, wanted)
+        return self._head(add_norm(hidden, more, self._norm, self._eps)[1])
 
     def _attend(
-        self, index: int, layer: LeanLayer, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+        self, index: int, layer: LeanLayer, normed: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> torch.Tensor:
         heads, kv_heads, size = self._num_heads, self._num_kv_heads, self._head_size
-        qkv = layer.qkv(self._normed(hidden, layer.input_norm)).view(-1, heads + 2 * kv_heads, size)
+        qkv = layer.qkv(normed).view(-1, heads + 2 * kv_heads, size)
         rotated = qkv[:, : heads + kv_heads]
         if layer.query_norm is not None and layer.key_norm is not None:
-            query = self._normed(qkv[:, :heads], layer.query_norm)
-            key = self._normed(qkv[:, heads : heads + kv_heads], layer.key_norm)
+            query = self._head_norm(qkv[:, :heads], layer.query_norm)
+            key = self._head_norm(qkv[:, heads : heads + kv_heads], layer.key_norm)
             rotated = torch.cat((query, key), dim=1)
-        rotated = rotate(rotated, cos, sin)
+        rotated = self._operations.rotate(rotated, cos, sin)
         out = self.attention(
             index,
             rotated[:, :heads],
@@ -97,21 +106,12 @@ class LeanDecoder:
             scale=self._scale,
             window=layer.window,
         )
-        return layer.out.plus(out.reshape(-1, heads * size), hidden)
+        return out.reshape(-1, heads * size)
 
-    def _feed(self, layer: LeanLayer, hidden: torch.Tensor) -> torch.Tensor:
-        gate, up = layer.gate_up(self._normed(hidden, layer.mlp_norm)).chunk(2, dim=-1)
-        return layer.down.plus(self._activation(gate).mul_(up), hidden)
-
-    def _normed(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        wide = x.float()
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(self._eps))
-        return weight * (wide * scale).to(x.dtype)
-
-
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary positions: `x` [T, heads, size]; `cos`, `sin` [T, 1, size], the first half of `sin` negated."""
-    return torch.addcmul(x * cos, torch.roll(x, x.shape[-1] // 2, -1), sin)
+    def _head_norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """RMSNorm of each head of `x` [T, heads, size]."""
+        rows = x.reshape(-1, x.shape[-1])
+        return self._operations.add_norm(rows, None, weight, self._eps)[1].view(x.shape)
 
 
 def _rotary_tables(model: PreTrainedModel, max_model_len: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,7 +11,7 @@ PACK_ROWS = 8
 
 
 class Linear:
-    """`x` [T, inputs] to [T, outputs]; `plus` adds a residual of the output's shape."""
+    """`x` [T, inputs] to [T, outputs]."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self._weight = weight
@@ -19,9 +19,6 @@ class Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.linear(x, self._weight, self._bias)
-
-    def plus(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-        return residual + self(x)
 
 
 class PackedLinear(Linear):

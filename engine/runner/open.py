@@ -16,9 +16,11 @@ from schedtop.engine.request import SamplingParams
 from schedtop.engine.runner.attention import Attention, TorchAttention
 from schedtop.engine.runner.cache import CacheShape, PagedCache
 from schedtop.engine.runner.convert import convert
+from schedtop.engine.runner.fused import NativeAttention, NativeOperations, can_attend
 from schedtop.engine.runner.general import GeneralDecoder
 from schedtop.engine.runner.lean import LeanDecoder, is_lean, layer_window
 from schedtop.engine.runner.memory import pool_blocks
+from schedtop.engine.runner.native import load_native
 from schedtop.engine.runner.pull import PULLABLE
 from schedtop.engine.runner.texts import Texts
 from schedtop.engine.runner.tokenizer import Tokenizer, load_tokenizer
@@ -76,7 +78,8 @@ def open_model(config: EngineConfig, on_stage: OnStage = lambda name: None) -> t
     decoder = _make_decoder(model, shape, device, settings)
     on_stage("sizing the KV cache")
     num_blocks = settings.get("num_blocks") or pool_blocks(config, shape, device, decoder, settings)
-    decoder.attention = make_attention(PagedCache(shape, num_blocks, device))
+    cache = PagedCache(shape, num_blocks, device)
+    decoder.attention = make_attention(cache, model_config.num_attention_heads, device)
     worker = ModelWorker(
         decoder,
         shape.block_size,
@@ -133,8 +136,11 @@ def cache_shape(model: PreTrainedModel, block_size: int, dtype: torch.dtype) -> 
     )
 
 
-def make_attention(cache: PagedCache) -> Attention:
+def make_attention(cache: PagedCache, num_heads: int, device: torch.device) -> Attention:
     """Paged attention for the device the cache lies on."""
+    native = load_native(cache.shape.dtype, device)
+    if native is not None and can_attend(cache, num_heads):
+        return NativeAttention(cache, native)
     return TorchAttention(cache)
 
 
@@ -142,11 +148,13 @@ def _make_decoder(
     model: PreTrainedModel, shape: CacheShape, device: torch.device, settings: dict[str, Any]
 ) -> LeanDecoder | GeneralDecoder:
     """The fastest route for the model, with a cache just large enough to try it."""
-    attention = make_attention(PagedCache(shape, 1, device))
+    attention = make_attention(PagedCache(shape, 1, device), model.config.num_attention_heads, device)
     if not is_lean(model):
         return GeneralDecoder(model, attention)
     own = model.config.max_position_embeddings
-    return LeanDecoder(model, attention, settings.get("max_model_len") or min(own, MAX_MODEL_LEN))
+    native = load_native(shape.dtype, device) if model.config.hidden_act == "silu" else None
+    operations = None if native is None else NativeOperations(native)
+    return LeanDecoder(model, attention, settings.get("max_model_len") or min(own, MAX_MODEL_LEN), operations)
 
 
 def _common_window(model: PreTrainedModel) -> int | None:

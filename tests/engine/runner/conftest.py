@@ -14,8 +14,10 @@ from schedtop.engine.plan import Worker
 from schedtop.engine.request import Request, SamplingParams
 from schedtop.engine.runner.attention import TorchAttention
 from schedtop.engine.runner.cache import CacheShape, PagedCache
+from schedtop.engine.runner.fused import NativeAttention, NativeOperations
 from schedtop.engine.runner.general import GeneralDecoder
 from schedtop.engine.runner.lean import LeanDecoder, is_lean, layer_window
+from schedtop.engine.runner.native import load_native
 from schedtop.engine.runner.worker import ModelWorker
 from schedtop.engine.scheduler.scheduler import Scheduler
 from transformers import (
@@ -142,10 +144,16 @@ def build_worker(name: str, route: str, config: SchedulerConfig, **options: Any)
         head_size,
         torch.float32,
     )
-    attention = TorchAttention(PagedCache(shape, config.num_blocks, torch.device("cpu")))
-    if route == "lean":
+    cache = PagedCache(shape, config.num_blocks, torch.device("cpu"))
+    attention, operations = TorchAttention(cache), None
+    if route == "native":
+        library = load_native(torch.float32, torch.device("cpu"))
+        if library is None:
+            pytest.skip("no C compiler here")
+        attention, operations = NativeAttention(cache, library), NativeOperations(library)
+    if route != "general":
         assert is_lean(model)
-        decoder: Any = LeanDecoder(model, attention, config.max_model_len)
+        decoder: Any = LeanDecoder(model, attention, config.max_model_len, operations)
     else:
         decoder = GeneralDecoder(model, attention)
     options.setdefault("num_speculative_tokens", config.num_speculative_tokens)

@@ -1,0 +1,160 @@
+/* The lean decoder's work between its matrix products, for CPUs. Compiled for one element type at a time:
+ * -DBF16 for bfloat16, nothing for float. Sums are float; results are rounded once, to nearest even.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define MAX_SIZE 256
+#define MAX_SHARED 64
+#define MAX_BLOCK 256
+#define WORTH_THREADS 32768
+
+#ifdef BF16
+typedef uint16_t T;
+static inline float up(T x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+static inline T down(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    return (T)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+#else
+typedef float T;
+static inline float up(T x) { return x; }
+static inline T down(float value) { return value; }
+#endif
+
+/* sum = x + more (more may be NULL: then sum is not written), out = weight * sum / rms(sum): all [rows, width]. */
+void add_norm(const T *x, const T *more, const T *weight, T *sum, T *out, int64_t rows, int64_t width, float eps,
+              int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * width > WORTH_THREADS)
+    for (int64_t row = 0; row < rows; row++) {
+        const T *from = x + row * width;
+        T *to = out + row * width;
+        if (more) {
+            const T *other = more + row * width;
+            T *kept = sum + row * width;
+            for (int64_t i = 0; i < width; i++) kept[i] = down(up(from[i]) + up(other[i]));
+            from = kept;
+        }
+        float squares = 0;
+        for (int64_t i = 0; i < width; i++) squares += up(from[i]) * up(from[i]);
+        float scale = 1 / sqrtf(squares / width + eps);
+        for (int64_t i = 0; i < width; i++) to[i] = down(up(weight[i]) * up(down(up(from[i]) * scale)));
+    }
+}
+
+/* Rotary positions in place: x [rows, heads, size] with `stride` elements between rows; cos and sin [rows, size]. */
+void rotate(T *x, const T *cos, const T *sin, int64_t rows, int64_t stride, int64_t heads, int64_t size,
+            int threads) {
+    int64_t half = size / 2;
+#pragma omp parallel for num_threads(threads) if (rows * heads * size > WORTH_THREADS)
+    for (int64_t row = 0; row < rows; row++) {
+        const T *c = cos + row * size, *s = sin + row * size;
+        for (int64_t head = 0; head < heads; head++) {
+            T *low = x + row * stride + head * size, *high = low + half;
+            for (int64_t i = 0; i < half; i++) {
+                float a = up(low[i]), b = up(high[i]);
+                low[i] = down(a * up(c[i]) + b * up(s[i]));
+                high[i] = down(b * up(c[half + i]) + a * up(s[half + i]));
+            }
+        }
+    }
+}
+
+/* out = silu(gate) * up, with gate and up side by side in x [rows, 2 * width]. */
+void silu_mul(const T *x, T *out, int64_t rows, int64_t width, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * width > WORTH_THREADS)
+    for (int64_t row = 0; row < rows; row++) {
+        const T *gate = x + row * 2 * width, *more = gate + width;
+        T *to = out + row * width;
+        for (int64_t i = 0; i < width; i++) {
+            float g = up(gate[i]);
+            to[i] = down(up(down(g / (1 + expf(-g)))) * up(more[i]));
+        }
+    }
+}
+
+/* One token, one key head and the `shared` query heads that read it: softmax over blocks, one after the other
+ * (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). */
+static inline __attribute__((always_inline)) void attend_one(
+    const T *query, const T *keys, const T *values, const int32_t *table, int64_t first, int64_t length,
+    int64_t block_size, int64_t stride, int64_t shared, int64_t size, float scale, T *out) {
+    float asked[MAX_SHARED * size], sums[MAX_SHARED * size], scores[MAX_SHARED][MAX_BLOCK];
+    float top[MAX_SHARED], total[MAX_SHARED];
+    for (int64_t i = 0; i < shared * size; i++) {
+        asked[i] = up(query[i]) * scale;
+        sums[i] = 0;
+    }
+    for (int64_t g = 0; g < shared; g++) {
+        top[g] = -INFINITY;
+        total[g] = 0;
+    }
+    for (int64_t begin = first; begin < length;) {
+        int64_t offset = begin % block_size, count = block_size - offset;
+        if (count > length - begin) count = length - begin;
+        int64_t slot = (int64_t)table[begin / block_size] * block_size + offset;
+        const T *key = keys + slot * stride, *value = values + slot * stride;
+        for (int64_t j = 0; j < count; j++) {
+            float k[size];
+            for (int64_t i = 0; i < size; i++) k[i] = up(key[j * stride + i]);
+            for (int64_t g = 0; g < shared; g++) {
+                float dot = 0;
+                for (int64_t i = 0; i < size; i++) dot += asked[g * size + i] * k[i];
+                scores[g][j] = dot;
+            }
+        }
+        for (int64_t g = 0; g < shared; g++) {
+            float high = top[g], part = 0;
+            for (int64_t j = 0; j < count; j++) high = scores[g][j] > high ? scores[g][j] : high;
+            float fade = expf(top[g] - high);
+            for (int64_t j = 0; j < count; j++) {
+                scores[g][j] = expf(scores[g][j] - high);
+                part += scores[g][j];
+            }
+            top[g] = high;
+            total[g] = total[g] * fade + part;
+            for (int64_t i = 0; i < size; i++) sums[g * size + i] *= fade;
+        }
+        for (int64_t j = 0; j < count; j++) {
+            float v[size];
+            for (int64_t i = 0; i < size; i++) v[i] = up(value[j * stride + i]);
+            for (int64_t g = 0; g < shared; g++)
+                for (int64_t i = 0; i < size; i++) sums[g * size + i] += scores[g][j] * v[i];
+        }
+        begin += count;
+    }
+    for (int64_t g = 0; g < shared; g++)
+        for (int64_t i = 0; i < size; i++) out[g * size + i] = down(sums[g * size + i] / total[g]);
+}
+
+/* Paged attention of `count` tokens, named by `tokens` with their `rows` in the block table [.., columns].
+ * query [.., heads, size] with `query_stride` elements between tokens; caches [blocks, block_size, kv_heads, size];
+ * positions [..]; out [.., heads, size]. A token sees the last `window` tokens up to itself, all if window is 0. */
+void attend(const T *query, const T *keys, const T *values, T *out, const int32_t *table, const int64_t *tokens,
+            const int32_t *rows, const int64_t *positions, int64_t count, int64_t query_stride, int64_t columns,
+            int64_t heads, int64_t kv_heads, int64_t size, int64_t block_size, int64_t window, float scale,
+            int threads) {
+    int64_t shared = heads / kv_heads, stride = kv_heads * size;
+#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)
+    for (int64_t n = 0; n < count; n++)
+        for (int64_t head = 0; head < kv_heads; head++) {
+            int64_t token = tokens[n], length = positions[token] + 1;
+            int64_t first = window && length > window ? length - window : 0;
+            const T *q = query + token * query_stride + head * shared * size;
+            const T *k = keys + head * size, *v = values + head * size;
+            const int32_t *blocks = table + rows[n] * columns;
+            T *o = out + (token * heads + head * shared) * size;
+#define ATTEND(SHARED, SIZE) attend_one(q, k, v, blocks, first, length, block_size, stride, SHARED, SIZE, scale, o)
+            if (size == 64 && shared == 3) ATTEND(3, 64);
+            else if (size == 64) ATTEND(shared, 64);
+            else if (size == 128 && shared == 4) ATTEND(4, 128);
+            else if (size == 128) ATTEND(shared, 128);
+            else ATTEND(shared, size);
+        }
+}
