@@ -20,8 +20,10 @@ from schedtop.console.history import History
 from schedtop.console.messages import DataArrived, ReplyReceived
 from schedtop.console.options import ConsoleOptions
 from schedtop.console.palette import Palette
+from schedtop.console.screens.base import ConsoleScreen
 from schedtop.console.screens.explain import ExplainScreen
 from schedtop.console.screens.live import LiveScreen
+from schedtop.console.screens.request import RequestScreen
 from schedtop.console.view import View
 from schedtop.engine.telemetry import Incoming, Notice, Reply
 from schedtop.themes.load import DEFAULT, Theme, load_themes
@@ -143,7 +145,23 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self.feed.looked()
         self._take_status()
         self._take_findings()
-        self.live_screen.paint()
+        self.front.paint()
+
+    @property
+    def front(self) -> ConsoleScreen:
+        """The uppermost of our own screens; dialogs may lie over it."""
+        screens = (screen for screen in reversed(self.screen_stack) if isinstance(screen, ConsoleScreen))
+        return next(screens, self.live_screen)
+
+    def back_to_live(self, action: str) -> None:
+        """Return to the Live screen and carry out an action that only it knows."""
+        while self.screen is not self.live_screen and len(self.screen_stack) > 1:
+            self.pop_screen()
+        self.live_screen.call_after_refresh(self.live_screen.action_act, action)
+
+    def show_request(self, number: int) -> None:
+        """Open the screen of one request."""
+        self.push_screen(RequestScreen(self.view, self.registry, number))
 
     def _tick(self) -> None:
         """Let the age of the data count on while nothing arrives."""
@@ -163,13 +181,11 @@ class ConsoleApp(App[None], inherit_bindings=False):
         if looked:
             keys = self.registry["explain"].keys
             self.view.badge = self.explain.badge(key_name(keys[0]) if keys else "")
-            if isinstance(self.screen, ExplainScreen):
-                self.screen.paint()
 
     def open_explain(self) -> None:
         """Show the findings."""
         if not isinstance(self.screen, ExplainScreen):
-            self.push_screen(ExplainScreen(self.live_screen, self.explain))
+            self.push_screen(ExplainScreen(self.view, self.registry, self.explain))
 
     def command(self, make: Callable[[int], Incoming], replied: Callable[[Reply], None]) -> None:
         """Send a command; `replied` gets the answer, also when it could not be sent."""

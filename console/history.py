@@ -265,6 +265,12 @@ class History:
         stop = bisect_right(self.records, last, key=_seq)
         return islice(self.records, start, stop)
 
+    def between_times(self, start_s: float, last: int) -> Iterator[StepRecord]:
+        """The kept records that ended after `start_s`, up to seq `last`, in order."""
+        start = bisect_left(self.records, start_s, key=_end)
+        stop = bisect_right(self.records, last, key=_seq)
+        return islice(self.records, start, stop)
+
     def neighbour(self, seq: int, offset: int) -> int | None:
         """The seq of the executed step `offset` steps away from `seq`, or of the last on the way there."""
         records, index = self.records, bisect_left(self.records, seq, key=_seq)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text
-from schedtop.console import layout, text
+from schedtop.console import layout
 from schedtop.console.actions import Registry
 from schedtop.console.desk import KnobDesk
-from schedtop.console.screens.commands import Commands
+from schedtop.console.screens.base import ConsoleScreen
+from schedtop.console.screens.commands import LiveCommands
+from schedtop.console.screens.everywhere import EverywhereCommands
+from schedtop.console.screens.knob_commands import KnobCommands
 from schedtop.console.view import View
 from schedtop.console.widgets.banner import BannerBar, banner
-from schedtop.console.widgets.bars import Divider, FooterBar, TabBar, Ticker
+from schedtop.console.widgets.bars import Divider, TabBar, Ticker
 from schedtop.console.widgets.batch import BatchPanel
 from schedtop.console.widgets.events import EventsPanel
 from schedtop.console.widgets.header import HeaderBar
@@ -22,26 +25,21 @@ from schedtop.console.widgets.panel import Drawn, Panel
 from schedtop.console.widgets.prompt import Prompt
 from schedtop.console.widgets.queue import QueuePanel
 from schedtop.console.widgets.requests import RequestsPanel
-from textual.screen import Screen
 from textual.widgets import Static
 
 if TYPE_CHECKING:
-    from schedtop.console.app import ConsoleApp
     from textual.app import ComposeResult
-    from textual.events import DescendantFocus, Key, Resize
-
-SAID_S = 6.0
+    from textual.events import DescendantFocus, Resize
 
 
-class LiveScreen(Screen[None]):
+class LiveScreen(ConsoleScreen):
     """Panels over one view. Keys go through the registry; telemetry repaints when the app says so."""
 
     AUTO_FOCUS: ClassVar[str | None] = None
 
     def __init__(self, view: View, registry: Registry, desk: KnobDesk) -> None:
-        super().__init__()
-        self.view, self.registry, self.desk = view, registry, desk
-        self.commands = Commands(self)
+        super().__init__(view, registry)
+        self.desk = desk
         self.batch_panel = BatchPanel(view, id="batch")
         self.kv = KvPanel(view, id="kv")
         self.requests = RequestsPanel(view, id="requests")
@@ -52,7 +50,6 @@ class LiveScreen(Screen[None]):
         listed = (self.batch_panel, self.kv, self.requests, self.latency, self.queue, self.knobs, self.events)
         self.panels: dict[str, Panel] = {str(panel.id): panel for panel in listed}
         self.header = HeaderBar(view, id="header")
-        self.footer = FooterBar(view, registry, id="footer")
         self.tabs = TabBar(view, self.panels, id="tabs")
         self.banner = BannerBar(view, id="banner")
         ticker = Ticker(view, self.events, id="ticker")
@@ -61,13 +58,12 @@ class LiveScreen(Screen[None]):
         self.tab = "requests"
         self.zoomed: str | None = None
         self._placed: tuple[object, ...] = ()
-        self._saying = 0
+        self.commands = (
+            KnobCommands(self, self.knobs, self.prompt),
+            LiveCommands(self),
+            EverywhereCommands(self),
+        )
         self._last_panel: Panel | None = None
-
-    @property
-    def console(self) -> ConsoleApp:
-        """The app, as what it is."""
-        return cast("ConsoleApp", self.app)
 
     def compose(self) -> ComposeResult:
         yield self.header
@@ -150,47 +146,20 @@ class LiveScreen(Screen[None]):
 
     # Keys
 
-    def on_key(self, event: Key) -> None:
-        if self.prompt.display:
-            return
-        scope = str(self.focused_panel.id) if self.focused_panel is not None else ""
-        action = self.registry.find(event.key, scope)
-        if action is None and event.character is not None:
-            action = self.registry.find(event.character, scope)
-        if action is not None:
-            event.stop()
-            event.prevent_default()
-            self.action_act(action.id)
+    @property
+    def typing(self) -> bool:
+        return bool(self.prompt.display)
 
     def action_act(self, name: str) -> None:
-        """Carry out an action by id, or say why it is off; repaint at once."""
-        self.unsay()
-        reason = self.commands.why_not(name)
-        if reason is not None:
-            self.say(f"{self.registry[name].title}: {reason}", "warn")
-            return
-        action = self.registry[name]
-        if action.scope in self.panels and self.focused_panel is not self.panels[action.scope]:
-            self.show_panel(action.scope)
-        with self.view.history.lock:
-            self.commands.run(name)
-        self.paint()
+        scope = self.registry[name].scope
+        if scope in self.panels and self.focused_panel is not self.panels[scope]:
+            self.show_panel(scope)
+        super().action_act(name)
 
-    # Saying things
+    def help_page(self) -> tuple[str, str]:
+        panel = self.focused_panel
+        return ("schedtop", "") if panel is None else (f"[{panel.NUMBER}] {panel.TITLE}", panel.HELP)
 
-    def say(self, words: str, role: str = "text") -> None:
-        """Show one line in place of the footer for a few seconds."""
-        self.footer.said = (text.clean(words), role)
-        self._saying += 1
-        turn = self._saying
-        self.set_timer(SAID_S, lambda: self.unsay() if turn == self._saying else None)
-        self._paint_footer()
-
-    def unsay(self) -> None:
-        if self.footer.said is not None:
-            self.footer.said = None
-            self._paint_footer()
-
-    def _paint_footer(self) -> None:
-        with self.view.history.lock:
-            self.footer.paint()
+    def copied_line(self) -> str:
+        panel = self.focused_panel
+        return panel.copied() if panel is not None else ""

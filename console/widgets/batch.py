@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from rich.style import Style
 from schedtop.console import text
+from schedtop.console.columns import Layer, draw_columns, shares
 from schedtop.console.line import Line
 from schedtop.console.view import STEPS_PER_COLUMN
 from schedtop.console.widgets.panel import Panel, Pieces
@@ -15,8 +15,6 @@ from schedtop.engine.telemetry import Limiter, StepRecord
 
 CLASSES = (("D", "decode"), ("P", "prefill"), ("S", "draft"), (".", "unused"))
 MARKS = (("K", "accent"), ("V", "breach"), ("A", "ok"))
-
-_EIGHTHS_WIDE = " ▏▎▍▌▋▊▉█"
 
 
 class Column(NamedTuple):
@@ -160,49 +158,12 @@ Left and Right show an earlier step in all panels; End returns to the present.
         tokens = np.array(
             [(c.decode, c.prefill, c.draft, max(0.0, c.budget - c.decode - c.prefill - c.draft)) for c in columns]
         )
-        draw = self._smooth if palette.solid and self.view.glyphs.eighths else self._textured
-        lines = draw(tokens / top, rows)
+        layers = tuple(
+            Layer(role, letter, getattr(self.view.glyphs, role), ground=role == "unused")
+            for letter, role in CLASSES
+        )
+        lines = draw_columns(tokens / top, rows, layers, palette, self.view.glyphs)
         return [Line().pad(blank, palette["text"]).extend(line.pieces) for line in lines]
-
-    def _smooth(self, parts: npt.NDArray[np.float64], rows: int) -> list[Line]:
-        """Columns in eighths of a cell: two classes may share a cell, one above the other."""
-        palette, eighths = self.view.palette, self.view.glyphs.eighths
-        roles = ("decode", "prefill", "draft", "surface", "background")
-        levels = column_levels(parts, rows * 8)
-        lines = []
-        for row in range(rows - 1, -1, -1):
-            low = row * 8
-            inside = np.clip(levels - low, 0, 8)
-            lower = (levels <= low).sum(axis=1)
-            upper = (levels < low + 8).sum(axis=1)
-            split = np.take_along_axis(np.c_[inside, np.full(len(inside), 8)], lower[:, None], axis=1)[:, 0]
-            split = np.where(lower == upper, 8, split)
-            cells = zip(lower.tolist(), upper.tolist(), split.tolist(), strict=True)
-            chars, styles = [], []
-            for under, over, height in cells:
-                if under >= 3:
-                    chars.append(" ")
-                    styles.append(palette.fill("text", roles[under]))
-                elif height == 8:
-                    chars.append(CLASSES[under][0])
-                    styles.append(palette.texture(roles[under]))
-                else:
-                    chars.append(eighths[height])
-                    styles.append(palette.fill(roles[under], roles[over]))
-            lines.append(Line().cells(chars, styles))
-        return lines
-
-    def _textured(self, parts: npt.NDArray[np.float64], rows: int) -> list[Line]:
-        """Columns of whole cells, each with the texture or letter of its class."""
-        palette, glyphs = self.view.palette, self.view.glyphs
-        glyph = [getattr(glyphs, role) for _, role in CLASSES] + [" "]
-        style = [palette[role] for _, role in CLASSES] + [palette["text"]]
-        levels = column_levels(parts, rows)
-        lines = []
-        for row in range(rows - 1, -1, -1):
-            kinds = (levels <= row).sum(axis=1).tolist()
-            lines.append(Line().cells([glyph[kind] for kind in kinds], [style[kind] for kind in kinds]))
-        return lines
 
     def _marks(self, columns: list[Column], width: int) -> Line:
         palette, glyphs = self.view.palette, self.view.glyphs
@@ -273,36 +234,6 @@ def step_classes(record: StepRecord) -> tuple[int, int, int, int]:
     """Tokens of a step as decode, prefill, draft, unused; they add up to the budget."""
     unused = max(0, record.token_budget - record.scheduled_tokens)
     return record.decode_tokens, record.prefill_tokens, record.draft_tokens, unused
-
-
-def column_levels(parts: npt.NDArray[np.float64], height: int) -> npt.NDArray[np.int64]:
-    """Where each part of each column ends, in whole units of `height`, from below.
-
-    `parts` are shares of the full height (columns, classes). What is not zero gets at least one unit; the largest
-    part gives way where that makes a column too high.
-    """
-    units = np.rint(parts * height).astype(np.int64)
-    units = np.where((parts > 0) & (units == 0), 1, units)
-    room = np.rint(parts.sum(axis=1) * height).astype(np.int64).clip(1, height)
-    largest = units.argmax(axis=1)
-    units[np.arange(len(units)), largest] -= (units.sum(axis=1) - room).clip(0)
-    levels: npt.NDArray[np.int64] = np.cumsum(units.clip(0), axis=1)
-    return levels
-
-
-def shares(amounts: tuple[int, ...], cells: int) -> list[int]:
-    """`cells` divided in proportion to `amounts`; whatever is not zero gets at least one cell."""
-    total = sum(amounts)
-    if not total:
-        return [0] * (len(amounts) - 1) + [cells]
-    exact = [amount * cells / total for amount in amounts]
-    given = [max(1, int(part)) if amount else 0 for part, amount in zip(exact, amounts, strict=True)]
-    order = sorted(range(len(amounts)), key=lambda i: exact[i] - given[i])
-    while sum(given) < cells:
-        given[order.pop()] += 1
-    while sum(given) > cells:
-        given[max(range(len(given)), key=given.__getitem__)] -= 1
-    return given
 
 
 def _column(steps: list[StepRecord], gaps: set[int]) -> Column:

@@ -103,5 +103,9 @@ Enter shows the step of the selected event in all panels. o chooses which events
     def selected(self) -> Event | None:
         return next(islice(self.listed(), self.cursor, None), None)
 
+    def copied(self) -> str:
+        event = self.selected()
+        return f"{self.time(event)} {event.kind} {event.describe()}" if event is not None else ""
+
     def click_line(self, y: int, x: int) -> None:
         self.move(self.top + y - self.cursor)

@@ -106,6 +106,10 @@ A lower max_num_seqs stops nobody: 16->12 draining 14 means fourteen still run a
     def move(self, lines: int) -> None:
         self.cursor = max(0, min(len(self.desk.live_knobs()) - 1, self.cursor + lines))
 
+    def copied(self) -> str:
+        knob = self.selected()
+        return f"{knob.name}={text.value(self.desk.current.get(knob.name))}" if knob is not None else ""
+
     def click_line(self, y: int, x: int) -> None:
         if self.top + y < len(self.desk.live_knobs()):
             self.cursor = self.top + y

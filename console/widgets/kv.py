@@ -7,9 +7,9 @@ from typing import ClassVar
 import numpy as np
 from rich.style import Style
 from schedtop.console import text
+from schedtop.console.columns import shares
 from schedtop.console.line import Line
 from schedtop.console.state import Classes
-from schedtop.console.widgets.batch import shares
 from schedtop.console.widgets.panel import Panel, Pieces
 from schedtop.engine.telemetry import BlockClass, Blocks
 

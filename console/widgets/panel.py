@@ -139,6 +139,10 @@ class Panel(Drawn, can_focus=True):
         """Move to the first or the last line."""
         self.move(10**9 if last else -(10**9))
 
+    def copied(self) -> str:
+        """The selected line, or what the rule says, as plain text."""
+        return " ".join(piece for piece, _ in self.headline())
+
     def _on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
         self.move(3)
         event.stop()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from schedtop.console import text
+from schedtop.console.columns import shares
 from schedtop.console.line import Line
 from schedtop.console.rows import COLUMNS, Filter, Row, Table
 from schedtop.console.view import View
-from schedtop.console.widgets.batch import shares
 from schedtop.console.widgets.panel import Panel, Pieces
 
 _STATE_ROLES = {
@@ -225,6 +225,10 @@ f keeps the selected request in sight, F keeps the order while values go on chan
     def selected_row(self) -> Row | None:
         number = self.selected
         return self._table.row(number) if number is not None and number in self._table else None
+
+    def copied(self) -> str:
+        row = self.selected_row()
+        return " ".join(f"{name}={getattr(row, name)}" for name in row._fields) if row is not None else ""
 
     def click_line(self, y: int, x: int) -> None:
         if y == 0:

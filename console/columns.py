@@ -1,0 +1,104 @@
+"""Stacked columns of tokens, drawn smoothly in colour or in whole cells with textures."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from schedtop.console.glyphs import Glyphs
+from schedtop.console.line import Line
+from schedtop.console.palette import Palette
+
+Parts = npt.NDArray[np.float64]
+
+
+class Layer(NamedTuple):
+    """One class of a stack: its role and letter, its texture, and whether it is only ground for the others."""
+
+    role: str
+    letter: str
+    texture: str
+    ground: bool = False
+
+
+Layers = tuple[Layer, ...]
+
+
+def draw_columns(parts: Parts, rows: int, layers: Layers, palette: Palette, glyphs: Glyphs) -> list[Line]:
+    """`rows` lines of columns, top first. `parts` (columns, layers) are shares of the full height, lowest first."""
+    if palette.solid and glyphs.eighths:
+        return _smooth(parts, rows, layers, palette, glyphs)
+    return _textured(parts, rows, layers, palette)
+
+
+def _smooth(parts: Parts, rows: int, layers: Layers, palette: Palette, glyphs: Glyphs) -> list[Line]:
+    """In eighths of a cell: two layers may share a cell, one above the other; whole cells carry their letter."""
+    roles = ["surface" if layer.ground else layer.role for layer in layers] + ["background"]
+    blank = [layer.ground for layer in layers] + [True]
+    whole = [
+        palette.fill("text", role) if bare else palette.texture(role)
+        for role, bare in zip(roles, blank, strict=True)
+    ]
+    letters = [" " if bare else layer.letter for bare, layer in zip(blank, layers, strict=False)] + [" "]
+    fills = [[palette.fill(lower, upper) for upper in roles] for lower in roles]
+    levels = column_levels(parts, rows * 8)
+    lines = []
+    for row in range(rows - 1, -1, -1):
+        low = row * 8
+        inside = np.clip(levels - low, 0, 8)
+        lower = (levels <= low).sum(axis=1)
+        upper = (levels < low + 8).sum(axis=1)
+        tops = np.c_[inside, np.full(len(inside), 8)]
+        split = np.where(lower == upper, 8, tops[np.arange(len(tops)), np.minimum(lower, len(layers))])
+        chars, styles = [], []
+        for under, over, height in zip(lower.tolist(), upper.tolist(), split.tolist(), strict=True):
+            if height == 8 or blank[under]:
+                chars.append(letters[under])
+                styles.append(whole[under])
+            else:
+                chars.append(glyphs.eighths[height])
+                styles.append(fills[under][over])
+        lines.append(Line().cells(chars, styles))
+    return lines
+
+
+def _textured(parts: Parts, rows: int, layers: Layers, palette: Palette) -> list[Line]:
+    """In whole cells, each with the texture or letter of its layer."""
+    textures = [layer.texture for layer in layers] + [" "]
+    styles = [palette[layer.role] for layer in layers] + [palette["text"]]
+    levels = column_levels(parts, rows)
+    lines = []
+    for row in range(rows - 1, -1, -1):
+        kinds = (levels <= row).sum(axis=1).tolist()
+        lines.append(Line().cells([textures[kind] for kind in kinds], [styles[kind] for kind in kinds]))
+    return lines
+
+
+def column_levels(parts: Parts, height: int) -> npt.NDArray[np.int64]:
+    """Where each part of each column ends, in whole units of `height`, from below.
+
+    What is not zero gets at least one unit; the largest part gives way where that makes a column too high.
+    """
+    units = np.rint(parts * height).astype(np.int64)
+    units = np.where((parts > 0) & (units == 0), 1, units)
+    room = np.rint(parts.sum(axis=1) * height).astype(np.int64).clip(1, height)
+    largest = units.argmax(axis=1)
+    units[np.arange(len(units)), largest] -= (units.sum(axis=1) - room).clip(0)
+    levels: npt.NDArray[np.int64] = np.cumsum(units.clip(0), axis=1)
+    return levels
+
+
+def shares(amounts: tuple[int, ...], cells: int) -> list[int]:
+    """`cells` divided in proportion to `amounts`; whatever is not zero gets at least one cell."""
+    total = sum(amounts)
+    if not total:
+        return [0] * (len(amounts) - 1) + [cells]
+    exact = [amount * cells / total for amount in amounts]
+    given = [max(1, int(part)) if amount else 0 for part, amount in zip(exact, amounts, strict=True)]
+    order = sorted(range(len(amounts)), key=lambda i: exact[i] - given[i])
+    while sum(given) < cells:
+        given[order.pop()] += 1
+    while sum(given) > cells:
+        given[max(range(len(given)), key=given.__getitem__)] -= 1
+    return given

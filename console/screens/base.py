@@ -1,0 +1,124 @@
+"""What every full screen of the console shares: keys through the registry, a footer that talks, painting."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, cast
+
+from schedtop.console import text
+from schedtop.console.actions import Registry
+from schedtop.console.view import View
+from schedtop.console.widgets.bars import FooterBar
+from textual.screen import Screen
+
+if TYPE_CHECKING:
+    from schedtop.console.app import ConsoleApp
+    from textual.events import Key
+
+SAID_S = 6.0
+
+
+class Commands(Protocol):
+    """Carries out some of the actions: one method `do_ID` per action."""
+
+    def why_not(self, name: str) -> str | None:
+        """Why an action cannot be taken now; None if it can, or if it is not one of these."""
+        ...
+
+
+class ConsoleScreen(Screen[None]):
+    """A screen over the shared view. Subclasses say in `commands` who carries out actions, first come first served.
+
+    An action that none of them knows belongs to the Live screen, which then comes back.
+    """
+
+    def __init__(self, view: View, registry: Registry, scope: str = "") -> None:
+        super().__init__()
+        self.view, self.registry = view, registry
+        self.footer = FooterBar(view, registry, id="footer")
+        self.footer.scope = scope
+        self.commands: tuple[Commands, ...] = ()
+        self._saying = 0
+
+    @property
+    def console(self) -> ConsoleApp:
+        """The app, as what it is."""
+        return cast("ConsoleApp", self.app)
+
+    @property
+    def scope(self) -> str:
+        """Whose keys hold beside the global ones."""
+        return self.footer.scope
+
+    def paint(self) -> None:
+        """Draw everything from the view as it is now."""
+        raise NotImplementedError
+
+    def on_screen_resume(self) -> None:
+        self.paint()
+
+    # Keys
+
+    @property
+    def typing(self) -> bool:
+        """True while keys are text for a prompt."""
+        return False
+
+    def on_key(self, event: Key) -> None:
+        # Not to be overridden: Textual calls the handler of every class in line.
+        if self.typing:
+            return
+        action = self.registry.find(event.key, self.scope)
+        if action is None and event.character is not None:
+            action = self.registry.find(event.character, self.scope)
+        if action is not None:
+            event.stop()
+            event.prevent_default()
+            self.action_act(action.id)
+
+    def action_act(self, name: str) -> None:
+        """Carry out an action by id, or say why it is off; repaint at once."""
+        self.unsay()
+        handler = next((part for part in self.commands if hasattr(part, f"do_{name}")), None)
+        if handler is None:
+            self.console.back_to_live(name)
+            return
+        reason = self.why_not(name)
+        if reason is not None:
+            self.say(f"{self.registry[name].title}: {reason}", "warn")
+            return
+        with self.view.history.lock:
+            getattr(handler, f"do_{name}")()
+        self.console.paint()
+
+    def why_not(self, name: str) -> str | None:
+        """Why an action cannot be taken now; None if it can."""
+        return next((reason for part in self.commands if (reason := part.why_not(name)) is not None), None)
+
+    # Saying things
+
+    def say(self, words: str, role: str = "text") -> None:
+        """Show one line in place of the footer for a few seconds."""
+        self.footer.said = (text.clean(words), role)
+        self._saying += 1
+        turn = self._saying
+        self.set_timer(SAID_S, lambda: self.unsay() if turn == self._saying else None)
+        self._paint_footer()
+
+    def unsay(self) -> None:
+        if self.footer.said is not None:
+            self.footer.said = None
+            self._paint_footer()
+
+    def _paint_footer(self) -> None:
+        with self.view.history.lock:
+            self.footer.paint()
+
+    # What help and copying are about
+
+    def help_page(self) -> tuple[str, str]:
+        """Title and words of what help explains first."""
+        return "schedtop", ""
+
+    def copied_line(self) -> str:
+        """The selected line as plain text; empty where nothing is selected."""
+        return ""

@@ -1,0 +1,334 @@
+"""One request's life as lines: phases, latency split, steps, blocks, slow gaps and who made them."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from rich.style import Style
+from schedtop.console import text
+from schedtop.console.columns import Layer, draw_columns
+from schedtop.console.life import Life, Visit, read_life, sharers
+from schedtop.console.line import Line
+from schedtop.console.view import View
+from schedtop.console.widgets.panel import Panel, Pieces
+
+PARTS = (
+    ("queue", "Q", "unused"),
+    ("prefill", "P", "prefill"),
+    ("decode", "D", "decode"),
+    ("re-queued", "V", "breach"),
+)
+"""Parts of a life: word, letter and role."""
+
+_REREAD_EVERY = 4
+
+
+class LifePanel(Panel):
+    NUMBER: ClassVar[int] = 3
+    TITLE: ClassVar[str] = "Request"
+    HELP: ClassVar[str] = """\
+The bar is the request's life: Q queue (arrival to first scheduled), P prefill (to its first token), D decode,
+V re-queued (waiting again after a preemption). Below it are the marks ! slow gap and V preempted.
+The columns are its steps: its own tokens in colour, the rest of the batch above them in grey.
+A gap is slow above the ITL SLO, or above three medians of the last minute where none is given.
+For each slow gap the list says what made it long: a preemption, prompt tokens of others in the same step, steps
+that gave it nothing, or the device. Lines marked > are the other way round: what this request did to others.
+Up and down choose a line, Enter shows its step on the Live screen, Left and Right walk through its steps,
+n and N go to the next and the previous request."""
+
+    def __init__(self, view: View, number: int, *, id: str) -> None:
+        super().__init__(view, id=id)
+        self.number = number
+        self.life: Life | None = None
+        self.cursor = 0
+        self.top = 0
+        self.visit: int | None = None
+        self._read_at: tuple[int, int, int] | None = None
+        self._frames = 0
+
+    def show(self, number: int) -> None:
+        """Turn to another request."""
+        self.number, self.cursor, self.top, self.visit, self._read_at = number, 0, 0, None, None
+
+    def read(self) -> None:
+        """Read the life anew where the moment has moved; while it moves, every few frames are enough."""
+        moment = self.view.moment
+        self._frames += 1
+        key = (self.number, moment.seq, 0)
+        if self._read_at is not None:
+            same = self._read_at[0] == self.number
+            if same and (self._read_at[1] == moment.seq or (moment.live and self._frames % _REREAD_EVERY)):
+                return
+        self._read_at = key
+        found = read_life(self.view.history, moment, self.number, self.view.options.itl_slo_s)
+        self.life = found if found is not None else self.life
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        self.read()
+        return super().lines(width, height)
+
+    def headline(self) -> Pieces:
+        life = self.life
+        if life is None:
+            return [("nothing is known of it any more", "warn")]
+        arrival = life.arrival
+        pieces: Pieces = [(text.clean(arrival.id, 48), "accent"), (self._status(life), "text")]
+        cached = life.tracked.cached_tokens if life.tracked is not None else 0
+        pieces.append((f"prompt {arrival.prompt_tokens}" + (f" ({cached} cached)" if cached else ""), "text"))
+        if self.view.history.policy == "priority":
+            pieces.append((f"priority {arrival.priority}", "text"))
+        if life.preemptions:
+            pieces.append((f"preempted {life.preemptions}x", "breach"))
+        if not life.complete:
+            pieces.append(("its first steps are no longer kept", "warn"))
+        return pieces
+
+    def _status(self, life: Life) -> str:
+        if life.finish is not None:
+            return f"finished: {text.clean(life.finish.reason)}, {life.finish.output_tokens} out"
+        if life.tracked is not None and life.tracked.waiting:
+            return "waits again" if life.preemptions else "waits"
+        last = life.visits[-1] if life.visits else None
+        if last is None:
+            return "running"
+        out = last.needed + last.emitted - life.arrival.prompt_tokens
+        return f"{'decode' if last.decode else 'prefill'}, {max(0, out)}/{life.arrival.max_tokens} out"
+
+    def body(self, width: int, height: int) -> list[Line]:
+        life = self.life
+        if life is None:
+            return []
+        lines = [*self._phases(life, width), self._figures(life, width)]
+        rows = max(0, min(10, (height - 12) // 3))
+        if rows:
+            lines += self._steps(life, width, rows)
+        lines.append(self._blocks(life, width))
+        lines += self._texts(width, 2 if height >= 24 else 0)
+        return lines + self._blames(life, width, max(2, height - len(lines)))
+
+    # Parts
+
+    def _phases(self, life: Life, width: int) -> list[Line]:
+        palette, glyphs = self.view.palette, self.view.glyphs
+        split = dict(life.split())
+        start_s, length_s = life.arrival.arrival_s, max(1e-9, life.until_s - life.arrival.arrival_s)
+        inner = width - 2
+        kinds = self._kinds(life, start_s, length_s, inner)
+        letters = {word: letter for word, letter, _ in PARTS}
+        roles = {word: role for word, _, role in PARTS}
+        chars, styles = [], []
+        for kind in kinds:
+            chars.append(letters[kind])
+            solid = palette.solid and kind != "queue"
+            styles.append(palette.texture(roles[kind]) if solid else palette[roles[kind]])
+        edge = palette["muted"]
+        bar = Line().add(glyphs.left, edge).cells(chars, styles).add(glyphs.right, edge)
+        legend = Line()
+        for word, letter, role in PARTS:
+            if word not in split:
+                continue
+            legend.add(f" {letter} ", palette.label(role) if palette.solid else palette[role])
+            legend.add(f" {word} ", palette["muted"]).add(text.duration(split[word]), palette["text"])
+            legend.add("  ", palette["text"])
+        return [bar, self._phase_marks(life, start_s, length_s, width), legend]
+
+    def _kinds(self, life: Life, start_s: float, length_s: float, cells: int) -> list[str]:
+        """The part of the life at the middle of each cell of the bar."""
+        bounds: list[tuple[float, str]] = [(start_s, "queue")]
+        lost = [record.end_s for record, _ in life.lost]
+        previous: Visit | None = None
+        for visit in life.visits:
+            if previous is not None:
+                waits = [at_s for at_s in lost if previous.end_s <= at_s <= visit.start_s + 1e-9]
+                if waits:
+                    bounds.append((waits[0], "re-queued"))
+            bounds.append((visit.start_s, "decode" if visit.decode else "prefill"))
+            previous = visit
+        if previous is not None and lost and lost[-1] > previous.start_s:
+            bounds.append((lost[-1], "re-queued"))
+        kinds, at = [], 0
+        for cell in range(cells):
+            now_s = start_s + (cell + 0.5) * length_s / cells
+            while at + 1 < len(bounds) and bounds[at + 1][0] <= now_s:
+                at += 1
+            kinds.append(bounds[at][1])
+        return kinds
+
+    def _phase_marks(self, life: Life, start_s: float, length_s: float, width: int) -> Line:
+        palette = self.view.palette
+        chars = [" "] * width
+        styles = [palette["text"]] * width
+        marks = [(visit.end_s, "!", "warn") for visit in life.slow_gaps]
+        marks += [(record.end_s, "V", "breach") for record, _ in life.lost]
+        for at_s, mark, role in marks:
+            cell = 1 + min(width - 3, max(0, int((at_s - start_s) / length_s * (width - 2))))
+            chars[cell], styles[cell] = mark, palette[role] + Style(bold=True)
+        return Line().cells(chars, styles)
+
+    def _figures(self, life: Life, width: int) -> Line:
+        palette = self.view.palette
+        gaps = np.array([visit.gap_s for visit in life.visits if visit.gap_s is not None])
+        figures = [("TTFT", text.ms(life.ttft_s))]
+        if len(gaps):
+            p50, p95 = np.quantile(gaps, (0.5, 0.95)).tolist()
+            figures.append(("ITL p50", text.ms(p50)))
+            figures.append(("p95", text.ms(p95)))
+            figures.append(("max", text.ms(float(gaps.max()))))
+            figures.append(("n", str(len(gaps))))
+        if life.finish is not None:
+            figures.append(("TPOT", text.ms(life.finish.tpot_s)))
+        figures.append(
+            ("age" if life.finish is None else "E2E", text.duration(life.until_s - life.arrival.arrival_s))
+        )
+        figures.append(("slow gaps", str(len(life.slow_gaps))))
+        recomputed = (
+            life.finish.recomputed_tokens if life.finish else sum(item.lost_tokens for _, item in life.lost)
+        )
+        if recomputed:
+            figures.append(("computed again", f"{recomputed} tok"))
+        if life.arrival.client_wait_s is not None:
+            figures.append(("client wait", text.ms(life.arrival.client_wait_s)))
+        line = Line()
+        for name, value in figures:
+            line.add(f" {name} ", palette["muted"]).add(value, palette["text"]).add(" ", palette["text"])
+        return line.pad(width, palette["text"])
+
+    def _steps(self, life: Life, width: int, rows: int) -> list[Line]:
+        """Its steps as columns, newest at the right, and a line about the chosen one."""
+        palette, glyphs = self.view.palette, self.view.glyphs
+        shown = life.visits[-width:]
+        if not shown:
+            return [Line().add(" it has not been in a step yet", palette["muted"])]
+        parts = np.array([_stack(visit) for visit in shown], dtype=np.float64)
+        parts /= max(float(parts.sum(axis=1).max()), 1.0)
+        layers = (
+            Layer("decode", "D", glyphs.decode),
+            Layer("prefill", "P", glyphs.prefill),
+            Layer("draft", "S", glyphs.draft),
+            Layer("faint", " ", glyphs.cached),
+        )
+        blank = Line().pad(width - len(shown), palette["text"])
+        lines = [
+            Line().extend(blank.pieces).extend(line.pieces)
+            for line in draw_columns(parts, rows, layers, palette, glyphs)
+        ]
+        index = self._visit_index(life)
+        first = len(life.visits) - len(shown)
+        chars, styles = [], []
+        for at, visit in enumerate(shown, start=first):
+            slow = visit.gap_s is not None and visit.gap_s > life.slow_s
+            mark = glyphs.up if at == index else "!" if slow else glyphs.rule
+            chars.append(mark)
+            role = "accent" if at == index else "warn" if slow else "rule"
+            styles.append(palette[role])
+        lines.append(Line().extend(blank.pieces).cells(chars, styles))
+        lines.append(self._visit_line(life.visits[index], width))
+        return lines
+
+    def _visit_index(self, life: Life) -> int:
+        seqs = [visit.seq for visit in life.visits]
+        return seqs.index(self.visit) if self.visit in seqs else len(seqs) - 1
+
+    def _visit_line(self, visit: Visit, width: int) -> Line:
+        palette = self.view.palette
+        kind = "decode" if visit.decode else "prefill"
+        words = f" step {visit.step}: {kind} {text.plural(visit.tokens, 'token')}"
+        if visit.drafts:
+            words += f" ({visit.accepted}/{visit.drafts} drafts accepted)"
+        words += f" from {visit.computed}, {visit.emitted} out, {visit.blocks} blocks"
+        line = Line().add(words, palette["text"])
+        batch = f"batch {visit.batch_tokens}/{visit.budget} tokens, {text.ms(visit.end_s - visit.start_s)} ms"
+        gap = f", gap {text.ms(visit.gap_s)} ms" if visit.gap_s is not None else ""
+        return line.right(width, Line().add(batch + gap + " ", palette["muted"]), palette["text"])
+
+    def _blocks(self, life: Life, width: int) -> Line:
+        palette, moment = self.view.palette, self.view.moment
+        held = len(moment.state.tables.get(life.number, b"")) // 4
+        line = Line().add(" blocks ", palette["muted"]).add(str(held), palette["text"])
+        others = sharers(moment, life.number)
+        if others:
+            line.add("  shared with ", palette["muted"])
+            for place, (number, common) in enumerate(others):
+                piece = f"{', ' if place else ''}{self.view.history.name(number)} ({common})"
+                if line.length + len(piece) > width - 8:
+                    line.add(f", {len(others) - place} more", palette["muted"])
+                    break
+                line.add(piece, palette["shared"])
+        return line
+
+    def _texts(self, width: int, rows: int) -> list[Line]:
+        """The end of what it was asked and of what it said, where the engine tells."""
+        palette, life = self.view.palette, self.life
+        assert life is not None
+        lines = []
+        for label, words in (
+            ("asked", life.arrival.preview),
+            ("says", self.view.history.texts.get(life.number, "")),
+        ):
+            if words and rows:
+                tail = text.clean(words[-4 * width :], 4 * width)
+                room = width - len(label) - 3
+                shown = tail if len(tail) <= room else f"~{tail[-room + 1 :]}"
+                lines.append(Line().add(f" {label} ", palette["muted"]).add(shown, palette["text"]))
+        return lines[:rows]
+
+    def _blames(self, life: Life, width: int, height: int) -> list[Line]:
+        palette, glyphs = self.view.palette, self.view.glyphs
+        own = sum(not blame.caused for blame in life.blames)
+        limit = "" if life.slow_s == float("inf") else f" over {text.ms(life.slow_s)} ms"
+        title = Line().add(f" slow gaps{limit}: {own}, and what made them long", palette.on("muted", "surface"))
+        title.pad(width, palette.on("muted", "surface"))
+        if not life.blames:
+            return [title, Line().add(" none", palette["muted"])]
+        self.cursor = max(0, min(self.cursor, len(life.blames) - 1))
+        room = max(1, height - 1)
+        self.top = max(min(self.top, self.cursor), self.cursor - room + 1, 0)
+        lines = [title]
+        for index, blame in enumerate(life.blames[self.top : self.top + room], start=self.top):
+            under = "cursor" if index == self.cursor else "background"
+            line = Line().add(glyphs.cursor if index == self.cursor else " ", palette.on("accent", under))
+            mark, role = (">", "accent") if blame.caused else ("!", "warn")
+            line.add(f"{mark} ", palette.on(role, under))
+            line.add(f"step {blame.step:<7} {text.ms(blame.seconds):>6} ms  ", palette.on("muted", under))
+            line.add(blame.words, palette.on("text", under))
+            lines.append(line.pad(width, palette.on("text", under)))
+        return lines
+
+    # Keys
+
+    def move(self, lines: int) -> None:
+        if self.life is not None and self.life.blames:
+            self.cursor = max(0, min(len(self.life.blames) - 1, self.cursor + lines))
+
+    def walk(self, offset: int) -> None:
+        """Choose an earlier or later step of the request."""
+        if self.life is not None and self.life.visits:
+            index = max(0, min(len(self.life.visits) - 1, self._visit_index(self.life) + offset))
+            last = index == len(self.life.visits) - 1
+            self.visit = None if last else self.life.visits[index].seq
+
+    def chosen_seq(self) -> int | None:
+        """The step that Enter shows: the selected line's, or the chosen step of the request."""
+        life = self.life
+        if life is None:
+            return None
+        if self.visit is not None:
+            return self.visit
+        if life.blames:
+            return life.blames[min(self.cursor, len(life.blames) - 1)].seq
+        return life.visits[-1].seq if life.visits else None
+
+    def copied(self) -> str:
+        life = self.life
+        if life is None:
+            return ""
+        parts = " ".join(f"{name}={text.duration(seconds)}" for name, seconds in life.split())
+        return f"{text.clean(life.arrival.id)} {self._status(life)} {parts}"
+
+
+def _stack(visit: Visit) -> tuple[int, int, int, int]:
+    """Tokens of a step: its own decode, prefill and drafts, and everybody else's."""
+    plain = visit.tokens - visit.drafts
+    decode, prefill = (plain, 0) if visit.decode else (0, plain)
+    return decode, prefill, visit.drafts, max(0, visit.batch_tokens - visit.tokens)
