@@ -19,9 +19,13 @@ COMMANDS: dict[str, str] = {
     "pull": "Fetch a small model once; it works offline from then on.",
     "whatif": "Serve the same requests under changed knobs, and compare.",
     "sweep": "Serve the same requests under every combination of knobs, and name the best.",
+    "info": "What a recording is, its totals and percentiles.",
     "explain": "Read the symptoms of a recording: causes, evidence, and what to turn.",
     "calibrate": "Fit a simulated device to recordings of a real one.",
-    "verify": "Replay recorded scheduler decisions and compare every step.",
+    "check": "Test conditions over a recording; for scripts and CI.",
+    "diff": "Where two recordings first diverge, and why.",
+    "export": "Write a recording as a Perfetto trace, CSV, Parquet or JSONL.",
+    "verify": "Decide a recording or a golden case again and compare every step.",
 }
 """Every command and its line in the help; its module has the same name (`-` as `_`), its function `command`."""
 

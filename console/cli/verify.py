@@ -1,14 +1,24 @@
-"""`schedtop verify`: replay recorded decisions step by step."""
+"""`schedtop verify`: recorded decisions, decided again step by step."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+import msgspec
 from schedtop.console.cli.errors import BAD_INPUT, FAILED, say
+from schedtop.console.cli.recording_flags import opened, progress
 from schedtop.engine.golden import CaseError, Verdict, read_case, verify
+from schedtop.engine.recording.frames import RecordingError
+
+if TYPE_CHECKING:
+    from schedtop.engine.inspect.verify import RecordingVerdict
+
+FILE_MARK = b"\x8aschedtop"
+"""A recording's first bytes; a golden case is JSON."""
 
 
 @click.command("verify")
@@ -16,22 +26,65 @@ from schedtop.engine.golden import CaseError, Verdict, read_case, verify
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line and case.")
 @click.pass_context
 def command(ctx: click.Context, /, files: tuple[Path, ...], as_json: bool) -> None:
-    """Replay golden cases and compare every step with what was recorded.
+    """Decide golden cases and recordings again, and compare every step with what was recorded.
 
-    Exit code 1 if any step differs, 2 if a file cannot be read. A case without steps is just run.
+    A recording's arrivals, knob changes and results are fed to this scheduler; every decision must be the same,
+    down to the ids of blocks. Exit code 1 if any step differs, 2 if a file cannot be read. A case without steps is
+    just run.
     """
     code = 0
     for path in files:
         try:
-            verdict = verify(read_case(path))
-        except CaseError as error:
+            equal, line = _recording(path, as_json) if _is_recording(path) else _case(path, as_json)
+        except (CaseError, RecordingError) as error:
             say(str(error))
             code = BAD_INPUT
             continue
-        if verdict.equal is False and code == 0:
+        if equal is False and code == 0:
             code = FAILED
-        click.echo(as_line(verdict) if as_json else as_text(verdict))
+        click.echo(line)
     ctx.exit(code)
+
+
+def _is_recording(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(FILE_MARK)) == FILE_MARK
+    except OSError:
+        return False
+
+
+def _case(path: Path, as_json: bool) -> tuple[bool | None, str]:
+    verdict = verify(read_case(path))
+    return verdict.equal, as_line(verdict) if as_json else as_text(verdict)
+
+
+def _recording(path: Path, as_json: bool) -> tuple[bool, str]:
+    from schedtop.engine.inspect.verify import verify_recording
+
+    with opened(path) as recording:
+        with progress("deciding", len(recording)) as on_progress:
+            verdict = verify_recording(recording, on_progress)
+    if as_json:
+        return verdict.equal, json.dumps(msgspec.to_builtins(verdict))
+    return verdict.equal, recording_text(verdict)
+
+
+def recording_text(verdict: RecordingVerdict) -> str:
+    """How far the decisions agree, or what was decided otherwise."""
+    if verdict.difference is not None:
+        lines = [f"{verdict.name}: differs at step {verdict.difference.step}, {verdict.difference.clock_s:.3f} s"]
+        width = max(len(part.field) for part in verdict.difference.parts)
+        for part in verdict.difference.parts:
+            lines += [
+                f"  {part.field:<{width}}  recorded  {part.base}",
+                f"  {'':<{width}}  decided   {part.variant}",
+            ]
+        return "\n".join([*lines, f"  the {verdict.steps:,} steps before are equal"])
+    return (
+        f"{verdict.name}: equal ({verdict.steps} steps, {verdict.admissions} admissions,"
+        f" {verdict.preemptions} preemptions, {verdict.scheduled_tokens} tokens)"
+    )
 
 
 def as_line(verdict: Verdict) -> str:

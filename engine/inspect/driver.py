@@ -148,9 +148,7 @@ class Driver:
     def _set_results(self, record: StepRecord, following: StepRecord | None) -> None:
         rows = row_columns(record)
         self.worker.emitted = dict(zip(rows["request"].tolist(), rows["emitted"].tolist(), strict=True))
-        self.worker.stopped = [
-            finish.number for finish in record.finishes if finish.reason == FinishReason.STOP
-        ]
+        self.worker.stopped = [finish.number for finish in record.finishes if finish.reason == FinishReason.STOP]
         if self.drafts_every_time:
             self.worker.drafts = self.engine.scheduler.state.limits.num_speculative_tokens
         else:

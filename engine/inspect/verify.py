@@ -39,7 +39,9 @@ class RecordingVerdict(msgspec.Struct, frozen=True, kw_only=True):
     difference: Difference | None
 
 
-def verify_recording(recording: Recording, on_progress: Callable[[int], None] = lambda index: None) -> RecordingVerdict:
+def verify_recording(
+    recording: Recording, on_progress: Callable[[int], None] = lambda index: None
+) -> RecordingVerdict:
     """Feed this scheduler a recording's arrivals, knob changes and results, and compare every decision.
 
     `on_progress` gets the number of records done. Raises `RecordingError` where the recording does not begin with
@@ -52,7 +54,9 @@ def verify_recording(recording: Recording, on_progress: Callable[[int], None] = 
             " decided again"
         )
     driver = Driver(recording.header, recording.path)
-    counts, ids, difference = {"steps": 0, "preemptions": 0, "admissions": 0, "tokens": 0}, {}, None
+    counts = {"steps": 0, "preemptions": 0, "admissions": 0, "tokens": 0}
+    ids: dict[int, str] = {}
+    difference: Difference | None = None
     for index, (record, following) in enumerate(_pairs(recording)):
         if index % 64 == 0:
             on_progress(index)
@@ -106,12 +110,28 @@ def compare(recorded: StepRecord, decided: StepRecord, ids: dict[int, str]) -> D
     found = first_difference(recorded, decided, ids)
     parts = list(found.parts) if found is not None else []
     if not parts:
-        parts = [part for part in map(lambda name: _part(name, recorded, decided), _EXACT) if part is not None]
+        parts = [part for part in (_part(name, recorded, decided) for name in _EXACT) if part is not None]
     return Difference(recorded.step, recorded.start_s, parts) if parts else None
 
 
-_EXACT = ("admissions", "preemptions", "refusals", "finishes", "rows", "tables", "blocks", "changed_blocks")
-_EXACT += ("running", "waiting", "head", "token_budget", "input_budget", "recomputed_tokens", "paused")
+_EXACT = (
+    "admissions",
+    "preemptions",
+    "refusals",
+    "finishes",
+    "rows",
+    "tables",
+    "blocks",
+    "changed_blocks",
+    "running",
+    "waiting",
+    "head",
+    "token_budget",
+    "input_budget",
+    "recomputed_tokens",
+    "paused",
+)
+"""Fields that must be the same to the last bit: equal decisions leave no room."""
 
 
 def _part(name: str, recorded: StepRecord, decided: StepRecord) -> Part | None:

@@ -1,0 +1,53 @@
+"""What the commands over a recording share: opening it, its damage told once, and a bar while it is read."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from schedtop.console.cli.errors import say
+
+if TYPE_CHECKING:
+    from schedtop.engine.recording.reader import Recording
+
+OnProgress = Callable[[int], None]
+
+_BAR_EVERY_S = 0.1
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Recording]:
+    """The recording at `path`; one line on stderr if it is not whole. Raises `RecordingError`."""
+    from schedtop.engine.recording.reader import Recording
+
+    with Recording(path) as recording:
+        if recording.truncated:
+            say(f"{recording.path}: {recording.truncated}")
+        yield recording
+
+
+@contextmanager
+def progress(what: str, total: int, shown: bool | None = None) -> Iterator[OnProgress]:
+    """A bar over `total` records on a terminal's stderr; elsewhere nothing."""
+    if not (sys.stderr.isatty() if shown is None else shown):
+        yield lambda index: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    bar: Any = Progress(console=Console(stderr=True), transient=True)
+    task = bar.add_task(what, total=total)
+    next_s = 0.0
+
+    def told(index: int) -> None:
+        nonlocal next_s
+        if time.monotonic() >= next_s:
+            next_s = time.monotonic() + _BAR_EVERY_S
+            bar.update(task, completed=index)
+
+    with bar:
+        yield told

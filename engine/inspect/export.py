@@ -1,0 +1,128 @@
+"""A recording written for other tools, a chunk in memory at a time."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+from schedtop.engine.config import ConfigError
+from schedtop.engine.inspect.tables import COLUMNS, document_of, row_of
+from schedtop.engine.inspect.trace_events import trace_events
+from schedtop.engine.recording.reader import Recording
+from schedtop.engine.telemetry import StepRecord
+
+ROWS_AT_ONCE = 4096
+
+Records = Iterator[StepRecord]
+
+_encoder = msgspec.json.Encoder()
+
+
+def _jsonl(recording: Recording, records: Records, file: BinaryIO) -> None:
+    for record in records:
+        file.write(_encoder.encode(document_of(record)) + b"\n")
+
+
+def _csv(recording: Recording, records: Records, file: BinaryIO) -> None:
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+    writer = csv.writer(text)
+    writer.writerow(COLUMNS)
+    for record in records:
+        writer.writerow(row_of(record))
+    text.detach()
+
+
+def _perfetto(recording: Recording, records: Records, file: BinaryIO) -> None:
+    snapshot, _ = recording.keyframe_before(0)
+    header = recording.header
+    about = {"engine": header.engine, "model": header.model, "device": header.device, "config": header.config}
+    file.write(b'{"displayTimeUnit":"ms","otherData":' + _encoder.encode(about) + b',"traceEvents":[')
+    separator = b"\n"
+    for event in trace_events(snapshot, records, header.model):
+        file.write(separator + _encoder.encode(event))
+        separator = b",\n"
+    file.write(b"\n]}\n")
+
+
+def _parquet(recording: Recording, records: Records, file: BinaryIO) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    kinds = {int: pa.int64(), float: pa.float64(), str: pa.string(), bool: pa.bool_()}
+    schema = pa.schema([(name, kinds[kind]) for name, (kind, _) in COLUMNS.items()])
+    with pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        rows: list[list[Any]] = []
+        for record in records:
+            rows.append(row_of(record))
+            if len(rows) == ROWS_AT_ONCE:
+                writer.write_batch(_batch(rows, schema))
+                rows = []
+        if rows:
+            writer.write_batch(_batch(rows, schema))
+
+
+def _batch(rows: list[list[Any]], schema: Any) -> Any:
+    import pyarrow as pa
+
+    columns = zip(*rows, strict=True)
+    return pa.record_batch(
+        [pa.array(column, type) for column, type in zip(columns, schema.types, strict=True)], schema
+    )
+
+
+FORMATS: dict[str, tuple[str, Callable[[Recording, Records, BinaryIO], None]]] = {
+    "perfetto": (".trace.json", _perfetto),
+    "csv": (".csv", _csv),
+    "parquet": (".parquet", _parquet),
+    "jsonl": (".jsonl", _jsonl),
+}
+"""Each format's file ending and writer."""
+
+
+def check_format(name: str) -> None:
+    """Raises `ConfigError` where a format's library is not there."""
+    if name == "parquet":
+        try:
+            import pyarrow  # noqa: F401
+        except ImportError:
+            raise ConfigError("parquet needs pyarrow: pip install 'schedtop[parquet]'") from None
+
+
+def default_path(recording: str, name: str) -> Path:
+    """Beside the recording, with the format's ending."""
+    return Path(recording).with_suffix(FORMATS[name][0])
+
+
+def export(
+    recording: Recording,
+    name: str,
+    target: Path | BinaryIO,
+    on_progress: Callable[[int], None] = lambda index: None,
+) -> None:
+    """Write a recording in one of `FORMATS`. A file is complete or not there.
+
+    `on_progress` gets the number of records done. Raises `RecordingError`, `OSError`.
+    """
+    write = FORMATS[name][1]
+    if not isinstance(target, Path):
+        write(recording, _told(recording, on_progress), target)
+        return
+    unfinished = target.with_name(target.name + ".part")
+    try:
+        with unfinished.open("wb") as file:
+            write(recording, _told(recording, on_progress), file)
+        os.replace(unfinished, target)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _told(recording: Recording, on_progress: Callable[[int], None]) -> Records:
+    for index, record in enumerate(recording.records()):
+        if index % 256 == 0:
+            on_progress(index)
+        yield record

@@ -1,0 +1,75 @@
+"""What a recording is and what its run came to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from schedtop.engine.recording.reader import Recording
+from schedtop.engine.report import Report, duration_text, report_text
+from schedtop.engine.slo import Slo
+from schedtop.engine.telemetry import Header
+
+
+def document(
+    recording: Recording, slo: Slo | None = None, on_progress: Callable[[int], None] = lambda index: None
+) -> dict[str, Any]:
+    """Plain JSON values: `file`, `header`, `truncated`, `records`, then a report's figures, `steps` and `clock_s`
+    among them. Totals are since the engine's start, percentiles over the recording.
+
+    Reads the whole file; `on_progress` gets the number of records done. Raises `RecordingError`.
+    """
+    report = Report(slo)
+    snapshot, _ = recording.keyframe_before(0)
+    report.totals = snapshot.totals
+    report.close(snapshot.clock_s)
+    for index, record in enumerate(recording.records()):
+        if index % 256 == 0:
+            on_progress(index)
+        report.add(record)
+    figures = report.as_dict()
+    del figures["wall_s"]
+    return {
+        "file": recording.path,
+        "header": msgspec.to_builtins(recording.header),
+        "truncated": recording.truncated,
+        "records": recording.num_records,
+        "first_step": snapshot.step + 1,
+        "start_s": recording.start_s,
+        **figures,
+    }
+
+
+def text(recording: Recording, figures: dict[str, Any]) -> str:
+    """The document for reading."""
+    header = recording.header
+    lines = [
+        _line("file", recording.path),
+        _line("engine", f"{header.engine} {header.engine_version}, started {_date(header)}"),
+        _line("model", f"{header.model} on {header.device}"),
+        _line("pool", f"{header.num_blocks:,} blocks of {header.block_size} tokens, {header.policy}"),
+        _line("workload", _workload(header.workload)),
+        _line("records", f"{figures['records']:,} from {duration_text(figures['start_s'])} on"),
+        _line("truncated", recording.truncated or "no"),
+    ]
+    body = report_text({**figures, "wall_s": None}).splitlines()[:-1]
+    return "\n".join([*lines, *body, _line("time", f"{duration_text(figures['clock_s'])} on the engine's clock")])
+
+
+def _line(name: str, words: str) -> str:
+    return f"{name:<15}{''.join(char if char.isprintable() else '?' for char in words)}"
+
+
+def _workload(workload: dict[str, Any]) -> str:
+    source = str(workload.get("source", "none"))
+    rest = ", ".join(f"{name} {value}" for name, value in workload.items() if name in ("rate", "seed", "limit"))
+    return f"{source}, {rest}" if rest else source
+
+
+def _date(header: Header) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(header.started_at))
+    except (ValueError, OverflowError, OSError):
+        return "at an unknown time"
