@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import GenericAlias
-from typing import Any
+from typing import Any, get_origin
 
 import msgspec
 import numpy as np
@@ -66,7 +66,8 @@ _BOOLS = ("executed", "paused")
 _TIMES = ("start_s", "end_s", "execute_s", "schedule_s", "update_s", "oldest_wait_s")
 _OTHERS = ("rows", "itl_s", "blocks", "changed_blocks", "tables", "totals")
 _EVENTS = tuple(name for name in _FIELDS if name not in (*_INTS, *_TIMES, *_OTHERS))
-"""All that is left, `limiter` among them, is kept as it is, one list per field."""
+"""All that is left, `limiter` among them, is kept as it is, one list per field; of lists only those not empty."""
+_LISTS = tuple(name for name in _EVENTS if get_origin(_FIELDS[name]) is list)
 _EVENT_DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
     name: msgspec.msgpack.Decoder(GenericAlias(list, _FIELDS[name])) for name in _EVENTS
 }
@@ -91,6 +92,7 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
     pool: list[Column]
     times: Times
     blocks: StoredBlocks
+    event_places: list[Column]
     events: list[msgspec.Raw]
     row_counts: Column
     new_orders: Column
@@ -123,7 +125,8 @@ def encode_batch(records: Sequence[StepRecord], block_size: int, tables: Tables)
         pool=[pack(differences(_longs(column))) for column in _columns_of(Blocks, columns["blocks"]).values()],
         times=pack_times(TimeColumns(busy_s=totals["busy_s"], **{name: columns[name] for name in _TIMES})),
         blocks=pack_blocks(_moves(columns), columns["changed_blocks"], tables),
-        events=[msgspec.Raw(_encoder.encode(columns[name])) for name in _EVENTS],
+        event_places=[pack(np.array([bool(value) for value in columns[name]], dtype=np.int8)) for name in _LISTS],
+        events=[msgspec.Raw(_encoder.encode(_kept(name, columns[name]))) for name in _EVENTS],
         row_counts=pack(differences(row_counts)),
         new_orders=pack(new_orders),
         numbers=pack(numbers),
@@ -147,6 +150,8 @@ def decode_batch(data: bytes, block_size: int, tables: Tables) -> list[StepRecor
     columns |= {name: [bool(value) for value in columns[name]] for name in _BOOLS}
     columns |= {name: getattr(times, name) for name in _TIMES}
     columns |= {name: _EVENT_DECODERS[name].decode(raw) for name, raw in zip(_EVENTS, batch.events, strict=True)}
+    for name, places in zip(_LISTS, batch.event_places, strict=True):
+        columns[name] = _spread(columns[name], np.flatnonzero(unpack(places, n)).tolist(), n)
     columns["blocks"] = [Blocks(*row) for row in zip(*pool, strict=True)]
     columns["totals"] = _rebuild(Totals, dict(zip(_COUNTS, counts, strict=True)) | {"busy_s": times.busy_s})
     columns["tables"] = unpack_gains(batch.blocks, n)
@@ -166,6 +171,18 @@ def _unpack_matrix(batch: Batch, end_s: Any, block_size: int) -> tuple[list[byte
     gaps[order] = unpack32(batch.gaps, len(order)).view(np.uint32)
     gaps ^= expected_gaps(matrix, order, row_counts, end_s)
     return split(matrix, row_counts), cut(gaps.tobytes(), row_counts.astype(np.int64) * 4)
+
+
+def _kept(name: str, values: Sequence[Any]) -> Sequence[Any]:
+    return [value for value in values if value] if name in _LISTS else values
+
+
+def _spread(kept: list[Any], places: list[int], count: int) -> list[Any]:
+    """Undo `_kept`: every list at its place, empty ones elsewhere."""
+    spread: list[Any] = [[] for _ in range(count)]
+    for place, value in zip(places, kept, strict=True):
+        spread[place] = value
+    return spread
 
 
 def _moves(columns: dict[str, Any]) -> Moves:

@@ -95,7 +95,7 @@ def pack_blocks(moves: Moves, changed: Sequence[bytes], tables: Tables) -> Store
     foreseen = bool(np.all(keys[1:] > keys[:-1]))
     freed = BlockClass.CACHED_FREE
     if foreseen:
-        if 2 * np.count_nonzero(classes[np.isin(keys, gone)] == freed) < len(gone):
+        if 2 * np.count_nonzero(classes[_among(keys, gone)] == freed) < len(gone):
             freed = BlockClass.EMPTY
         keys, classes = _unforeseen(keys, classes, *_foresee(gained, gone, freed))
         counts = np.bincount(keys >> 32, minlength=len(changed))
@@ -136,7 +136,7 @@ def unpack_changes(stored: StoredBlocks, moves: Moves, tables: Tables) -> list[b
     gone = _gone(follow(tables, moves))
     if stored.foreseen:
         expected, expected_classes = _foresee(_gained(*_flatten(moves.gains)), gone, stored.freed)
-        kept = ~np.isin(expected, keys)
+        kept = ~_among(expected, keys)
         told = classes != _UNTOUCHED
         keys = np.concatenate([keys[told], expected[kept]])
         order = np.argsort(keys, kind="stable")
@@ -153,12 +153,11 @@ def cut(data: bytes, lengths: npt.NDArray[np.integer[Any]]) -> list[bytes]:
 
 def _unforeseen(keys: Longs, classes: Any, expected: Longs, expected_classes: Any) -> tuple[Longs, Any]:
     """The changes that are not among the expected ones, and those expected that did not come."""
-    place = np.searchsorted(expected, keys)
-    place[place == len(expected)] = 0
     right = np.zeros(len(keys), dtype=np.bool_)
     if len(expected):
+        place = np.searchsorted(expected[:-1], keys)
         right = (expected[place] == keys) & (expected_classes[place] == classes)
-    absent = expected[~np.isin(expected, keys)]
+    absent = expected[~_among(expected, keys)]
     keys = np.concatenate([keys[~right], absent])
     classes = np.concatenate([classes[~right], np.full(len(absent), _UNTOUCHED, dtype=np.int32)])
     order = np.argsort(keys, kind="stable")
@@ -166,8 +165,8 @@ def _unforeseen(keys: Longs, classes: Any, expected: Longs, expected_classes: An
 
 
 def _foresee(gained: Longs, gone: Longs, freed: int) -> tuple[Longs, npt.NDArray[np.int32]]:
-    keys = np.union1d(gained, gone)
-    return keys, np.where(np.isin(keys, gone), freed, BlockClass.HELD).astype(np.int32)
+    keys = _distinct(np.concatenate([gained, gone]))
+    return keys, np.where(_among(keys, gone), freed, BlockClass.HELD).astype(np.int32)
 
 
 def _flatten(gains: Gains) -> tuple[Longs, Longs, npt.NDArray[np.int32]]:
@@ -186,11 +185,26 @@ def _gained(entries: Longs, lengths: Longs, ids: npt.NDArray[np.int32]) -> Longs
     """Keys of all blocks that tables gained, once each; released blocks (-1) are none."""
     per_record = np.zeros(len(entries), dtype=np.int64)
     np.add.at(per_record, np.repeat(np.arange(len(entries)), entries), lengths)
-    return np.unique(_keys(per_record, ids)[ids >= 0])
+    return _distinct(_keys(per_record, ids)[ids >= 0])
 
 
 def _gone(freed: list[bytes]) -> Longs:
     """Keys of all blocks that should have been freed, once each."""
     ids = np.frombuffer(b"".join(freed), dtype=np.int32)
     counts = np.array([len(data) // 4 for data in freed], dtype=np.int64)
-    return np.unique(_keys(counts, ids)[ids >= 0])
+    return _distinct(_keys(counts, ids)[ids >= 0])
+
+
+def _distinct(keys: Longs) -> Longs:
+    """`keys` in order, once each; `np.unique` hashes them, which is slower on keys that are nearly in order."""
+    keys = np.sort(keys)
+    first: Longs = keys[np.diff(keys, prepend=-1) != 0]
+    return first
+
+
+def _among(keys: Longs, others: Longs) -> npt.NDArray[np.bool_]:
+    """Which of `keys` are among `others`, which are in order."""
+    if not len(others):
+        return np.zeros(len(keys), dtype=np.bool_)
+    found: npt.NDArray[np.bool_] = others[np.searchsorted(others[:-1], keys)] == keys
+    return found
