@@ -7,8 +7,6 @@ from schedtop.console.explain.facts import Second
 from schedtop.console.explain.finding import Advice, Finding, Link, Severity, percent
 from schedtop.console.explain.window import Window
 
-_NEARLY_OFF = 0.25
-
 
 def find_falling(window: Window) -> Finding | None:
     """The window's hit rate against that of everything before it."""
@@ -36,7 +34,7 @@ def find_falling(window: Window) -> Finding | None:
     return Finding(
         "hit-rate-falling",
         table.BY_ID["hit-rate-falling"].title,
-        Severity.WARNING if late > _NEARLY_OFF * early else Severity.SEVERE,
+        _severity(window, first, middle, last),
         links,
         window.spans(admitted, lambda part: f"{part.total('admitted'):.0f} admitted"),
         _advice(window, first, middle, last),
@@ -45,27 +43,36 @@ def find_falling(window: Window) -> Finding | None:
     )
 
 
+def _severity(window: Window, first: Second, middle: Second, last: Second) -> Severity:
+    """Requests that changed are news; a cache that forgets or is off costs work."""
+    own = _forgets(first, middle, last) or not window.knob("enable_prefix_caching")
+    return Severity.WARNING if own else Severity.NOTICE
+
+
 def _cause(window: Window, first: Second, middle: Second, last: Second) -> tuple[Link, ...]:
     if not window.knob("enable_prefix_caching"):
         return (Link("prefix caching is off", {"enable_prefix_caching": False}),)
     early, late = _repeats(first, middle), _repeats(middle, last)
-    if _workload_changed(early, late):
-        words = (
-            f"{percent(late or 0.0)} of arrivals begin with a prefix seen before, it was {percent(early or 0.0)}"
-        )
-        return (Link(f"{words}: the requests changed, not the cache", {"repeats": late, "repeats_before": early}),)
+    shares = Link(
+        f"{percent(late)} of admitted prompts begin with a block seen before, {percent(early)} earlier",
+        {"repeats": late, "repeats_before": early},
+    )
+    if not _forgets(first, middle, last):
+        return (shares, Link("what repeats is still found: the requests changed, not the cache"))
     steps = window.steps
     pool = float((steps["used"] + steps["free"]).mean()) if len(steps) else 0.0
-    spare = steps.mean("free") / pool if pool else 0.0
+    held = steps.mean("used") / pool if pool else 0.0
+    gave, gives = _repeat_rate(first, middle), _repeat_rate(middle, last)
     return (
+        shares,
         Link(
-            f"arrivals still repeat prefixes ({percent(late or 0.0)}), but their blocks are gone when they come",
-            {"repeats": late, "repeats_before": early},
+            f"of those prompts' tokens the cache gives {percent(gives or 0.0)}, it was {percent(gave or 0.0)}:"
+            " blocks are taken before they are asked for again",
+            {"repeat_hit_rate": gives, "repeat_hit_rate_before": gave},
         ),
         Link(
-            f"running requests hold {percent(1 - spare)} of the pool; {steps.mean('cached_free'):.0f} blocks of"
-            " content are left to reuse",
-            {"free_share": spare, "cached_free_blocks": steps.mean("cached_free")},
+            f"requests hold {percent(held)} of the pool; {steps.mean('cached_free'):.0f} cached blocks are left",
+            {"held_share": held, "cached_free_blocks": steps.mean("cached_free")},
         ),
     )
 
@@ -73,13 +80,15 @@ def _cause(window: Window, first: Second, middle: Second, last: Second) -> tuple
 def _advice(window: Window, first: Second, middle: Second, last: Second) -> tuple[Advice, ...]:
     if not window.knob("enable_prefix_caching"):
         return window.advise(("enable_prefix_caching", "on"))
-    if _workload_changed(_repeats(first, middle), _repeats(middle, last)):
+    if not _forgets(first, middle, last):
         return (Advice("", "", words="no knob: look at what clients send (order of the prompt, system prompt)"),)
     return window.advise(("num_blocks", "up"), ("max_num_seqs", "down"))
 
 
-def _workload_changed(early: float | None, late: float | None) -> bool:
-    return early is not None and (late or 0.0) < table.HIT_DROP.value * early
+def _forgets(first: Second, middle: Second, last: Second) -> bool:
+    """Prompts that repeat are found much less than before."""
+    early, late = _repeat_rate(first, middle), _repeat_rate(middle, last)
+    return early is not None and late is not None and late <= table.HIT_DROP.value * early
 
 
 def _rate(first: Second, last: Second) -> float | None:
@@ -87,6 +96,10 @@ def _rate(first: Second, last: Second) -> float | None:
     return (last.cached_tokens - first.cached_tokens) / prompts if prompts else None
 
 
-def _repeats(first: Second, last: Second) -> float | None:
-    arrived = last.arrived - first.arrived
-    return (last.repeated - first.repeated) / arrived if arrived else None
+def _repeats(first: Second, last: Second) -> float:
+    return (last.repeats - first.repeats) / max(last.admitted - first.admitted, 1)
+
+
+def _repeat_rate(first: Second, last: Second) -> float | None:
+    prompts = last.repeat_prompt_tokens - first.repeat_prompt_tokens
+    return (last.repeat_cached_tokens - first.repeat_cached_tokens) / prompts if prompts else None

@@ -23,6 +23,7 @@ from schedtop.engine.telemetry import (
     Preemption,
     Snapshot,
     StepRecord,
+    Totals,
 )
 
 FloatArray = npt.NDArray[np.float64]
@@ -63,13 +64,17 @@ class Marked(Generic[Event]):
 
 @dataclass(slots=True)
 class Known:
-    """A live request. `tokens` is what it would have to hold to be admitted; `queue_s` is None until it ran."""
+    """A live request. `tokens` is what it would have to hold to be admitted; `queue_s` is None until it ran.
+
+    `repeats`: its prompt begins with a prefix block seen before.
+    """
 
     arrival: Arrival
     queued_s: float
     tokens: int
     waiting: bool = True
     queue_s: float | None = None
+    repeats: bool = False
 
     @property
     def name(self) -> str:
@@ -79,17 +84,16 @@ class Known:
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """Running totals at the end of one second: admissions, their prompt and cached tokens, and arrivals, of which
-    some began with a prefix seen before."""
+    """Running totals at the end of one second: first admissions, their prompt and cached tokens; and the same of
+    those whose prompt begins with a prefix block seen before."""
 
     end_s: float
-    seq: int
-    step: int
     admitted: int
     prompt_tokens: int
     cached_tokens: int
-    arrived: int
-    repeated: int
+    repeats: int
+    repeat_prompt_tokens: int
+    repeat_cached_tokens: int
 
 
 class Facts:
@@ -115,7 +119,8 @@ class Facts:
         self.changes: deque[Marked[KnobChange]] = deque(maxlen=256)
         self.seconds: deque[Second] = deque(maxlen=_MAX_SECONDS)
         self._prefixes: dict[bytes, None] = {}
-        self._arrived = self._repeated = 0
+        self._repeats = self._repeat_prompts = self._repeat_cached = 0
+        self._totals = Totals()
 
     def take_header(self, header: Header) -> None:
         """A header of another session makes all that was known void."""
@@ -129,6 +134,9 @@ class Facts:
         """The requests that are live, and the knobs."""
         self.knobs.update(snapshot.knobs)
         waiting = set(snapshot.waiting)
+        if not self.seconds:
+            self._totals = snapshot.totals
+            self.seconds.append(self.second(snapshot.clock_s))
         self.known.clear()
         for item in snapshot.requests:
             known = self._arrive(item.arrival)
@@ -156,9 +164,9 @@ class Facts:
             self.knobs[change.name] = change.new
             self.changes.append(Marked(record.seq, record.step, record.end_s, change))
         self._take_numbers(record)
-        last_s = self.seconds[-1].end_s if self.seconds else 0.0
-        if record.end_s >= last_s + 1.0:
-            self._close_second(record)
+        self._totals = record.totals
+        if not self.seconds or record.end_s >= self.seconds[-1].end_s + 1.0:
+            self.seconds.append(self.second(record.end_s))
 
     def _arrive(self, arrival: Arrival) -> Known:
         known = Known(arrival, arrival.arrival_s, arrival.prompt_tokens)
@@ -167,15 +175,14 @@ class Facts:
 
     def _take_arrivals(self, record: StepRecord) -> None:
         for arrival in record.arrivals:
-            self._arrive(arrival)
+            known = self._arrive(arrival)
             self.num_arrivals += 1
             if arrival.client_wait_s is not None:
                 self.client_waits.append((record.seq, record.step, record.end_s, arrival.client_wait_s))
             key = arrival.prefix_keys[:PREFIX_KEY_BYTES]
             if not key:
                 continue
-            self._arrived += 1
-            self._repeated += self._prefixes.pop(key, 0) is None
+            known.repeats = self._prefixes.pop(key, 0) is None
             self._prefixes[key] = None
             if len(self._prefixes) > _MAX_PREFIXES:
                 del self._prefixes[next(iter(self._prefixes))]
@@ -194,6 +201,9 @@ class Facts:
                 entered.waiting = False
                 if not admission.resumed:
                     entered.queue_s = admission.waited_s
+                    self._repeats += entered.repeats
+                    self._repeat_prompts += entered.repeats * entered.arrival.prompt_tokens
+                    self._repeat_cached += entered.repeats * admission.cached_tokens
         for number, ttft_s in record.ttft_s:
             started = known.get(number)
             queue_s = started.queue_s if started is not None else None
@@ -246,19 +256,17 @@ class Facts:
             del self.flat[: MAX_STEPS * len(COLUMNS)]
             del self.itl[:MAX_STEPS]
 
-    def _close_second(self, record: StepRecord) -> None:
-        totals = record.totals
-        self.seconds.append(
-            Second(
-                record.end_s,
-                record.seq,
-                record.step,
-                totals.admitted,
-                totals.prompt_tokens,
-                totals.cached_tokens,
-                self._arrived,
-                self._repeated,
-            )
+    def second(self, end_s: float) -> Second:
+        """The running totals as they are now."""
+        totals = self._totals
+        return Second(
+            end_s,
+            totals.admitted,
+            totals.prompt_tokens,
+            totals.cached_tokens,
+            self._repeats,
+            self._repeat_prompts,
+            self._repeat_cached,
         )
 
     def matrix(self) -> FloatArray:

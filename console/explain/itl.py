@@ -12,7 +12,9 @@ _BAD_SHARE = 0.25
 
 def find_prompts(window: Window) -> Finding | None:
     """Gaps stall beside prompts, and only there."""
-    if len(window.itl_s) < table.MIN_GAPS.value or window.stall_share < table.STALL_SHARE.value:
+    if window.window_s < table.MIN_SPAN.value or len(window.itl_s) < table.MIN_GAPS.value:
+        return None
+    if window.stall_share < table.STALL_SHARE.value:
         return None
     stalled = window.itl_s > window.stall_s
     slow_rows = np.unique(window.itl_step[stalled])

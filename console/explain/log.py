@@ -50,17 +50,28 @@ class Log:
     def __init__(self, window_s: float = table.WINDOW.value, bounds: Bounds | None = None) -> None:
         self.diagnosis = Diagnosis(window_s, bounds)
         self.entries: dict[str, Entry] = {}
+        self.num_looks = 0
+        self._in_a_row: dict[str, int] = {}
         self._started_at: float | None = None
 
     def take(self, message: Outgoing) -> None:
         self.diagnosis.take(message)
 
-    def look(self, silent_s: float | None = None) -> list[Entry]:
-        """Look at the present window; the entries that hold now, the most severe first."""
+    def look(self, silent_s: float | None = None, last: bool = False) -> list[Entry]:
+        """Look at the present window; the entries that hold now, the most severe first.
+
+        A finding is told once `table.LOOKS` looks in a row found it; at the `last` look of a session that had
+        fewer, all of them must have.
+        """
         header = self.diagnosis.facts.header
         if header is not None and header.started_at != self._started_at:
             self.entries, self._started_at = {}, header.started_at
+            self._in_a_row, self.num_looks = {}, 0
+        self.num_looks += 1
+        enough = min(table.LOOKS.value, self.num_looks) if last else table.LOOKS.value
         found = self.diagnosis.findings(silent_s)
+        self._in_a_row = {finding.id: self._in_a_row.get(finding.id, 0) + 1 for finding in found}
+        found = [finding for finding in found if self._in_a_row[finding.id] >= enough]
         present = {finding.id for finding in found}
         for finding in found:
             self._note(finding)
@@ -90,7 +101,7 @@ class Log:
 
 def read(messages: Iterable[Outgoing], log: Log) -> Log:
     """Take in a whole session, looking as it goes by, and at its end."""
-    next_s, since = 0.0, 0
+    next_s, since = LOOK_EVERY_S, 0
     for message in messages:
         log.take(message)
         if isinstance(message, StepRecord):
@@ -99,5 +110,5 @@ def read(messages: Iterable[Outgoing], log: Log) -> Log:
                 log.look()
                 next_s, since = message.end_s + LOOK_EVERY_S, 0
     if since:
-        log.look()
+        log.look(last=True)
     return log

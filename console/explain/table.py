@@ -28,6 +28,10 @@ class Rule:
 
 
 WINDOW = Threshold("window", 30.0, "s", "long enough for tens of first tokens at one request a second")
+LOOKS = Threshold(
+    "looks in a row", 3, "looks", "a figure at its threshold comes and goes; what is told should stay"
+)
+MIN_SPAN = Threshold("span", 10.0, "s", "the first seconds of a session are not its usual traffic")
 MIN_STEPS = Threshold("steps", 20, "steps", "fewer steps cannot tell a state from a moment")
 MIN_FIRSTS = Threshold("first tokens", 8, "samples", "a median of fewer moves with each one")
 MIN_GAPS = Threshold("gaps", 50, "samples", "a p95 of fewer is its largest few")
@@ -115,7 +119,7 @@ RULES: tuple[Rule, ...] = (
         "itl-prompts",
         "ITL is up when prompts arrive: prompt chunks make steps long",
         "gaps stall, nearly always in steps made of prompt tokens, and other steps carry few of them",
-        (MIN_GAPS, STALL, STALL_SHARE, PROMPT_PART, PROMPT_STALLS, PROMPT_CONTRAST),
+        (MIN_SPAN, MIN_GAPS, STALL, STALL_SHARE, PROMPT_PART, PROMPT_STALLS, PROMPT_CONTRAST),
     ),
     Rule(
         "preemption-pressure",

@@ -197,7 +197,8 @@ class Window:
 
     @property
     def trend(self) -> list[Second]:
-        return list(self.facts.seconds)
+        """Running totals second by second, and now."""
+        return [*self.facts.seconds, self.facts.second(self.end_s)]
 
     # Pointing
 

@@ -1,0 +1,76 @@
+"""Capacity pressure and preempt loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scenes import Run, ask, numbers, serve
+from schedtop.engine.config import WorkloadSpec
+
+
+def pressed(blocks: int) -> Run:
+    return serve(WorkloadSpec(source="pressure", rate=4.0, seed=1), 30, num_blocks=blocks)
+
+
+def looping(**scheduler: object) -> Run:
+    """A long answer holds half the pool; a prompt that needs more than the rest comes behind it."""
+    return serve(
+        [ask(0, 300, 600), ask(1, 900, 10)],
+        3,
+        num_blocks=64,
+        max_num_batched_tokens=64,
+        enable_prefix_caching=False,
+        **scheduler,
+    )
+
+
+def test_preemptions_that_cost_work() -> None:
+    run = pressed(9000)
+    finding = run.findings()["preemption-pressure"]
+    told, window = numbers(finding), run.window()
+    events = [p for r in window for p in r.preemptions]
+    assert told["preemptions"] == finding.n == len(events) >= 3
+    assert told["lost_tokens"] == sum(p.lost_tokens for p in events)
+    recomputed, scheduled = sum(r.recomputed_tokens for r in window), sum(r.scheduled_tokens for r in window)
+    assert told["recomputed_tokens"] == recomputed
+    assert told["recomputed_share"] == pytest.approx(recomputed / scheduled)
+    assert told["usage_before"] == pytest.approx(np.mean([p.usage_before for p in events]))
+    first = next(r.seq for r in window if r.preemptions)
+    since = [t for r in window if r.seq >= first for _, t in r.ttft_s]
+    before = [t for r in window if r.seq < first for _, t in r.ttft_s]
+    assert told["ttft_p50_s"] == pytest.approx(np.quantile(since, 0.5))
+    if len(before) >= 8:
+        assert told["ttft_p50_before_s"] == pytest.approx(np.quantile(before, 0.5))
+    assert [(a.knob, a.direction) for a in finding.advice] == [
+        ("max_num_seqs", "down"),
+        ("watermark", "up"),
+        ("num_blocks", "up"),
+    ]
+    at = {s.first_seq for s in finding.steps}
+    assert at <= {r.seq for r in window if r.preemptions}
+    assert "ttft-pool" not in run.findings()
+
+
+def test_a_pool_with_room_is_silent() -> None:
+    found = pressed(60_000).findings()
+    assert "preemption-pressure" not in found
+    assert "preempt-loop" not in found
+
+
+def test_a_loop_is_named() -> None:
+    run = looping(scheduler_reserve_full_isl=False)
+    finding = run.findings()["preempt-loop"]
+    told = numbers(finding)
+    loops = [p for r in run.window() for p in r.preemptions if p.loop]
+    assert finding.n == len(loops) > 0
+    assert told["number"] == 1
+    assert told["preemptions"] == max(p.count for r in run.window() for p in r.preemptions)
+    assert finding.advice[0].knob == "scheduler_reserve_full_isl"
+    assert finding.advice[0].direction == "on"
+    assert "preemption-pressure" not in run.findings()
+
+
+def test_reserving_the_whole_sequence_breaks_the_loop() -> None:
+    found = looping(scheduler_reserve_full_isl=True).findings()
+    assert "preempt-loop" not in found
+    assert "preemption-pressure" not in found

@@ -1,0 +1,131 @@
+"""Starvation after a knob change, and a falling hit rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from scenes import Run, ask, numbers, serve, stream
+from schedtop.engine.engine import Engine
+from schedtop.engine.telemetry import row_columns
+
+
+def changing(step: int, **values: Any) -> Callable[[Engine], None]:
+    """Sets knobs once, before step `step` + 1."""
+
+    def each(engine: Engine) -> None:
+        if engine.observer.step == step and not engine.knobs_version:
+            assert engine.set_knobs(values, by="key").ok
+
+    return each
+
+
+def budget(tokens: int) -> Run:
+    return serve([ask(i, 20, 4000) for i in range(40)], 4, changing(200, max_num_scheduled_tokens=tokens))
+
+
+def test_a_budget_below_the_decodes_starves_them() -> None:
+    run = budget(16)
+    finding = run.findings()["starved-after-change"]
+    told = numbers(finding)
+    change = next(r for r in run.records if r.knobs)
+    starved = {r.seq: int((row_columns(r)["tokens"] == 0).sum()) for r in run.window()}
+    after = [count for seq, count in starved.items() if seq >= change.seq]
+    before = [count for seq, count in starved.items() if seq < change.seq]
+    assert told["steps_since"] == len(after)
+    assert told["after_share"] == pytest.approx(np.mean(np.array(after) > 0))
+    assert told["before_share"] == pytest.approx(np.mean(np.array(before) > 0)) == 0
+    assert told["starved"] == pytest.approx(np.mean(after)) == 24
+    assert told["knob"] == "max_num_scheduled_tokens"
+    assert told["step"] == change.step
+    assert finding.advice[0].direction == "back to auto"
+
+
+def test_a_budget_above_the_decodes_is_silent() -> None:
+    assert budget(256).findings() == {}
+
+
+def test_a_lowered_cap_holds_the_queue() -> None:
+    def run(cap: int) -> Run:
+        requests = [ask(i, 20, 4000) for i in range(10)] + stream(200, 0.02, 20, 40, start_s=0.1)
+        return serve(requests, 5, changing(250, max_num_seqs=cap))
+
+    finding = run(4).findings()["starved-after-change"]
+    assert numbers(finding)["knob"] == "max_num_seqs"
+    assert finding.advice[0].direction == "back to 128"
+    assert "starved-after-change" not in run(100).findings()
+
+
+def test_what_was_there_before_is_no_change() -> None:
+    requests = [ask(i, 20, 4000) for i in range(10)]
+    run = serve(requests, 5, changing(250, max_num_seqs=3), max_num_seqs=4)
+    assert "starved-after-change" not in run.findings()
+
+
+def asked(other: bool = False, each: Callable[[Engine], None] | None = None, **scheduler: Any) -> Run:
+    """Prompts behind one long prefix; from 35 s on, if `other`, behind none."""
+    requests = stream(350, 0.1, 600, 5, prefix=512)
+    requests += stream(310, 0.1, 600, 5, first=3000, start_s=35.0, prefix=0 if other else 512)
+    return serve(requests, 66, each, **scheduler)
+
+
+def caching_off(engine: Engine) -> None:
+    if engine.clock_s > 35 and not engine.knobs_version:
+        engine.set_knobs({"enable_prefix_caching": False}, by="key")
+
+
+def check_rates(run: Run, told: dict[str, Any]) -> None:
+    """Both rates from the admissions, split where the telling window begins."""
+    prompts = {a.number: a.prompt_tokens for r in run.records for a in r.arrivals}
+    first = [a for r in run.records for a in r.admissions if not a.resumed]
+    late = first[-told["n"] :]
+    early = first[-told["n"] - told["n_before"] : -told["n"]]
+
+    def rate(part: list[Any]) -> float:
+        return sum(a.cached_tokens for a in part) / sum(prompts[a.number] for a in part)
+
+    assert told["late"] == pytest.approx(rate(late), abs=1e-9)
+    assert told["early"] == pytest.approx(rate(early), abs=1e-9)
+
+
+def test_caching_switched_off() -> None:
+    run = asked(each=caching_off)
+    finding = run.findings()["hit-rate-falling"]
+    check_rates(run, numbers(finding))
+    assert finding.links[-1].words == "prefix caching is off"
+    assert [(a.knob, a.direction) for a in finding.advice] == [("enable_prefix_caching", "on")]
+
+
+def test_other_requests() -> None:
+    run = asked(other=True)
+    finding = run.findings()["hit-rate-falling"]
+    told = numbers(finding)
+    check_rates(run, told)
+    assert told["repeats"] == 0
+    assert told["repeats_before"] > 0.9
+    assert finding.advice[0].knob == ""
+
+
+def test_a_pool_that_forgets() -> None:
+    """From 35 s on, long answers fill the pool and push the prefix out between two questions."""
+
+    def run(blocks: int) -> Run:
+        questions = stream(240, 0.27, 600, 5, prefix=512)
+        answers = stream(120, 0.26, 1500, 60, first=5000, start_s=35.0)
+        return serve(questions + answers, 66, num_blocks=blocks)
+
+    finding = run(110).findings()["hit-rate-falling"]
+    told = numbers(finding)
+    assert told["late"] < told["early"] / 2
+    assert "repeats" in told
+    assert (finding.advice[0].knob, finding.advice[0].direction) == ("num_blocks", "up")
+    assert told["repeat_hit_rate"] < told["repeat_hit_rate_before"] / 2
+    roomy = run(5000).findings()["hit-rate-falling"]
+    assert roomy.severity.word == "notice"
+    assert roomy.advice[0].knob == ""
+
+
+def test_hits_that_go_on_are_silent() -> None:
+    assert asked().findings() == {}

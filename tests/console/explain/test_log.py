@@ -1,0 +1,118 @@
+"""Taking in: bounded, gap-proof, restartable; findings over time, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+from hypothesis import given
+from hypothesis import strategies as st
+from scenes import Run, ask, serve, stream
+from schedtop.console.explain.facts import COLUMNS, MAX_STEPS, Facts
+from schedtop.console.explain.log import Log
+from schedtop.console.explain.page import document, page
+from schedtop.engine.config import WorkloadSpec
+from schedtop.engine.engine import Engine
+
+
+@cache
+def capped_for_a_while() -> Run:
+    def each(engine: Engine) -> None:
+        if engine.clock_s > 8 and not engine.knobs_version:
+            engine.set_knobs({"max_num_seqs": 128}, by="key")
+
+    return serve(WorkloadSpec(source="mixed", rate=4.0, seed=3, max_prompt_tokens=600), 48, each, max_num_seqs=4)
+
+
+def test_findings_end_and_are_remembered() -> None:
+    log = capped_for_a_while().log()
+    entry = log.entries["ttft-sequence-cap"]
+    assert not entry.active
+    assert entry.episodes[-1].to_s < 45
+    assert entry.shown is entry.best
+    text = page(log)
+    assert "ttft-sequence-cap; held" in text
+    assert "try max_num_seqs up (now 4)" in text
+    assert text.isprintable() is False  # lines
+    assert "\x1b" not in text
+
+
+def test_the_page_and_the_document_say_the_same() -> None:
+    log = capped_for_a_while().log()
+    found = json.loads(json.dumps(document(log), allow_nan=False))
+    assert found["findings"][0]["id"] in page(log)
+    assert len(found["findings"]) == len(log.entries)
+    for item in found["findings"]:
+        assert item["chain"]
+        assert item["steps"]
+        assert item["advice"]
+        assert item["n"] > 0
+        assert item["window_s"] <= 30.1
+        assert item["episodes"]
+
+
+def test_nothing_is_a_sentence() -> None:
+    assert page(serve(stream(20, 0.5, 100, 10)).log()).startswith("Nothing found over ")
+
+
+def test_the_same_records_twice_change_nothing() -> None:
+    run = serve(WorkloadSpec(source="mixed", rate=8.0), 5, max_num_seqs=8)
+    once, twice = Facts(), Facts()
+    for record in run.records:
+        once.take_record(record)
+        twice.take_record(record)
+        twice.take_record(record)
+    assert once.flat.tobytes() == twice.flat.tobytes()
+    assert len(once.firsts) == len(twice.firsts) > 0
+
+
+def test_memory_is_bounded() -> None:
+    run = serve(stream(30, 0.05, 50, 20), 5)
+    facts = Facts()
+    shift = 0
+    for _ in range(60):
+        for record in run.records:
+            facts.seq = -1  # the same records again, as if they were new
+            facts.take_record(record)
+            shift += 1
+    assert shift > 2 * MAX_STEPS
+    assert len(facts.itl) <= 2 * MAX_STEPS
+    assert len(facts.flat) == len(facts.itl) * len(COLUMNS)
+    assert len(facts.matrix()) == MAX_STEPS
+    assert len(facts.firsts) <= 4096
+    assert len(facts.seconds) <= 600
+
+
+RUN = serve([ask(i, 200, 60, i * 0.02) for i in range(60)], 5, max_num_seqs=6, num_blocks=90)
+
+
+@given(st.data())
+def test_any_gaps_are_survived(data: st.DataObject) -> None:
+    kept = data.draw(st.lists(st.integers(0, len(RUN.records) - 1), unique=True, min_size=1).map(sorted))
+    log = Log()
+    for message in [RUN.header, *(RUN.records[index] for index in kept)]:
+        log.take(message)
+    log.look()
+    json.dumps(document(log), allow_nan=False)
+    page(log)
+
+
+def test_another_session_starts_afresh() -> None:
+    log = capped_for_a_while().log()
+    other = serve(stream(20, 0.5, 100, 10))
+    for message in other.messages:
+        log.take(message)
+    log.look()
+    assert log.entries == {}
+    assert log.diagnosis.facts.num_steps == len([r for r in other.records if r.executed])
+
+
+def test_names_of_requests_are_made_harmless() -> None:
+    requests = [ask(0, 4000, 1500), ask(1, 4000, 10, 0.1), *stream(10, 0.05, 100, 10, start_s=0.2)]
+    requests[1].id = "evil\x1b[2J\u202e"
+    run = serve(requests, 4, num_blocks=400)
+    text = page(run.log())
+    assert "head-blocks-smaller" in text
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert "evil?[2J?" in text

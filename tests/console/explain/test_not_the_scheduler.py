@@ -1,0 +1,133 @@
+"""No progress, a slow device, an idle one, and time lost at the front end."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+import pytest
+from scenes import Run, ask, numbers, serve, stream
+from schedtop.console.explain.diagnosis import Diagnosis
+from schedtop.engine.build import build_engine
+from schedtop.engine.config import EngineConfig
+from schedtop.engine.engine import Engine
+from schedtop.engine.request import Request
+from schedtop.engine.telemetry import StepRecord
+
+
+def answers(count: int = 20) -> list[Request]:
+    return [ask(i, 20, 4000) for i in range(count)] + stream(60, 0.25, 100, 2)
+
+
+def test_a_paused_engine_with_a_queue() -> None:
+    served = serve(answers(), 1.5)
+    run = Run(served.header, served.snapshot, list(served.records))
+    engine = build_engine(EngineConfig(workload=None))
+    for request in answers(3):
+        engine.submit(request)
+    run.records = [record for _ in range(40) if (record := engine.step()) is not None]
+    engine.pause()
+    engine.submit(ask(99, 50, 5, engine.clock_s))
+    told_paused = engine.step()
+    assert told_paused is not None
+    assert not told_paused.executed
+    run.records.append(told_paused)
+    finding = run.findings()["no-progress"]
+    assert numbers(finding)["paused"] is True
+    assert numbers(finding)["waiting"] == told_paused.waiting >= 1
+    assert finding.severity.word == "notice"
+    assert finding.advice[0].knob == ""
+    engine.resume()
+    run.records += [record for _ in range(5) if (record := engine.step()) is not None]
+    assert "no-progress" not in run.findings()
+
+
+def test_a_silent_engine_with_work() -> None:
+    run = serve(answers(), 2)
+    finding = run.findings(silent_s=12.0)["no-progress"]
+    assert numbers(finding)["silent_s"] == 12.0
+    assert finding.severity.word == "severe"
+    assert run.findings(silent_s=1.0) == {}
+
+
+def test_an_idle_engine_may_be_silent() -> None:
+    run = serve(stream(5, 0.1, 50, 3), 10)
+    assert not run.records[-1].running
+    assert run.findings(silent_s=60.0) == {}
+
+
+def test_steps_that_compute_nothing_new() -> None:
+    """No engine of ours does this: the records of a real one, made to say so from a step on."""
+    run = serve(answers(), 3)
+
+    def stuck(record: StepRecord) -> StepRecord:
+        return msgspec.structs.replace(
+            record, recomputed_tokens=record.scheduled_tokens, waiting=3, limiter="preempted_now", ttft_s=[]
+        )
+
+    run.records[-40:] = [stuck(record) for record in run.records[-40:]]
+    finding = run.findings()["no-progress"]
+    told = numbers(finding)
+    assert told["steps"] == 40
+    assert told["tokens"] == told["recomputed_tokens"] == sum(r.scheduled_tokens for r in run.records[-40:])
+    run.records[-20:] = serve(answers(), 3).records[-20:]
+    assert "no-progress" not in run.findings()
+
+
+def test_slow_steps_of_the_same_mix() -> None:
+    run = serve(answers(), 10, slow=(50, 4.0))
+    finding = run.findings()["slow-device"]
+    told, window = numbers(finding), run.window()
+    made_slow = [r for r in window if r.step % 50 == 0]
+    assert 0.9 * len(made_slow) <= finding.n <= len(made_slow)
+    usual = np.array([r.execute_s * 3 / 4 for r in made_slow])
+    assert told["lost_s"] == pytest.approx(usual.sum(), rel=0.15)
+    assert told["lost_share"] == pytest.approx(told["lost_s"] / sum(r.execute_s for r in window))
+    assert told["times"] == pytest.approx(4.0, rel=0.25)
+    assert {s.first_step % 50 for s in finding.steps} == {0}
+    assert finding.advice[0].knob == ""
+
+
+def test_steps_slow_for_what_is_in_them_are_silent() -> None:
+    assert "slow-device" not in serve(answers(), 10).findings()
+    prompts = [ask(i, 20, 4000) for i in range(20)] + stream(60, 0.25, 3000, 2)
+    assert "slow-device" not in serve(prompts, 10).findings()
+
+
+def test_a_device_that_idles_between_steps() -> None:
+    def hold_up(engine: Engine) -> None:
+        engine.clock.advance(0.01)
+
+    run = serve(answers(), 5, hold_up)
+    finding = run.findings()["idle-device"]
+    told, window = numbers(finding), run.window()
+    idle_s = sum(b.start_s - a.end_s for a, b in pairwise(window))
+    busy_s = sum(r.execute_s for r in window[1:])
+    assert told["idle_share"] == pytest.approx(idle_s / (idle_s + busy_s))
+    assert told["gap_p50_s"] == pytest.approx(0.01)
+    assert "idle-device" not in serve(answers(), 5).findings()
+
+
+def test_gaps_without_work_are_not_idling() -> None:
+    run = serve(stream(40, 0.25, 50, 3), 10)
+    assert run.findings() == {}
+
+
+def test_waiting_before_arrival() -> None:
+    def run(client_wait_s: float | None) -> Run:
+        return serve(stream(100, 0.1, 100, 20, client_wait_s=client_wait_s), 10)
+
+    finding = run(0.3).findings()["front-end"]
+    told = numbers(finding)
+    ttft_s = np.median([t for r in run(0.3).window() for _, t in r.ttft_s])
+    assert told["client_wait_p50_s"] == pytest.approx(0.3)
+    assert told["ttft_p50_s"] == pytest.approx(ttft_s)
+    assert told["share"] == pytest.approx(0.3 / (0.3 + ttft_s))
+    assert run(0.001).findings() == {}
+    assert run(None).findings() == {}
+
+
+def test_a_diagnosis_of_nothing_finds_nothing() -> None:
+    assert Diagnosis().findings() == []
+    assert Diagnosis().findings(silent_s=100.0) == []
