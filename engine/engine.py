@@ -174,6 +174,8 @@ class Engine:
         if "max_num_batched_tokens" in typed:
             # It sets both budgets, so a token budget set earlier no longer holds.
             typed.setdefault("max_num_scheduled_tokens", None)
+        if "max_num_seqs" in typed:
+            typed.setdefault("max_num_active_seqs", None)  # it replaces the admission cap, too
         for name, value in typed.items():
             if self.knobs.get(name) != value:
                 self.observer.note_knob(KnobChange(name, self.knobs.get(name), value, by))

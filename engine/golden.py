@@ -9,13 +9,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from schedtop.engine.config import ConfigError, SchedulerConfig
-from schedtop.engine.knobs import KnobError, check_value
+from schedtop.engine.config import ConfigError, SchedulerConfig, check_scheduler_config
+from schedtop.engine.knobs import BY_NAME, KnobError, check_value
 from schedtop.engine.plan import IntArray, StepPlan, StepResult
 from schedtop.engine.request import Request
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.scheduler.settle import Settled
-from schedtop.engine.telemetry import Finish, Refusal
+from schedtop.engine.telemetry import Finish, FinishReason, Refusal
 
 
 class CaseError(ValueError):
@@ -105,31 +105,52 @@ def read_case(path: Path) -> Case:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CaseError(f"{path}: not a golden case: {error}") from None
     try:
-        check_case(case)
+        case = check_case(case)
     except (ConfigError, KnobError, CaseError) as error:
         raise CaseError(f"{path}: {error}") from None
     return msgspec.structs.replace(case, name=case.name or path.stem)
 
 
-def check_case(case: Case) -> None:
-    """Raise for what a case's types allow but no scheduler can run."""
+def check_case(case: Case) -> Case:
+    """The case with typed knob values; raises for what a case's types allow but no scheduler can run."""
+    check_scheduler_config(case.config)
     seen = set()
     for request in case.requests:
         if request.id in seen:
             raise CaseError(f"request {request.id!r} appears twice")
         seen.add(request.id)
-        if request.arrival_step < 0 or any(length < 0 for _, length in request.prompt_parts):
-            raise CaseError(f"request {request.id!r}: arrival_step and lengths must not be negative")
-        length = len(request.prompt or ()) or sum(length for _, length in request.prompt_parts)
-        if length > MAX_PROMPT_TOKENS:
-            raise CaseError(f"request {request.id!r}: {length} prompt tokens; a case may have {MAX_PROMPT_TOKENS}")
-    for knob in case.knobs:
-        for name, value in knob.set.items():
-            check_value(name, value, case.config.ceilings)
-    Scheduler(case.config)
+        _check_request(request)
+    return msgspec.structs.replace(case, knobs=[_typed_knob(case, knob) for knob in case.knobs])
+
+
+def _check_request(request: CaseRequest) -> None:
+    name = f"request {request.id!r}"
+    if request.arrival_step < 0 or any(length < 0 for _, length in request.prompt_parts):
+        raise CaseError(f"{name}: arrival_step and lengths must not be negative")
+    length = len(request.prompt or ()) or sum(length for _, length in request.prompt_parts)
+    if length > MAX_PROMPT_TOKENS:
+        raise CaseError(f"{name}: {length} prompt tokens; a case may have {MAX_PROMPT_TOKENS}")
+    if any(not 0 <= token < 1 << 31 for token in request.prompt or ()):
+        raise CaseError(f"{name}: token ids must be from 0 to {(1 << 31) - 1}")
+    if any(abs(seed) > MAX_SEED for seed, _ in request.prompt_parts):
+        raise CaseError(f"{name}: seeds must be from -{MAX_SEED} to {MAX_SEED}")
+
+
+def _typed_knob(case: Case, knob: CaseKnob) -> CaseKnob:
+    for name in knob.set:
+        if name in BY_NAME and not BY_NAME[name].live:
+            raise CaseError(f"knob at step {knob.step}: {name} is set at start-up only")
+    typed = {name: check_value(name, value, case.config.ceilings) for name, value in knob.set.items()}
+    rows = typed.get("max_num_batched_tokens")
+    if isinstance(rows, int) and rows <= case.config.draft_slots:
+        raise CaseError(
+            f"knob at step {knob.step}: {rows} rows leave none beside draft_slots={case.config.draft_slots}"
+        )
+    return msgspec.structs.replace(knob, set=typed)
 
 
 MAX_PROMPT_TOKENS = 1 << 24
+MAX_SEED = 1 << 40
 
 
 def prompt_tokens(request: CaseRequest) -> IntArray:
@@ -247,7 +268,7 @@ class CaseRun:
             "free_blocks": state.kv.pool.num_free,
         }
         settled = scheduler.update(plan, self.model.execute(plan), float(step))
-        self.finishes += settled.finishes
+        self.finishes += [*draft.ended, *settled.finishes]
         decided["finished"] = [names[finish.number] for finish in settled.finishes]
         decided["free_blocks_after"] = state.kv.pool.num_free
         return CaseStep(**decided), settled
@@ -286,6 +307,7 @@ def verify(case: Case) -> Verdict:
     verdict.equal = None if recorded is None else verdict.difference is None
     verdict.prompt_tokens = sum(prompt for prompt, _ in run.admitted.values())
     verdict.cached_tokens = sum(cached for _, cached in run.admitted.values())
-    verdict.finished = sum(finish.reason != "abort" for finish in run.finishes)
-    verdict.refused = len(run.refusals)
+    reasons = [finish.reason for finish in run.finishes]
+    verdict.refused = len(run.refusals) + reasons.count(FinishReason.REFUSED)
+    verdict.finished = len(reasons) - reasons.count(FinishReason.REFUSED) - reasons.count(FinishReason.ABORT)
     return verdict

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -70,7 +71,9 @@ def step_through(engine: Engine, config: EngineConfig) -> Iterator[StepRecord]:
     until_s = config.duration_s
     while until_s is None or engine.clock_s < until_s:
         wake_s = engine.next_wake_s()
-        if not engine.num_unfinished and (wake_s is None or (until_s is not None and wake_s >= until_s)):
+        if not engine.num_unfinished and (
+            wake_s in (None, math.inf) or (until_s is not None and wake_s >= until_s)
+        ):
             return
         _keep_pace(engine, config, began_s, wake_s)
         record = engine.step()

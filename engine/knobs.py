@@ -50,6 +50,7 @@ KNOBS: tuple[Knob, ...] = (
         int,
         2048,
         low=1,
+        high=1 << 24,
         unit="tokens",
         live=True,
         ceiling="max_batched_tokens_ceiling",
@@ -63,6 +64,7 @@ KNOBS: tuple[Knob, ...] = (
         int,
         None,
         low=1,
+        high=1 << 24,
         unit="tokens",
         live=True,
         optional=True,
@@ -77,6 +79,7 @@ KNOBS: tuple[Knob, ...] = (
         int,
         128,
         low=1,
+        high=1 << 16,
         unit="requests",
         live=True,
         ceiling="max_seqs_ceiling",
@@ -89,6 +92,7 @@ KNOBS: tuple[Knob, ...] = (
         int,
         None,
         low=1,
+        high=1 << 16,
         unit="requests",
         live=True,
         optional=True,
@@ -102,6 +106,7 @@ KNOBS: tuple[Knob, ...] = (
         int,
         0,
         low=0,
+        high=1 << 24,
         unit="tokens",
         live=True,
         step=64,
@@ -193,6 +198,7 @@ KNOBS: tuple[Knob, ...] = (
         int,
         None,
         low=1,
+        high=1 << 24,
         unit="blocks",
         optional=True,
         vllm=False,
@@ -205,6 +211,7 @@ KNOBS: tuple[Knob, ...] = (
         int,
         None,
         low=2,
+        high=1 << 24,
         unit="tokens",
         optional=True,
         effect="Longest sequence, prompt and outputs together; the model's own unless set.",
@@ -232,6 +239,7 @@ KNOBS: tuple[Knob, ...] = (
         int,
         0,
         low=0,
+        high=1 << 16,
         unit="rows",
         vllm=False,
         effect="Rows of input a drafter appends per request.",
@@ -243,6 +251,7 @@ KNOBS: tuple[Knob, ...] = (
         int,
         None,
         low=1,
+        high=1 << 24,
         unit="tokens",
         optional=True,
         vllm=False,
@@ -255,6 +264,7 @@ KNOBS: tuple[Knob, ...] = (
         int,
         None,
         low=1,
+        high=1 << 24,
         unit="tokens",
         optional=True,
         vllm=False,
@@ -267,6 +277,7 @@ KNOBS: tuple[Knob, ...] = (
         int,
         None,
         low=1,
+        high=1 << 16,
         unit="requests",
         optional=True,
         vllm=False,
@@ -307,7 +318,7 @@ def check_value(name: str, value: Any, ceilings: Mapping[str, int | None] | None
 def bounds(knob: Knob, ceilings: Mapping[str, int | None]) -> tuple[float | None, float | None, str]:
     """Lowest and highest value of a knob (None: unbounded), and where the highest comes from."""
     ceiling = ceilings.get(knob.ceiling) if knob.ceiling else None
-    if ceiling is not None:
+    if ceiling is not None and (knob.high is None or ceiling <= knob.high):
         return knob.low, ceiling, f"start-up ceiling {knob.ceiling}"
     return knob.low, knob.high, "the knob's range"
 

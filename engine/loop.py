@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -177,7 +178,8 @@ class ServiceLoop:
             return engine.clock_s
         if self._pace:
             return max(engine.clock_s, self._pace.now_s())
-        return max(engine.clock_s, engine.next_wake_s() or 0.0)
+        wake_s = engine.next_wake_s()
+        return engine.clock_s if wake_s is None or math.isinf(wake_s) else max(engine.clock_s, wake_s)
 
     def _too_early(self) -> bool:
         """A step would make an idle simulated clock jump to an arrival that paced time has not reached."""
@@ -223,7 +225,9 @@ class ServiceLoop:
             return IDLE_WAIT_S
         if self._pace:
             return min(IDLE_WAIT_S, self._pace.ahead_s(wake_s))
-        return 0.0 if self._simulated else max(0.0, min(IDLE_WAIT_S, wake_s - self._engine.clock_s))
+        if self._simulated:
+            return IDLE_WAIT_S if math.isinf(wake_s) else 0.0
+        return max(0.0, min(IDLE_WAIT_S, wake_s - self._engine.clock_s))
 
     def _tell_end_of_work(self) -> None:
         """Once, when nothing is in flight and nothing will come: a rate of 0 can be raised again."""

@@ -94,8 +94,8 @@ class Observer:
         self._move_queue()
         self._count_finishes([*draft.ended, *settled.finishes])
         limits = self.scheduler.state.limits
-        flags = np.frombuffer(settled.rows, dtype=np.int32).reshape(-1, max(len(settled.itl_s) // 4, 1))[-1]
-        decodes = int(np.count_nonzero(flags & DECODE)) if settled.itl_s else 0
+        flags = np.frombuffer(settled.rows, dtype=np.int32)[-len(settled.itl_s) // 4 :]
+        decodes = int(np.count_nonzero(flags & DECODE))
         return self._build(
             executed=True,
             start_s=timing.start_s,

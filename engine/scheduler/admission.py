@@ -63,6 +63,9 @@ class AdmissionPass:
                 return None
             return Head(request.number, Limiter.CHUNKING_OFF, chunk, room)
         chunk = min(chunk, room)
+        if not state.table.size:
+            # Under a window, a chunk of a raised budget can ask for more than the whole pool at once.
+            chunk = min(chunk, state.kv.pool.num_blocks * state.kv.block_size - hit.num_tokens)
         short = state.kv.shortage(
             hit, chunk, request.num_tokens, state.limits.reserve_full_isl, reserve=state.table.size > 0
         )

@@ -150,8 +150,9 @@ def _make_room(state: State, draft: Draft, row: int, need: int) -> int | None:
     table, kv = state.table, state.kv
     request = table.requests[row]
     while (blocks := kv.grow(request, need)) is None:
-        if table.size == 1 and _drop_drafts(state):
-            return 0
+        if table.size == 1 and (_drop_drafts(state) or _shorten_chunk(state)):
+            need = table.num_computed.item(0) + table.tokens.item(0)
+            continue
         victim = pick_victim(state)
         preempt(state, draft, victim, request)
         if victim == row:
@@ -169,6 +170,18 @@ def _make_room(state: State, draft: Draft, row: int, need: int) -> int | None:
 
 def _drop_drafts(state: State) -> bool:
     """A request that is alone gives up its drafts before its place: they must not make it impossible."""
-    had_drafts = state.table.num_spec.item(0) > 0
-    state.table.num_spec[0] = 0
-    return had_drafts
+    table = state.table
+    past_end = table.num_computed.item(0) + table.tokens.item(0) - table.num_tokens.item(0)
+    table.num_spec[0] = 0
+    table.tokens[0] -= max(past_end, 0)
+    return past_end > 0
+
+
+def _shorten_chunk(state: State) -> bool:
+    """Under a window, a chunk of a raised budget can ask for more than the pool at once: it takes what there is."""
+    table, kv = state.table, state.kv
+    fits = table.room.item(0) + kv.pool.num_free * kv.block_size - table.num_computed.item(0)
+    if not 0 < fits < table.tokens.item(0):
+        return False
+    table.tokens[0] = fits
+    return True

@@ -19,6 +19,7 @@ from schedtop.engine.telemetry import Admission, Finish, Head, Limiter, Preempti
 class Limits:
     """The live limits. `seq_cap` is the admission cap: `max_num_active_seqs` if given, else `max_num_seqs`."""
 
+    max_num_seqs: int
     token_budget: int
     input_budget: int
     seq_cap: int
@@ -31,6 +32,7 @@ class Limits:
         return cls(
             token_budget=config.max_num_scheduled_tokens or config.max_num_batched_tokens,
             input_budget=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
             seq_cap=config.max_num_active_seqs or config.max_num_seqs,
             long_prefill_token_threshold=config.long_prefill_token_threshold,
             reserve_full_isl=config.scheduler_reserve_full_isl,
@@ -79,14 +81,17 @@ class State:
         return threshold
 
     def set_limits(self, values: Mapping[str, Any]) -> None:
-        """Apply checked knob values. `max_num_batched_tokens` sets both budgets unless the other is given too."""
+        """Apply checked knob values.
+
+        `max_num_batched_tokens` sets both budgets unless the other is given too; likewise `max_num_seqs` the cap.
+        """
         limits = self.limits
         for name, value in values.items():
             match name:
                 case "max_num_batched_tokens":
                     limits.input_budget = limits.token_budget = value
                 case "max_num_seqs":
-                    limits.seq_cap = value
+                    limits.max_num_seqs = limits.seq_cap = value
                 case "long_prefill_token_threshold":
                     limits.long_prefill_token_threshold = value
                 case "watermark":
@@ -99,5 +104,5 @@ class State:
                     limits.num_speculative_tokens = value
         if "max_num_scheduled_tokens" in values:
             limits.token_budget = values["max_num_scheduled_tokens"] or limits.input_budget
-        if values.get("max_num_active_seqs") is not None:
-            limits.seq_cap = values["max_num_active_seqs"]
+        if "max_num_active_seqs" in values:
+            limits.seq_cap = values["max_num_active_seqs"] or limits.max_num_seqs

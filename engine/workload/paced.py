@@ -120,10 +120,10 @@ class PacedSource:
         return taken
 
     def next_arrival_s(self) -> float | None:
-        """When the next request arrives; None when there are no more and while the rate is 0."""
+        """When the next request arrives; infinity while the rate is 0; None when there are no more."""
         if self._due:
             return self._due[0][0]
-        return None if math.isinf(self._next_s) else self._next_s
+        return None if self._next is None else self._next_s
 
     def set_rate(self, rate: float | None, clock_s: float) -> None:
         """Change the rate from `clock_s` on; what arrived before keeps its time."""

@@ -21,7 +21,7 @@ class Source(Protocol):
         ...
 
     def next_arrival_s(self) -> float | None:
-        """When the next request arrives; None when none will by itself: there are no more, or the rate is 0."""
+        """When the next request arrives; infinity while the rate is 0; None when there are no more."""
         ...
 
     def set_rate(self, rate: float | None, clock_s: float) -> None:
