@@ -6,7 +6,7 @@ Knows the telemetry and nothing of the screen. One thread applies messages, anot
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -256,24 +256,43 @@ class History:
 
     def index(self, seq: int) -> int | None:
         """Where record `seq` lies in `records`."""
-        index = bisect_left(self.records, seq, key=_seq)
+        index = self._place(seq)
         return index if index < len(self.records) and self.records[index].seq == seq else None
+
+    # How records are found: a history that keeps them elsewhere replaces these three
+
+    def _place(self, seq: int) -> int:
+        """Where record `seq` lies in `records`, or would."""
+        return bisect_left(self.records, seq, key=_seq)
+
+    def _place_at(self, clock_s: float) -> int:
+        """Where the first record lies that ended at or after `clock_s`."""
+        return bisect_left(self.records, clock_s, key=_end)
+
+    def _slice(self, start: int, stop: int) -> Iterator[StepRecord]:
+        return islice(self.records, start, stop)
 
     def between(self, first: int, last: int) -> Iterator[StepRecord]:
         """The kept records with `first` <= seq <= `last`, in order."""
-        start = bisect_left(self.records, first, key=_seq)
-        stop = bisect_right(self.records, last, key=_seq)
-        return islice(self.records, start, stop)
+        start = self._place(first)
+        stop = self._place(last + 1)
+        return self._slice(start, stop)
 
     def between_times(self, start_s: float, last: int) -> Iterator[StepRecord]:
         """The kept records that ended after `start_s`, up to seq `last`, in order."""
-        start = bisect_left(self.records, start_s, key=_end)
-        stop = bisect_right(self.records, last, key=_seq)
-        return islice(self.records, start, stop)
+        start = self._place_at(start_s)
+        stop = self._place(last + 1)
+        return self._slice(start, stop)
+
+    def in_seconds(self, start_s: float, stop_s: float) -> list[StepRecord]:
+        """The kept records that ended in [`start_s`, `stop_s`)."""
+        start = self._place_at(start_s)
+        stop = self._place_at(stop_s)
+        return list(self._slice(start, max(start, stop)))
 
     def neighbour(self, seq: int, offset: int) -> int | None:
         """The seq of the executed step `offset` steps away from `seq`, or of the last on the way there."""
-        records, index = self.records, bisect_left(self.records, seq, key=_seq)
+        records, index = self.records, self._place(seq)
         direction = 1 if offset > 0 else -1
         found, left = None, abs(offset)
         index += direction
@@ -287,7 +306,7 @@ class History:
         """Up to `num` executed records that end with seq `last`, oldest first."""
         records = self.records
         found: list[StepRecord] = []
-        index = bisect_right(records, last, key=_seq) - 1
+        index = self._place(last + 1) - 1
         while index >= 0 and len(found) < num:
             if records[index].executed:
                 found.append(records[index])
@@ -298,8 +317,8 @@ class History:
     def rates(self, moment: Moment, span_s: float = _RATE_SPAN_S) -> Rates | None:
         """What was done per second up to `moment`; None without two records to compare."""
         records = self.records
-        stop = bisect_right(records, moment.seq, key=_seq)
-        start = bisect_left(records, moment.clock_s - span_s, key=_end)
+        stop = self._place(moment.seq + 1)
+        start = self._place_at(moment.clock_s - span_s)
         start = min(start, stop - 2)
         if start < 0 or stop - start < 2:
             return None
@@ -314,9 +333,9 @@ class History:
 
     def _same_second(self, moment: Moment) -> list[StepRecord]:
         bucket = moment.clock_s // BUCKET_S
-        start = bisect_left(self.records, bucket * BUCKET_S, key=_end)
-        stop = bisect_right(self.records, moment.seq, key=_seq)
-        return list(islice(self.records, start, stop))
+        start = self._place_at(bucket * BUCKET_S)
+        stop = self._place(moment.seq + 1)
+        return list(self._slice(start, stop))
 
 
 def _seq(record: StepRecord) -> int:
