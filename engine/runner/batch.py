@@ -59,7 +59,7 @@ class Decoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HostBatch:
-    """A batch before it goes to the device, in NumPy: names and shapes are `Batch`'s, `logit_tokens` may be empty."""
+    """A batch on its way to the device, in NumPy: names and shapes as in `Batch`; `logit_tokens` may be empty."""
 
     token_ids: LongArray
     positions: LongArray
@@ -82,9 +82,19 @@ class HostBatch:
             self.blocks,
             self.logit_tokens,
         )
-        *tensors, logit_tokens = staging(carried)
-        wanted = logit_tokens if self.logit_tokens.size else None
-        return Batch(*tensors, wanted, self.query_lens, self.contexts, self.blocks)
+        token_ids, positions, slot_mapping, query_start_loc, seq_lens, block_table, wanted = staging(carried)
+        return Batch(
+            token_ids=token_ids,
+            positions=positions,
+            slot_mapping=slot_mapping,
+            query_start_loc=query_start_loc,
+            seq_lens=seq_lens,
+            block_table=block_table,
+            logit_tokens=wanted if self.logit_tokens.size else None,
+            query_lens=self.query_lens,
+            contexts=self.contexts,
+            blocks=self.blocks,
+        )
 
 
 def lay_out(plan: StepPlan, rows: Rows, slots: SlotArray) -> HostBatch:

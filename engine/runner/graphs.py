@@ -27,7 +27,7 @@ Replay = Callable[[], torch.Tensor]
 
 
 class Recorder(Protocol):
-    """Records what `run` puts on the device; what it returns does that again and gives the same tensor, refilled."""
+    """Records what `run` does on the device; what it returns does that again and gives the same tensor."""
 
     def __call__(self, run: Replay) -> Replay: ...
 
@@ -61,7 +61,7 @@ class Recorded:
 
 
 class DecodeGraphs:
-    """Runs batches of single tokens. A graph that cannot be recorded is told once; steps run eagerly from then on."""
+    """Runs batches of single tokens. A graph that cannot be recorded is told once: steps run eagerly after that."""
 
     def __init__(
         self,

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
-from schedtop.engine.runner.attention import Attention, TorchAttention
+from schedtop.engine.runner.attention import Attention
 from schedtop.engine.runner.batch import Batch
 from schedtop.engine.runner.cache import PagedCache
+from schedtop.engine.runner.capped import torch_attention
 from schedtop.engine.runner.errors import first_line
 from schedtop.engine.runner.triton_attention import TritonAttention
 
@@ -29,16 +30,22 @@ class GuardedDecoder:
     Running again is safe: keys and values go to the same slots.
     """
 
-    def __init__(self, inner: KernelRoute, cache: PagedCache, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, inner: KernelRoute, cache: PagedCache, tell: Callable[[str], None], soft_cap: float | None = None
+    ) -> None:
         self.inner = inner
+        self._soft_cap = soft_cap
         self.on_kernels = True
         self._tell = tell
         self.use_cache(cache)
 
     def use_cache(self, cache: PagedCache) -> None:
         """Attend over `cache` from now on."""
-        self._cache = cache
-        self.inner.attention = TritonAttention(cache) if self.on_kernels else TorchAttention(cache)
+        self.cache = cache
+        if self.on_kernels:
+            self.inner.attention = TritonAttention(cache, self._soft_cap)
+        else:
+            self.inner.attention = torch_attention(cache, self._soft_cap)
 
     def forward(self, batch: Batch) -> torch.Tensor | None:
         """Logits [N, vocab] of the batch's `logit_tokens`, None if it asks for none."""
@@ -56,4 +63,4 @@ class GuardedDecoder:
         self.on_kernels = False
         self._tell(f"a kernel failed ({first_line(error)}): running on torch, which is slower")
         self.inner.use_torch()
-        self.use_cache(self._cache)
+        self.use_cache(self.cache)

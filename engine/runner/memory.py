@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from schedtop.engine.config import ConfigError, EngineConfig
-from schedtop.engine.runner.batch import Batch
+from schedtop.engine.runner.batch import Batch, Decoder
 from schedtop.engine.runner.cache import CacheShape, PagedCache
 
 CPU_POOL_BYTES = 1 << 30
 """Pool on a CPU unless told otherwise; never more than half of what is free."""
 
 
-def pool_blocks(config: EngineConfig, shape: CacheShape, device: torch.device, decoder: Any, settings: Any) -> int:
-    """Blocks of the pool. Raises `ConfigError` if not even one fits."""
+LARGEST_STEP_TOKENS = 16_384
+"""What live limits may be raised to by default (see `build.scheduler_config`)."""
+
+MOST_LOGITS = 1024
+
+GRAPH_BYTES = 1 << 28
+"""Left for recorded decode steps, whose activations share one pool, and for their launch parameters."""
+
+UseCache = Callable[[PagedCache], None]
+
+
+def pool_blocks(
+    config: EngineConfig,
+    shape: CacheShape,
+    device: torch.device,
+    decoder: Decoder,
+    use_cache: UseCache,
+    settings: dict[str, Any],
+) -> int:
+    """Blocks of the pool. Raises `ConfigError` if not even one fits.
+
+    On a GPU the largest step is tried; `use_cache` makes the decoder attend over another cache.
+    """
     if config.kv_cache_memory_bytes is not None:
         budget = config.kv_cache_memory_bytes
         flag = f"--kv-cache-memory {budget}"
@@ -28,8 +51,11 @@ def pool_blocks(config: EngineConfig, shape: CacheShape, device: torch.device, d
         budget = CPU_POOL_BYTES if available is None else min(CPU_POOL_BYTES, available // 2)
         flag = "the KV cache"
     else:
-        budget = _cuda_budget(config.gpu_memory_utilization, shape, device, decoder, settings)
         flag = f"--gpu-memory-utilization {config.gpu_memory_utilization:g}"
+        activations = activation_bytes(shape, device, decoder, use_cache, largest_step_tokens(settings))
+        free, total = torch.cuda.mem_get_info(device)
+        in_use = total - free
+        budget = int(total * config.gpu_memory_utilization) - in_use - activations - GRAPH_BYTES
     if budget < shape.block_bytes:
         raise ConfigError(
             f"{flag} leaves {max(budget, 0) / 1e6:.1f} MB, and one KV block takes {shape.block_bytes / 1e6:.1f} MB:"
@@ -50,26 +76,42 @@ def available_bytes(device: torch.device) -> int | None:
     return int(sizes["MemAvailable"]) * 1024 if "MemAvailable" in sizes else None
 
 
-def _cuda_budget(
-    utilization: float, shape: CacheShape, device: torch.device, decoder: Any, settings: dict[str, Any]
+def largest_step_tokens(settings: dict[str, Any]) -> int:
+    """Tokens of the largest step that live limits allow."""
+    ceiling = settings.get("max_batched_tokens_ceiling")
+    return int(ceiling or max(4 * (settings.get("max_num_batched_tokens") or 0), LARGEST_STEP_TOKENS))
+
+
+def activation_bytes(
+    shape: CacheShape, device: torch.device, decoder: Decoder, use_cache: UseCache, tokens: int
 ) -> int:
-    """What the share of the device leaves after what is in use and the activations of the largest step."""
-    tokens = settings.get("max_batched_tokens_ceiling") or settings.get("max_num_batched_tokens") or 8192
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
+    """Bytes that a step of `tokens` tokens takes beside weights and cache, by running one on a GPU.
+
+    Leaves the decoder without a cache to serve from. Raises `ConfigError` if the step does not fit.
+    """
     columns = -(-tokens // shape.block_size)
-    own = decoder.attention
-    decoder.attention = type(own)(PagedCache(shape, columns, device))
-    pool_bytes = columns * shape.block_bytes
-    decoder.forward(_largest_batch(tokens, columns, device))
-    torch.cuda.synchronize(device)
-    activations = torch.cuda.max_memory_allocated(device) - before - pool_bytes
-    decoder.attention = own
+    try:
+        # All layers share one layer's cache: it is the step that is measured.
+        cache = PagedCache(replace(shape, num_layers=1), columns, device)
+        cache.keys, cache.values = cache.keys * shape.num_layers, cache.values * shape.num_layers
+        use_cache(cache)
+        torch.cuda.synchronize(device)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        with torch.inference_mode():
+            decoder.forward(_largest_batch(tokens, columns, device))
+        torch.cuda.synchronize(device)
+        peak = torch.cuda.max_memory_allocated(device) - before
+        use_cache(PagedCache(shape, 1, device))
+    except torch.OutOfMemoryError:
+        raise ConfigError(
+            f"a step of {tokens} tokens does not fit beside the weights: lower --max-batched-tokens-ceiling,"
+            " or serve a smaller model"
+        ) from None
+    del cache
     torch.cuda.empty_cache()
-    free, total = torch.cuda.mem_get_info(device)
-    return int(total * utilization) - (total - free) - max(activations, 0)
+    return max(peak, 0)
 
 
 def _largest_batch(tokens: int, columns: int, device: torch.device) -> Batch:
@@ -83,7 +125,7 @@ def _largest_batch(tokens: int, columns: int, device: torch.device) -> Batch:
         query_start_loc=torch.tensor([0, tokens], dtype=torch.int32, device=device),
         seq_lens=torch.tensor([tokens], dtype=torch.int32, device=device),
         block_table=torch.from_numpy(blocks).to(device),
-        logit_tokens=places[: min(tokens, 1024)],
+        logit_tokens=places[:MOST_LOGITS],
         query_lens=np.array([tokens], dtype=np.int32),
         contexts=np.zeros(1, dtype=np.int32),
         blocks=blocks,

@@ -13,11 +13,15 @@ from schedtop.engine.build import MAX_MODEL_LEN, check_settings
 from schedtop.engine.config import ConfigError, EngineConfig
 from schedtop.engine.knobs import BY_NAME
 from schedtop.engine.request import SamplingParams
-from schedtop.engine.runner.attention import Attention, TorchAttention
+from schedtop.engine.runner.attention import Attention
+from schedtop.engine.runner.backend import choose_kernels, make_graphs, make_kernel_decoder
 from schedtop.engine.runner.cache import CacheShape, PagedCache
+from schedtop.engine.runner.capped import torch_attention
 from schedtop.engine.runner.convert import convert
 from schedtop.engine.runner.fused import NativeAttention, NativeOperations, can_attend
 from schedtop.engine.runner.general import GeneralDecoder
+from schedtop.engine.runner.guard import GuardedDecoder
+from schedtop.engine.runner.kernel_sampler import KernelSampler
 from schedtop.engine.runner.lean import LeanDecoder, is_lean, layer_window
 from schedtop.engine.runner.memory import pool_blocks
 from schedtop.engine.runner.native import load_native
@@ -57,8 +61,13 @@ class ModelInfo:
     defaults: dict[str, Any] = field(default_factory=dict)
 
 
-def open_model(config: EngineConfig, on_stage: OnStage = lambda name: None) -> tuple[ModelWorker, ModelInfo]:
-    """A worker for the model and device of `config`. Raises `ConfigError` with one line that says what to do."""
+def open_model(
+    config: EngineConfig, on_stage: OnStage = lambda name: None, kernels: bool | None = None
+) -> tuple[ModelWorker, ModelInfo]:
+    """A worker for the model and device of `config`. Raises `ConfigError` with one line that says what to do.
+
+    `kernels`: whether to run on this project's kernels; None: on a GPU. `on_stage` also gets what goes wrong there.
+    """
     checked = check_settings(config)
     device = choose_device(config.device)
     files = find_model(config.model or DEFAULT_MODEL)
@@ -75,11 +84,24 @@ def open_model(config: EngineConfig, on_stage: OnStage = lambda name: None) -> t
     settings = {**defaults, **checked}
     sliding_window = _common_window(model)
     shape = cache_shape(model, settings.get("block_size") or int(BY_NAME["block_size"].default or 16), dtype)
-    decoder = _make_decoder(model, shape, device, settings)
+    notices: list[str] = []
+
+    def tell(line: str) -> None:
+        notices.append(line)
+        on_stage(line)
+
+    decoder = _make_decoder(model, shape, device, settings, kernels, tell)
+    guarded = decoder if isinstance(decoder, GuardedDecoder) else None
+
+    def use_cache(cache: PagedCache) -> None:
+        if isinstance(decoder, GuardedDecoder):
+            decoder.use_cache(cache)
+        else:
+            decoder.attention = make_attention(cache, model_config, device)
+
     on_stage("sizing the KV cache")
-    num_blocks = settings.get("num_blocks") or pool_blocks(config, shape, device, decoder, settings)
-    cache = PagedCache(shape, num_blocks, device)
-    decoder.attention = make_attention(cache, model_config.num_attention_heads, device)
+    num_blocks = settings.get("num_blocks") or pool_blocks(config, shape, device, decoder, use_cache, settings)
+    use_cache(PagedCache(shape, num_blocks, device))
     worker = ModelWorker(
         decoder,
         shape.block_size,
@@ -87,7 +109,10 @@ def open_model(config: EngineConfig, on_stage: OnStage = lambda name: None) -> t
         seed=config.seed,
         texts=None if tokenizer is None else Texts(tokenizer.table),
         num_speculative_tokens=settings.get("num_speculative_tokens") or 0,
+        graphs=make_graphs(guarded, shape, _model_len(model, settings), tell) if guarded else None,
+        sampler=KernelSampler(device, tell) if guarded else None,
     )
+    worker.notices = notices
     info = ModelInfo(
         model=files.name,
         device=describe_device(device),
@@ -136,25 +161,44 @@ def cache_shape(model: PreTrainedModel, block_size: int, dtype: torch.dtype) -> 
     )
 
 
-def make_attention(cache: PagedCache, num_heads: int, device: torch.device) -> Attention:
-    """Paged attention for the device the cache lies on."""
+def make_attention(cache: PagedCache, config: Any, device: torch.device) -> Attention:
+    """Paged attention for a model's configuration, on the device the cache lies on, without Triton."""
+    soft_cap = layer_soft_cap(config)
     native = load_native(cache.shape.dtype, device)
-    if native is not None and can_attend(cache, num_heads):
+    if soft_cap is None and native is not None and can_attend(cache, config.num_attention_heads):
         return NativeAttention(cache, native)
-    return TorchAttention(cache)
+    return torch_attention(cache, soft_cap)
 
 
 def _make_decoder(
-    model: PreTrainedModel, shape: CacheShape, device: torch.device, settings: dict[str, Any]
-) -> LeanDecoder | GeneralDecoder:
+    model: PreTrainedModel,
+    shape: CacheShape,
+    device: torch.device,
+    settings: dict[str, Any],
+    kernels: bool | None,
+    tell: OnStage,
+) -> LeanDecoder | GeneralDecoder | GuardedDecoder:
     """The fastest route for the model, with a cache just large enough to try it."""
-    attention = make_attention(PagedCache(shape, 1, device), model.config.num_attention_heads, device)
+    cache, config = PagedCache(shape, 1, device), model.config
+    wanted = device.type == "cuda" if kernels is None else kernels
+    if wanted and choose_kernels(shape, config.num_attention_heads, device, tell):
+        return make_kernel_decoder(model, cache, _model_len(model, settings), layer_soft_cap(config), tell)
+    attention = make_attention(cache, config, device)
     if not is_lean(model):
         return GeneralDecoder(model, attention)
-    own = model.config.max_position_embeddings
-    native = load_native(shape.dtype, device) if model.config.hidden_act == "silu" else None
+    native = load_native(shape.dtype, device) if config.hidden_act == "silu" else None
     operations = None if native is None else NativeOperations(native)
-    return LeanDecoder(model, attention, settings.get("max_model_len") or min(own, MAX_MODEL_LEN), operations)
+    return LeanDecoder(model, attention, _model_len(model, settings), operations)
+
+
+def _model_len(model: PreTrainedModel, settings: dict[str, Any]) -> int:
+    """The longest sequence that will be served, in tokens."""
+    return int(settings.get("max_model_len") or min(model.config.max_position_embeddings, MAX_MODEL_LEN))
+
+
+def layer_soft_cap(config: Any) -> float | None:
+    """The cap on attention scores of Gemma 2, the only family served that has one."""
+    return getattr(config, "attn_logit_softcapping", None) if config.model_type == "gemma2" else None
 
 
 def _common_window(model: PreTrainedModel) -> int | None:

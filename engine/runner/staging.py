@@ -24,7 +24,7 @@ class PinnedBytes:
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         cuda = device.type == "cuda"
         self._host = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=cuda)
-        self._sent = torch.cuda.Event() if cuda else None
+        self._sent = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]
         self.array: npt.NDArray[np.uint8] = self._host.numpy()
 
     def wait(self) -> None:

@@ -11,10 +11,14 @@ TOKENS_PER_TILE = 64
 
 
 class TritonAttention:
-    """Writes keys and values to their slots and attends, two launches per layer, nothing waited for."""
+    """Writes keys and values to their slots and attends, two launches per layer, nothing waited for.
 
-    def __init__(self, cache: PagedCache) -> None:
+    `soft_cap`: scores become soft_cap * tanh(score / soft_cap).
+    """
+
+    def __init__(self, cache: PagedCache, soft_cap: float | None = None) -> None:
         self.cache = cache
+        self._soft_cap = soft_cap
         device = cache.keys[0].device
         cuda = device.type == "cuda"
         self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count if cuda else 1
@@ -36,7 +40,6 @@ class TritonAttention:
         *,
         scale: float,
         window: int | None,
-        soft_cap: float | None = None,
     ) -> torch.Tensor:
         from schedtop.kernels.kv_write import kv_write
         from schedtop.kernels.paged_attention import paged_attention
@@ -56,7 +59,7 @@ class TritonAttention:
             max_seq_len=self._max_seq_len,
             scale=scale,
             window=window,
-            soft_cap=soft_cap,
+            soft_cap=self._soft_cap,
             num_splits=self._num_splits,
         )
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import torch
 from schedtop.engine.plan import IntArray, Started, StepPlan, StepResult
-from schedtop.engine.request import SamplingParams
 from schedtop.engine.runner.batch import Decoder, lay_out
 from schedtop.engine.runner.drafter import look_up
 from schedtop.engine.runner.graphs import DecodeGraphs
@@ -21,8 +20,8 @@ from schedtop.engine.runner.texts import Texts
 class ModelWorker:
     """Runs plans on a decoder. `num_speculative_tokens` may be changed between steps.
 
-    `info` is what `open_model` found out about the model, for those who make requests; None without it. `graphs` and
-    `sampler` take over what they can; `notices` are lines about the worker that nobody has been told yet.
+    `info` is what `open_model` found out about the model, for those who make requests; None without it. `graphs`
+    and `sampler` take over what they can. `notices`: lines that a console has yet to be told.
     """
 
     simulated = False
