@@ -62,8 +62,9 @@ def forecast(
 ) -> Forecast:
     """Simulate `horizon_s` seconds from `snapshot` under the present knobs and under `staged` ones.
 
-    Expected arrivals are drawn from `recent` ones (oldest first), at the rate of the workload or, without one, theirs.
-    Without any they are drawn from the snapshot's, among which long requests are more frequent than they arrive. `cost` is how long the device takes; a simulated engine's header
+    Expected arrivals are drawn from `recent` ones (oldest first), at the rate of the workload or, without one,
+    theirs. Without any they are drawn from the snapshot's, among which long requests are more frequent than they
+    arrive. `cost` is how long the device takes; a simulated engine's header
     says it. Outputs are taken to be as long as allowed. Pure: the same arguments give the same forecast. Raises
     `ConfigError` for knobs that cannot be used, and where `cost` is missing.
     """
