@@ -28,11 +28,12 @@ def package_folders() -> set[str]:
 
 
 def data_files() -> set[str]:
+    """What packages hold beside Python: layouts, themes, C sources, type markers; not notes, not what was built."""
     return {
         f"schedtop/{path.relative_to(ROOT)}"
         for room in ROOMS
-        for pattern in ("*.tcss", "*.toml", "py.typed")
-        for path in (ROOT / room).rglob(pattern)
+        for path in (ROOT / room).rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc", ".so", ".md")
     }
 
 
