@@ -5,10 +5,9 @@
 #include <stdint.h>
 #include <string.h>
 
-#define MAX_SIZE 256
-#define MAX_SHARED 64
 #define MAX_BLOCK 256
 #define WORTH_THREADS 32768
+#define LOWEST -1e30f
 
 #ifdef BF16
 typedef uint16_t T;
@@ -28,6 +27,26 @@ typedef float T;
 static inline float up(T x) { return x; }
 static inline T down(float value) { return value; }
 #endif
+
+/* e to the x, within 2 units in the last place: Cody-Waite reduction and the polynomial of Moshier's Cephes library.
+ * A call of expf would keep the loops around it from using vectors. */
+static inline float exp_of(float x) {
+    x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
+    float n = __builtin_rintf(x * 1.44269504088896341f);
+    float r = __builtin_fmaf(n, -0.693359375f, x);
+    r = __builtin_fmaf(n, 2.12194440e-4f, r);
+    float y = 1.9875691500e-4f;
+    y = __builtin_fmaf(y, r, 1.3981999507e-3f);
+    y = __builtin_fmaf(y, r, 8.3334519073e-3f);
+    y = __builtin_fmaf(y, r, 4.1665795894e-2f);
+    y = __builtin_fmaf(y, r, 1.6666665459e-1f);
+    y = __builtin_fmaf(y, r, 5.0000001201e-1f);
+    y = __builtin_fmaf(y, r * r, r) + 1.0f;
+    int32_t bits = ((int32_t)n + 127) << 23;
+    float power;
+    memcpy(&power, &bits, 4);
+    return y * power;
+}
 
 /* sum = x + more (more may be NULL: then sum is not written), out = weight * sum / rms(sum): all [rows, width]. */
 void add_norm(const T *x, const T *more, const T *weight, T *sum, T *out, int64_t rows, int64_t width, float eps,
@@ -75,9 +94,57 @@ void silu_mul(const T *x, T *out, int64_t rows, int64_t width, int threads) {
         T *to = out + row * width;
         for (int64_t i = 0; i < width; i++) {
             float g = up(gate[i]);
-            to[i] = down(up(down(g / (1 + expf(-g)))) * up(more[i]));
+            to[i] = down(up(down(g / (1 + exp_of(-g)))) * up(more[i]));
         }
     }
+}
+
+#define LANES 16
+#define LINE ((int64_t)(64 / sizeof(T)))
+typedef float V __attribute__((vector_size(4 * LANES)));
+typedef float Half __attribute__((vector_size(2 * LANES)));
+typedef float Quarter __attribute__((vector_size(LANES)));
+
+static inline V widen(const T *from) {
+    V out;
+#ifdef BF16
+    typedef uint16_t Narrow __attribute__((vector_size(2 * LANES)));
+    typedef uint32_t Wide __attribute__((vector_size(4 * LANES)));
+    Narrow narrow;
+    memcpy(&narrow, from, sizeof narrow);
+    Wide wide = __builtin_convertvector(narrow, Wide) << 16;
+    memcpy(&out, &wide, sizeof out);
+#else
+    memcpy(&out, from, sizeof out);
+#endif
+    return out;
+}
+
+/* `size` elements as vectors, the last one filled up with zeros. */
+static inline void load(const T *from, V *to, int64_t size) {
+    int64_t whole = size / LANES, rest = size % LANES;
+    for (int64_t i = 0; i < whole; i++) to[i] = widen(from + i * LANES);
+    if (rest) {
+        T last[LANES] = {0};
+        memcpy(last, from + whole * LANES, rest * sizeof(T));
+        to[whole] = widen(last);
+    }
+}
+
+/* Ask for one head's rows of a block ahead of their use: they lie too far apart for the processor to guess. */
+static inline void fetch(const T *from, int64_t rows, int64_t stride, int64_t size) {
+    for (int64_t j = 0; j < rows; j++)
+        for (int64_t i = 0; i < size; i += LINE) __builtin_prefetch(from + j * stride + i);
+}
+
+static inline float sum_of(V v) {
+    Half half[2];
+    Quarter quarter[2];
+    memcpy(half, &v, sizeof v);
+    half[0] += half[1];
+    memcpy(quarter, half, sizeof half[0]);
+    Quarter q = quarter[0] + quarter[1];
+    return (q[0] + q[2]) + (q[1] + q[3]);
 }
 
 /* One token, one key head and the `shared` query heads that read it: softmax over blocks, one after the other
@@ -85,14 +152,16 @@ void silu_mul(const T *x, T *out, int64_t rows, int64_t width, int threads) {
 static inline __attribute__((always_inline)) void attend_one(
     const T *query, const T *keys, const T *values, const int32_t *table, int64_t first, int64_t length,
     int64_t block_size, int64_t stride, int64_t shared, int64_t size, float scale, T *out) {
-    float asked[MAX_SHARED * size], sums[MAX_SHARED * size], scores[MAX_SHARED][MAX_BLOCK];
-    float top[MAX_SHARED], total[MAX_SHARED];
-    for (int64_t i = 0; i < shared * size; i++) {
-        asked[i] = up(query[i]) * scale;
-        sums[i] = 0;
-    }
+    const int64_t vectors = (size + LANES - 1) / LANES;
+    V asked[shared][vectors], sums[shared][vectors], row[vectors];
+    float scores[shared][MAX_BLOCK], top[shared], total[shared];
     for (int64_t g = 0; g < shared; g++) {
-        top[g] = -INFINITY;
+        load(query + g * size, asked[g], size);
+        for (int64_t i = 0; i < vectors; i++) {
+            asked[g][i] *= scale;
+            sums[g][i] = (V){0};
+        }
+        top[g] = LOWEST;
         total[g] = 0;
     }
     for (int64_t begin = first; begin < length;) {
@@ -100,37 +169,42 @@ static inline __attribute__((always_inline)) void attend_one(
         if (count > length - begin) count = length - begin;
         int64_t slot = (int64_t)table[begin / block_size] * block_size + offset;
         const T *key = keys + slot * stride, *value = values + slot * stride;
+        if (begin == first) fetch(value, count, stride, size);
+        if (begin + count < length) {
+            int64_t next = (int64_t)table[(begin + count) / block_size] * block_size, ahead = length - begin - count;
+            if (ahead > block_size) ahead = block_size;
+            fetch(keys + next * stride, ahead, stride, size);
+            fetch(values + next * stride, ahead, stride, size);
+        }
         for (int64_t j = 0; j < count; j++) {
-            float k[size];
-            for (int64_t i = 0; i < size; i++) k[i] = up(key[j * stride + i]);
+            load(key + j * stride, row, size);
             for (int64_t g = 0; g < shared; g++) {
-                float dot = 0;
-                for (int64_t i = 0; i < size; i++) dot += asked[g * size + i] * k[i];
-                scores[g][j] = dot;
+                V dot = asked[g][0] * row[0];
+                for (int64_t i = 1; i < vectors; i++) dot += asked[g][i] * row[i];
+                scores[g][j] = sum_of(dot);
             }
         }
         for (int64_t g = 0; g < shared; g++) {
             float high = top[g], part = 0;
             for (int64_t j = 0; j < count; j++) high = scores[g][j] > high ? scores[g][j] : high;
-            float fade = expf(top[g] - high);
+            float fade = exp_of(top[g] - high);
             for (int64_t j = 0; j < count; j++) {
-                scores[g][j] = expf(scores[g][j] - high);
+                scores[g][j] = exp_of(scores[g][j] - high);
                 part += scores[g][j];
             }
             top[g] = high;
             total[g] = total[g] * fade + part;
-            for (int64_t i = 0; i < size; i++) sums[g * size + i] *= fade;
+            for (int64_t i = 0; i < vectors; i++) sums[g][i] *= fade;
         }
         for (int64_t j = 0; j < count; j++) {
-            float v[size];
-            for (int64_t i = 0; i < size; i++) v[i] = up(value[j * stride + i]);
+            load(value + j * stride, row, size);
             for (int64_t g = 0; g < shared; g++)
-                for (int64_t i = 0; i < size; i++) sums[g * size + i] += scores[g][j] * v[i];
+                for (int64_t i = 0; i < vectors; i++) sums[g][i] += scores[g][j] * row[i];
         }
         begin += count;
     }
     for (int64_t g = 0; g < shared; g++)
-        for (int64_t i = 0; i < size; i++) out[g * size + i] = down(sums[g * size + i] / total[g]);
+        for (int64_t i = 0; i < size; i++) out[g * size + i] = down(sums[g][i / LANES][i % LANES] / total[g]);
 }
 
 /* Paged attention of `count` tokens, named by `tokens` with their `rows` in the block table [.., columns].

@@ -18,7 +18,7 @@ import platformdirs
 import torch
 
 SOURCE = Path(__file__).with_name("fused.c")
-COMPILE = ("-O3", "-march=native", "-ffast-math", "-fno-finite-math-only", "-fopenmp", "-fPIC", "-c")
+COMPILE = ("-O3", "-march=native", "-ffast-math", "-fopenmp", "-fPIC", "-c")
 LINK = ("-shared", "-fopenmp")
 """Without -ffast-math: linking with it would switch the whole process to flushing small numbers to zero."""
 DTYPE_FLAGS: dict[torch.dtype, tuple[str, ...]] = {torch.float32: (), torch.bfloat16: ("-DBF16",)}
