@@ -12,7 +12,8 @@ from click.core import ParameterSource
 from schedtop.console.cli.engine_flags import engine_config
 from schedtop.console.cli.errors import CommandError
 from schedtop.engine.headless import Progress, with_end
-from schedtop.engine.whatif.recorded import looks_like_recording, recorded_scenario
+from schedtop.engine.recording.arrivals import looks_like_recording
+from schedtop.engine.whatif.recorded import recorded_scenario
 from schedtop.engine.whatif.scenario import Scenario
 
 NOT_HERE = ("workload", "model", "record", "record_text", "metrics_port", "real_time")

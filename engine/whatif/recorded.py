@@ -7,8 +7,6 @@ from pathlib import Path
 import msgspec
 from schedtop.engine.config import ConfigError, EngineConfig
 from schedtop.engine.knobs import BY_NAME
-from schedtop.engine.recording.frames import MARK as FILE_MARK
-from schedtop.engine.recording.frames import MARK_BYTES
 from schedtop.engine.recording.reader import Mark, Recording
 from schedtop.engine.sim.calibrate import calibrate
 from schedtop.engine.sim.fit import FitError
@@ -18,15 +16,6 @@ from schedtop.engine.whatif.scenario import KnobEvent, Scenario, without_rate
 
 SAME_ENGINE = ("seed", "tensor_parallel_size", "pipeline_parallel_size")
 """Settings of a header that are an engine config's too."""
-
-
-def looks_like_recording(path: Path) -> bool:
-    """By the file's first bytes."""
-    try:
-        with path.open("rb") as file:
-            return file.read(MARK_BYTES) == FILE_MARK
-    except OSError:
-        return False
 
 
 def recorded_scenario(config: EngineConfig, given: set[str]) -> Scenario:

@@ -6,19 +6,18 @@ from array import array
 from collections.abc import Sequence
 
 import msgspec
-import numpy as np
 from schedtop.engine.clock import SimulatedClock
 from schedtop.engine.config import SchedulerConfig
 from schedtop.engine.engine import Engine
+from schedtop.engine.recording.arrivals import prefix_ids
 from schedtop.engine.request import Request, Status
 from schedtop.engine.scheduler.admission import stop_at
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.sim.features import StepCost
 from schedtop.engine.sim.worker import SimWorker
-from schedtop.engine.telemetry import PREFIX_KEY_BYTES, Arrival, Header, RequestState, Snapshot
+from schedtop.engine.telemetry import Arrival, Header, RequestState, Snapshot
 from schedtop.engine.workload.build import RequestBuilder
 from schedtop.engine.workload.paced import Ask
-from schedtop.engine.workload.tokens import Keys
 
 DEFAULT_VOCAB_SIZE = 32_000
 
@@ -69,16 +68,10 @@ def vocab_size(header: Header) -> int:
 
 def ask_of(arrival: Arrival, block_size: int, ordinal: int, own_s: float) -> Ask:
     """A request of the same lengths and prefix; what follows the prefix is its own, by `ordinal`."""
-    keys = prefix_ids(arrival.prefix_keys) if arrival.prefix_keys else None
+    keys = prefix_ids(arrival)
     return Ask(
         own_s, ordinal, arrival.id, arrival.prompt_tokens, arrival.max_tokens, arrival.priority, keys, block_size
     )
-
-
-def prefix_ids(prefix_keys: bytes) -> Keys:
-    """An arrival's joined keys as uint64, one per full block of its prompt."""
-    parts = np.frombuffer(prefix_keys, dtype=np.uint8).reshape(-1, PREFIX_KEY_BYTES)
-    return np.pad(parts, ((0, 0), (0, 8 - PREFIX_KEY_BYTES))).view("<u8").reshape(-1).astype(np.uint64)
 
 
 def make_request(builder: RequestBuilder, arrival: Arrival, block_size: int) -> Request:

@@ -1,0 +1,78 @@
+"""A recording as a workload: the requests it saw, with the prefixes they shared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from schedtop.engine.recording.frames import MARK, MARK_BYTES, RecordingError
+from schedtop.engine.recording.reader import Recording
+from schedtop.engine.telemetry import PREFIX_KEY_BYTES, Arrival, FinishReason
+from schedtop.engine.workload.trace import (
+    FileReader,
+    PrefixIds,
+    Tally,
+    Trace,
+    TraceError,
+    TraceRow,
+    register_reader,
+)
+
+
+def looks_like_recording(path: Path) -> bool:
+    """By the file's first bytes."""
+    try:
+        with path.open("rb") as file:
+            return file.read(MARK_BYTES) == MARK
+    except OSError:
+        return False
+
+
+def read_arrivals(path: Path, tally: Tally) -> Trace:
+    """The requests of a recording in order of arrival. An output is as long as allowed unless the model stopped it.
+
+    Raises `TraceError` for a file of which nothing can be read.
+    """
+    try:
+        with Recording(path) as recording:
+            rows = _rows(recording)
+            notes = [recording.truncated] if recording.truncated else []
+            return Trace("schedtop recording", iter(rows), block_tokens=recording.header.block_size, notes=notes)
+    except RecordingError as error:
+        raise TraceError(str(error)) from None
+
+
+def prefix_ids(arrival: Arrival) -> PrefixIds | None:
+    """An arrival's keys, one per full block of its prompt; None without any."""
+    if not arrival.prefix_keys:
+        return None
+    parts = np.frombuffer(arrival.prefix_keys, dtype=np.uint8).reshape(-1, PREFIX_KEY_BYTES)
+    return np.pad(parts, ((0, 0), (0, 8 - PREFIX_KEY_BYTES))).view("<u8").reshape(-1).astype(np.uint64)
+
+
+def _rows(recording: Recording) -> list[TraceRow]:
+    arrivals: dict[int, Arrival] = {}
+    stopped: dict[int, int] = {}
+    for record in recording.records():
+        arrivals.update({arrival.number: arrival for arrival in record.arrivals})
+        for finish in record.finishes:
+            if finish.reason == FinishReason.STOP:
+                stopped[finish.number] = finish.output_tokens
+    return list(_as_rows(arrivals, stopped))
+
+
+def _as_rows(arrivals: dict[int, Arrival], stopped: dict[int, int]) -> Iterator[TraceRow]:
+    for number, arrival in arrivals.items():
+        yield TraceRow(
+            line=number + 1,
+            time_s=arrival.arrival_s,
+            prompt_tokens=arrival.prompt_tokens,
+            output_tokens=stopped.get(number, arrival.max_tokens),
+            prefix_ids=prefix_ids(arrival),
+            priority=arrival.priority,
+            id=arrival.id,
+        )
+
+
+register_reader(FileReader("recording", "schedtop recordings", lambda head: head.startswith(MARK), read_arrivals))
