@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from schedtop.console import text
+from schedtop.console.explain import table
 from schedtop.console.explain.log import Entry, Log
 from schedtop.console.explain.window import Bounds
 from schedtop.console.history import History
@@ -18,7 +19,7 @@ class ExplainDesk:
         self.log = Log(bounds=bounds)
         self.entries: list[Entry] = []
         self._looked_at_s: float | None = None
-        self._looked_seq = -1
+        self._looked_seq, self._looks_there = -1, 0
         history.watchers.append(self.log.take)
 
     def look_if_due(self, view: View) -> bool:
@@ -36,9 +37,10 @@ class ExplainDesk:
         """Look now. A live engine that says nothing is itself a symptom; one that has ended is not."""
         facts = self.log.diagnosis.facts
         silent_s = view.age_s if view.link.state == "open" else None
-        if facts.seq == self._looked_seq and (silent_s is None or silent_s < EVERY_S):
-            return
+        self._looks_there = self._looks_there + 1 if facts.seq == self._looked_seq else 1
         self._looked_seq = facts.seq
+        if self._looks_there > table.LOOKS.value and (silent_s is None or silent_s < table.SILENT.value):
+            return  # everything that the newest record can show has been told
         self.log.look(silent_s)
         self.entries = self.log.ranked()
 

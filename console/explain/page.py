@@ -76,7 +76,7 @@ def _entry(number: int, entry: Entry) -> str:
 def extent_words(finding: Finding) -> str:
     """What the figures rest on: window and samples."""
     return (
-        f"window {seconds(finding.window_s)} to {seconds(finding.to_s)}, {finding.num_steps} steps,"
+        f"{seconds(finding.window_s)} up to {seconds(finding.to_s)}, {finding.num_steps} steps,"
         f" n={finding.n} {finding.what}"
     )
 

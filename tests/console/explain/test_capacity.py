@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scenes import Run, ask, numbers, serve
@@ -12,7 +14,7 @@ def pressed(blocks: int) -> Run:
     return serve(WorkloadSpec(source="pressure", rate=4.0, seed=1), 30, num_blocks=blocks)
 
 
-def looping(**scheduler: object) -> Run:
+def looping(**scheduler: Any) -> Run:
     """A long answer holds half the pool; a prompt that needs more than the rest comes behind it."""
     return serve(
         [ask(0, 300, 600), ask(1, 900, 10)],

@@ -84,7 +84,7 @@ def check_rates(run: Run, told: dict[str, Any]) -> None:
     early = first[-told["n"] - told["n_before"] : -told["n"]]
 
     def rate(part: list[Any]) -> float:
-        return sum(a.cached_tokens for a in part) / sum(prompts[a.number] for a in part)
+        return float(sum(a.cached_tokens for a in part) / sum(prompts[a.number] for a in part))
 
     assert told["late"] == pytest.approx(rate(late), abs=1e-9)
     assert told["early"] == pytest.approx(rate(early), abs=1e-9)

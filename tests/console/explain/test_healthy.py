@@ -8,7 +8,7 @@ import pytest
 from scenes import ask, serve, stream
 from schedtop.engine.config import WorkloadSpec
 
-WORKLOADS = (
+WORKLOADS: tuple[tuple[str, float, dict[str, Any]], ...] = (
     ("mixed", 8.0, {}),
     ("mixed", 4.0, {"num_speculative_tokens": 3}),
     ("mixed", 6.0, {"policy": "priority"}),

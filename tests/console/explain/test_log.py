@@ -90,8 +90,9 @@ RUN = serve([ask(i, 200, 60, i * 0.02) for i in range(60)], 5, max_num_seqs=6, n
 def test_any_gaps_are_survived(data: st.DataObject) -> None:
     kept = data.draw(st.lists(st.integers(0, len(RUN.records) - 1), unique=True, min_size=1).map(sorted))
     log = Log()
-    for message in [RUN.header, *(RUN.records[index] for index in kept)]:
-        log.take(message)
+    log.take(RUN.header)
+    for index in kept:
+        log.take(RUN.records[index])
     log.look()
     json.dumps(document(log), allow_nan=False)
     page(log)
