@@ -17,7 +17,7 @@ from schedtop.engine.runner.pull import PULLABLE, pulled_path
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-MODEL_TYPES = LEAN_MODEL_TYPES | {"smollm3"}
+MODEL_TYPES = LEAN_MODEL_TYPES | {"gemma2", "gemma3_text", "smollm3"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 GGUF_MAGIC = b"GGUF"
 
@@ -119,6 +119,8 @@ def load_config(files: ModelFiles) -> Any:
         raise ConfigError(
             f"model {files.name}: architecture {config.model_type!r} is not served; these are: {served}"
         )
+    if getattr(config, "use_bidirectional_attention", None):
+        raise ConfigError(f"model {files.name}: it attends in both directions and generates no text: not served")
     if files.gguf is None and getattr(config, "quantization_config", None):
         raise ConfigError(f"model {files.name}: quantised weights are served from GGUF files only")
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads or config.num_attention_heads

@@ -12,16 +12,23 @@ import torch
 from schedtop.engine.config import SchedulerConfig
 from schedtop.engine.plan import Worker
 from schedtop.engine.request import Request, SamplingParams
-from schedtop.engine.runner.attention import TorchAttention
+from schedtop.engine.runner.backend import make_kernel_decoder
 from schedtop.engine.runner.cache import CacheShape, PagedCache
+from schedtop.engine.runner.capped import torch_attention
 from schedtop.engine.runner.fused import NativeAttention, NativeOperations
 from schedtop.engine.runner.general import GeneralDecoder
+from schedtop.engine.runner.guard import GuardedDecoder
+from schedtop.engine.runner.kernel_decoders import KernelGeneralDecoder
+from schedtop.engine.runner.kernel_sampler import KernelSampler
 from schedtop.engine.runner.lean import LeanDecoder, is_lean, layer_window
 from schedtop.engine.runner.native import load_native
+from schedtop.engine.runner.open import layer_soft_cap
 from schedtop.engine.runner.worker import ModelWorker
 from schedtop.engine.scheduler.scheduler import Scheduler
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
     PreTrainedModel,
@@ -64,13 +71,57 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "qwen3": lambda: Qwen3Config(**COMMON, head_dim=8),
     "mistral": lambda: MistralConfig(**COMMON, head_dim=8, sliding_window=24),
     "smollm3": lambda: SmolLM3Config(**COMMON),
+    "gemma2": lambda: Gemma2Config(
+        **COMMON,
+        head_dim=8,
+        sliding_window=20,
+        query_pre_attn_scalar=2,
+        attn_logit_softcapping=3.0,
+        final_logit_softcapping=8.0,
+    ),
+    "gemma3": lambda: Gemma3TextConfig(
+        **COMMON,
+        head_dim=8,
+        sliding_window=20,
+        query_pre_attn_scalar=8,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
 }
+
+
+KERNEL_SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 64,
+    "max_window_layers": 1,
+}
+"""Head sizes that the kernels know, and little work beside them: an interpreter runs them."""
+
+LAYER_KINDS = ["sliding_attention", "full_attention"]
+
+
+def build_config(name: str) -> Any:
+    """The configuration `name` means; `name@kernels` is the same family in sizes that the kernels run."""
+    family, _, small = name.partition("@")
+    config = CONFIGS[family]()
+    if not small:
+        return config
+    values = {**config.to_dict(), **KERNEL_SIZES}
+    if "sliding_attention" in (values.pop("layer_types", None) or ()) and config.model_type != "mistral":
+        values["layer_types"] = LAYER_KINDS
+    return type(config)(**values)
 
 
 def build_model(name: str) -> PreTrainedModel:
     """A float32 model with random weights, the same every time; no parameter keeps a special initial value."""
     torch.manual_seed(11)
-    model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32).eval()
+    # Only transformers' eager attention knows a cap on scores.
+    model = AutoModelForCausalLM.from_config(
+        build_config(name), dtype=torch.float32, attn_implementation="eager"
+    ).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.15)
@@ -136,6 +187,7 @@ class Served:
 def build_worker(name: str, route: str, config: SchedulerConfig, **options: Any) -> ModelWorker:
     """A worker on the CPU whose cache has exactly the blocks of `config`."""
     model = build_model(name)
+    device = torch.device("cpu")
     head_size = model.model.layers[0].self_attn.head_dim
     shape = CacheShape(
         model.config.num_hidden_layers,
@@ -144,8 +196,21 @@ def build_worker(name: str, route: str, config: SchedulerConfig, **options: Any)
         head_size,
         torch.float32,
     )
-    cache = PagedCache(shape, config.num_blocks, torch.device("cpu"))
-    attention, operations = TorchAttention(cache), None
+    cache = PagedCache(shape, config.num_blocks, device)
+    soft_cap = layer_soft_cap(model.config)
+    options.setdefault("num_speculative_tokens", config.num_speculative_tokens)
+    if route.startswith("kernels"):
+        guarded = kernel_decoder(model, route, cache, config.max_model_len)
+        graphs = options.pop("graphs", None)
+        return ModelWorker(
+            guarded,
+            config.block_size,
+            device,
+            graphs=None if graphs is None else graphs(guarded, config),
+            sampler=KernelSampler(device, print),
+            **options,
+        )
+    attention, operations = torch_attention(cache, soft_cap), None
     if route == "native":
         library = load_native(torch.float32, torch.device("cpu"))
         if library is None:
@@ -156,13 +221,24 @@ def build_worker(name: str, route: str, config: SchedulerConfig, **options: Any)
         decoder: Any = LeanDecoder(model, attention, config.max_model_len, operations)
     else:
         decoder = GeneralDecoder(model, attention)
-    options.setdefault("num_speculative_tokens", config.num_speculative_tokens)
-    return ModelWorker(decoder, config.block_size, torch.device("cpu"), **options)
+    return ModelWorker(decoder, config.block_size, device, **options)
+
+
+def kernel_decoder(model: PreTrainedModel, route: str, cache: PagedCache, max_model_len: int) -> GuardedDecoder:
+    """The model on kernels, interpreted: by the route it would take, or by the general one. Failures raise."""
+
+    def fail(line: str) -> None:
+        raise AssertionError(line)
+
+    soft_cap = layer_soft_cap(model.config)
+    if route == "kernels-general":
+        return GuardedDecoder(KernelGeneralDecoder(model, None), cache, fail, soft_cap)
+    return make_kernel_decoder(model, cache, max_model_len, soft_cap, fail)
 
 
 def scheduler_config(name: str, **changes: Any) -> SchedulerConfig:
     """Small steps and a small pool; the window is the scheduler's to know where every layer has it."""
-    config = CONFIGS[name]()
+    config = build_config(name)
     values: dict[str, Any] = {
         "num_blocks": 256,
         "block_size": 8,
@@ -185,7 +261,7 @@ class Lab:
 
     @staticmethod
     def serve(name: str, route: str = "lean", **changes: Any) -> Served:
-        options = {key: changes.pop(key) for key in ("texts", "seed") if key in changes}
+        options = {key: changes.pop(key) for key in ("texts", "seed", "graphs") if key in changes}
         config = scheduler_config(name, **changes)
         return Served(config, build_worker(name, route, config, **options))
 
