@@ -5,7 +5,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: run test lint types check format engine clean
 
-run: $(VENV)/.base ## open the console on an engine of your own (ARGS='--rate 20')
+run: $(VENV)/.engine ## open the console on an engine of your own (ARGS='--rate 20')
 	@$(BIN)/schedtop $(ARGS)
 
 test: $(VENV)/.test lint types check ## everything that has to hold: style, types, tests

@@ -12,7 +12,7 @@ class ConsoleOptions:
 
     `theme` None picks by terminal: monochrome under NO_COLOR, the terminal's own colours where it has 16, else
     dark. `embedded`: the engine ends with the console. `config_dir` holds `themes/` and `keys.toml`;
-    `output_dir` takes screenshots and exports.
+    `output_dir` takes screenshots and exports. `notice` is shown once at the start.
     """
 
     theme: str | None = None
@@ -25,4 +25,4 @@ class ConsoleOptions:
     window_s: float = 60.0
     config_dir: Path | None = None
     output_dir: Path | None = None
-    title: str = ""
+    notice: str = ""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
+from schedtop.console.cli.defaults import choose_default
 from schedtop.console.cli.engine_flags import engine_config
 from schedtop.console.cli.errors import FAILED, CommandError, check_writable, say
 from schedtop.engine.channel.protocol import ChannelError
@@ -20,18 +21,24 @@ REPORT_S = 30.0
 
 def open_console(flags: Mapping[str, Any]) -> int:
     """Start an engine and show it; the exit code."""
+    on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
+    notice = ""
+    if on_terminal:
+        check_terminal()
+        flags, notice = choose_default(flags)
     config = engine_config(flags, real_time=flags.get("real_time") is not False)
     if config.record:
         check_writable(config.record)
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+    if not on_terminal:
         return _print_report(config)
-    check_terminal()
+    if notice:
+        say(notice)
     process = start_engine(config)
     with process:
         # The engine builds while this process imports the console.
         from schedtop.console.app import run_console
 
-        options = console_options(flags)
+        options = console_options(flags, notice=notice)
         try:
             link = process.connect()
         except ChannelError as error:
@@ -66,7 +73,7 @@ def check_terminal() -> None:
         )
 
 
-def console_options(flags: Mapping[str, Any], *, embedded: bool = True):  # type: ignore[no-untyped-def]
+def console_options(flags: Mapping[str, Any], *, embedded: bool = True, notice: str = ""):  # type: ignore[no-untyped-def]
     """The console's flags as its options."""
     from schedtop.console.options import ConsoleOptions
     from schedtop.engine.slo import Slo, parse_slo
@@ -83,4 +90,5 @@ def console_options(flags: Mapping[str, Any], *, embedded: bool = True):  # type
         ttft_slo_s=slo.ttft_s,
         itl_slo_s=slo.itl_s,
         window_s=flags["window_s"],
+        notice=notice,
     )

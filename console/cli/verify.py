@@ -62,9 +62,8 @@ def _case(path: Path, as_json: bool) -> tuple[bool | None, str]:
 def _recording(path: Path, as_json: bool) -> tuple[bool, str]:
     from schedtop.engine.inspect.verify import verify_recording
 
-    with opened(path) as recording:
-        with progress("deciding", len(recording)) as on_progress:
-            verdict = verify_recording(recording, on_progress)
+    with opened(path) as recording, progress("deciding", len(recording)) as on_progress:
+        verdict = verify_recording(recording, on_progress)
     if as_json:
         return verdict.equal, json.dumps(msgspec.to_builtins(verdict))
     return verdict.equal, recording_text(verdict)
