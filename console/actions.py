@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
+LIVE, REPLAY = "live", "replay"
 GLOBAL = "global"
 PANEL = "panel"
 SCOPES: Mapping[str, str] = MappingProxyType(
@@ -20,6 +21,8 @@ SCOPES: Mapping[str, str] = MappingProxyType(
         "knobs": "Knobs [6]",
         "events": "Events [7]",
         "request": "Request screen",
+        "presets": "Presets [8] of the Knobs screen",
+        "changes": "Changes [9] of the Knobs screen",
         "findings": "Explain: findings",
         "finding": "Explain: why",
     }
@@ -34,7 +37,8 @@ class ActionError(ValueError):
 class Action:
     """One thing an operator can do. `keys` are Textual key names; `footer` is its word there, empty for none.
 
-    A scope other than `global` holds while that panel has the focus.
+    A scope other than `global` holds while that panel has the focus. `mode` is `live` or `replay` for what makes
+    sense only there.
     """
 
     id: str
@@ -43,7 +47,26 @@ class Action:
     help: str
     scope: str = GLOBAL
     footer: str = ""
+    mode: str = ""
 
+
+REPLAY_ACTIONS: tuple[Action, ...] = (
+    Action("play", ("space",), "Play or pause", "From the end: from the beginning", footer="play", mode=REPLAY),
+    Action("replay_back", ("comma",), "Previous step", "Playing stops there", footer="step", mode=REPLAY),
+    Action("replay_forward", ("full_stop",), "Next step", "Playing stops there", mode=REPLAY),
+    Action("slower", ("left_square_bracket",), "Slower", "Down to 0.1x", footer="speed", mode=REPLAY),
+    Action("faster", ("right_square_bracket",), "Faster", "Up to 1000x", mode=REPLAY),
+    Action(
+        "event_back", ("left_curly_bracket",), "Previous event", "Of the kind chosen with m", mode=REPLAY
+    ),
+    Action(
+        "event_forward", ("right_curly_bracket",), "Next event", "Of the kind chosen with m", footer="event", mode=REPLAY
+    ),
+    Action("event_kind", ("m",), "Which event", "Any, preemption, knob change, refusal, outlier", mode=REPLAY),
+    Action("jump", ("J",), "Jump", "To a step, a time, a share, an event", footer="jump", mode=REPLAY),
+    Action("replay_start", (), "Go to the beginning", "Of the recording", mode=REPLAY),
+    Action("replay_end", ("end",), "Go to the end", "Of the recording", mode=REPLAY),
+)
 
 ACTIONS: tuple[Action, ...] = (
     Action("help", ("question_mark", "f1"), "Help", "This panel's figures and all keys", footer="help"),
@@ -65,12 +88,14 @@ ACTIONS: tuple[Action, ...] = (
         "zoom", ("z",), "Zoom the panel", "The focused panel fills the screen; z or Esc goes back", footer="zoom"
     ),
     Action("back", ("escape",), "Back one level", "Filter, staged knobs, zoom, past step; never quits"),
-    Action("pause_view", ("space",), "Pause the view", "Collection goes on behind it", footer="pause"),
-    Action("live", ("end",), "Return to the present", "Leave the inspected step"),
+    Action("pause_view", ("space",), "Pause the view", "Collection goes on behind it", footer="pause", mode=LIVE),
+    Action("live", ("end",), "Return to the present", "Leave the inspected step", mode=LIVE),
     Action("pause_engine", ("P",), "Pause or resume the engine", "Arrivals keep queueing"),
-    Action("step_engine", ("full_stop",), "Run one step", "While the engine is paused"),
+    Action("step_engine", ("full_stop",), "Run one step", "While the engine is paused", mode=LIVE),
+    *REPLAY_ACTIONS,
     Action("filter", ("slash",), "Filter requests", "Words for id or state, kv>40, age>2s", footer="filter"),
     Action("explain", ("x",), "Explain", "Symptoms, their causes, and what to turn", footer="explain"),
+    Action("knobs_screen", ("K",), "Knobs screen", "Presets, and what changes did", footer="knobs"),
     Action("copy", ("y",), "Copy the selected line", "OSC 52, or a file where that fails"),
     Action("export", ("e",), "Export the window", "The shown steps as JSONL and CSV", footer="export"),
     Action("screenshot", ("s",), "Screenshot", "SVG and text"),
@@ -102,7 +127,13 @@ ACTIONS: tuple[Action, ...] = (
     Action("knob_type", ("equals_sign",), "Type a value", "Staged until Enter", "knobs", footer="type"),
     Action("knob_apply", ("enter",), "Apply the staged values", "All or none", "knobs", footer="apply"),
     Action("knob_undo", ("u",), "Undo", "Stage the values before your last change", "knobs", footer="undo"),
+    Action(
+        "knob_try", ("c",), "Apply on trial, or confirm", "Goes back by itself after 30 s", "knobs", footer="try"
+    ),
     Action("knob_launch", ("R",), "Launch values", "Stage what the engine started with", "knobs"),
+    Action("preset_stage", ("enter",), "Stage the preset", "Where it differs", "presets", footer="stage"),
+    Action("preset_save", ("w",), "Save the present values as a preset", "", "presets", footer="save"),
+    Action("change_step", ("enter",), "Show the change's step", "On the Live screen", "changes", footer="show"),
     Action("request_earlier", ("left", "h"), "Its earlier step", "", "request", footer="step"),
     Action("request_later", ("right", "l"), "Its later step", "", "request"),
     Action("request_next", ("n",), "Next request", "In the order of the table", "request", footer="next"),
@@ -137,6 +168,10 @@ _NAMES = {
     "plus": "+",
     "minus": "-",
     "equals_sign": "=",
+    "left_square_bracket": "[",
+    "right_square_bracket": "]",
+    "left_curly_bracket": "{",
+    "right_curly_bracket": "}",
     "less_than_sign": "<",
     "greater_than_sign": ">",
     "f1": "F1",
@@ -152,14 +187,15 @@ def key_name(key: str) -> str:
 
 
 class Registry:
-    """The actions with a user's keys. Raises `ActionError` when two actions would answer to one key."""
+    """A mode's actions with a user's keys. Raises `ActionError` when two actions would answer to one key."""
 
-    def __init__(self, overrides: Mapping[str, Iterable[str]] | None = None) -> None:
+    def __init__(self, overrides: Mapping[str, Iterable[str]] | None = None, mode: str = LIVE) -> None:
         by_id = {action.id: action for action in ACTIONS}
         for name, keys in (overrides or {}).items():
             if name not in by_id:
                 raise ActionError(f"no action is called {name!r}; the actions are {', '.join(by_id)}")
             by_id[name] = replace(by_id[name], keys=tuple(_key(key) for key in keys))
+        by_id = {name: action for name, action in by_id.items() if action.mode in ("", mode)}
         self.actions = tuple(by_id.values())
         self._by_key = _index(self.actions)
         self._by_id = by_id

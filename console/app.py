@@ -6,10 +6,12 @@ import asyncio
 import os
 import signal
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rich.text import Text
 from schedtop.console.actions import Registry, key_name, load_keymap
 from schedtop.console.desk import KnobDesk
 from schedtop.console.explain.desk import ExplainDesk
@@ -22,10 +24,13 @@ from schedtop.console.options import ConsoleOptions
 from schedtop.console.palette import Palette
 from schedtop.console.screens.base import ConsoleScreen
 from schedtop.console.screens.explain import ExplainScreen
+from schedtop.console.screens.knobs import KnobsScreen
 from schedtop.console.screens.live import LiveScreen
 from schedtop.console.screens.request import RequestScreen
+from schedtop.console.trial import Trials
 from schedtop.console.view import View
-from schedtop.engine.telemetry import Incoming, Notice, Reply
+from schedtop.engine.knobs import KnobValue
+from schedtop.engine.telemetry import Drain, Incoming, Notice, Reply, SetKnobs
 from schedtop.themes.load import DEFAULT, Theme, load_themes
 from textual.app import App
 from textual.theme import Theme as TextualTheme
@@ -67,12 +72,18 @@ class ConsoleApp(App[None], inherit_bindings=False):
             window_s=self.options.window_s,
         )
         self._notices = [f"theme {failure.path} left out: {failure.reason}" for failure in failures]
+        if self.options.notice:
+            self._notices.insert(0, self.options.notice)
         for words in self._notices:
             self.history.note(Notice("warning", words))
         keymap = load_keymap(self.options.config_dir / "keys.toml") if self.options.config_dir else {}
         self.registry = Registry(keymap)
         self.feed = Feed(link, self.history, self._on_change, self._on_reply, reopen, now)
-        self.live_screen = LiveScreen(self.view, self.registry, KnobDesk(self.history))
+        self.desk = KnobDesk(self.history)
+        self.live_screen = LiveScreen(self.view, self.registry, self.desk)
+        slos = {"ttft": self.options.ttft_slo_s, "itl": self.options.itl_slo_s}
+        given = {kind: limit_s for kind, limit_s in slos.items() if limit_s is not None}
+        self.trials = Trials(self.history, given, now, self._revert)
         bounds = Bounds(self.options.ttft_slo_s, self.options.itl_slo_s)
         self.explain = ExplainDesk(self.history, bounds)
         self.output_dir = self.options.output_dir or Path.cwd()
@@ -109,7 +120,17 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self.exit(return_code=128 + number)
 
     async def on_unmount(self) -> None:
+        self.trials.end("the console was left")
+        if self.options.embedded and not self.options.read_only:
+            # The engine lives for this console alone: what is in flight need not be waited for.
+            self.feed.send(Drain(self.feed.next_command(), now=True))
         self.feed.close()
+
+    def _fatal_error(self) -> None:
+        """A bug: tell where, but not the values of variables, which may be prompts."""
+        if self._exception is not None:
+            self._exit_renderables.append(Text("".join(traceback.format_exception(self._exception))))
+        self._close_messages_no_wait()
 
     # Data
 
@@ -145,6 +166,9 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self.feed.looked()
         self._take_status()
         self._take_findings()
+        with self.history.lock:
+            self.trials.check()
+        self.view.trial = self.trials.trial
         self.front.paint()
 
     @property
@@ -162,6 +186,21 @@ class ConsoleApp(App[None], inherit_bindings=False):
     def show_request(self, number: int) -> None:
         """Open the screen of one request."""
         self.push_screen(RequestScreen(self.view, self.registry, number))
+
+    def show_knobs(self) -> None:
+        """Open the Knobs screen."""
+        if not isinstance(self.screen, KnobsScreen):
+            self.push_screen(KnobsScreen(self.view, self.registry, self.desk))
+
+    def _revert(self, values: dict[str, KnobValue], why: str) -> None:
+        """Go back to the values before a trial."""
+
+        def replied(reply: Reply) -> None:
+            words = f"back to {', '.join(values)} as before: {why}" if reply.ok else f"cannot go back: {reply.text}"
+            self.history.note(Notice("warning", words))
+            self.front.say(words, "warn" if reply.ok else "breach")
+
+        self.command(lambda id: SetKnobs(id, values, by="trial ended"), replied)
 
     def _tick(self) -> None:
         """Let the age of the data count on while nothing arrives."""

@@ -95,7 +95,18 @@ class Feed:
                 continue
             if message is not None:
                 tries = 0
-                self._take(message)
+                if not self._taken(message):
+                    return
+
+    def _taken(self, message: Outgoing) -> bool:
+        """Take a message in; False if it makes no sense, which ends the feed and is shown."""
+        try:
+            self._take(message)
+        except Exception as error:
+            cause = f"a message of the engine made no sense ({type(error).__name__}: {text.clean(error)})"
+            self._set(LinkStatus("ended", cause, self._now()))
+            return False
+        return True
 
     def _take(self, message: Outgoing) -> None:
         if isinstance(message, Header) and message.protocol != PROTOCOL:

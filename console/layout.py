@@ -34,10 +34,13 @@ def mode(width: int, height: int) -> str:
     return "small"
 
 
-def arrange(width: int, height: int, tab: str, zoomed: str | None, banner: bool = False) -> Places:
+def arrange(
+    width: int, height: int, tab: str, zoomed: str | None, banner: bool = False, timeline: bool = False
+) -> Places:
     """A place for every widget that is to be seen.
 
-    `tab` is shown in the lower pane of a compact screen; `banner` takes the line under the header.
+    `tab` is shown in the lower pane of a compact screen; `banner` takes the line under the header, `timeline` the
+    one over the footer.
     """
     kind = mode(width, height)
     if kind == "small":
@@ -46,7 +49,9 @@ def arrange(width: int, height: int, tab: str, zoomed: str | None, banner: bool 
     if banner:
         bars["banner"] = Place(0, 1, width, 1)
     top = 1 + banner
-    room = height - 1 - top
+    room = height - 1 - top - timeline
+    if timeline:
+        bars["timeline"] = Place(0, height - 2, width, 1)
     if zoomed is not None:
         return {**bars, zoomed: Place(0, top, width, room)}
     match kind:
@@ -96,3 +101,19 @@ def _stack(x: int, y: int, width: int, heights: dict[str, int]) -> Places:
         places[name] = Place(x, y, width, height)
         y += height
     return places
+
+
+def arrange_knobs(width: int, height: int) -> Places:
+    """The Knobs screen: side by side where there is room, else one above the other, the least needed left out."""
+    if mode(width, height) == "small":
+        return {}
+    bars = {"header": Place(0, 0, width, 1), "footer": Place(0, height - 1, width, 1)}
+    room = height - 2
+    if width >= WIDE[0] and height >= COMPACT[1]:
+        left = width // 2 - 1
+        presets = min(8, room // 3)
+        right = _stack(left + 2, 1, width - left - 2, {"presets": presets, "changes": room - presets})
+        return {**bars, "knobs": Place(0, 1, left, room), **right}
+    if room >= 20:
+        return {**bars, **_stack(0, 1, width, {"knobs": room - 13, "presets": 4, "changes": 9})}
+    return {**bars, "knobs": Place(0, 1, width, room)}

@@ -10,6 +10,7 @@ from schedtop.console.glyphs import Glyphs
 from schedtop.console.history import History, Moment
 from schedtop.console.options import ConsoleOptions
 from schedtop.console.palette import Palette
+from schedtop.console.trial import Trial
 
 WINDOWS_S = (10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
 STEPS_PER_COLUMN = (1, 2, 4, 8, 16, 32, 64)
@@ -25,12 +26,29 @@ class LinkStatus:
     retry_at_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class ReplayStatus:
+    """Where a recording stands. `state` is playing, paused or ended; times are the recording's own clock.
+
+    `truncated` says what is missing of a file that is not whole.
+    """
+
+    state: str
+    speed: float
+    last_step: int
+    clock_s: float
+    start_s: float
+    end_s: float
+    truncated: str | None = None
+
+
 @dataclass
 class View:
     """Shared by a screen's panels. Read and changed by the screen's thread only, with the history locked.
 
     `moment` is what every panel shows: live, or pinned to one step (`pinned` is its seq). `edge` is the newest
     step of the batch history, which stands still while the view is pinned. `badge` tells of findings in the header.
+    `replay` is there if a recording is shown, not an engine.
     """
 
     history: History
@@ -45,6 +63,8 @@ class View:
     edge: int = -1
     received_at_s: float | None = None
     badge: str = ""
+    replay: ReplayStatus | None = None
+    trial: Trial | None = None
     _moment: Moment | None = None
 
     @property

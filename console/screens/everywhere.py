@@ -158,6 +158,9 @@ class EverywhereCommands:
     def do_mouse(self) -> None:
         self.screen.say("mouse on" if self.app.toggle_mouse() else "mouse off: the terminal selects text", "ok")
 
+    def do_knobs_screen(self) -> None:
+        self.app.show_knobs()
+
     def do_suspend(self) -> None:
         self.app.action_suspend_process()
 

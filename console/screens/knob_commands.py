@@ -8,6 +8,7 @@ from schedtop.console import text
 from schedtop.console.desk import KnobDesk
 from schedtop.console.screens.base import ConsoleScreen
 from schedtop.console.screens.everywhere import EverywhereCommands, engine_refuses
+from schedtop.console.trial import TRIAL_S
 from schedtop.engine.knobs import KnobError
 from schedtop.engine.telemetry import Reply, SetKnobs
 
@@ -49,7 +50,7 @@ class KnobCommands:
         knob = self.panel.selected()
         if knob is not None:
             self.desk.nudge(knob.name, direction)
-            self._foresee()
+            self.foresee()
 
     def do_knob_type(self) -> None:
         knob = self.panel.selected()
@@ -63,7 +64,7 @@ class KnobCommands:
                 except KnobError as error:
                     self.desk.refused = str(error)
                 else:
-                    self._foresee()
+                    self.foresee()
             self.screen.set_focus(self.panel)
             self.screen.paint()
 
@@ -75,34 +76,51 @@ class KnobCommands:
         if not self.desk.staged:
             self.do_knob_type()
             return
+        self._apply("key")
+
+    def do_knob_try(self) -> None:
+        """Confirm what is on trial; without that, apply the staged values on trial."""
+        if self.app.trials.confirm():
+            self.screen.say("confirmed: the change stays", "ok")
+        elif not self.desk.staged:
+            self.screen.say("stage a change first; c then applies it for a while only", "warn")
+        else:
+            self._apply("trial", on_trial=True)
+
+    def _apply(self, by: str, on_trial: bool = False) -> None:
         values, version = self.desk.applying(), self.screen.view.history.live.knobs_version
+        before = {name: self.desk.current.get(name) for name in values}
 
         def replied(reply: Reply) -> None:
-            if reply.ok:
-                self.desk.applied(values)
-                words = "; ".join(reply.warnings)
-                self.screen.say(f"applied {', '.join(values)}" + (f": {words}" if words else ""), "ok")
-            else:
+            if not reply.ok:
                 self.desk.refused = reply.text
                 self.screen.say(reply.text, "breach")
+                return
+            self.desk.applied(values)
+            words = f"applied {', '.join(values)}"
+            if on_trial:
+                self.app.trials.begin(before, values)
+                words += f": goes back in {TRIAL_S:.0f} s unless c confirms it"
+            notes = "; ".join(reply.warnings)
+            self.screen.say(words + (f": {notes}" if notes else ""), "ok")
 
-        self.app.command(lambda id: SetKnobs(id, values, version, by="key"), replied)
+        self.app.command(lambda id: SetKnobs(id, values, version, by=by), replied)
 
     def do_knob_undo(self) -> None:
         if self.desk.stage_undo():
-            self._foresee()
+            self.foresee()
             self.screen.say("the values before your last change are staged; Enter applies them")
         else:
             self.screen.say("no change of yours is left to undo", "warn")
 
     def do_knob_launch(self) -> None:
         if self.desk.stage_launch():
-            self._foresee()
+            self.foresee()
             self.screen.say("the launch values are staged; Enter applies them")
         else:
             self.screen.say("every knob is at its launch value")
 
-    def _foresee(self) -> None:
+    def foresee(self) -> None:
         """Ask the engine what the staged values would do."""
         values: dict[str, Any] = dict(self.desk.staged)
         if not values:

@@ -30,6 +30,10 @@ def banner(view: View) -> tuple[str, str] | None:
             return f"Waiting for the engine: {text.duration(view.now() - link.since_s)}. q quits.", "warn"
         since_s = stage.elapsed_s + (view.age_s or 0.0)
         return f"Loading: {text.clean(stage.name)}, {text.duration(since_s)}. q quits.", "warn"
+    if view.trial is not None:
+        changed = ", ".join(f"{name} {text.value(value)}" for name, value in view.trial.values.items())
+        left_s = view.trial.left_s(view.now())
+        return f"On trial: {changed}. Goes back in {left_s:.0f} s unless c in [6] confirms it.", "warn"
     return None
 
 

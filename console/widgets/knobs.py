@@ -35,6 +35,9 @@ A lower max_num_seqs stops nobody: 16->12 draining 14 means fourteen still run a
             return [("read-only", "warn")]
         if self.view.stale:
             return [("the engine is gone", "warn")]
+        if self.view.trial is not None:
+            left_s = self.view.trial.left_s(self.view.now())
+            return [(f"on trial: goes back in {left_s:.0f} s", "warn"), ("c confirms", "muted")]
         if self.desk.staged:
             return [(f"{len(self.desk.staged)} staged", "warn"), ("Enter applies", "muted"), ("Esc drops", "muted")]
         return [("nothing staged", "muted")]
@@ -43,15 +46,17 @@ A lower max_num_seqs stops nobody: 16->12 draining 14 means fourteen still run a
         live = self.desk.live_knobs()
         if not live:
             return [Line().add(" the engine has told no knobs yet", self.view.palette["muted"])]
+        self.cursor = max(0, min(self.cursor, len(live) - 1))
         notes = self._notes(live, width)[: max(0, height - 3)]
-        room = height - len(notes)
         rows = [self._line(knob, index, width) for index, knob in enumerate(live)]
         rows += [self._start_up_line(knob, value, width) for knob, value in self.desk.start_up_knobs()]
-        self.cursor = max(0, min(self.cursor, len(live) - 1))
+        room = height - len(notes)
+        if len(rows) < room - 1:
+            return [*rows, Line(), *notes]
         self.top = max(0, min(self.top, self.cursor, len(rows) - room))
         self.top = max(self.top, self.cursor - room + 1)
         shown = rows[self.top : self.top + room]
-        return shown + [Line() for _ in range(room - len(shown))] + notes
+        return [*shown, *[Line() for _ in range(room - len(shown))], *notes]
 
     def _line(self, knob: Knob, index: int, width: int) -> Line:
         view, palette, desk = self.view, self.view.palette, self.desk
@@ -70,7 +75,13 @@ A lower max_num_seqs stops nobody: 16->12 draining 14 means fourteen still run a
             line.add(value, palette.on("text", under) + Style(bold=True))
             if draining is not None:
                 line.add(f" draining {draining}", palette.on("warn", under))
-        bounds = Line().add(f"{desk.range_of(knob)} ", palette.on("muted", under))
+        bounds = Line()
+        launch = desk.launch_value(knob.name)
+        if width >= 70 and launch != state.knobs.get(knob.name):
+            bounds.add(f"launch {text.value(launch)}   ", palette.on("muted", under))
+        if width >= 70 and knob.unit:
+            bounds.add(f"{knob.unit}   ", palette.on("faint", under))
+        bounds.add(f"{desk.range_of(knob):>10} ", palette.on("muted", under))
         line.right(width, bounds, palette.on("text", under))
         return line.pad(width, palette.on("text", under))
 
@@ -85,19 +96,18 @@ A lower max_num_seqs stops nobody: 16->12 draining 14 means fourteen still run a
         """What the engine said, or what the selected knob does."""
         palette, desk = self.view.palette, self.desk
         if desk.refused:
-            return [
-                Line().add(f" ! {text.clean(part)}", palette["breach"]) for part in wrap(desk.refused, width - 4)
-            ]
+            return _note("!", text.clean(desk.refused), width, palette["breach"])
         if desk.warnings:
-            words = [part for warning in desk.warnings for part in wrap(text.clean(warning), width - 4)]
-            return [Line().add(f" ! {part}", palette["warn"]) for part in words]
-        if not self.has_focus or self.cursor >= len(live):
+            told = [("!", text.clean(warning), palette["warn"]) for warning in desk.warnings]
+        elif self.has_focus and self.cursor < len(live):
+            knob = live[self.cursor]
+            told = [
+                (sign, words, palette["muted"])
+                for sign, words in ((" ", knob.effect), ("+", knob.up), ("-", knob.down))
+            ]
+        else:
             return []
-        knob = live[self.cursor]
-        effect = [Line().add(f" {part}", palette["muted"]) for part in wrap(knob.effect, width - 2)]
-        for sign, trade in (("+", knob.up), ("-", knob.down)):
-            effect += [Line().add(f" {sign} {part}", palette["muted"]) for part in wrap(trade, width - 4)[:2]]
-        return effect
+        return [line for sign, words, style in told for line in _note(sign, words, width, style)]
 
     def selected(self) -> Knob | None:
         live = self.desk.live_knobs()

@@ -22,6 +22,18 @@ PARTS = (
 """Parts of a life: word, letter and role."""
 
 _REREAD_EVERY = 4
+_TABLE = (
+    ("STEP", 8),
+    ("DID", 8),
+    ("TOKENS", 7),
+    ("ACCEPTED", 9),
+    ("FROM", 7),
+    ("OUT", 4),
+    ("KV", 5),
+    ("GAP ms", 7),
+    ("STEP ms", 8),
+    ("BATCH", 11),
+)
 
 
 class LifePanel(Panel):
@@ -100,12 +112,17 @@ n and N go to the next and the previous request."""
         if life is None:
             return []
         lines = [*self._phases(life, width), self._figures(life, width)]
-        rows = max(0, min(10, (height - 12) // 3))
+        rows = max(0, min(12, (height - 12) // 3))
         if rows:
             lines += self._steps(life, width, rows)
         lines.append(self._blocks(life, width))
         lines += self._texts(width, 2 if height >= 24 else 0)
-        return lines + self._blames(life, width, max(2, height - len(lines)))
+        room = height - len(lines)
+        blames = self._blames(life, width, max(2, min(room, max(room // 2, room - len(life.visits) - 1))))
+        lines += blames
+        if height - len(lines) >= 4:
+            lines += self._table(life, width, height - len(lines))
+        return lines
 
     # Parts
 
@@ -120,8 +137,10 @@ n and N go to the next and the previous request."""
         chars, styles = [], []
         for kind in kinds:
             chars.append(letters[kind])
-            solid = palette.solid and kind != "queue"
-            styles.append(palette.texture(roles[kind]) if solid else palette[roles[kind]])
+            if kind == "queue":
+                styles.append(palette.on("faint", "surface"))
+            else:
+                styles.append(palette.texture(roles[kind]) if palette.solid else palette[roles[kind]])
         edge = palette["muted"]
         bar = Line().add(glyphs.left, edge).cells(chars, styles).add(glyphs.right, edge)
         legend = Line()
@@ -200,6 +219,7 @@ n and N go to the next and the previous request."""
         shown = life.visits[-width:]
         if not shown:
             return [Line().add(" it has not been in a step yet", palette["muted"])]
+        each = max(1, min(8, width // len(shown)))
         parts = np.array([_stack(visit) for visit in shown], dtype=np.float64)
         parts /= max(float(parts.sum(axis=1).max()), 1.0)
         layers = (
@@ -208,23 +228,19 @@ n and N go to the next and the previous request."""
             Layer("draft", "S", glyphs.draft),
             Layer("faint", " ", glyphs.cached),
         )
-        blank = Line().pad(width - len(shown), palette["text"])
+        blank = " " * (width - each * len(shown))
         lines = [
-            Line().extend(blank.pieces).extend(line.pieces)
-            for line in draw_columns(parts, rows, layers, palette, glyphs)
+            Line().add(blank, palette["text"]).extend(line.pieces)
+            for line in draw_columns(np.repeat(parts, each, axis=0), rows, layers, palette, glyphs)
         ]
         index = self._visit_index(life)
-        first = len(life.visits) - len(shown)
-        chars, styles = [], []
-        for at, visit in enumerate(shown, start=first):
+        marks = Line().add(blank, palette["text"])
+        for at, visit in enumerate(shown, start=len(life.visits) - len(shown)):
             slow = visit.gap_s is not None and visit.gap_s > life.slow_s
             mark = glyphs.up if at == index else "!" if slow else glyphs.rule
-            chars.append(mark)
             role = "accent" if at == index else "warn" if slow else "rule"
-            styles.append(palette[role])
-        lines.append(Line().extend(blank.pieces).cells(chars, styles))
-        lines.append(self._visit_line(life.visits[index], width))
-        return lines
+            marks.add(mark.ljust(each, mark if at == index else glyphs.rule), palette[role])
+        return [*lines, marks, self._visit_line(life.visits[index], width)]
 
     def _visit_index(self, life: Life) -> int:
         seqs = [visit.seq for visit in life.visits]
@@ -295,6 +311,29 @@ n and N go to the next and the previous request."""
             lines.append(line.pad(width, palette.on("text", under)))
         return lines
 
+    def _table(self, life: Life, width: int, height: int) -> list[Line]:
+        """Its steps in figures, the chosen one in sight, the newest last."""
+        palette = self.view.palette
+        muted = palette.on("muted", "surface")
+        fields = _fields(width)
+        titles = " ".join(f"{title:>{size}}" for title, size in fields)
+        lines = [Line().add(f"   {titles}", muted).pad(width, muted)]
+        if not life.visits:
+            return lines
+        index, room = self._visit_index(life), height - 1
+        first = max(0, min(index - room // 2, len(life.visits) - room))
+        for at, visit in enumerate(life.visits[first : first + room], start=first):
+            under = "cursor" if at == index else "background"
+            late = visit.gap_s is not None and visit.gap_s > life.slow_s
+            figures = _figures_of(visit)
+            line = Line().add(" ! " if late else "   ", palette.on("warn", under))
+            for title, size in fields:
+                figure = figures[title]
+                kind = figure if figure in ("decode", "prefill") else "text"
+                line.add(f"{figure:>{size}} ", palette.on(kind, under))
+            lines.append(line.pad(width, palette.on("text", under)))
+        return lines
+
     # Keys
 
     def move(self, lines: int) -> None:
@@ -332,3 +371,27 @@ def _stack(visit: Visit) -> tuple[int, int, int, int]:
     plain = visit.tokens - visit.drafts
     decode, prefill = (plain, 0) if visit.decode else (0, plain)
     return decode, prefill, visit.drafts, max(0, visit.batch_tokens - visit.tokens)
+
+
+def _fields(width: int) -> list[tuple[str, int]]:
+    """The table's columns that fit, without the least telling ones where there is little room."""
+    fields = list(_TABLE)
+    for title in ("ACCEPTED", "KV", "BATCH"):
+        if 3 + sum(size + 1 for _, size in fields) > width:
+            fields = [field for field in fields if field[0] != title]
+    return fields
+
+
+def _figures_of(visit: Visit) -> dict[str, str]:
+    return {
+        "STEP": str(visit.step),
+        "DID": "decode" if visit.decode else "prefill",
+        "TOKENS": str(visit.tokens),
+        "ACCEPTED": f"{visit.accepted}/{visit.drafts}" if visit.drafts else text.NONE,
+        "FROM": str(visit.computed),
+        "OUT": str(visit.emitted),
+        "KV": str(visit.blocks),
+        "GAP ms": text.ms(visit.gap_s),
+        "STEP ms": text.ms(visit.end_s - visit.start_s),
+        "BATCH": f"{visit.batch_tokens}/{visit.budget}",
+    }

@@ -76,6 +76,11 @@ class SyntheticEngine:
         self.totals: dict[str, float] = {}
         self.paused = False
 
+    @property
+    def budget(self) -> int:
+        """Tokens of one step."""
+        return int(self.knobs["max_num_scheduled_tokens"] or self.knobs["max_num_batched_tokens"])
+
     def header(self, **changes: Any) -> Header:
         values: dict[str, Any] = {
             "protocol": PROTOCOL,
@@ -172,7 +177,7 @@ class SyntheticEngine:
             output_tokens=int(matrix[6].sum()),
             prompt_tokens=sum(self._find(item.number, rows).arrival.prompt_tokens for item in admissions),
             cached_tokens=sum(item.cached_tokens for item in admissions),
-            token_budget=self.knobs["max_num_scheduled_tokens"],
+            token_budget=self.budget,
             busy_s=elapsed_s,
         )
         counts = np.bincount(self.classes, minlength=4).tolist()
@@ -185,7 +190,7 @@ class SyntheticEngine:
             schedule_s=4e-5,
             execute_s=elapsed_s - 9e-5,
             update_s=5e-5,
-            token_budget=self.knobs["max_num_scheduled_tokens"],
+            token_budget=self.budget,
             input_budget=self.knobs["max_num_batched_tokens"],
             scheduled_tokens=scheduled,
             decode_tokens=decode,
@@ -256,7 +261,7 @@ class SyntheticEngine:
         return new
 
     def _running_pass(self) -> tuple[list[Any], list[Preemption], int]:
-        budget = self.knobs["max_num_scheduled_tokens"]
+        budget = self.budget
         rows: list[Any] = []
         preemptions: list[Preemption] = []
         for job in list(self.running):
@@ -332,7 +337,7 @@ class SyntheticEngine:
         if len(self.running) >= self.knobs["max_num_seqs"]:
             return Head(number, Limiter.SEQUENCE_CAP, self.knobs["max_num_seqs"], len(self.running), since_s=since)
         if budget <= 0:
-            return Head(number, Limiter.TOKEN_BUDGET, self.knobs["max_num_scheduled_tokens"], 0, since_s=since)
+            return Head(number, Limiter.TOKEN_BUDGET, self.budget, 0, since_s=since)
         if need > free:
             return Head(number, Limiter.BLOCKS, need, free, since_s=since)
         if self.running and free - need < self._watermark():

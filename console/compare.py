@@ -1,0 +1,124 @@
+"""Before and after a change: the same figures over two windows, or that there are too few samples. No drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from schedtop.console.events import Event
+from schedtop.console.history import History
+from schedtop.console.latency import BUCKET_S, Samples, merge
+from schedtop.engine.telemetry import KnobChange, StepRecord
+
+SPAN_S = 60.0
+"""The longest window on either side of a change."""
+
+MIN_SAMPLES = {0.5: 10, 0.95: 40}
+"""How many samples a quantile must rest on: two of them beyond it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Knobs that changed in one step, and who changed them."""
+
+    seq: int
+    step: int
+    clock_s: float
+    by: str
+    knobs: tuple[KnobChange, ...]
+
+    @property
+    def before(self) -> dict[str, object]:
+        return {knob.name: knob.old for knob in self.knobs}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure on both sides, in the unit of its name; None where `n` is too few. `lower_is_better`."""
+
+    name: str
+    before: float | None
+    after: float | None
+    before_n: int
+    after_n: int
+    lower_is_better: bool
+
+    @property
+    def ratio(self) -> float | None:
+        """After over before, less one; None where one is not known or zero."""
+        if self.before is None or self.after is None or not self.before:
+            return None
+        return self.after / self.before - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Figures of the seconds before and after a change, each at most `SPAN_S` and free of other changes."""
+
+    before_s: float
+    after_s: float
+    figures: tuple[Figure, ...]
+
+
+def changes(history: History) -> list[Change]:
+    """Knob changes that are still known, newest first."""
+    found: dict[int, list[Event]] = {}
+    for event in history.events:
+        if event.kind == "K":
+            found.setdefault(event.seq, []).append(event)
+    return [
+        Change(seq, events[0].step, events[0].clock_s, events[0].detail.by, tuple(event.detail for event in events))
+        for seq, events in sorted(found.items(), reverse=True)
+    ]
+
+
+def compare(history: History, change: Change, all_changes: list[Change]) -> Comparison:
+    """Both windows around `change`, cut at its neighbours."""
+    earlier = max((other.clock_s for other in all_changes if other.clock_s < change.clock_s), default=0.0)
+    later = min(
+        (other.clock_s for other in all_changes if other.clock_s > change.clock_s), default=history.live.clock_s
+    )
+    bucket = int(change.clock_s // BUCKET_S)
+    first = max(int(earlier // BUCKET_S) + 1, bucket - int(SPAN_S / BUCKET_S))
+    last = min(int(later // BUCKET_S) - 1, bucket + int(SPAN_S / BUCKET_S))
+    # The second in which the change fell belongs to neither side.
+    sides = ((first, bucket - 1), (bucket + 1, last))
+    figures = [_quantile_figure(history, kind, share, sides) for kind in ("ttft", "itl") for share in MIN_SAMPLES]
+    rates: tuple[tuple[str, Callable[[StepRecord], float], bool], ...] = (
+        ("out tok/s", lambda record: record.totals.output_tokens, False),
+        ("preempt/min", lambda record: 60 * record.totals.preemptions, True),
+    )
+    figures += [_rate_figure(history, name, count, lower, sides) for name, count, lower in rates]
+    spans = [max(0, stop - start + 1) * BUCKET_S for start, stop in sides]
+    return Comparison(spans[0], spans[1], tuple(figures))
+
+
+Sides = tuple[tuple[int, int], tuple[int, int]]
+
+
+def _samples(history: History, kind: str, side: tuple[int, int]) -> Samples:
+    parts = [history.latency.bucket(index) for index in range(side[0], side[1] + 1)]
+    return merge([part[kind] for part in parts if part is not None])
+
+
+def _quantile_figure(history: History, kind: str, share: float, sides: Sides) -> Figure:
+    before, after = (_samples(history, kind, side) for side in sides)
+    values = [samples.quantile(share) if samples.n >= MIN_SAMPLES[share] else None for samples in (before, after)]
+    name = f"{kind.upper()} p{share * 100:.0f} ms"
+    scaled = [None if value is None else value * 1000 for value in values]
+    return Figure(name, scaled[0], scaled[1], before.n, after.n, lower_is_better=True)
+
+
+def _rate_figure(
+    history: History, name: str, count: Callable[[StepRecord], float], lower: bool, sides: Sides
+) -> Figure:
+    """A rate from running totals, where the records of both ends are kept."""
+    values: list[float | None] = []
+    steps: list[int] = []
+    for start, stop in sides:
+        records = history.in_seconds(start * BUCKET_S, (stop + 1) * BUCKET_S)
+        steps.append(len(records))
+        enough = len(records) >= 2 and records[0].start_s < (start + 1) * BUCKET_S
+        span_s = records[-1].end_s - records[0].end_s if enough else 0.0
+        values.append((count(records[-1]) - count(records[0])) / span_s if span_s > 0 else None)
+    return Figure(name, values[0], values[1], steps[0], steps[1], lower)

@@ -1,0 +1,207 @@
+"""The Knobs screen: presets, trials, and what changes did."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from links import EngineLink
+from schedtop.console.compare import MIN_SAMPLES, changes, compare
+from schedtop.console.history import History
+from schedtop.console.presets import BUILT_IN, PresetError, load_presets, save_preset
+from schedtop.console.screens.knobs import KnobsScreen
+from schedtop.console.screens.live import LiveScreen
+from schedtop.console.trial import Trials
+from schedtop.engine.knobs import check_value
+from schedtop.engine.telemetry import SetKnobs
+from seat import COMPACT, STRIP, WIDE, seated
+from synthetic import SyntheticEngine
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def served(steps: int, after: int, **knobs: object) -> tuple[History, SyntheticEngine]:
+    """An engine that ran `steps` steps, changed `knobs`, and ran `after` more."""
+    engine = SyntheticEngine(rate=6.0, num_blocks=600)
+    history = History()
+    for message in (engine.header(), engine.snapshot(), *engine.records(steps)):
+        history.apply(message)
+    history.apply(engine.run_step(knobs))
+    for record in engine.records(after):
+        history.apply(record)
+    return history, engine
+
+
+def test_before_and_after_are_the_samples_of_their_own_seconds() -> None:
+    history, _ = served(600, 600, max_num_scheduled_tokens=256)
+    found = changes(history)
+    result = compare(history, found[0], found)
+    figure = next(item for item in result.figures if item.name == "ITL p95 ms")
+    second = int(found[0].clock_s)
+    sides = [
+        np.concatenate([np.frombuffer(r.itl_s, np.float32) for r in history.records if test(int(r.end_s))])
+        for test in (lambda s: 1 <= s < second, lambda s: second < s < int(history.live.clock_s))
+    ]
+    before, after = (side[~np.isnan(side)] for side in sides)
+    assert figure.before_n >= len(before) and figure.after_n == len(after)
+    assert figure.after == pytest.approx(float(np.quantile(after, 0.95)) * 1000, abs=0.01)
+
+
+def test_too_few_samples_give_no_figure() -> None:
+    history, _ = served(600, 30, max_num_scheduled_tokens=256)
+    found = changes(history)
+    figures = compare(history, found[0], found).figures
+    assert all(figure.after is None for figure in figures if figure.after_n < min(MIN_SAMPLES.values()))
+
+
+def test_windows_never_reach_past_another_change() -> None:
+    history, engine = served(300, 300, max_num_scheduled_tokens=256)
+    history.apply(engine.run_step({"max_num_seqs": 8}))
+    for record in engine.records(300):
+        history.apply(record)
+    found = changes(history)
+    assert [change.knobs[0].name for change in found] == ["max_num_seqs", "max_num_scheduled_tokens"]
+    result = compare(history, found[0], found)
+    assert result.before_s <= found[0].clock_s - found[1].clock_s
+
+
+def test_built_in_presets_hold_values_that_knobs_take() -> None:
+    for preset in BUILT_IN:
+        for name, value in preset.values.items():
+            check_value(name, value)
+
+
+def test_own_presets_are_kept_and_read_back(tmp_path: Path) -> None:
+    values = {
+        "max_num_seqs": 12,
+        "max_num_scheduled_tokens": None,
+        "watermark": 0.05,
+        "enable_prefix_caching": False,
+    }
+    save_preset(tmp_path, "night", values)
+    save_preset(tmp_path, "day", {"max_num_seqs": 64})
+    own = {preset.name: dict(preset.values) for preset in load_presets(tmp_path)[0] if preset.own}
+    assert own == {"night": values, "day": {"max_num_seqs": 64}}
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../x", "smooth", "x" * 40])
+def test_a_bad_preset_name_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(PresetError):
+        save_preset(tmp_path, name, {})
+
+
+def test_a_broken_preset_file_is_told_and_the_rest_stays(tmp_path: Path) -> None:
+    (tmp_path / "presets.toml").write_text("[a]\nmax_num_seqs = 0\n[b]\nmax_num_seqs = 4\n")
+    presets, problems = load_presets(tmp_path)
+    assert [preset.name for preset in presets if preset.own] == ["b"]
+    assert len(problems) == 1 and "max_num_seqs=0" in problems[0]
+    (tmp_path / "presets.toml").write_text("nonsense [")
+    presets, problems = load_presets(tmp_path)
+    assert presets == list(BUILT_IN) and "left out" in problems[0]
+
+
+def test_a_trial_goes_back_when_nobody_confirms() -> None:
+    clock, reverted = Clock(), []
+    trials = Trials(History(), {}, clock, lambda values, why: reverted.append((values, why)))
+    trials.begin({"max_num_seqs": 16}, {"max_num_seqs": 8}, 30.0)
+    clock.now_s = 29.9
+    trials.check()
+    assert not reverted
+    clock.now_s = 30.1
+    trials.check()
+    trials.check()
+    assert reverted == [({"max_num_seqs": 16}, "not confirmed in time")]
+
+
+def test_a_confirmed_trial_stays() -> None:
+    clock, reverted = Clock(), []
+    trials = Trials(History(), {}, clock, lambda values, why: reverted.append(values))
+    trials.begin({"a": 1}, {"a": 2}, 5.0)
+    assert trials.confirm() and not trials.confirm()
+    clock.now_s = 60.0
+    trials.check()
+    assert not reverted
+
+
+def test_a_broken_slo_ends_a_trial_at_once() -> None:
+    history, engine = served(300, 0, max_num_scheduled_tokens=256)
+    reverted: list[str] = []
+    trials = Trials(history, {"itl": 0.001}, Clock(), lambda values, why: reverted.append(why))
+    trials.begin({"a": 1}, {"a": 2}, 30.0)
+    trials.check()
+    assert not reverted
+    for record in engine.records(200):
+        history.apply(record)
+    trials.check()
+    assert len(reverted) == 1 and "ITL p95" in reverted[0] and "SLO of 1 ms" in reverted[0]
+
+
+@pytest.mark.parametrize("size", [WIDE, COMPACT, STRIP, (300, 80)])
+async def test_the_screen_opens_and_escape_returns(size: tuple[int, int]) -> None:
+    async with seated(size) as seat:
+        text = await seat.press("K")
+        assert isinstance(seat.app.screen, KnobsScreen) and "max_num_batched_tokens" in text
+        assert all(len(line) == size[0] for line in seat.lines)
+        await seat.press("escape")
+        assert isinstance(seat.app.screen, LiveScreen)
+
+
+async def test_a_preset_is_staged_then_applied() -> None:
+    async with seated() as seat:
+        await seat.press("K", "tab", "down", "enter")
+        assert seat.app.desk.staged == {
+            "max_num_scheduled_tokens": None,
+            "long_prefill_token_threshold": 0,
+            "watermark": 0.0,
+        }
+        await seat.press("enter")
+        assert seat.app.history.live.knobs["watermark"] == 0.0
+        assert "3 changes" in seat.text or "1 change" in seat.text
+
+
+async def test_present_values_become_a_preset(tmp_path: Path) -> None:
+    async with seated(config_dir=tmp_path) as seat:
+        text = await seat.press("K", "tab", "w", *"mine", "enter")
+        assert "saved" in text and "mine" in text
+        assert "[mine]" in (tmp_path / "presets.toml").read_text()
+
+
+async def test_a_trial_counts_down_and_is_confirmed() -> None:
+    async with seated() as seat:
+        text = await seat.press("6", "down", "down", "-", "c")
+        assert "On trial: max_num_seqs 15" in text
+        assert seat.app.trials.trial is not None
+        text = await seat.press("c")
+        assert "confirmed" in text and seat.app.trials.trial is None
+        assert seat.app.history.live.knobs["max_num_seqs"] == 15
+
+
+async def test_an_unconfirmed_trial_is_taken_back() -> None:
+    clock = Clock()
+    link = EngineLink(SyntheticEngine(rate=12.0, num_blocks=300), 100)
+    async with seated(link=link, now=clock) as seat:
+        await seat.press("6", "down", "down", "-", "c")
+        assert seat.app.history.live.knobs["max_num_seqs"] == 15
+        clock.now_s += 31.0
+        await seat.settle()
+        await seat.settle()
+        assert seat.app.history.live.knobs["max_num_seqs"] == 16
+        assert seat.asked(SetKnobs)[-1].by == "trial ended"
+        assert "not confirmed in time" in seat.text
+
+
+async def test_a_change_leads_to_its_step() -> None:
+    async with seated() as seat:
+        await seat.press("6", "-", "enter")
+        step = seat.app.history.live.step
+        await seat.steps(20)
+        await seat.press("K", "tab", "tab", "enter")
+        assert isinstance(seat.app.screen, LiveScreen)
+        assert seat.app.view.moment.state.step == step

@@ -1,0 +1,167 @@
+"""The Request screen and the life it shows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from schedtop.console.history import History
+from schedtop.console.life import read_life, sharers
+from schedtop.console.screens.live import LiveScreen
+from schedtop.console.screens.request import RequestScreen
+from schedtop.engine.telemetry import StepRecord, TextDelta, row_matrix
+from seat import COMPACT, WIDE, seated
+from synthetic import SyntheticEngine
+
+
+def lived(num: int = 600) -> tuple[History, list[StepRecord]]:
+    engine = SyntheticEngine(rate=12.0, num_blocks=300)
+    history = History()
+    history.apply(engine.header())
+    history.apply(engine.snapshot())
+    records = engine.records(num)
+    for record in records:
+        history.apply(record)
+    return history, records
+
+
+def preempted_and_finished(history: History, records: list[StepRecord]) -> int:
+    victims = {preemption.number for record in records for preemption in record.preemptions}
+    return next(number for number in history.finished if number in victims)
+
+
+def test_a_life_adds_up_to_its_length() -> None:
+    history, _ = lived()
+    for number in [*history.finished, *history.live.requests]:
+        life = read_life(history, history.now(), number)
+        assert life is not None
+        parts = life.split()
+        assert all(seconds >= 0 for _, seconds in parts)
+        if life.finish is None:
+            assert sum(seconds for _, seconds in parts) == pytest.approx(
+                life.until_s - life.arrival.arrival_s, abs=1e-6
+            )
+
+
+def test_every_step_a_request_was_in_is_a_visit() -> None:
+    history, records = lived()
+    number = next(iter(history.finished))
+    life = read_life(history, history.now(), number)
+    assert life is not None and life.complete
+    rows = [row_matrix(record) for record in records]
+    assert [visit.seq for visit in life.visits] == [
+        record.seq for record, matrix in zip(records, rows, strict=True) if number in matrix[0]
+    ]
+    assert sum(visit.emitted for visit in life.visits) == history.finished[number][1].output_tokens
+
+
+def test_a_preemption_is_blamed_on_who_needed_the_room() -> None:
+    history, records = lived()
+    number = preempted_and_finished(history, records)
+    life = read_life(history, history.now(), number, slo_s=0.06)
+    assert life is not None and life.lost
+    record, preemption = life.lost[0]
+    blamed = [blame for blame in life.blames if not blame.caused and f"at step {record.step}:" in blame.words]
+    if any(visit.emitted for visit in life.visits if visit.seq < record.seq):
+        assert blamed and f"for r-{preemption.for_number:04d}" in blamed[0].words
+
+
+def test_both_sides_of_a_preemption_tell_of_it() -> None:
+    history, records = lived()
+    record = next(r for r in records if r.preemptions and r.preemptions[0].number != r.preemptions[0].for_number)
+    preemption = record.preemptions[0]
+    taker = read_life(history, history.now(), preemption.for_number)
+    victim = read_life(history, history.now(), preemption.number)
+    assert taker is not None and victim is not None
+    words = f"took the room of r-{preemption.number:04d}"
+    assert any(blame.caused and blame.words.startswith(words) for blame in taker.blames)
+    assert record.seq in [lost.seq for lost, _ in victim.lost]
+
+
+def test_a_slow_gap_names_whose_prompt_made_the_step_long() -> None:
+    history, records = lived(300)
+    step_s = np.array([record.end_s - record.start_s for record in records])
+    limit_s = float(np.median(step_s)) * 1.5
+    for number in list(history.finished)[:20]:
+        life = read_life(history, history.now(), number, slo_s=limit_s)
+        assert life is not None
+        for blame in (blame for blame in life.blames if not blame.caused and "prompt tokens" in blame.words):
+            step = next(r for r in records if f"step {r.step} took" in blame.words)
+            matrix = row_matrix(step)
+            chunks = matrix[:, (matrix[8] & 1 == 0) & (matrix[0] != number)]
+            largest = int(chunks[1].max())
+            assert f"({largest} prompt tokens)" in blame.words
+            return
+    pytest.fail("no slow gap was found: the engine under test is too idle")
+
+
+def test_sharers_are_counted_from_the_block_tables() -> None:
+    history, _ = lived(80)
+    numbers = list(history.live.tables)[:2]
+    table = history.live.tables[numbers[0]]
+    history.live.tables[numbers[1]] = table[:8]
+    assert (numbers[1], 2) in sharers(history.now(), numbers[0])
+
+
+def test_nothing_is_known_of_a_stranger() -> None:
+    history, _ = lived(20)
+    assert read_life(history, history.now(), 10**6) is None
+
+
+@pytest.mark.parametrize("size", [WIDE, COMPACT, (60, 12), (300, 80)])
+async def test_the_screen_opens_shows_the_life_and_returns(size: tuple[int, int]) -> None:
+    async with seated(size) as seat:
+        await seat.press("3")
+        row = seat.live.requests.selected_row()
+        assert row is not None
+        text = await seat.press("enter")
+        assert isinstance(seat.app.screen, RequestScreen)
+        assert row.id in text and "queue" in text and "slow gaps" in text
+        await seat.press("escape")
+        assert isinstance(seat.app.screen, LiveScreen)
+
+
+async def test_walking_through_steps_and_requests() -> None:
+    async with seated(steps=300) as seat:
+        await seat.press("3", "enter")
+        screen = seat.app.screen
+        assert isinstance(screen, RequestScreen)
+        first = screen.panel.number
+        await seat.press("left", "left")
+        assert screen.panel.visit is not None
+        await seat.press("enter")
+        assert isinstance(seat.app.screen, LiveScreen) and seat.app.view.pinned == screen.panel.visit
+        await seat.press("end", "3", "enter", "n")
+        turned = seat.app.screen
+        assert isinstance(turned, RequestScreen) and turned.panel.number != first
+        await seat.press("N", "down", "up", "g", "G")
+        assert turned.panel.number == first
+
+
+async def test_a_digit_leads_back_to_its_panel() -> None:
+    async with seated() as seat:
+        await seat.press("3", "enter", "7")
+        assert isinstance(seat.app.screen, LiveScreen)
+        assert seat.live.focused_panel is seat.live.events
+
+
+async def test_a_request_that_ends_keeps_its_page() -> None:
+    async with seated() as seat:
+        await seat.press("3", "enter")
+        screen = seat.app.screen
+        assert isinstance(screen, RequestScreen)
+        for _ in range(12):
+            await seat.steps(50)
+            if screen.panel.number in seat.app.history.finished:
+                break
+        await seat.steps(8)
+        assert "finished: length" in seat.text
+
+
+async def test_text_of_a_request_is_shown_cleaned() -> None:
+    async with seated() as seat:
+        await seat.press("3")
+        row = seat.live.requests.selected_row()
+        assert row is not None
+        seat.link.push(TextDelta(row.number, "once upon\x1b[2J a [b]time[/b]"))
+        await seat.settle()
+        assert "once upon?[2J a [b]time[/b]" in await seat.press("enter")
