@@ -122,13 +122,25 @@ class LatencyBuckets:
         Parts begin at multiples of their length, so that they do not change while the window moves on; the first
         may be cut. `newest` stands in for the last second, where only a part of it counts.
         """
-        num_buckets = max(1, round(window_s / BUCKET_S))
-        last = int(end_s // BUCKET_S)
-        first = last - num_buckets + 1
-        per = max(1, -(-num_buckets // max(1, num_columns - 1))) if num_buckets > num_columns else 1
+        first, last, per = _span(end_s, window_s, num_columns)
         parts = []
         for group in range(first // per, last // per + 1):
             span = range(max(first, group * per), min(last, group * per + per - 1) + 1)
             found = [newest if index == last and newest is not None else self.bucket(index) for index in span]
             parts.append(merge([bucket[kind] for bucket in found if bucket is not None]))
         return parts
+
+
+def column_of(at_s: float, end_s: float, window_s: float, num_columns: int) -> int | None:
+    """Which of `LatencyBuckets.columns` holds a moment; None if it lies outside the window."""
+    first, last, per = _span(end_s, window_s, num_columns)
+    index = int(at_s // BUCKET_S)
+    return index // per - first // per if first <= index <= last else None
+
+
+def _span(end_s: float, window_s: float, num_columns: int) -> tuple[int, int, int]:
+    """First and last second of a window, and seconds per column."""
+    num_buckets = max(1, round(window_s / BUCKET_S))
+    last = int(end_s // BUCKET_S)
+    per = max(1, -(-num_buckets // max(1, num_columns - 1))) if num_buckets > num_columns else 1
+    return last - num_buckets + 1, last, per

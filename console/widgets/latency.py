@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from rich.style import Style
 from schedtop.console import text
-from schedtop.console.latency import Samples, merge
+from schedtop.console.latency import Samples, column_of, merge
 from schedtop.console.line import Line
 from schedtop.console.view import WINDOWS_S
 from schedtop.console.widgets.panel import Panel, Pieces
@@ -24,7 +24,7 @@ TTFT  first output token - arrival, waiting included; one sample per request.
 ITL   gap between two deliveries to a client (a verified burst of drafts is one); one sample per gap.
 Percentiles interpolate linearly, over the window named in the title; n is how many samples they rest on.
 ! marks a figure past its SLO; the share beside the SLO is of samples that met it.
-Each column of the graph is the p95 of its part of the window; the dashed line is the SLO.
+Each column of the graph is the p95 of its part of the window; the dashed line is the SLO. K marks a knob change.
 + and - choose a longer or shorter window."""
 
     def headline(self) -> Pieces:
@@ -127,8 +127,25 @@ Each column of the graph is the p95 of its part of the window; the dashed line i
                 (glyphs.spark[min(levels, height - base) - 1], fill) if height > base else blank
                 for height, fill in zip(heights, fills, strict=True)
             ]
+            if row == rows - 1:
+                for x in self._marked(len(columns), width):
+                    cells[x] = ("K", palette["accent"])
             lines.append(Line().cells([char for char, _ in cells], [style for _, style in cells]))
         return lines
+
+    def _marked(self, num_columns: int, width: int) -> list[int]:
+        """Cells of the graph under which a knob was changed."""
+        view = self.view
+        moment = view.moment
+        found = []
+        for event in reversed(view.history.events):
+            if event.clock_s < moment.clock_s - view.window_s:
+                break
+            if event.kind == "K" and event.seq <= moment.seq:
+                column = column_of(event.clock_s, moment.clock_s, view.window_s, width)
+                if column is not None and column < num_columns:
+                    found.append(-(-column * width // num_columns))
+        return found
 
     def resize_window(self, direction: int) -> None:
         """A longer (+1) or shorter (-1) window."""
