@@ -56,11 +56,14 @@ REPLAY_ACTIONS: tuple[Action, ...] = (
     Action("replay_forward", ("full_stop",), "Next step", "Playing stops there", mode=REPLAY),
     Action("slower", ("left_square_bracket",), "Slower", "Down to 0.1x", footer="speed", mode=REPLAY),
     Action("faster", ("right_square_bracket",), "Faster", "Up to 1000x", mode=REPLAY),
+    Action("event_back", ("left_curly_bracket",), "Previous event", "Of the kind chosen with m", mode=REPLAY),
     Action(
-        "event_back", ("left_curly_bracket",), "Previous event", "Of the kind chosen with m", mode=REPLAY
-    ),
-    Action(
-        "event_forward", ("right_curly_bracket",), "Next event", "Of the kind chosen with m", footer="event", mode=REPLAY
+        "event_forward",
+        ("right_curly_bracket",),
+        "Next event",
+        "Of the kind chosen with m",
+        footer="event",
+        mode=REPLAY,
     ),
     Action("event_kind", ("m",), "Which event", "Any, preemption, knob change, refusal, outlier", mode=REPLAY),
     Action("jump", ("J",), "Jump", "To a step, a time, a share, an event", footer="jump", mode=REPLAY),

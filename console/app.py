@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.text import Text
-from schedtop.console.actions import Registry, key_name, load_keymap
+from schedtop.console.actions import LIVE, Registry, key_name, load_keymap
 from schedtop.console.desk import KnobDesk
 from schedtop.console.explain.desk import ExplainDesk
 from schedtop.console.explain.window import Bounds
@@ -22,7 +22,7 @@ from schedtop.console.history import History
 from schedtop.console.messages import DataArrived, ReplyReceived
 from schedtop.console.options import ConsoleOptions
 from schedtop.console.palette import Palette
-from schedtop.console.screens.base import ConsoleScreen
+from schedtop.console.screens.base import Commands, ConsoleScreen
 from schedtop.console.screens.explain import ExplainScreen
 from schedtop.console.screens.knobs import KnobsScreen
 from schedtop.console.screens.live import LiveScreen
@@ -48,6 +48,9 @@ class ConsoleApp(App[None], inherit_bindings=False):
     CSS_PATH: ClassVar[str] = "console.tcss"
     ENABLE_COMMAND_PALETTE: ClassVar[bool] = False
     ESCAPE_TO_MINIMIZE: ClassVar[bool] = False
+    MODE: ClassVar[str] = LIVE
+    VIEW: ClassVar[type[View]] = View
+    LIVE_SCREEN: ClassVar[type[LiveScreen]] = LiveScreen
 
     def __init__(
         self,
@@ -59,11 +62,11 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self.options = options if options is not None else ConsoleOptions()
         no_color = bool(os.environ.get("NO_COLOR"))
         super().__init__(ansi_color=True if no_color else None)
-        self.history = History()
+        self.history = self._open_history(link)
         self.themes, failures = load_themes(self.options.config_dir and self.options.config_dir / "themes")
         for theme in self.themes.values():
             self.register_theme(_textual_theme(theme))
-        self.view = View(
+        self.view = self.VIEW(
             history=self.history,
             options=self.options,
             palette=self._palette(self._first_theme(no_color)),
@@ -77,10 +80,10 @@ class ConsoleApp(App[None], inherit_bindings=False):
         for words in self._notices:
             self.history.note(Notice("warning", words))
         keymap = load_keymap(self.options.config_dir / "keys.toml") if self.options.config_dir else {}
-        self.registry = Registry(keymap)
-        self.feed = Feed(link, self.history, self._on_change, self._on_reply, reopen, now)
+        self.registry = Registry(keymap, self.MODE)
+        self.feed = self._open_feed(link, reopen, now)
         self.desk = KnobDesk(self.history)
-        self.live_screen = LiveScreen(self.view, self.registry, self.desk)
+        self.live_screen = self.LIVE_SCREEN(self.view, self.registry, self.desk)
         slos = {"ttft": self.options.ttft_slo_s, "itl": self.options.itl_slo_s}
         given = {kind: limit_s for kind, limit_s in slos.items() if limit_s is not None}
         self.trials = Trials(self.history, given, now, self._revert)
@@ -91,6 +94,18 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self._replies: dict[int, Callable[[Reply], None]] = {}
         self._painted_at_s = -1e9
         self._paint_due = False
+
+    # What another kind of console does otherwise
+
+    def _open_history(self, link: Any) -> History:
+        return History()
+
+    def _open_feed(self, link: Any, reopen: Callable[[], Link] | None, now: Callable[[], float]) -> Feed:
+        return Feed(link, self.history, self._on_change, self._on_reply, reopen, now)
+
+    def extra_commands(self, screen: ConsoleScreen) -> tuple[Commands, ...]:
+        """Hands that every screen has before its own."""
+        return ()
 
     @property
     def ascii_only(self) -> bool:

@@ -75,10 +75,15 @@ class ConsoleScreen(Screen[None]):
             event.prevent_default()
             self.action_act(action.id)
 
+    @property
+    def hands(self) -> tuple[Commands, ...]:
+        """Who carries out actions here, the app's own ones before the screen's."""
+        return (*self.console.extra_commands(self), *self.commands)
+
     def action_act(self, name: str) -> None:
         """Carry out an action by id, or say why it is off; repaint at once."""
         self.unsay()
-        handler = next((part for part in self.commands if hasattr(part, f"do_{name}")), None)
+        handler = next((part for part in self.hands if hasattr(part, f"do_{name}")), None)
         if handler is None:
             self.console.back_to_live(name)
             return
@@ -92,7 +97,7 @@ class ConsoleScreen(Screen[None]):
 
     def why_not(self, name: str) -> str | None:
         """Why an action cannot be taken now; None if it can."""
-        return next((reason for part in self.commands if (reason := part.why_not(name)) is not None), None)
+        return next((reason for part in self.hands if (reason := part.why_not(name)) is not None), None)
 
     # Saying things
 

@@ -24,6 +24,8 @@ NO_OSC52 = ("linux", "vt100", "vt220")
 
 def engine_refuses(view: View) -> str | None:
     """Why no command can be sent; None if it can."""
+    if view.replay is not None:
+        return "this is a recording; its limits are what they were"
     if view.options.read_only:
         return "this console is read-only"
     if view.link.state != "open":

@@ -36,6 +36,7 @@ class LiveScreen(ConsoleScreen):
     """Panels over one view. Keys go through the registry; telemetry repaints when the app says so."""
 
     AUTO_FOCUS: ClassVar[str | None] = None
+    TIMELINE: ClassVar[bool] = False
 
     def __init__(self, view: View, registry: Registry, desk: KnobDesk) -> None:
         super().__init__(view, registry)
@@ -100,7 +101,7 @@ class LiveScreen(ConsoleScreen):
         self._placed = key
         small = layout.mode(width, height) == "small"
         self._tell_small(small, width, height)
-        places = layout.arrange(width, height, self.tab, self.zoomed, told)
+        places = layout.arrange(width, height, self.tab, self.zoomed, told, self.TIMELINE)
         tabbed = "tabs" in places
         self.tabs.tab = self.tab
         for widget in (self.header, *self.panels.values(), *self.bars, self.footer):

@@ -5,13 +5,15 @@ from __future__ import annotations
 from rich.style import Style
 from schedtop.console import text
 from schedtop.console.line import Line
-from schedtop.console.view import View
+from schedtop.console.view import ReplayStatus, View
 from schedtop.console.widgets.panel import Drawn
 
 
 def banner(view: View) -> tuple[str, str] | None:
     """The banner's words and their role; None while everything is in order."""
     history, link = view.history, view.link
+    if view.replay is not None:
+        return _of_replay(view.replay)
     step = history.live.step
     if link.state == "ended":
         where = f"at step {step}" if history.records else "before its first step"
@@ -35,6 +37,12 @@ def banner(view: View) -> tuple[str, str] | None:
         left_s = view.trial.left_s(view.now())
         return f"On trial: {changed}. Goes back in {left_s:.0f} s unless c in [6] confirms it.", "warn"
     return None
+
+
+def _of_replay(status: ReplayStatus) -> tuple[str, str] | None:
+    if status.truncated is None or status.state != "ended":
+        return None
+    return f"The recording is not whole: {text.clean(status.truncated)}.", "breach"
 
 
 class BannerBar(Drawn):

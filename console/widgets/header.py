@@ -7,6 +7,7 @@ import time
 from rich.style import Style
 from schedtop.console import text
 from schedtop.console.line import Line
+from schedtop.console.view import ReplayStatus
 from schedtop.console.widgets.panel import Drawn
 
 _OLD_S = 2.0
@@ -37,6 +38,8 @@ class HeaderBar(Drawn):
     def mode(self) -> tuple[str, str]:
         """The badge: what the screen shows, and the role that colours it."""
         view = self.view
+        if view.replay is not None:
+            return _replay_mode(view.replay)
         if view.link.state == "ended":
             return "STOPPED", "breach"
         if view.link.state == "lost":
@@ -60,12 +63,18 @@ class HeaderBar(Drawn):
             found.append(("", text.clean(header.model, 28), "text"))
             if wide:
                 found.append(("on", text.clean(header.device, 28), "text"))
-        found.append(("step", str(state.step), "text"))
+        last = f"/{view.replay.last_step}" if view.replay is not None else ""
+        found.append(("step", f"{state.step}{last}", "text"))
         rates = history.rates(view.moment)
         if rates is not None:
             found.append(("", f"{text.rate(rates.steps)} step/s", "text"))
         age_s = view.age_s
-        found.append(("age", text.duration(age_s), "breach" if age_s is not None and age_s > _OLD_S else "text"))
+        if view.replay is not None:
+            found.append(("at", _position(view.replay), "text"))
+        else:
+            found.append(
+                ("age", text.duration(age_s), "breach" if age_s is not None and age_s > _OLD_S else "text")
+            )
         if wide and rates is not None:
             found.append(("out", f"{text.rate(rates.output_tokens)} tok/s", "text"))
             found.append(("in", f"{text.rate(rates.prompt_tokens)} tok/s", "text"))
@@ -82,3 +91,12 @@ class HeaderBar(Drawn):
             hours, rest = divmod(int(clock_s), 3600)
             return f"sim {hours:02d}:{rest // 60:02d}:{rest % 60:02d}"
         return time.strftime("%H:%M:%S", time.localtime(header.started_at + clock_s))
+
+
+def _replay_mode(status: ReplayStatus) -> tuple[str, str]:
+    words = {"playing": "REPLAY", "paused": "REPLAY PAUSED", "ended": "REPLAY ENDED"}[status.state]
+    return f"{words} {status.speed:g}x", "ok" if status.state == "playing" else "warn"
+
+
+def _position(status: ReplayStatus) -> str:
+    return f"{status.clock_s - status.start_s:.1f}/{status.end_s - status.start_s:.1f} s"

@@ -31,6 +31,8 @@ A lower max_num_seqs stops nobody: 16->12 draining 14 means fourteen still run a
         self.top = 0
 
     def headline(self) -> Pieces:
+        if self.view.replay is not None:
+            return [("locked: a recording", "warn")]
         if self.view.options.read_only:
             return [("read-only", "warn")]
         if self.view.stale:

@@ -1,0 +1,143 @@
+"""Where one jumps to in a recording: what an operator types, and the next thing worth seeing."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from schedtop.console import text
+from schedtop.console.latency import Samples, merge
+from schedtop.console.replay.player import Player
+from schedtop.console.replay.source import Source
+
+KINDS: dict[str, str] = {
+    "any": "event",
+    "preemptions": "preemption",
+    "knobs": "knob change",
+    "refusals": "refusal",
+    "aborts": "abort",
+    "loops": "preempt and re-admit loop",
+    "ttft": "TTFT outlier",
+    "itl": "ITL outlier",
+}
+"""What `{` and `}` look for, and how it is called."""
+
+OUTLIER_FACTOR = 3.0
+"""Without an SLO a latency is an outlier above this many medians of the whole recording."""
+
+HINT = "step 1200, 12.5s, 1:30, 40%, start, end, next preemption, prev knob/refusal/abort/loop/ttft/itl"
+
+_NUMBER = r"(\d+(?:\.\d+)?)"
+_ALIASES = {
+    "preempt": "preemptions",
+    "knob": "knobs",
+    "refus": "refusals",
+    "abort": "aborts",
+    "loop": "loops",
+    "ttft": "ttft",
+    "itl": "itl",
+    "any": "any",
+    "event": "any",
+}
+
+
+class JumpError(ValueError):
+    """A place that cannot be gone to; the text says why."""
+
+
+@dataclass
+class Jumps:
+    """Finds places for a player. SLOs are in seconds; None takes the recording's own measure."""
+
+    player: Player
+    ttft_slo_s: float | None = None
+    itl_slo_s: float | None = None
+    kind: str = "any"
+
+    def __post_init__(self) -> None:
+        self._limits: dict[str, float | None] = {"ttft": self.ttft_slo_s, "itl": self.itl_slo_s}
+
+    @property
+    def source(self) -> Source:
+        return self.player.history.source
+
+    def limit_s(self, kind: str) -> float:
+        """Above this, a `ttft` or an `itl` is an outlier."""
+        known = self._limits[kind]
+        if known is None:
+            seconds = self.source.seconds(int(self.source.start_s), int(self.source.end_s)).values()
+            parts = [getattr(second, kind) for second in seconds]
+            median = merge([Samples(part.values, part.counts) for part in parts]).quantile(0.5)
+            known = self._limits[kind] = math.inf if median is None else median * OUTLIER_FACTOR
+        return known
+
+    def next_kind(self) -> str:
+        """Look for the next kind of event from now on; its name."""
+        names = list(KINDS)
+        self.kind = names[(names.index(self.kind) + 1) % len(names)]
+        return KINDS[self.kind]
+
+    def find(self, kind: str, forward: bool) -> tuple[int, str] | None:
+        """The nearest record with such an event, and what it is; None if there is none."""
+        position = self.player.history.position
+        kinds = [name for name in KINDS if name not in ("any", "loops")] if kind == "any" else [kind]
+        found = [(index, name) for name in kinds if (index := self._find(name, position, forward)) is not None]
+        return (min if forward else max)(found, key=lambda pair: pair[0], default=None)
+
+    def _find(self, kind: str, position: int, forward: bool) -> int | None:
+        if kind in self._limits:
+            return self.source.find_slow(kind, self.limit_s(kind), position, forward=forward)
+        return self.source.find(kind, position, forward=forward)
+
+    def jump(self, kind: str, forward: bool) -> str:
+        """Go to the nearest event; what was found there. Raises `JumpError` if there is none."""
+        found = self.find(kind, forward)
+        if found is None:
+            raise JumpError(f"no {KINDS[kind]} {'after' if forward else 'before'} this step")
+        self.player.pause()
+        self.player.move(found[0])
+        words = KINDS[found[1]]
+        if found[1] in self._limits:
+            words += f" above {text.duration(self.limit_s(found[1]))}"
+        return f"{words} at step {self.player.history.live.step}"
+
+    def go(self, words: str) -> str:
+        """Go where an operator's words say; where that is. Raises `JumpError`."""
+        asked = words.strip().lower()
+        parts = asked.split()
+        if len(parts) == 2 and parts[0] in ("next", "prev", "previous"):
+            kind = next((name for word, name in _ALIASES.items() if parts[1].startswith(word)), None)
+            if kind is None:
+                names = "preemption, knob, refusal, abort, loop, ttft, itl"
+                raise JumpError(f"{text.clean(parts[1])}: write one of {names}")
+            return self.jump(kind, parts[0] == "next")
+        if not self._move(asked):
+            raise JumpError(f"{text.clean(words)}: write {HINT}")
+        return f"step {self.player.history.live.step}"
+
+    def _move(self, asked: str) -> bool:
+        player, source = self.player, self.source
+        if asked in ("start", "end"):
+            player.move(0 if asked == "start" else player.last)
+        elif found := re.fullmatch(r"(?:step|#)?\s*(\d+)", asked):
+            player.move_to_step(int(found[1]))
+        elif found := re.fullmatch(rf"{_NUMBER}\s*%", asked):
+            share = min(float(found[1]), 100.0) / 100
+            player.move_to_time(source.start_s + share * (source.end_s - source.start_s))
+        elif (clock_s := seconds_of(asked)) is not None:
+            player.move_to_time(clock_s)
+        else:
+            return False
+        return True
+
+
+def seconds_of(words: str) -> float | None:
+    """`12.5s`, `500ms`, `2min`, `1:30` or `1:02:03` in seconds; None if it is no time."""
+    found = re.fullmatch(rf"{_NUMBER}\s*(ms|s|m|min|h)", words)
+    if found is not None:
+        return float(found[1]) * {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}[found[2]]
+    found = re.fullmatch(rf"(?:(\d+):)?(\d+):{_NUMBER}", words)
+    if found is None:
+        return None
+    return int(found[1] or 0) * 3600 + int(found[2]) * 60 + float(found[3])

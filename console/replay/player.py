@@ -1,0 +1,139 @@
+"""Playing a recording: where it stands, how fast it goes, and when the next step is due. No drawing here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from schedtop.console.replay.history import RecordedHistory
+from schedtop.console.view import ReplayStatus
+
+SPEEDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
+_AT_ONCE = 2048
+"""Records that one look plays through one by one; beyond them a keyframe is nearer."""
+
+
+class Player:
+    """Moves a history along its recording. Times are the recording's own; `now` is the console's clock."""
+
+    def __init__(self, history: RecordedHistory, now: Callable[[], float], speed: float = 1.0) -> None:
+        self.history = history
+        self.now = now
+        self.speed = speed
+        self.playing = False
+        self._clock_s = 0.0
+        self._looked_at_s = now()
+        self.move(0)
+
+    @property
+    def last(self) -> int:
+        """The last record's index; -1 in a recording without any."""
+        return self.history.source.num_records - 1
+
+    @property
+    def ended(self) -> bool:
+        return self.history.position >= self.last
+
+    @property
+    def clock_s(self) -> float:
+        """The shown moment on the engine's clock; while playing, where playing has come to."""
+        return max(self._clock_s, self.history.live.clock_s)
+
+    # Playing
+
+    def play(self) -> None:
+        """Go on; from the beginning if the end is reached."""
+        if self.ended:
+            self.move(0)
+        self._looked_at_s = self.now()
+        self.playing = True
+
+    def pause(self) -> None:
+        self.playing = False
+
+    def set_speed(self, direction: int) -> None:
+        """The next faster (+1) or slower (-1) speed."""
+        self._catch_up()
+        faster = [speed for speed in SPEEDS if speed > self.speed]
+        slower = [speed for speed in SPEEDS if speed < self.speed]
+        if direction > 0 and faster:
+            self.speed = faster[0]
+        elif direction < 0 and slower:
+            self.speed = slower[-1]
+
+    def advance(self) -> bool:
+        """Play up to now; whether anything changed."""
+        if not self.playing:
+            return False
+        self._catch_up()
+        index = self._due()
+        moved = index != self.history.position
+        if moved:
+            self.history.seek(index)
+        if self.ended:
+            self.playing = False
+            moved = True
+        return moved
+
+    def _catch_up(self) -> None:
+        now_s = self.now()
+        if self.playing:
+            self._clock_s += (now_s - self._looked_at_s) * self.speed
+        self._looked_at_s = now_s
+
+    def _due(self) -> int:
+        """The last record that has ended by the clock."""
+        history, index = self.history, self.history.position
+        while (record := history.ahead(index + 1)) is not None and record.end_s <= self._clock_s:
+            index += 1
+            if index - history.position > _AT_ONCE:
+                found = history.source.index_at(self._clock_s)
+                return self.last if found is None else max(index, found - 1)
+        return index
+
+    # Moving
+
+    def move(self, index: int) -> None:
+        """Stand at a record, cut to the file; playing goes on from there."""
+        self.history.seek(max(0, index))
+        self._clock_s = self.history.live.clock_s
+        self._looked_at_s = self.now()
+
+    def step(self, direction: int) -> bool:
+        """To the next (+1) or previous (-1) step that ran, and stay there; False if there is none."""
+        self.pause()
+        index = self.history.position + direction
+        while (record := self.history.ahead(index)) is not None:
+            if record.executed:
+                self.move(index)
+                return True
+            index += direction
+        return False
+
+    def move_to_time(self, clock_s: float) -> None:
+        """To the last step that has ended by `clock_s`."""
+        source = self.history.source
+        found = source.index_at(clock_s)
+        if found is None:
+            self.move(self.last)
+            return
+        record = self.history.ahead(found)
+        self.move(found if record is not None and record.end_s <= clock_s else found - 1)
+
+    def move_to_step(self, step: int) -> None:
+        """To a step by its number, or the next there is."""
+        found = self.history.source.index_of_step(step)
+        self.move(self.last if found is None else found)
+
+    def status(self) -> ReplayStatus:
+        """What the header and the timeline tell."""
+        source = self.history.source
+        state = "playing" if self.playing else "ended" if self.ended else "paused"
+        return ReplayStatus(
+            state=state,
+            speed=self.speed,
+            last_step=source.num_steps,
+            clock_s=self.clock_s,
+            start_s=source.start_s,
+            end_s=source.end_s,
+            truncated=source.truncated,
+        )
