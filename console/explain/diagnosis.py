@@ -32,6 +32,12 @@ FINDERS: Mapping[str, Callable[[Window], Finding | None]] = {
 }
 """Who looks for each finding of `table.RULES`."""
 
+ACROSS_CHANGES = frozenset(
+    ("starved-after-change", "hit-rate-falling", "no-progress", "slow-device", "idle-device", "front-end")
+)
+"""Findings that a knob change does not put an end to. Others count from the newest change on: what was under the
+old limits must not advise on the new ones."""
+
 
 class Diagnosis:
     """Cheap to feed, bounded in memory; `findings` is the work, for about once a second.
@@ -56,17 +62,26 @@ class Diagnosis:
 
     def findings(self, silent_s: float | None = None) -> list[Finding]:
         """What holds in the window now, the most severe first. `silent_s`: how long a live engine sent nothing."""
-        window = Window(self.facts, self.window_s, self.bounds, silent_s)
-        found = {name: finding for name, find in FINDERS.items() if (finding := find(window)) is not None}
+        whole = Window(self.facts, self.window_s, self.bounds, silent_s)
+        change = next((item for item in reversed(whole.changes) if item.event.name != "rate"), None)
+        fresh = whole
+        if change is not None:
+            fresh = Window(self.facts, self.window_s, self.bounds, silent_s, change.seq)
+        found = {}
+        for name, find in FINDERS.items():
+            window = whole if name in ACROSS_CHANGES else fresh
+            finding = find(window)
+            if finding is not None:
+                found[name] = _measured(finding, window)
         told = [
-            replace(
-                finding,
-                window_s=window.window_s,
-                num_steps=len(window.steps),
-                from_s=window.from_s,
-                to_s=window.end_s,
-            )
+            finding
             for name, finding in found.items()
             if not any(other in found for other in table.BY_ID[name].yields_to)
         ]
         return sorted(told, key=lambda finding: -finding.severity)
+
+
+def _measured(finding: Finding, window: Window) -> Finding:
+    return replace(
+        finding, window_s=window.window_s, num_steps=len(window.steps), from_s=window.from_s, to_s=window.end_s
+    )

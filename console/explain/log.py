@@ -93,9 +93,21 @@ class Log:
         entry.episodes[-1].last_step, entry.episodes[-1].to_s = step, finding.to_s
 
     def ranked(self) -> list[Entry]:
-        """Every entry: those that hold first, then the most severe, then the longest held."""
-        return sorted(
-            self.entries.values(), key=lambda entry: (not entry.active, -entry.shown.severity, -entry.looks)
+        """What is to be told: entries that hold first, then the most severe, then the longest held."""
+        told = [entry for entry in self.entries.values() if entry.active or not self._superseded(entry)]
+        return sorted(told, key=lambda entry: (not entry.active, -entry.shown.severity, -entry.looks))
+
+    def _superseded(self, entry: Entry) -> bool:
+        """It ended as another took its place that says the same and more."""
+        others = [self.entries[name] for name in table.BY_ID[entry.best.id].yields_to if name in self.entries]
+        near_s = self.diagnosis.window_s
+        return all(
+            any(
+                other.from_s - near_s <= episode.to_s and episode.from_s <= other.to_s + near_s
+                for entry in others
+                for other in entry.episodes
+            )
+            for episode in entry.episodes
         )
 
 

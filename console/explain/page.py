@@ -56,7 +56,7 @@ def _extent(log: Log) -> dict[str, Any]:
 
 
 def _by_weight(log: Log) -> list[Entry]:
-    return sorted(log.entries.values(), key=lambda entry: (-entry.best.severity, -entry.looks))
+    return sorted(log.ranked(), key=lambda entry: (-entry.best.severity, -entry.looks))
 
 
 def _entry(number: int, entry: Entry) -> str:

@@ -60,12 +60,18 @@ class Bounds:
 
 
 class Window:
-    """The last `window_s` seconds of some facts. `silent_s`: how long a live engine has sent nothing."""
+    """The last `window_s` seconds of some facts, from record `since_seq` on.
 
-    def __init__(self, facts: Facts, window_s: float, bounds: Bounds, silent_s: float | None = None) -> None:
+    `silent_s`: how long a live engine has sent nothing.
+    """
+
+    def __init__(
+        self, facts: Facts, window_s: float, bounds: Bounds, silent_s: float | None = None, since_seq: int = 0
+    ) -> None:
         matrix = facts.matrix()
         end_s = matrix[-1, _INDEX["end_s"]] if len(matrix) else 0.0
         first = int(np.searchsorted(matrix[:, _INDEX["end_s"]], end_s - window_s, side="right"))
+        first = max(first, int(np.searchsorted(matrix[:, _INDEX["seq"]], since_seq)))
         self.facts, self.bounds, self.silent_s = facts, bounds, silent_s
         self.records = Table(matrix[first:])
         self._ran: Mask = self.records["executed"] > 0
