@@ -1,0 +1,83 @@
+"""Three studies: what a mechanism of the engine is worth, on requests that suit it, do not, or press it hard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from schedtop.engine.config import ConfigError, EngineConfig, WorkloadSpec
+from schedtop.engine.slo import parse_slo
+from schedtop.engine.whatif.compare import Comparison, compare
+from schedtop.engine.whatif.scenario import Scenario
+
+SLO = "ttft=1s,itl=50ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One comparison of a study: what is asked, from which settings, and what changes."""
+
+    text: str
+    changes: Mapping[str, Any]
+    scheduler: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A workload at a rate, and the questions asked of it."""
+
+    name: str
+    title: str
+    workload: WorkloadSpec
+    questions: tuple[Question, ...]
+
+
+_CACHE = (
+    Question("What does the prefix cache do?", {"enable_prefix_caching": True}, {"enable_prefix_caching": False}),
+    Question("What does a smaller step do, with the cache on?", {"max_num_batched_tokens": 512}, {}),
+)
+
+STUDIES = {
+    study.name: study
+    for study in (
+        Study(
+            "shared-prefix",
+            "Shared long prefix: a mechanism that removes work",
+            WorkloadSpec(source="shared-prefix", rate=8.0, limit=600),
+            _CACHE,
+        ),
+        Study(
+            "unrelated",
+            "Unrelated prompts: mechanisms that only rearrange work",
+            WorkloadSpec(source="unrelated", rate=4.0, limit=600),
+            _CACHE,
+        ),
+        Study(
+            "pressure",
+            "A pool under pressure: capacity turned into recomputation",
+            WorkloadSpec(source="pressure", rate=1.6, limit=300),
+            (
+                Question("What does half the pool do?", {"num_blocks": 7500}, {"num_blocks": 15000}),
+                Question("What does a watermark do in the small pool?", {"watermark": 0.1}, {"num_blocks": 7500}),
+                Question(
+                    "What does a cap on running requests do in the small pool?",
+                    {"max_num_seqs": 24},
+                    {"num_blocks": 7500},
+                ),
+            ),
+        ),
+    )
+}
+
+
+def run_study(name: str) -> list[tuple[Question, Comparison]]:
+    """Every question of a study with its answer. Raises `ConfigError` for an unknown name."""
+    study = STUDIES.get(name)
+    if study is None:
+        raise ConfigError(f"no study is called {name!r}: the studies are {', '.join(STUDIES)}")
+    answers = []
+    for question in study.questions:
+        config = EngineConfig(workload=study.workload, scheduler=dict(question.scheduler))
+        answers.append((question, compare(Scenario(config), question.changes, parse_slo(SLO))))
+    return answers

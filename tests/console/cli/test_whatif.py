@@ -1,0 +1,133 @@
+"""`whatif`, `sweep`, `calibrate` and `study` as they are typed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from schedtop.console.cli.main import main
+
+RUN = ("mixed", "--limit", "20", "--rate", "40")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as exit_info:
+        main(list(arguments))
+    out, err = capsys.readouterr()
+    return int(exit_info.value.code or 0), out, err
+
+
+def test_whatif_shows_both_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = call(capsys, "whatif", *RUN, "--set", "max_num_seqs=2", "--slo", "ttft=1s")
+    assert (code, err) == (0, "")
+    assert "max_num_seqs 128 → 2" in out and "goodput" in out
+    assert "first difference at step" in out and "sequence cap 2, 2 running" in out
+
+
+def test_whatif_as_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "whatif", *RUN, "--set", "max_num_seqs=2", "--json")
+    document: dict[str, Any] = json.loads(out)
+    assert code == 0
+    assert document["changes"] == {"max_num_seqs": {"base": 128, "variant": 2}}
+    assert document["changed"] and document["divergence"]["parts"]
+    assert {row["figure"] for row in document["differences"]} >= {"ttft_p95_s", "preemptions", "hit_rate"}
+
+
+def test_whatif_without_effect(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(capsys, "whatif", *RUN, "--set", "max_num_seqs=900")
+    assert code == 0
+    assert out.splitlines()[-1].startswith("no change")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("whatif", "mixed", "--set", "seqs=2"), "no knob is called 'seqs'"),
+        (("whatif", "mixed", "--set", "max_num_seqs"), "name=value"),
+        (("whatif", "mixed", "--set", "max_num_seqs=0"), "at least 1"),
+        (("whatif", "no-such", "--set", "max_num_seqs=1"), "no-such"),
+        (("whatif", "mixed", "--set", "watermark=0.1", "--workload", "burst"), "name it as FILE"),
+        (("whatif", "mixed", "--set", "watermark=0.1", "--record", "a"), "--record cannot be used"),
+        (("whatif", "mixed", "--set", "watermark=0.1", "--device", "cpu"), "simulated"),
+        (("whatif", "mixed", "--set", "block_size=8", "--at", "5"), "start-up only"),
+        (("whatif", "mixed", "--set", "watermark=0.1", "--slo", "ttft"), "SLO"),
+        (("sweep", "mixed", "--vary", "max_num_seqs=1,x"), "whole number"),
+        (("sweep", "mixed", "--vary", "max_num_seqs=1", "--json", "--csv"), "give one"),
+        (("sweep", "mixed", "--vary", "max_num_seqs=1", "--results", "/no/such/file"), "no folder"),
+        (("calibrate", "no-such", "-o", "new.toml"), "no-such"),
+        (("calibrate", __file__, "-o", "new.toml"), "test_whatif.py"),
+        (("study", "everything"), "everything"),
+    ],
+)
+def test_bad_input_is_one_line_and_code_2(
+    arguments: tuple[str, ...],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(capsys, *arguments)
+    assert (code, out) == (2, "")
+    lines = [line for line in err.splitlines() if "never ends" not in line]
+    assert len(lines) == 1 and told in lines[0]
+    assert not (tmp_path / "new.toml").exists()
+
+
+def test_sweep_goes_on_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ("sweep", *RUN, "--vary", "max_num_seqs=2,128", "--slo", "ttft=1s", "--jobs", "1")
+    code, out, err = call(capsys, *command)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1].startswith("winner max_num_seqs=128")
+    assert call(capsys, *command)[1] == out
+    _, _, err = call(capsys, *command)
+    assert "2 of 2 runs were done before" in err
+    _, fresh, err = call(capsys, *command, "--fresh")
+    assert (fresh, err) == (out, "")
+
+
+def test_a_killed_sweep_keeps_its_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = tmp_path / "runs.jsonl"
+    vary = ",".join(str(seqs) for seqs in range(1, 13))
+    command = ["sweep", *RUN, "--vary", f"max_num_seqs={vary}", "--results", str(results), "--jobs", "1", "--json"]
+    program = "from schedtop.console.cli.main import main; main()"
+    process = subprocess.Popen([sys.executable, "-c", program, *command], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    while process.poll() is None and not (results.exists() and results.read_bytes().count(b"\n") >= 2):
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    kept = results.read_bytes().count(b"\n")
+    assert 2 <= kept < 13
+    _, resumed, err = call(capsys, *command)
+    assert f"{kept} of 13 runs were done before" in err
+    unbroken = call(capsys, *command[:-3], "--jobs", "1", "--json", "--results", str(tmp_path / "other.jsonl"))[1]
+    assert resumed == unbroken
+
+
+def test_calibrate_writes_a_device_that_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recording, device = tmp_path / "run.rec", tmp_path / "device.toml"
+    code, _, _ = call(capsys, "run", "--workload", *RUN, "--record", str(recording))
+    assert code == 0
+    code, out, _ = call(capsys, "calibrate", str(recording), "-o", str(device))
+    assert code == 0 and "held out" in out and str(device) in out
+    code, out, _ = call(capsys, "run", "--workload", *RUN, "--device", f"sim:@{device}", "--json")
+    assert code == 0 and json.loads(out)["requests"]["finished"] == 20
+    code, out, err = call(capsys, "calibrate", str(recording), "-o", str(device))
+    assert code == 2 and "exists already" in err
+
+
+def test_whatif_of_a_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recording = tmp_path / "run.rec"
+    call(capsys, "run", "--workload", *RUN, "--record", str(recording), "--max-num-seqs", "3")
+    code, out, _ = call(capsys, "whatif", str(recording), "--set", "max_num_seqs=30")
+    assert code == 0 and "max_num_seqs 3 → 30" in out
