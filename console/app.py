@@ -88,7 +88,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
         given = {kind: limit_s for kind, limit_s in slos.items() if limit_s is not None}
         self.trials = Trials(self.history, given, now, self._revert)
         bounds = Bounds(self.options.ttft_slo_s, self.options.itl_slo_s)
-        self.explain = ExplainDesk(self.history, bounds)
+        self.explain = self._open_explain_desk(bounds)
         self.output_dir = self.options.output_dir or Path.cwd()
         self.mouse_on = self.options.mouse
         self._replies: dict[int, Callable[[Reply], None]] = {}
@@ -102,6 +102,9 @@ class ConsoleApp(App[None], inherit_bindings=False):
 
     def _open_feed(self, link: Any, reopen: Callable[[], Link] | None, now: Callable[[], float]) -> Feed:
         return Feed(link, self.history, self._on_change, self._on_reply, reopen, now)
+
+    def _open_explain_desk(self, bounds: Bounds) -> ExplainDesk:
+        return ExplainDesk(self.history, bounds)
 
     def extra_commands(self, screen: ConsoleScreen) -> tuple[Commands, ...]:
         """Hands that every screen has before its own."""

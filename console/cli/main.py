@@ -19,6 +19,7 @@ COMMANDS: dict[str, str] = {
     "pull": "Fetch a small model once; it works offline from then on.",
     "whatif": "Serve the same requests under changed knobs, and compare.",
     "sweep": "Serve the same requests under every combination of knobs, and name the best.",
+    "replay": "Open the console over a recording: play, step, jump.",
     "info": "What a recording is, its totals and percentiles.",
     "explain": "Read the symptoms of a recording: causes, evidence, and what to turn.",
     "study": "Three comparisons that show what a mechanism of the scheduler is worth.",

@@ -148,6 +148,10 @@ class RecordedHistory(History):
         index = self.source.index_at(clock_s)
         return stop if index is None else min(index, stop)
 
+    def between_indices(self, start: int, stop: int) -> Iterator[StepRecord]:
+        """Records `start` to `stop` (exclusive) of those up to the position."""
+        return self._steps.span(start, stop)
+
     def _slice(self, start: int, stop: int) -> Iterator[StepRecord]:
         return self._steps.span(start, stop)
 

@@ -98,16 +98,18 @@ class Player:
         self._clock_s = self.history.live.clock_s
         self._looked_at_s = self.now()
 
-    def step(self, direction: int) -> bool:
-        """To the next (+1) or previous (-1) step that ran, and stay there; False if there is none."""
+    def step(self, offset: int) -> bool:
+        """Go `offset` steps that ran on or back, as far as there are any, and stay there; False at the end."""
         self.pause()
-        index = self.history.position + direction
-        while (record := self.history.ahead(index)) is not None:
+        direction = 1 if offset > 0 else -1
+        index, found, left = self.history.position + direction, None, abs(offset)
+        while left and (record := self.history.ahead(index)) is not None:
             if record.executed:
-                self.move(index)
-                return True
+                found, left = index, left - 1
             index += direction
-        return False
+        if found is not None:
+            self.move(found)
+        return found is not None
 
     def move_to_time(self, clock_s: float) -> None:
         """To the last step that has ended by `clock_s`."""

@@ -169,9 +169,7 @@ class Past:
 
     def _present(self, position: int) -> Stretch:
         stretch = self._open
-        if stretch is None or not stretch.first < position + 1 or stretch.stop > position + 1:
-            stretch = Stretch(self.steps.source, position)
-        elif position - stretch.stop > MAX_RECORDS // 2:
+        if stretch is None or not 0 <= position - stretch.stop + 1 <= MAX_RECORDS // 2:
             stretch = Stretch(self.steps.source, position)
         self._open = stretch
         return self._filled(stretch, position + 1)

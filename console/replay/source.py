@@ -75,5 +75,3 @@ class Source(Protocol):
     def timeline(self) -> Sequence[tuple[int, int, float, ChunkMarks]]:
         """For every chunk its first index, number of records, end on the engine's clock, and marks."""
         ...
-
-

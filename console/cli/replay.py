@@ -1,0 +1,34 @@
+"""`schedtop replay`: the console over a recording."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from schedtop.console.cli.attach import _console_flags
+from schedtop.console.cli.errors import CommandError
+from schedtop.console.cli.open_console import check_terminal, console_options
+from schedtop.console.cli.recording_flags import opened
+
+
+@click.command("replay")
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--at", metavar="PLACE", help="Begin there: a step, 12.5s, 1:30, 40%, end, 'next preemption'.")
+@click.option("--speed", type=click.FloatRange(0.1, 1000), default=1.0, show_default=True, help="0.1 to 1000.")
+@click.option("--paused", is_flag=True, help="Begin paused.")
+@_console_flags
+@click.pass_context
+def command(ctx: click.Context, /, file: Path, at: str | None, speed: float, paused: bool, **flags: Any) -> None:
+    """Open the console over the recording FILE: play, step, jump; every panel shows what it holds for that step."""
+    with opened(file) as recording:
+        if not recording.num_records:
+            raise CommandError(f"{recording.path} holds no step: there is nothing to replay")
+        if not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise CommandError("replay needs a terminal; schedtop info and export read a recording without one")
+        check_terminal()
+        from schedtop.console.replay.app import run_replay
+
+        code = run_replay(recording, console_options(flags, embedded=False), speed, paused, at)
+    ctx.exit(code)

@@ -1,0 +1,162 @@
+"""The console over a recording: the Live screen with a timeline, driven by a player instead of an engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, ClassVar, cast
+
+from schedtop.console import text
+from schedtop.console.actions import REPLAY
+from schedtop.console.app import PAINT_EVERY_S, ConsoleApp
+from schedtop.console.explain.desk import ExplainDesk
+from schedtop.console.explain.window import Bounds
+from schedtop.console.feed import Feed
+from schedtop.console.history import History
+from schedtop.console.options import ConsoleOptions
+from schedtop.console.replay.commands import ReplayCommands
+from schedtop.console.replay.findings import ReplayExplainDesk
+from schedtop.console.replay.history import RecordedHistory
+from schedtop.console.replay.jumps import Jumps
+from schedtop.console.replay.player import Player
+from schedtop.console.replay.source import Source
+from schedtop.console.replay.timeline import TimelineBar
+from schedtop.console.screens.base import Commands, ConsoleScreen
+from schedtop.console.screens.live import LiveScreen
+from schedtop.console.view import LinkStatus, View
+from schedtop.engine.telemetry import Incoming
+
+
+class ReplayView(View):
+    """A view of a recording: to show a step is to go there."""
+
+    def pin(self, seq: int) -> bool:
+        index = self._history.index_of(seq)
+        if index is None:
+            return False
+        self.go(index)
+        self.look()
+        return True
+
+    def release(self) -> None:
+        self.look()
+
+    go: Callable[[int], None]
+
+    @property
+    def _history(self) -> RecordedHistory:
+        return cast(RecordedHistory, self.history)
+
+
+class ReplayScreen(LiveScreen):
+    """The Live screen and, over its footer, the timeline."""
+
+    TIMELINE: ClassVar[bool] = True
+
+    def add_timeline(self, player: Player) -> None:
+        """Must be called before the screen is shown."""
+        self.timeline = TimelineBar(self.view, player, id="timeline")
+        self.bars = (*self.bars, self.timeline)
+
+
+class PlayerFeed:
+    """In the place of a feed: nothing comes, and nothing can be sent."""
+
+    def __init__(self, history: RecordedHistory) -> None:
+        self.history = history
+        self.status = LinkStatus("replay")
+        self.received_at_s: float | None = None
+
+    def start(self) -> None:
+        """Nothing to start: the app plays."""
+
+    def close(self) -> None:
+        """The source is its opener's to close."""
+
+    def looked(self) -> None:
+        """Nothing comes by itself."""
+
+    def next_command(self) -> int:
+        return 0
+
+    def send(self, command: Incoming) -> str | None:
+        return "this is a recording"
+
+
+class ReplayApp(ConsoleApp):
+    """Plays `source`. It begins at its first step, playing unless `paused`."""
+
+    MODE: ClassVar[str] = REPLAY
+    VIEW: ClassVar[type[View]] = ReplayView
+    LIVE_SCREEN: ClassVar[type[LiveScreen]] = ReplayScreen
+
+    def __init__(
+        self,
+        source: Source,
+        options: ConsoleOptions | None = None,
+        now: Callable[[], float] = time.monotonic,
+        speed: float = 1.0,
+        paused: bool = False,
+    ) -> None:
+        super().__init__(cast(Any, source), options, None, now)
+        self.player = Player(cast(RecordedHistory, self.history), now, speed)
+        self.jumps = Jumps(self.player, self.options.ttft_slo_s, self.options.itl_slo_s)
+        cast(ReplayView, self.view).go = self.player.move
+        cast(ReplayScreen, self.live_screen).add_timeline(self.player)
+        if not paused:
+            self.player.play()
+
+    def _open_history(self, link: Any) -> History:
+        return RecordedHistory(link)
+
+    def _open_feed(self, link: Any, reopen: Any, now: Callable[[], float]) -> Feed:
+        return cast(Feed, PlayerFeed(cast(RecordedHistory, self.history)))
+
+    def _open_explain_desk(self, bounds: Bounds) -> ExplainDesk:
+        return ReplayExplainDesk(cast(RecordedHistory, self.history), bounds)
+
+    def open_explain(self) -> None:
+        with self.history.lock:
+            self.player.pause()
+            self.explain.look(self.view)
+        super().open_explain()
+
+    def extra_commands(self, screen: ConsoleScreen) -> tuple[Commands, ...]:
+        return (ReplayCommands(screen, self),)
+
+    def on_mount(self) -> None:
+        self.set_interval(PAINT_EVERY_S, self.play_on)
+        truncated = self.player.history.source.truncated
+        if truncated is not None:
+            self.call_after_refresh(self.live_screen.say, f"not whole: {truncated}", "warn")
+
+    def play_on(self) -> None:
+        """Take up what is due, and draw it."""
+        with self.history.lock:
+            try:
+                moved = self.player.advance()
+            except Exception as error:  # damage that only reading reveals
+                self.player.pause()
+                self.live_screen.say(text.clean(error), "breach")
+                moved = True
+            timeline = cast(ReplayScreen, self.live_screen).timeline
+        if moved or self.player.playing or not timeline.timeline.done:
+            self.paint()
+
+    def paint(self) -> None:
+        self.view.replay = self.player.status()
+        super().paint()
+
+
+def run_replay(source: Source, options: ConsoleOptions, speed: float, paused: bool, at: str | None) -> int:
+    """Replay a recording until the console is left; the exit code.
+
+    Raises `JumpError` where `at` is no place, `ActionError` for a bad `keys.toml`.
+    """
+    app = ReplayApp(source, options, speed=speed, paused=paused or at is not None)
+    if at is not None:
+        app.jumps.go(at)
+        if not paused:
+            app.player.play()
+    app.run(mouse=options.mouse)
+    return app.return_code or 0

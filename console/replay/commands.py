@@ -1,0 +1,106 @@
+"""What the keys of a replay do, on every screen. One short method per action, named after its id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from schedtop.console import text
+from schedtop.console.replay.jumps import HINT, JumpError
+from schedtop.console.screens.base import ConsoleScreen
+
+if TYPE_CHECKING:
+    from schedtop.console.replay.app import ReplayApp
+    from schedtop.console.replay.jumps import Jumps
+    from schedtop.console.replay.player import Player
+
+
+class ReplayCommands:
+    """The hands of any screen for moving through the recording."""
+
+    def __init__(self, screen: ConsoleScreen, app: ReplayApp) -> None:
+        self.screen, self.app = screen, app
+
+    @property
+    def player(self) -> Player:
+        return self.app.player
+
+    @property
+    def jumps(self) -> Jumps:
+        return self.app.jumps
+
+    def why_not(self, name: str) -> str | None:
+        match name:
+            case "play" | "replay_end" | "replay_start" | "jump" if self.player.last < 0:
+                return "the recording holds no step"
+            case "faster" | "slower":
+                speed = self.player.speed
+                if speed >= 1000 if name == "faster" else speed <= 0.1:
+                    return f"{speed:g}x is as {'fast' if name == 'faster' else 'slow'} as it goes"
+        return None
+
+    def do_play(self) -> None:
+        if self.player.playing:
+            self.player.pause()
+        else:
+            self.player.play()
+
+    def do_replay_back(self) -> None:
+        self._step(-1)
+
+    def do_replay_forward(self) -> None:
+        self._step(1)
+
+    def do_step_back(self) -> None:
+        self._step(-self.screen.view.steps_per_column)
+
+    def do_step_forward(self) -> None:
+        self._step(self.screen.view.steps_per_column)
+
+    def _step(self, offset: int) -> None:
+        if not self.player.step(offset):
+            self.screen.say("the recording ends here" if offset > 0 else "the recording begins here", "warn")
+
+    def do_slower(self) -> None:
+        self.player.set_speed(-1)
+
+    def do_faster(self) -> None:
+        self.player.set_speed(1)
+
+    def do_event_back(self) -> None:
+        self._try(lambda: self.jumps.jump(self.jumps.kind, forward=False))
+
+    def do_event_forward(self) -> None:
+        self._try(lambda: self.jumps.jump(self.jumps.kind, forward=True))
+
+    def do_event_kind(self) -> None:
+        self.screen.say(f"{{ and }} go to: {self.jumps.next_kind()}")
+
+    def do_replay_start(self) -> None:
+        self.player.move(0)
+
+    def do_replay_end(self) -> None:
+        self.player.pause()
+        self.player.move(self.player.last)
+
+    def do_jump(self) -> None:
+        live = self.app.live_screen
+
+        def done(words: str | None) -> None:
+            if words and words.strip():
+                with self.app.history.lock:
+                    self._try(lambda: self.jumps.go(words))
+            live.set_focus(live.focused_panel)
+            self.app.paint()
+
+        if self.screen is not live:
+            self.app.back_to_live("jump")
+            return
+        live.prompt.on_help = None
+        live.prompt.ask(HINT, "", done)
+
+    def _try(self, move: Callable[[], str]) -> None:
+        try:
+            self.app.live_screen.say(move(), "ok")
+        except JumpError as error:
+            self.app.live_screen.say(text.clean(error), "warn")

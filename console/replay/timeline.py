@@ -1,0 +1,150 @@
+"""The line over the footer: the whole recording from left to right, what happened in it, and the position."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from rich.style import Style
+from schedtop.console.line import Line
+from schedtop.console.replay.source import MARKS, Source
+from schedtop.console.view import View
+from schedtop.console.widgets.panel import Drawn
+from schedtop.engine.telemetry import StepRecord
+
+if TYPE_CHECKING:
+    from schedtop.console.replay.player import Player
+    from textual.events import MouseDown
+
+LETTERS: dict[str, tuple[str, str]] = {
+    "knobs": ("K", "accent"),
+    "refusals": ("X", "breach"),
+    "loops": ("L", "breach"),
+    "preemptions": ("V", "breach"),
+    "aborts": ("A", "warn"),
+}
+"""Letter and colour of each mark, the one that is shown first where several fall together."""
+
+_LOOK_S = 0.02
+
+
+class Timeline:
+    """Which marks lie where. Chunks that are longer than a cell are looked into, a few at a time."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.marks: list[tuple[float, str]] = []
+        self._chunks = [
+            (first, num, end_s, [name for name in MARKS if getattr(marks, name)])
+            for first, num, end_s, marks in source.timeline()
+        ]
+        self._next = 0
+        self.version = 0
+
+    @property
+    def done(self) -> bool:
+        return self._next >= len(self._chunks)
+
+    def look(self, cells: int, budget_s: float = _LOOK_S) -> None:
+        """Place the marks of more chunks, as long as it takes no more than about `budget_s`."""
+        until_s = time.monotonic() + budget_s
+        cell_s = (self.source.end_s - self.source.start_s) / max(1, cells)
+        while not self.done and time.monotonic() < until_s:
+            first, num, end_s, names = self._chunks[self._next]
+            before_s = self._chunks[self._next - 1][2] if self._next else self.source.start_s
+            if names and end_s - before_s > cell_s:
+                for record in self.source.records(first, first + num):
+                    self.marks += [(record.end_s, name) for name in names if happened(record, name)]
+            else:
+                self.marks += [(end_s, name) for name in names]
+            self._next += 1
+            self.version += 1
+
+    def letters(self, cells: int) -> dict[int, str]:
+        """The mark of each cell that has one."""
+        span_s = self.source.end_s - self.source.start_s
+        order = list(LETTERS)
+        found: dict[int, str] = {}
+        for clock_s, name in self.marks:
+            cell = cell_of(clock_s - self.source.start_s, span_s, cells)
+            if cell not in found or order.index(name) < order.index(found[cell]):
+                found[cell] = name
+        return found
+
+
+def happened(record: StepRecord, name: str) -> bool:
+    """Whether a record has a mark."""
+    match name:
+        case "loops":
+            return any(preemption.loop for preemption in record.preemptions)
+        case "aborts":
+            return any(finish.reason == "abort" for finish in record.finishes)
+    return bool(getattr(record, name))
+
+
+def cell_of(at_s: float, span_s: float, cells: int) -> int:
+    """The cell of `cells` in which a time lies."""
+    return min(cells - 1, max(0, int(at_s / span_s * cells))) if span_s > 0 else 0
+
+
+class TimelineBar(Drawn):
+    """Time at the left, length at the right, between them a cell for every stretch. A click goes there."""
+
+    def __init__(self, view: View, player: Player, *, id: str) -> None:
+        super().__init__(view, id=id)
+        self.player = player
+        self.timeline = Timeline(player.history.source)
+        self._known: tuple[object, dict[int, str]] = ((), {})
+
+    def _edges(self, width: int) -> tuple[str, str, int]:
+        status = self.player.status()
+        span_s = status.end_s - status.start_s
+        left = f" {clock(status.clock_s - status.start_s, span_s)} "
+        right = f" {clock(span_s, span_s)} "
+        return left, right, max(1, width - len(left) - len(right))
+
+    def lines(self, width: int, height: int) -> list[Line]:
+        palette, glyphs = self.view.palette, self.view.glyphs
+        left, right, cells = self._edges(width)
+        status = self.player.status()
+        here = cell_of(status.clock_s - status.start_s, status.end_s - status.start_s, cells)
+        letters = self._letters(cells)
+        under = palette.on("text", "surface")
+        chars, styles = [], []
+        for cell in range(cells):
+            name = letters.get(cell)
+            letter, role = LETTERS[name] if name else (glyphs.rule, "accent" if cell <= here else "muted")
+            style = palette.on(role, "surface")
+            if cell == here:
+                style = palette.on("text", "surface") + Style(reverse=True, bold=True)
+                letter = letter if name else glyphs.column
+            chars.append(letter)
+            styles.append(style)
+        line = Line().add(left, under).cells(chars, styles)
+        return [line.add(right, palette.on("muted", "surface"))]
+
+    def _letters(self, cells: int) -> dict[int, str]:
+        self.timeline.look(cells)
+        key = (cells, self.timeline.version)
+        if self._known[0] != key:
+            self._known = (key, self.timeline.letters(cells))
+        return self._known[1]
+
+    def on_mouse_down(self, event: MouseDown) -> None:
+        left, _, cells = self._edges(self.size.width)
+        status = self.player.status()
+        share = (event.x - len(left) + 0.5) / cells
+        with self.view.history.lock:
+            self.player.move_to_time(status.start_s + min(max(share, 0.0), 1.0) * (status.end_s - status.start_s))
+        event.stop()
+
+
+def clock(at_s: float, span_s: float) -> str:
+    """A time of a recording as long as `span_s`: tenths of seconds up to ten minutes, hours where it has any."""
+    tenths = round(max(0.0, at_s) * 10)
+    minutes, rest = divmod(tenths, 600)
+    if span_s < 600:
+        return f"{minutes:02d}:{rest // 10:02d}.{rest % 10}"
+    if span_s < 3600:
+        return f"{minutes:02d}:{rest // 10:02d}"
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest // 10:02d}"
