@@ -49,12 +49,12 @@ def prompt_parts(draw: st.DrawFn, own_seed: int) -> list[tuple[int, int]]:
 
 def knob_values(config: SchedulerConfig) -> st.SearchStrategy[dict[str, Any]]:
     """A change of one or two live knobs, within what the engine would accept."""
-    rows = st.integers(config.draft_slots + 1, largest_budget(config))
+    rows = st.integers(config.draft_slots + 1, 96)
     options: list[st.SearchStrategy[dict[str, Any]]] = [
         st.fixed_dictionaries({"max_num_batched_tokens": rows}),
         st.fixed_dictionaries({"max_num_scheduled_tokens": st.none() | st.integers(1, 80)}),
         st.fixed_dictionaries({"max_num_seqs": st.integers(1, 8)}),
-        st.fixed_dictionaries({"max_num_active_seqs": st.integers(1, 8)}),
+        st.fixed_dictionaries({"max_num_active_seqs": st.none() | st.integers(1, 8)}),
         st.fixed_dictionaries({"long_prefill_token_threshold": st.sampled_from([0, 1, 2, 16])}),
         st.fixed_dictionaries({"watermark": st.sampled_from([0.0, 0.05, 0.25, 0.5])}),
         st.fixed_dictionaries({"scheduler_reserve_full_isl": st.booleans()}),
@@ -63,11 +63,6 @@ def knob_values(config: SchedulerConfig) -> st.SearchStrategy[dict[str, Any]]:
     ]
     one = st.one_of(options)
     return one | st.tuples(one, one).map(lambda pair: {**pair[0], **pair[1]})
-
-
-def largest_budget(config: SchedulerConfig) -> int:
-    """A window's pool is checked against the budget of the start: a larger one could ask for more than it has."""
-    return 96 if config.sliding_window is None else config.max_num_batched_tokens
 
 
 @st.composite

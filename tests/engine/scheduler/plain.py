@@ -105,6 +105,7 @@ class PlainRun:
         self.ends: dict[str, str] = {}
         self.input_budget = config.max_num_batched_tokens
         self.token_budget = config.max_num_scheduled_tokens or self.input_budget
+        self.max_num_seqs = config.max_num_seqs
         self.cap = config.max_num_active_seqs or config.max_num_seqs
         self.threshold = config.long_prefill_token_threshold
         self.watermark = config.watermark
@@ -139,9 +140,9 @@ class PlainRun:
         if "max_num_scheduled_tokens" in values:
             self.token_budget = values["max_num_scheduled_tokens"] or self.input_budget
         if "max_num_seqs" in values:
-            self.cap = values["max_num_seqs"]
+            self.max_num_seqs = self.cap = values["max_num_seqs"]
         if "max_num_active_seqs" in values:
-            self.cap = values["max_num_active_seqs"]
+            self.cap = values["max_num_active_seqs"] or self.max_num_seqs
         self.threshold = values.get("long_prefill_token_threshold", self.threshold)
         self.watermark = values.get("watermark", self.watermark)
         self.reserve_full = values.get("scheduler_reserve_full_isl", self.reserve_full)
@@ -255,6 +256,10 @@ class PlainRun:
                     request.drafts = []  # drafts never make a request impossible
                     n = self.wanted(request)
                     continue
+                fits = (len(request.blocks) + len(self.pool.free)) * self.config.block_size - request.computed
+                if len(self.running) == 1 and 0 < fits < n:
+                    n = fits  # under a window, a raised budget asks for more than the pool: take what there is
+                    continue
                 victim = self.pick_victim()
                 self.preempt(victim)
                 if victim is request:
@@ -340,6 +345,8 @@ class PlainRun:
             self.end(request, "refused")  # it outgrew every step it could ever get
             return True
         n = min(n, room)
+        if not self.running:
+            n = min(n, self.config.num_blocks * self.config.block_size - cached)
         if not self.fits(request.num_tokens, hit, n):
             return False
         self.waiting.remove(request)
