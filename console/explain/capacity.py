@@ -8,7 +8,7 @@ import numpy as np
 from schedtop.console.explain import table
 from schedtop.console.explain.facts import FloatArray
 from schedtop.console.explain.finding import Advice, Finding, Link, Numbers, Severity, percent, seconds
-from schedtop.console.explain.window import Mask, Window, marks
+from schedtop.console.explain.window import Gaps, Mask, Window, marks
 from schedtop.engine.telemetry import Preemption
 
 _BAD_SHARE = 0.15
@@ -72,7 +72,7 @@ def _latency_links(window: Window) -> tuple[Link, ...]:
     return (Link(f"{ttft}; {itl}", {**ttft_numbers, **itl_numbers}),)
 
 
-def _sides(name: str, values_s: FloatArray, later: Mask, share: float, least: float) -> tuple[str, Numbers]:
+def _sides(name: str, values_s: FloatArray | Gaps, later: Mask, share: float, least: float) -> tuple[str, Numbers]:
     quantile, key = f"p{100 * share:.0f}", name.lower()
     since, before = values_s[later], values_s[~later]
     if len(since) < least:

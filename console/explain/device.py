@@ -51,15 +51,11 @@ def find_slow(window: Window) -> Finding | None:
 
 def _usual(steps: Table) -> tuple[FloatArray, npt.NDArray[np.intp]]:
     """For each step the median device time of its mix (infinite where too few share it), and the mix's number."""
-    keys = np.stack(
-        [
-            np.rint(_PER_DOUBLING * np.log2(1 + steps[name]))
-            for name in ("decodes", "prefill", "attended", "drafts")
-        ],
-        axis=1,
-    )
-    _, group = np.unique(keys, axis=0, return_inverse=True)
-    group = group.reshape(-1)
+    key = np.zeros(len(steps))
+    for name in ("decodes", "prefill", "attended", "drafts"):
+        # Each of the four stays below 1024, so that together they are one exact float.
+        key = 1024 * key + np.rint(_PER_DOUBLING * np.log2(1 + steps[name]))
+    _, group = np.unique(key, return_inverse=True)
     order = np.lexsort((steps["execute_s"], group))
     counts = np.bincount(group)
     starts = np.cumsum(counts) - counts

@@ -28,7 +28,7 @@ from schedtop.engine.telemetry import (
 
 FloatArray = npt.NDArray[np.float64]
 
-MAX_STEPS = 4096
+MAX_STEPS = 3072
 """Steps kept whatever the window's length: bounds memory and the time of one look."""
 
 COLUMNS = (

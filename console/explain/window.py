@@ -18,6 +18,7 @@ from schedtop.engine.telemetry import KnobChange, Preemption
 
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp]
+Gaps = npt.NDArray[np.float32]
 Event = TypeVar("Event")
 
 _INDEX = {name: index for index, name in enumerate(COLUMNS)}
@@ -96,31 +97,30 @@ class Window:
         return np.array(found, dtype=np.float64).reshape(-1, 4)
 
     @cached_property
-    def _gaps(self) -> tuple[FloatArray, npt.NDArray[np.int64]]:
+    def _all_gaps(self) -> Gaps:
+        """ITL columns of all steps, one after another; NaN where a row delivered nothing."""
         parts = [part for part, ran in zip(self._itl, self._ran.tolist(), strict=True) if ran]
-        flat = np.frombuffer(b"".join(parts), dtype=np.float32)
-        owner = np.repeat(np.arange(len(parts)), [len(part) // 4 for part in parts])
-        known = flat == flat
-        return flat[known].astype(np.float64), owner[known]
+        return np.frombuffer(b"".join(parts), dtype=np.float32)
 
-    @property
-    def itl_s(self) -> FloatArray:
+    @cached_property
+    def itl_s(self) -> Gaps:
         """Every ITL of the window, in seconds."""
-        return self._gaps[0]
+        known: Gaps = self._all_gaps[self._all_gaps == self._all_gaps]
+        return known
 
-    @property
-    def itl_step(self) -> npt.NDArray[np.int64]:
+    @cached_property
+    def itl_step(self) -> npt.NDArray[np.int32]:
         """For each of `itl_s`, the row of `steps` that delivered it."""
-        return self._gaps[1]
+        owner = np.repeat(np.arange(len(self.steps), dtype=np.int32), self.steps["gaps"].astype(np.int64))
+        known: npt.NDArray[np.int32] = owner[self._all_gaps == self._all_gaps]
+        return known
 
     @cached_property
     def stall_s(self) -> float:
         """Above this an ITL is a stall: its SLO, or `table.STALL` times the median; infinite of too few."""
         if self.bounds.itl_s is not None:
             return self.bounds.itl_s
-        if len(self.itl_s) < table.MIN_GAPS.value:
-            return float("inf")
-        return table.STALL.value * float(np.median(self.itl_s))
+        return float("inf") if self.itl_p50_p95 is None else table.STALL.value * self.itl_p50_p95[0]
 
     @cached_property
     def stall_share(self) -> float:
