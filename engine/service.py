@@ -183,7 +183,8 @@ def serve(config: EngineConfig, owned: bool = False) -> int:
     except ConfigError as error:
         reason, code = str(error), _fail(str(error), 2)
     except Exception as error:
-        traceback.print_exc()
+        with suppress(OSError):
+            traceback.print_exc()
         reason = f"the engine failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         code = _fail(reason, 1)
     server.close(Bye(reason=reason, step=step))
@@ -240,7 +241,8 @@ def _fail(line: str, code: int) -> int:
 
 
 def _log(line: str) -> None:
-    print(f"schedtop engine: {line}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # an owner that died does not read on
+        print(f"schedtop engine: {line}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -94,7 +94,9 @@ class RecordingWriter:
             return
         self._closing = True
         self._wake.set()
-        self._thread.join()
+        self._thread.join(2 * STALLED_S)
+        if self._thread.is_alive():
+            raise OSError(f"cannot write {self.path}: the disk took nothing for {2 * STALLED_S:g} s")
         if self._file.error is not None:
             raise OSError(self._file.error)
 
@@ -165,8 +167,9 @@ class _File:
 
     def add(self, item: StepRecord | Snapshot | TextDelta) -> None:
         """Take one queued item; full batches and keyframes are written at once."""
-        if self.error is not None:
-            return
+        self._guard(lambda: self._take(item))
+
+    def _take(self, item: StepRecord | Snapshot | TextDelta) -> None:
         if isinstance(item, StepRecord):
             self._add_record(item)
         elif isinstance(item, TextDelta):

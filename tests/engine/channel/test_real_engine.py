@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 from schedtop.engine import telemetry as t
-from schedtop.engine.channel import ChannelClient
+from schedtop.engine.channel import ChannelClient, ChannelClosedError
 from schedtop.engine.channel.spawn import EngineProcess, start_engine
 from schedtop.engine.config import EngineConfig, WorkloadSpec
+from schedtop.engine.recording import Recording
 
 
 @pytest.fixture
@@ -61,6 +65,40 @@ def test_a_knob_change_is_answered_and_marked(engine: EngineProcess) -> None:
         client.send(t.SetKnobs(2, {"max_num_seqs": 0}))
         refused = next(message for message in messages(client) if isinstance(message, t.Reply))
         assert not refused.ok and "at least 1" in refused.text
+
+
+OWNER = """
+import sys
+from schedtop.engine.channel.spawn import start_engine
+from schedtop.engine.config import EngineConfig
+engine = start_engine(EngineConfig(real_time=True, socket=sys.argv[1], record=sys.argv[2]))
+engine.connect(30).receive(30)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_killed_owner_leaves_a_whole_recording_and_no_process(tmp_path: Path) -> None:
+    address, path = str(tmp_path / "e.sock"), tmp_path / "a.schedtop"
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, address, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert owner.stdout and owner.stdin
+    assert owner.stdout.readline() == b"ready\n"
+    with ChannelClient.connect(address) as client:
+        stream = messages(client)
+        next(message for message in stream if isinstance(message, t.StepRecord))
+        owner.kill()
+        bye = next(message for message in stream if isinstance(message, t.Bye))
+        assert "owned this engine is gone" in bye.reason
+        with pytest.raises(ChannelClosedError):
+            client.receive(30)
+    owner.wait()
+    owner.stdout.close()
+    owner.stdin.close()
+    with Recording(path) as recording:
+        assert recording.truncated is None
+        assert recording.num_steps == bye.step
 
 
 def test_a_bad_setting_ends_it_with_one_line() -> None:
