@@ -68,6 +68,7 @@ class Engine:
         settled = self.scheduler.update(plan, result, end_s)
         update_s = None if self.clock.simulated else time.perf_counter() - began_s
         timing = Timing(start_s, end_s, schedule_s, execute_s, update_s)
+        self._told_paused = self.paused
         return self.observer.record(plan, settled, timing, self.knobs_version, self.paused)
 
     def _take_arrivals(self) -> None:

@@ -216,7 +216,8 @@ class CaseRun:
         for ordinal, request in enumerate(case.requests):
             self._arrivals.setdefault(request.arrival_step, []).append((ordinal, request))
         events = [*self._arrivals, *(knob.step for knob in case.knobs), *(abort.step for abort in case.aborts)]
-        self._last_event = max(events, default=0)
+        self._events = sorted(set(events))
+        self._last_event = self._events[-1] if self._events else 0
 
     def steps(self) -> Iterator[tuple[CaseStep, Settled]]:
         """Run to the end; yields every step at which some request is unfinished."""
@@ -225,7 +226,9 @@ class CaseRun:
             self.apply_events(step)
             if self.scheduler.num_unfinished:
                 yield self._run_step(step)
-            step += 1
+                step += 1
+            else:
+                step = min((event for event in self._events if event > step), default=step + 1)
 
     def apply_events(self, step: int) -> None:
         """Knobs, arrivals and aborts of one step, in this order."""

@@ -165,7 +165,7 @@ class KnobChange(Message, frozen=True):
 
 
 class Blocks(Message, frozen=True):
-    """The pool after scheduling: the four classes add up to it. `stored_tokens` lie in held and shared blocks."""
+    """The pool after the step: the four classes add up to it. `stored_tokens` lie in held and shared blocks."""
 
     held: int
     shared: int
