@@ -63,9 +63,8 @@ class Comparison:
 def changes(history: History) -> list[Change]:
     """Knob changes that are still known, newest first."""
     found: dict[int, list[Event]] = {}
-    for event in history.events:
-        if event.kind == "K":
-            found.setdefault(event.seq, []).append(event)
+    for event in history.of_kind("K"):
+        found.setdefault(event.seq, []).insert(0, event)
     return [
         Change(seq, events[0].step, events[0].clock_s, events[0].detail.by, tuple(event.detail for event in events))
         for seq, events in sorted(found.items(), reverse=True)

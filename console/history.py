@@ -219,6 +219,10 @@ class History:
         known = self.finished.get(number)
         return text.clean(known[0].id, 40) if known else f"#{number}"
 
+    def of_kind(self, kind: str) -> Iterator[Event]:
+        """The known events of one kind (see `events.KINDS`), newest first."""
+        return (event for event in reversed(self.events) if event.kind == kind)
+
     @property
     def latest(self) -> StepRecord | None:
         return self.records[-1] if self.records else None

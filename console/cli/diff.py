@@ -23,9 +23,12 @@ def command(ctx: click.Context, a: Path, b: Path, as_json: bool) -> None:
     """
     from schedtop.engine.inspect.diff import diff
 
-    with opened(a) as left, opened(b) as right:
-        with progress("comparing", max(len(left), len(right))) as on_progress:
-            found = diff(left, right, on_progress)
+    with (
+        opened(a) as left,
+        opened(b) as right,
+        progress("comparing", max(len(left), len(right))) as on_progress,
+    ):
+        found = diff(left, right, on_progress)
     if as_json:
         click.echo(json.dumps({"equal": found.equal, **msgspec.to_builtins(found)}))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar, cast
@@ -86,6 +87,7 @@ class PlayerFeed:
 class ReplayApp(ConsoleApp):
     """Plays `source`. It begins at its first step, playing unless `paused`."""
 
+    CSS_PATH: ClassVar[str] = "../console.tcss"
     MODE: ClassVar[str] = REPLAY
     VIEW: ClassVar[type[View]] = ReplayView
     LIVE_SCREEN: ClassVar[type[LiveScreen]] = ReplayScreen
@@ -140,7 +142,8 @@ class ReplayApp(ConsoleApp):
                 self.live_screen.say(text.clean(error), "breach")
                 moved = True
             timeline = cast(ReplayScreen, self.live_screen).timeline
-        if moved or self.player.playing or not timeline.timeline.done:
+        reading = cast(ReplayExplainDesk, self.explain).reading
+        if moved or reading or self.player.playing or not timeline.timeline.done:
             self.paint()
 
     def paint(self) -> None:
@@ -158,5 +161,9 @@ def run_replay(source: Source, options: ConsoleOptions, speed: float, paused: bo
         app.jumps.go(at)
         if not paused:
             app.player.play()
+    # Records are a great many objects without cycles: looking for some would be half the time of a jump.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
     app.run(mouse=options.mouse)
     return app.return_code or 0

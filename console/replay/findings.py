@@ -2,55 +2,85 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from typing import cast
 
 from schedtop.console.explain.desk import ExplainDesk
-from schedtop.console.explain.log import Log, read
+from schedtop.console.explain.log import LOOK_EVERY_S, LOOK_EVERY_STEPS, Log
 from schedtop.console.explain.window import Bounds
 from schedtop.console.replay.history import RecordedHistory
 from schedtop.console.view import View
-from schedtop.engine.telemetry import Outgoing
 
 SPAN_S = 60.0
 MAX_READ = 4096
 """Records that a look goes back, whatever their time."""
 STILL_S = 0.4
+_SLICE_S = 0.015
 
 
 class ReplayExplainDesk(ExplainDesk):
-    """The same findings wherever one came from: they depend on the shown step alone."""
+    """The same findings wherever one came from: they depend on the shown step alone.
+
+    Reading takes a while, so it is done in slices, one a call, while the position stands still.
+    """
 
     def __init__(self, history: RecordedHistory, bounds: Bounds) -> None:
         super().__init__(history, bounds)
         history.watchers.clear()
         self.history, self.bounds = history, bounds
         self._position, self._since_s = -1, 0.0
-        self._read = -1
+        self._work: Iterator[None] | None = None
+
+    @property
+    def reading(self) -> bool:
+        """More is to be read before the findings are known."""
+        return self._work is not None
 
     def look_if_due(self, view: View) -> bool:
-        """Look once the position has not moved for a moment; findings of another step are taken down at once."""
+        """Read on; whether the findings changed. Those of another step are taken down at once."""
         position, now_s = self.history.position, view.now()
         if position != self._position:
             self._position, self._since_s = position, now_s
+            self._work = self._read()
             had, self.entries = bool(self.entries), []
             return had
-        if position == self._read or now_s - self._since_s < STILL_S:
+        if self._work is None or now_s - self._since_s < STILL_S:
             return False
-        self.look(view)
-        return True
+        until_s = time.monotonic() + _SLICE_S
+        while time.monotonic() < until_s:
+            if next(self._work, self) is self:
+                self._finish()
+                return True
+        return False
 
     def look(self, view: View) -> None:
-        """Look now."""
-        self.log = read(self._messages(), Log(bounds=self.bounds))
-        self.entries = self.log.ranked()
-        self._read = self.history.position
+        """Read to the end, now."""
+        if self._position != self.history.position:
+            self._position, self._work = self.history.position, self._read()
+        if self._work is not None:
+            for _ in self._work:
+                pass
+            self._finish()
 
-    def _messages(self) -> Iterator[Outgoing]:
+    def _finish(self) -> None:
+        self._work = None
+        self.entries = self.log.ranked()
+
+    def _read(self) -> Iterator[None]:
+        """Take in the stretch before the position, a record a step, looking as often as a file's reader does."""
         history, source = self.history, self.history.source
+        log = self.log = Log(bounds=self.bounds)
         begin = source.index_at(history.live.clock_s - SPAN_S) or 0
         begin = max(begin, history.position - MAX_READ, 0)
         snapshot, first = source.keyframe_before(begin)
-        yield source.header
-        yield snapshot
-        yield from cast(Iterator[Outgoing], history.between_indices(first, history.position + 1))
+        log.take(source.header)
+        log.take(snapshot)
+        next_s, since = snapshot.clock_s + LOOK_EVERY_S, 0
+        for record in history.between_indices(first, history.position + 1):
+            log.take(record)
+            since += 1
+            if record.end_s >= next_s or since >= LOOK_EVERY_STEPS:
+                log.look()
+                next_s, since = record.end_s + LOOK_EVERY_S, 0
+            yield
+        log.look(last=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from schedtop.console.history import MAX_RECORDS, History, Moment
+from schedtop.console.events import Event
+from schedtop.console.history import MAX_EVENTS, MAX_RECORDS, History, Moment
 from schedtop.console.latency import Samples, of_records
 from schedtop.console.replay.records import (
     Past,
@@ -151,6 +152,17 @@ class RecordedHistory(History):
     def between_indices(self, start: int, stop: int) -> Iterator[StepRecord]:
         """Records `start` to `stop` (exclusive) of those up to the position."""
         return self._steps.span(start, stop)
+
+    def of_kind(self, kind: str) -> Iterator[Event]:
+        """Knob changes are found by their marks, which needs no look at what lies between."""
+        if kind != "K":
+            yield from super().of_kind(kind)
+            return
+        index, left = self.position + 1, MAX_EVENTS
+        while left and (found := self.source.find("knobs", index, forward=False)) is not None:
+            record, index, left = self._record(found), found, left - 1
+            for change in reversed(record.knobs):
+                yield Event("K", record.seq, record.step, record.end_s, change)
 
     def _slice(self, start: int, stop: int) -> Iterator[StepRecord]:
         return self._steps.span(start, stop)

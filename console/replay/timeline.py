@@ -25,7 +25,7 @@ LETTERS: dict[str, tuple[str, str]] = {
 }
 """Letter and colour of each mark, the one that is shown first where several fall together."""
 
-_LOOK_S = 0.02
+_LOOK_S = 0.01
 
 
 class Timeline:

@@ -138,10 +138,10 @@ Each column of the graph is the p95 of its part of the window; the dashed line i
         view = self.view
         moment = view.moment
         found = []
-        for event in reversed(view.history.events):
+        for event in view.history.of_kind("K"):
             if event.clock_s < moment.clock_s - view.window_s:
                 break
-            if event.kind == "K" and event.seq <= moment.seq:
+            if event.seq <= moment.seq:
                 column = column_of(event.clock_s, moment.clock_s, view.window_s, width)
                 if column is not None and column < num_columns:
                     found.append(-(-column * width // num_columns))

@@ -33,7 +33,7 @@ def document(
     del figures["wall_s"]
     return {
         "file": recording.path,
-        "header": msgspec.to_builtins(recording.header),
+        "header": msgspec.structs.asdict(recording.header),
         "truncated": recording.truncated,
         "records": recording.num_records,
         "first_step": snapshot.step + 1,
