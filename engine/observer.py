@@ -86,9 +86,9 @@ class Observer:
     ) -> StepRecord:
         """The record of a step that ran."""
         draft = self.scheduler.draft
-        tokens, drafts = int(plan.tokens.sum()), 0
+        tokens, drafts = int(np.add.reduce(plan.tokens)), 0
         if plan.draft_token_ids is not None:
-            drafts = int(plan.drafts.sum())
+            drafts = int(np.add.reduce(plan.drafts))
         self.step += 1
         self._count_step(plan, settled, timing, tokens, drafts)
         self._move_queue()
@@ -187,7 +187,7 @@ class Observer:
         """The pool by class, now."""
         state = self.scheduler.state
         pool, table = state.kv.pool, state.table
-        stored = int(table.num_computed[: table.size].sum()) - pool.num_extra_refs * state.kv.block_size
+        stored = int(np.add.reduce(table.num_computed[: table.size])) - pool.num_extra_refs * state.kv.block_size
         if state.kv.window is not None:
             stored -= int(table.num_released[: table.size].sum()) * state.kv.block_size
         return Blocks(

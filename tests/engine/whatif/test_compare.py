@@ -7,7 +7,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from schedtop.engine.build import build_engine
 from schedtop.engine.config import ConfigError, EngineConfig, WorkloadSpec
+from schedtop.engine.headless import step_through
 from schedtop.engine.whatif.compare import Comparison, compare, run
 from schedtop.engine.whatif.divergence import first_difference
 from schedtop.engine.whatif.scenario import KnobEvent, Scenario
@@ -158,3 +160,16 @@ def test_bad_changes_are_named() -> None:
         compare(config(), {"watermark": 2})
     with pytest.raises(ConfigError, match="simulated"):
         compare(config(device="cpu"), {"watermark": 0.1})
+
+
+def test_a_paced_run_has_the_same_step_log() -> None:
+    """Byte for byte: the wall clock decides when a step happens, never what."""
+    encoder = msgspec.msgpack.Encoder()
+
+    def log(asked: EngineConfig) -> list[bytes]:
+        return [encoder.encode(record) for record in step_through(build_engine(asked), asked)]
+
+    asked = config(limit=30, rate=200.0, duration_s=0.5)
+    flat_out, paced = log(asked), log(msgspec.structs.replace(asked, real_time=True))
+    assert len(flat_out) > 10
+    assert paced == flat_out
