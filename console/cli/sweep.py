@@ -101,18 +101,21 @@ def _progress(path: Path, shown: bool) -> Iterator[Callable[[int, int], None]]:
         bar = Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=Console(stderr=True))
         task = bar.add_task("runs", total=None)
         bar.start()
-    first = True
+    counts: list[tuple[int, int]] = []
 
     def on_done(done: int, total: int) -> None:
-        nonlocal first
-        if first and done:
+        if done and not counts:
             say(f"{done} of {total} runs were done before ({path}; --fresh runs them again)")
-        first = False
+        counts[:] = [(done, total)]
         if bar is not None:
             bar.update(task, completed=done, total=total)
 
     try:
         yield on_done
+    except KeyboardInterrupt:
+        done, total = counts[0] if counts else (0, 0)
+        say(f"interrupted: {done} of {total} runs are kept; the same command goes on")
+        raise
     finally:
         if bar is not None:
             bar.stop()
