@@ -8,15 +8,18 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from platformdirs import user_config_path
 from rich.text import Text
 from schedtop.console.actions import LIVE, Registry, key_name, load_keymap
 from schedtop.console.desk import KnobDesk
 from schedtop.console.explain.desk import ExplainDesk
 from schedtop.console.explain.window import Bounds
 from schedtop.console.feed import Feed, Link
+from schedtop.console.forecast import Forecaster, Foretell
 from schedtop.console.glyphs import ASCII, UNICODE
 from schedtop.console.history import History
 from schedtop.console.messages import DataArrived, ReplyReceived
@@ -43,7 +46,10 @@ TICK_S = 0.5
 
 
 class ConsoleApp(App[None], inherit_bindings=False):
-    """Draws one engine. `link` is joined already; `reopen` joins anew after it broke, if that makes sense."""
+    """Draws one engine. `link` is joined already; `reopen` joins anew after it broke, if that makes sense.
+
+    `foretell` says what staged knobs would do; `why_ended` says more about an engine that is gone.
+    """
 
     CSS_PATH: ClassVar[str] = "console.tcss"
     ENABLE_COMMAND_PALETTE: ClassVar[bool] = False
@@ -58,6 +64,8 @@ class ConsoleApp(App[None], inherit_bindings=False):
         options: ConsoleOptions | None = None,
         reopen: Callable[[], Link] | None = None,
         now: Callable[[], float] = time.monotonic,
+        foretell: Foretell | None = None,
+        why_ended: Callable[[], str | None] | None = None,
     ) -> None:
         self.options = options if options is not None else ConsoleOptions()
         no_color = bool(os.environ.get("NO_COLOR"))
@@ -82,7 +90,10 @@ class ConsoleApp(App[None], inherit_bindings=False):
         keymap = load_keymap(self.options.config_dir / "keys.toml") if self.options.config_dir else {}
         self.registry = Registry(keymap, self.MODE)
         self.feed = self._open_feed(link, reopen, now)
+        self.feed.why_ended = why_ended
+        self.forecaster = Forecaster(self.history, foretell, self._on_change)
         self.desk = KnobDesk(self.history)
+        self.desk.forecaster = self.forecaster
         self.live_screen = self.LIVE_SCREEN(self.view, self.registry, self.desk)
         slos = {"ttft": self.options.ttft_slo_s, "itl": self.options.itl_slo_s}
         given = {kind: limit_s for kind, limit_s in slos.items() if limit_s is not None}
@@ -331,8 +342,20 @@ def _textual_colour(colour: str) -> str:
     return colour if colour.startswith("#") else f"ansi_{colour}"
 
 
-def run_console(link: Link, options: ConsoleOptions, reopen: Callable[[], Link] | None = None) -> int:
-    """Run the console until it is left; the exit code. Raises `ActionError` for a bad `keys.toml`."""
-    app = ConsoleApp(link, options, reopen)
+def run_console(
+    link: Link,
+    options: ConsoleOptions,
+    reopen: Callable[[], Link] | None = None,
+    *,
+    foretell: Foretell | None = None,
+    why_ended: Callable[[], str | None] | None = None,
+) -> int:
+    """Run the console until it is left; the exit code. Raises `ActionError` for a bad `keys.toml`.
+
+    Themes, keys and presets of the user lie in the platform's settings folder unless `options` names another.
+    """
+    if options.config_dir is None:
+        options = replace(options, config_dir=user_config_path("schedtop"))
+    app = ConsoleApp(link, options, reopen, foretell=foretell, why_ended=why_ended)
     app.run(mouse=options.mouse)
     return app.return_code or 0

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from schedtop.console import text
+from schedtop.console.forecast import Forecaster
 from schedtop.console.history import History
 from schedtop.console.state import State
 from schedtop.engine.knobs import BY_NAME, KNOBS, LIVE, Knob, KnobValue, bounds, check_value
@@ -24,6 +25,7 @@ class KnobDesk:
         self.staged: dict[str, KnobValue] = {}
         self.warnings: list[str] = []
         self.refused = ""
+        self.forecaster: Forecaster | None = None
         self._before: dict[str, KnobValue] = {}
         self._undo: list[dict[str, KnobValue]] = []
 

@@ -48,6 +48,7 @@ class Feed:
         self.history = history
         self.status = LinkStatus("connecting", since_s=now())
         self.received_at_s: float | None = None
+        self.why_ended: Callable[[], str | None] | None = None
         self._link = link
         self._on_change, self._on_reply, self._reopen, self._now = on_change, on_reply, reopen, now
         self._told = False
@@ -130,7 +131,7 @@ class Feed:
         if self._closing.is_set() or self.status.state == "ended":
             return False
         if self._reopen is None:
-            self._set(LinkStatus("ended", cause, self._now()))
+            self._set(LinkStatus("ended", self._fuller_cause(cause), self._now()))
             return False
         since_s = self.status.since_s if self.status.state == "lost" else self._now()
         wait_s = _RETRY_S[min(tries, len(_RETRY_S) - 1)]
@@ -142,6 +143,15 @@ class Feed:
         except Exception as error:
             self._set(LinkStatus("lost", text.clean(error), since_s, None))
         return True
+
+    def _fuller_cause(self, cause: str) -> str:
+        """What the engine's owner knows of its end; a process may take a moment to be gone."""
+        for _ in range(10):
+            words = self.why_ended() if self.why_ended is not None else cause
+            if words:
+                return text.clean(words)
+            self._closing.wait(0.05)
+        return cause
 
     def _set(self, status: LinkStatus) -> None:
         self.status = status

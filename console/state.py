@@ -218,6 +218,46 @@ class State:
         row = self.rows[:, found[0]]
         return int(row[NEEDED] + row[EMITTED]) - tracked.arrival.prompt_tokens
 
+    def snapshot(self) -> Snapshot:
+        """The same state as the engine would tell it."""
+        rows = {column[NUMBER]: column for column in self.rows.T.tolist()}
+        states = [self._request_state(tracked, rows.get(number)) for number, tracked in self.requests.items()]
+        return Snapshot(
+            seq=self.seq,
+            step=self.step,
+            clock_s=self.clock_s,
+            requests=states,
+            waiting=[*reversed(self._front), *self._back],
+            running=self.running(),
+            block_classes=self.classes.tobytes(),
+            knobs=dict(self.knobs),
+            knobs_version=self.knobs_version,
+            paused=self.paused,
+            totals=self.totals,
+        )
+
+    def _request_state(self, tracked: Tracked, row: list[int] | None) -> RequestState:
+        arrival = tracked.arrival
+        outputs, computed, last_s = tracked.output_tokens, tracked.computed_tokens, tracked.last_token_s
+        if row is not None and not tracked.waiting:
+            last_s = self.clock_s if row[EMITTED] else last_s
+            outputs = row[NEEDED] + row[EMITTED] - arrival.prompt_tokens
+            computed = row[COMPUTED] + row[TOKENS] - row[DRAFTS] + row[ACCEPTED]
+        return RequestState(
+            arrival=arrival,
+            status="running" if not tracked.waiting else "preempted" if tracked.preemptions else "waiting",
+            output_tokens=outputs,
+            computed_tokens=computed,
+            cached_tokens=tracked.cached_tokens,
+            preemptions=tracked.preemptions,
+            first_scheduled_s=tracked.first_scheduled_s,
+            first_token_s=tracked.first_token_s,
+            last_token_s=last_s,
+            table=self.tables.get(arrival.number, b""),
+            queued_s=tracked.queued_since_s if tracked.waiting else None,
+            requeued_s=tracked.requeued_s,
+        )
+
     def running(self) -> list[int]:
         """Numbers of the requests that run after this step, in the engine's order."""
         requests = self.requests

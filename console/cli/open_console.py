@@ -11,6 +11,7 @@ import click
 from schedtop.console.cli.defaults import choose_default
 from schedtop.console.cli.engine_flags import engine_config
 from schedtop.console.cli.errors import FAILED, CommandError, check_writable, say
+from schedtop.console.cli.foretell import ForecastProcess
 from schedtop.engine.channel.protocol import ChannelError
 from schedtop.engine.channel.spawn import start_engine
 from schedtop.engine.config import EngineConfig
@@ -43,7 +44,11 @@ def open_console(flags: Mapping[str, Any]) -> int:
             link = process.connect()
         except ChannelError as error:
             raise CommandError(str(error)) from None
-        code = run_console(link, options, reopen=None)
+        foretell = ForecastProcess()
+        try:
+            code = run_console(link, options, foretell=foretell, why_ended=process.exit_cause)
+        finally:
+            foretell.close()
         if process.process.poll() not in (None, 0):
             say(process.exit_cause() or "the engine ended")
             return code or (process.process.poll() if process.process.poll() == 2 else FAILED) or FAILED

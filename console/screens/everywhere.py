@@ -63,8 +63,7 @@ class EverywhereCommands:
         return None
 
     def do_help(self) -> None:
-        title, words = self.screen.help_page()
-        self.app.push_screen(HelpScreen(title, words, self.screen.registry, self.screen.why_not))
+        self.app.push_screen(HelpScreen(self.screen))
 
     def do_quit(self) -> None:
         in_flight = len(self.view.history.live.requests)

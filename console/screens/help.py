@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from rich.style import Style
 from rich.text import Text
-from schedtop.console.actions import SCOPES, Action, Registry, key_name
+from schedtop.console.actions import SCOPES, Action, key_name
 from schedtop.console.glyphs import to_ascii
+from schedtop.console.screens.base import ConsoleScreen
 from textual.containers import VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
@@ -22,36 +24,40 @@ CLOSE = ("escape", "q", "question_mark", "f1", "enter")
 class HelpScreen(ModalScreen[None]):
     """Scrolls with the same keys as everything else; Esc, q or ? close it."""
 
-    def __init__(
-        self, title: str, panel_help: str, registry: Registry, why_not: Callable[[str], str | None]
-    ) -> None:
+    def __init__(self, over: ConsoleScreen) -> None:
         super().__init__(classes="dialog")
-        self.heading, self.panel_help = title, panel_help
-        self.registry, self.why_not = registry, why_not
+        self.over = over
 
     def compose(self) -> ComposeResult:
-        words = self._words()
-        plain = getattr(self.app, "ascii_only", False)
-        body = Static(Text(to_ascii(words) if plain else words, no_wrap=False), id="help-text")
         with VerticalScroll(id="help"):
-            yield body
+            yield Static(self._page(), id="help-text")
 
     def on_mount(self) -> None:
         self.query_one("#help", VerticalScroll).focus()
 
-    def _words(self) -> str:
-        parts = [f"{self.heading}\n\n{self.panel_help}"] if self.panel_help else []
-        for scope, name in SCOPES.items():
-            lines = [self._line(action) for action in self.registry.of_scope(scope)]
-            parts.append(f"{name}\n" + "\n".join(lines))
-        parts.append("Esc closes this page.")
-        return "\n\n".join(parts)
+    def _page(self) -> Text:
+        """The figures of what has the focus, its keys, then all other keys."""
+        palette = self.over.view.palette
+        heading, plain, quiet = (palette.on(role, "surface") for role in ("accent", "text", "muted"))
+        title, words = self.over.help_page()
+        page = Text()
+        if words:
+            page.append(f"{title}\n", heading).append(f"{words}\n\n", plain)
+        own = self.over.scope
+        for scope in sorted(SCOPES, key=lambda scope: scope != own):
+            page.append(f"{SCOPES[scope]}\n", heading)
+            for action in self.over.registry.of_scope(scope):
+                self._line(page, action, heading, plain, quiet)
+            page.append("\n")
+        page.append("Esc closes this page.", quiet)
+        return Text(to_ascii(page.plain), spans=page.spans) if self.over.view.options.ascii else page
 
-    def _line(self, action: Action) -> str:
+    def _line(self, page: Text, action: Action, key: Style, plain: Style, quiet: Style) -> None:
         keys = " ".join(key_name(key) for key in action.keys) or "(no key)"
-        reason = self.why_not(action.id)
-        words = f"{action.title}. {action.help}" if action.help else action.title
-        return f"  {keys:<14} {words}" + (f"  [now off: {reason}]" if reason else "")
+        reason = self.over.why_not(action.id)
+        page.append(f"  {keys:<14} ", key).append(action.title, plain)
+        page.append(f". {action.help}" if action.help else "", quiet)
+        page.append(f"  [now off: {reason}]\n" if reason else "\n", quiet)
 
     def on_key(self, event: Key) -> None:
         scroll = self.query_one("#help", VerticalScroll)

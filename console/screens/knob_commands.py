@@ -132,3 +132,4 @@ class KnobCommands:
                 self.desk.refused = "" if reply.ok else reply.text
 
         self.app.command(lambda id: SetKnobs(id, values, by="key", dry_run=True), replied)
+        self.app.forecaster.want(values)

@@ -7,6 +7,7 @@ from typing import ClassVar
 from rich.style import Style
 from schedtop.console import text
 from schedtop.console.desk import KnobDesk
+from schedtop.console.forecast import describe
 from schedtop.console.line import Line
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
@@ -99,17 +100,26 @@ A lower max_num_seqs stops nobody: 16->12 draining 14 means fourteen still run a
         palette, desk = self.view.palette, self.desk
         if desk.refused:
             return _note("!", text.clean(desk.refused), width, palette["breach"])
-        if desk.warnings:
-            told = [("!", text.clean(warning), palette["warn"]) for warning in desk.warnings]
-        elif self.has_focus and self.cursor < len(live):
+        told = [("!", text.clean(warning), palette["warn"]) for warning in desk.warnings]
+        told += self._foretold()
+        if not told and self.has_focus and self.cursor < len(live):
             knob = live[self.cursor]
-            told = [
-                (sign, words, palette["muted"])
-                for sign, words in ((" ", knob.effect), ("+", knob.up), ("-", knob.down))
-            ]
-        else:
-            return []
+            trades = ((" ", knob.effect), ("+", knob.up), ("-", knob.down))
+            told = [(sign, words, palette["muted"]) for sign, words in trades]
         return [line for sign, words, style in told for line in _note(sign, words, width, style)]
+
+    def _foretold(self) -> list[tuple[str, str, Style]]:
+        """What the staged values are expected to do."""
+        palette, desk = self.view.palette, self.desk
+        if desk.forecaster is None or not desk.staged:
+            return []
+        found = desk.forecaster.found(desk.staged)
+        if found is None:
+            return [(" ", "working out what it will do", palette["muted"])] if desk.forecaster.busy else []
+        if isinstance(found, str):
+            return [(" ", f"no forecast: {found}", palette["muted"])]
+        head = (" ", f"expected over the next {found.horizon_s:.0f} s:", palette["muted"])
+        return [head, *((">", words, palette[role]) for words, role in describe(found))]
 
     def selected(self) -> Knob | None:
         live = self.desk.live_knobs()

@@ -67,12 +67,13 @@ async def seated(
     link: PlayedLink | None = None,
     reopen: Callable[[], PlayedLink] | None = None,
     now: Callable[[], float] = time.monotonic,
+    foretell: Any = None,
     **options: Any,
 ) -> AsyncIterator[Seat]:
     if link is None:
         link = EngineLink(SyntheticEngine(rate=12.0, num_blocks=300), steps)
     settings = ConsoleOptions(**({"theme": "dark", "ttft_slo_s": 0.5, "itl_slo_s": 0.08} | options))
-    app = ConsoleApp(link, settings, reopen, now)
+    app = ConsoleApp(link, settings, reopen, now, foretell)
     async with app.run_test(size=size) as pilot:
         seat = Seat(app, pilot, link)
         await seat.settle()

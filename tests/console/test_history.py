@@ -223,3 +223,19 @@ def test_samples_count_what_is_within_a_limit() -> None:
     assert (samples.n, samples.within(0.2)) == (4, 3)
     empty = collect(np.array([np.nan]))
     assert isinstance(empty, Samples) and empty.n == 0 and empty.quantile(0.5) is None
+
+
+def test_the_state_tells_the_snapshot_that_the_engine_would() -> None:
+    engine = SyntheticEngine(**BUSY)
+    history = History()
+    for message in (engine.header(), engine.snapshot(), *engine.records(350)):
+        history.apply(message)
+    told, own = history.live.snapshot(), engine.snapshot()
+    assert (told.waiting, told.running, told.block_classes) == (own.waiting, own.running, own.block_classes)
+    assert (told.knobs, told.step, told.clock_s) == (own.knobs, own.step, own.clock_s)
+    theirs = {state.arrival.number: state for state in own.requests}
+    for state in told.requests:
+        other = theirs[state.arrival.number]
+        assert state.table == other.table
+        for field in ("output_tokens", "computed_tokens", "preemptions", "first_token_s", "cached_tokens"):
+            assert getattr(state, field) == pytest.approx(getattr(other, field)), field

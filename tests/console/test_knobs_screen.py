@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -205,3 +207,49 @@ async def test_a_change_leads_to_its_step() -> None:
         await seat.press("K", "tab", "tab", "enter")
         assert isinstance(seat.app.screen, LiveScreen)
         assert seat.app.view.moment.state.step == step
+
+
+@dataclass
+class Sure:
+    value: float | None
+    error: float | None = 0.0
+
+
+@dataclass
+class Fake:
+    horizon_s: float
+    base: dict[str, Sure]
+    staged: dict[str, Sure]
+    change: dict[str, Sure]
+
+
+async def test_what_staged_values_are_expected_to_do_is_shown() -> None:
+    asked: list[dict[str, object]] = []
+
+    def foretell(header: object, snapshot: object, staged: Mapping[str, object], recent: object) -> Fake:
+        asked.append(dict(staged))
+        return Fake(
+            10.0,
+            {"itl_p95_s": Sure(0.050), "output_tokens_per_s": Sure(900.0)},
+            {"itl_p95_s": Sure(0.030), "output_tokens_per_s": Sure(901.0)},
+            {"itl_p95_s": Sure(-0.020, 0.002), "output_tokens_per_s": Sure(1.0, 5.0)},
+        )
+
+    async with seated(foretell=foretell) as seat:
+        await seat.press("K", "down", "minus")
+        await seat.settle()
+        assert asked[-1] == {"max_num_scheduled_tokens": 448}
+        assert "expected over the next 10 s" in seat.text
+        assert (
+            "ITL p95 50.0→30.0 ms ±2.0 better" in seat.text and "out tok/s" not in seat.text.split("[9]")[0][-900:]
+        )
+
+
+async def test_why_there_is_no_forecast_is_said() -> None:
+    def foretell(*_: object) -> Fake:
+        raise ValueError("cuda is a real device")
+
+    async with seated(foretell=foretell) as seat:
+        await seat.press("K", "down", "minus")
+        await seat.settle()
+        assert "no forecast: cuda is a real device" in seat.text
