@@ -112,6 +112,8 @@ def build_config(name: str) -> Any:
     values = {**config.to_dict(), **KERNEL_SIZES}
     if "sliding_attention" in (values.pop("layer_types", None) or ()) and config.model_type != "mistral":
         values["layer_types"] = LAYER_KINDS
+    if values.get("sliding_window"):
+        values["sliding_window"] = 6
     return type(config)(**values)
 
 
@@ -200,14 +202,15 @@ def build_worker(name: str, route: str, config: SchedulerConfig, **options: Any)
     soft_cap = layer_soft_cap(model.config)
     options.setdefault("num_speculative_tokens", config.num_speculative_tokens)
     if route.startswith("kernels"):
-        guarded = kernel_decoder(model, route, cache, config.max_model_len)
+        tell = options.pop("tell", refuse)
+        guarded = kernel_decoder(model, route, cache, config.max_model_len, tell)
         graphs = options.pop("graphs", None)
         return ModelWorker(
             guarded,
             config.block_size,
             device,
             graphs=None if graphs is None else graphs(guarded, config),
-            sampler=KernelSampler(device, print),
+            sampler=KernelSampler(device, tell),
             **options,
         )
     attention, operations = torch_attention(cache, soft_cap), None
@@ -224,16 +227,19 @@ def build_worker(name: str, route: str, config: SchedulerConfig, **options: Any)
     return ModelWorker(decoder, config.block_size, device, **options)
 
 
-def kernel_decoder(model: PreTrainedModel, route: str, cache: PagedCache, max_model_len: int) -> GuardedDecoder:
-    """The model on kernels, interpreted: by the route it would take, or by the general one. Failures raise."""
+def refuse(line: str) -> None:
+    """What the kernels have to tell is a failure."""
+    raise AssertionError(line)
 
-    def fail(line: str) -> None:
-        raise AssertionError(line)
 
+def kernel_decoder(
+    model: PreTrainedModel, route: str, cache: PagedCache, max_model_len: int, tell: Callable[[str], None]
+) -> GuardedDecoder:
+    """The model on kernels, interpreted: by the route it would take, or by the general one."""
     soft_cap = layer_soft_cap(model.config)
     if route == "kernels-general":
-        return GuardedDecoder(KernelGeneralDecoder(model, None), cache, fail, soft_cap)
-    return make_kernel_decoder(model, cache, max_model_len, soft_cap, fail)
+        return GuardedDecoder(KernelGeneralDecoder(model, None), cache, tell, soft_cap)
+    return make_kernel_decoder(model, cache, max_model_len, soft_cap, tell)
 
 
 def scheduler_config(name: str, **changes: Any) -> SchedulerConfig:
@@ -261,7 +267,7 @@ class Lab:
 
     @staticmethod
     def serve(name: str, route: str = "lean", **changes: Any) -> Served:
-        options = {key: changes.pop(key) for key in ("texts", "seed", "graphs") if key in changes}
+        options = {key: changes.pop(key) for key in ("texts", "seed", "graphs", "tell") if key in changes}
         config = scheduler_config(name, **changes)
         return Served(config, build_worker(name, route, config, **options))
 
