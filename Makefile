@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test lint types check format engine clean
+.PHONY: run test lint types check format engine pictures clean
 
 run: $(VENV)/.engine ## open the console on an engine of your own (ARGS='--rate 20')
 	@$(BIN)/schedtop $(ARGS)
@@ -45,6 +45,9 @@ $(VENV)/.engine: $(VENV)/.base
 $(VENV)/.test: $(VENV)/.venv pyproject.toml
 	$(INSTALL) -e '.[engine,parquet,test]'
 	@touch $@ $(VENV)/.base $(VENV)/.engine
+
+pictures: $(VENV)/.test ## the README's pictures, from a real run
+	$(BIN)/python docs/pictures/draw.py
 
 clean:
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
