@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +108,7 @@ def run_key(scenario: Scenario, slo: Slo | None) -> str:
         "changes": scenario.changes,
         "events": [[event.at_s, event.values] for event in scenario.events],
         "slo": None if slo is None else str(slo),
-        "file": _digest(path) if path.is_file() else None,
+        "file": _digest_now(path) if path.is_file() else None,
         "device": None,
     }
     if isinstance(device, CalibratedDevice):
@@ -117,7 +118,14 @@ def run_key(scenario: Scenario, slo: Slo | None) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _digest(path: Path) -> str:
+def _digest_now(path: Path) -> str:
+    found = path.stat()
+    return _digest(path, found.st_size, found.st_mtime_ns)
+
+
+@cache
+def _digest(path: Path, size: int, mtime_ns: int) -> str:
+    """Of a file's content; read again only if it has changed."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
