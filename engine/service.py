@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -203,7 +203,17 @@ def _load(config: EngineConfig, owned: bool, server: ChannelServer, life: Life, 
             life.loop.notice("error", line)
 
     with Greeter(server, life) as greeter, life.interruptible():
-        engine = _build(config, greeter)
+
+        def stage(name: str) -> None:
+            """What is being done; once serving, what went wrong with the worker."""
+            if life.loop is None:
+                greeter.stage(name)
+            else:
+                life.loop.notice("warning", name)
+
+        engine = _build(config, stage)
+        # As stages they are gone before anybody reads them.
+        notices += getattr(getattr(engine, "worker", None), "notices", ())
         life.loop = ServiceLoop(
             engine,
             server,
@@ -217,11 +227,11 @@ def _load(config: EngineConfig, owned: bool, server: ChannelServer, life: Life, 
     return life.loop
 
 
-def _build(config: EngineConfig, greeter: Greeter) -> Steppable:
+def _build(config: EngineConfig, stage: Callable[[str], None]) -> Steppable:
     from schedtop.engine.build import build_engine  # late: what it imports may take seconds
 
     try:
-        return build_engine(config, greeter.stage)
+        return build_engine(config, stage)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 
