@@ -20,11 +20,14 @@ _BAR_EVERY_S = 0.1
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Recording]:
-    """The recording at `path`; one line on stderr if it is not whole. Raises `RecordingError`."""
+def opened(path: Path, check: bool | None = None) -> Iterator[Recording]:
+    """The recording at `path`; one line on stderr if it is not whole. Raises `RecordingError`.
+
+    `check` forces (or forbids) that all of the file is checked first.
+    """
     from schedtop.engine.recording.reader import Recording
 
-    with Recording(path) as recording:
+    with Recording(path, check=check) as recording:
         if recording.truncated:
             say(f"{recording.path}: {recording.truncated}")
         yield recording

@@ -11,6 +11,7 @@ from schedtop.console.cli.attach import _console_flags
 from schedtop.console.cli.errors import CommandError
 from schedtop.console.cli.open_console import check_terminal, console_options
 from schedtop.console.cli.recording_flags import opened
+from schedtop.engine.recording.frames import RecordingError
 
 
 @click.command("replay")
@@ -22,7 +23,7 @@ from schedtop.console.cli.recording_flags import opened
 @click.pass_context
 def command(ctx: click.Context, /, file: Path, at: str | None, speed: float, paused: bool, **flags: Any) -> None:
     """Open the console over the recording FILE: play, step, jump; every panel shows what it holds for that step."""
-    with opened(file) as recording:
+    with opened(file, check=True) as recording:
         if not recording.num_records:
             raise CommandError(f"{recording.path} holds no step: there is nothing to replay")
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
@@ -30,5 +31,5 @@ def command(ctx: click.Context, /, file: Path, at: str | None, speed: float, pau
         check_terminal()
         from schedtop.console.replay.app import run_replay
 
-        code = run_replay(recording, console_options(flags, embedded=False), speed, paused, at)
+        code = run_replay(recording, console_options(flags, embedded=False), speed, paused, at, RecordingError)
     ctx.exit(code)

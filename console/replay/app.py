@@ -85,7 +85,10 @@ class PlayerFeed:
 
 
 class ReplayApp(ConsoleApp):
-    """Plays `source`. It begins at its first step, playing unless `paused`."""
+    """Plays `source`. It begins at its first step, playing unless `paused`.
+
+    `damage` is what the source raises for a stretch that cannot be read: a line for the operator, not a crash.
+    """
 
     CSS_PATH: ClassVar[str] = "../console.tcss"
     MODE: ClassVar[str] = REPLAY
@@ -99,14 +102,17 @@ class ReplayApp(ConsoleApp):
         now: Callable[[], float] = time.monotonic,
         speed: float = 1.0,
         paused: bool = False,
+        damage: type[Exception] = OSError,
     ) -> None:
         super().__init__(cast(Any, source), options, None, now)
+        self.damage = damage
         self.player = Player(cast(RecordedHistory, self.history), now, speed)
         self.jumps = Jumps(self.player, self.options.ttft_slo_s, self.options.itl_slo_s)
         cast(ReplayView, self.view).go = self.player.move
         cast(ReplayScreen, self.live_screen).add_timeline(self.player)
         if not paused:
             self.player.play()
+        self.view.replay = self.player.status()
 
     def _open_history(self, link: Any) -> History:
         return RecordedHistory(link)
@@ -137,9 +143,8 @@ class ReplayApp(ConsoleApp):
         with self.history.lock:
             try:
                 moved = self.player.advance()
-            except Exception as error:  # damage that only reading reveals
-                self.player.pause()
-                self.live_screen.say(text.clean(error), "breach")
+            except self.damage as error:
+                self._tell_damage(error)
                 moved = True
             timeline = cast(ReplayScreen, self.live_screen).timeline
         reading = cast(ReplayExplainDesk, self.explain).reading
@@ -148,15 +153,25 @@ class ReplayApp(ConsoleApp):
 
     def paint(self) -> None:
         self.view.replay = self.player.status()
-        super().paint()
+        try:
+            super().paint()
+        except self.damage as error:
+            self._tell_damage(error)
+
+    def _tell_damage(self, error: Exception) -> None:
+        self.player.pause()
+        self.view.replay = self.player.status()
+        self.live_screen.say(text.clean(error), "breach")
 
 
-def run_replay(source: Source, options: ConsoleOptions, speed: float, paused: bool, at: str | None) -> int:
-    """Replay a recording until the console is left; the exit code.
+def run_replay(
+    source: Source, options: ConsoleOptions, speed: float, paused: bool, at: str | None, damage: type[Exception]
+) -> int:
+    """Replay a recording until the console is left; the exit code. `damage` as for `ReplayApp`.
 
     Raises `JumpError` where `at` is no place, `ActionError` for a bad `keys.toml`.
     """
-    app = ReplayApp(source, options, speed=speed, paused=paused or at is not None)
+    app = ReplayApp(source, options, speed=speed, paused=paused or at is not None, damage=damage)
     if at is not None:
         app.jumps.go(at)
         if not paused:

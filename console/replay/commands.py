@@ -43,7 +43,7 @@ class ReplayCommands:
         if self.player.playing:
             self.player.pause()
         else:
-            self.player.play()
+            self._try(self.player.play)
 
     def do_replay_back(self) -> None:
         self._step(-1)
@@ -58,8 +58,11 @@ class ReplayCommands:
         self._step(self.screen.view.steps_per_column)
 
     def _step(self, offset: int) -> None:
-        if not self.player.step(offset):
-            self.screen.say("the recording ends here" if offset > 0 else "the recording begins here", "warn")
+        def step() -> None:
+            if not self.player.step(offset):
+                raise JumpError("the recording ends here" if offset > 0 else "the recording begins here")
+
+        self._try(step)
 
     def do_slower(self) -> None:
         self.player.set_speed(-1)
@@ -77,11 +80,11 @@ class ReplayCommands:
         self.screen.say(f"{{ and }} go to: {self.jumps.next_kind()}")
 
     def do_replay_start(self) -> None:
-        self.player.move(0)
+        self._try(lambda: self.player.move(0))
 
     def do_replay_end(self) -> None:
         self.player.pause()
-        self.player.move(self.player.last)
+        self._try(lambda: self.player.move(self.player.last))
 
     def do_jump(self) -> None:
         live = self.app.live_screen
@@ -99,8 +102,14 @@ class ReplayCommands:
         live.prompt.on_help = None
         live.prompt.ask(HINT, "", done)
 
-    def _try(self, move: Callable[[], str]) -> None:
+    def _try(self, move: Callable[[], str | None]) -> None:
+        """Move, and say what it says, or why it cannot be."""
         try:
-            self.app.live_screen.say(move(), "ok")
+            words = move()
         except JumpError as error:
-            self.app.live_screen.say(text.clean(error), "warn")
+            self.screen.say(text.clean(error), "warn")
+        except self.app.damage as error:
+            self.screen.say(text.clean(error), "breach")
+        else:
+            if words:
+                self.screen.say(words, "ok")

@@ -1,0 +1,148 @@
+"""Jumping to a step, playing there, and having been there live are one and the same."""
+
+from __future__ import annotations
+
+import random
+from itertools import islice
+from typing import Any
+
+import pytest
+from schedtop.console.history import History
+from schedtop.console.latency import KINDS
+from schedtop.console.replay.history import RecordedHistory
+from schedtop.engine.recording import Recording
+from schedtop.engine.telemetry import StepRecord, TextDelta
+
+
+def told_by(history: History) -> dict[str, Any]:
+    """Everything a panel may ask of a history about its present moment."""
+    moment = history.now()
+    state = moment.state
+    return {
+        "place": (state.seq, state.step, state.clock_s, state.paused, dict(state.knobs), state.knobs_version),
+        "record": moment.record,
+        "totals": state.totals,
+        "queue": state.queue(history.policy),
+        "running": state.running(),
+        "outputs": {number: state.outputs(number) for number in state.requests},
+        "requests": {
+            number: (item.arrival.id, item.waiting, item.cached_tokens, item.preemptions)
+            for number, item in state.requests.items()
+        },
+        "ttft": {number: pytest.approx(item.ttft_s) for number, item in state.requests.items() if item.ttft_s},
+        "rows": state.rows.tolist(),
+        "classes": state.classes.tolist(),
+        "tables": dict(state.tables),
+        "rates": history.rates(moment),
+        "latency": [
+            [
+                (part.values.tolist(), part.counts.tolist())
+                for part in history.latency_columns(kind, moment, 60.0, 50)
+            ]
+            for kind in KINDS
+        ],
+        "events": [(event.kind, event.seq, event.describe()) for event in reversed(history.events)],
+        "knob marks": [(event.seq, event.describe()) for event in history.of_kind("K")],
+        "steps": [record.seq for record in history.steps(moment.seq, 300)],
+        # Keyframes name no prefix keys, and no panel shows any.
+        "finished": [(n, arrival.id, arrival.arrival_s, end) for n, (arrival, end) in history.finished.items()],
+        "names": [history.name(number) for number in range(60)],
+        "between": [record.seq for record in history.between(100, 140)],
+        "second": [record.seq for record in history.in_seconds(3.0, 4.0)],
+    }
+
+
+@pytest.fixture(scope="module")
+def truth(told: Any) -> dict[int, dict[str, Any]]:
+    """What a live history told at some steps, the first, the last and those around a pause among them."""
+    chosen = {0, 1, 63, 64, 299, 300, 301, 302, len(told.records) - 1}
+    chosen |= set(random.Random(5).sample(range(len(told.records)), 25))
+    history = History()
+    for message in told.messages(-1)[:2]:
+        history.apply(message)
+    found = {}
+    for index, record in enumerate(told.records):
+        history.apply(record)
+        if index in chosen:
+            found[index] = told_by(history)
+    return found
+
+
+def test_jumping_anywhere_from_anywhere_is_having_been_there(
+    recording: Recording, truth: dict[int, dict[str, Any]]
+) -> None:
+    history = RecordedHistory(recording)
+    order = [*truth, *truth]
+    random.Random(7).shuffle(order)
+    for index in order:
+        history.seek(index)
+        found = told_by(history)
+        for name, want in truth[index].items():
+            assert found[name] == want, f"{name} of record {index}"
+
+
+def test_playing_there_step_by_step_is_the_same(recording: Recording, truth: dict[int, dict[str, Any]]) -> None:
+    history = RecordedHistory(recording)
+    for index in range(recording.num_records):
+        history.seek(index)
+        if index in truth:
+            assert told_by(history) == truth[index], f"record {index}"
+
+
+def test_a_past_moment_is_exact_and_leaves_the_position(
+    recording: Recording, truth: dict[int, dict[str, Any]], told: Any
+) -> None:
+    history = RecordedHistory(recording)
+    history.seek(recording.num_records - 1)
+    for index in islice(truth, 8):
+        moment = history.at(told.records[index].seq)
+        assert moment is not None and moment.record == told.records[index]
+        assert moment.state.rows.tolist() == truth[index]["rows"]
+        assert moment.state.queue(history.policy) == truth[index]["queue"]
+    assert history.live.seq == told.records[-1].seq
+    assert history.at(10**9) is None and history.index_of(-5) is None
+
+
+def test_a_seek_is_cut_to_the_file(recording: Recording) -> None:
+    history = RecordedHistory(recording)
+    history.seek(10**6)
+    assert history.position == recording.num_records - 1
+    history.seek(-7)
+    assert history.position == -1 and history.latest is None and not list(history.records)
+
+
+def test_nothing_can_be_applied(recording: Recording, told: Any) -> None:
+    with pytest.raises(TypeError):
+        RecordedHistory(recording).apply(told.records[0])
+
+
+class Texted:
+    """A recording with texts: one character before every record, for request 3."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._recording, name)
+
+    def texts(self, start: int = 0) -> Any:
+        return ((index, TextDelta(3, chr(97 + index % 26))) for index in range(start, 200))
+
+
+def test_texts_are_as_long_as_they_were(recording: Recording) -> None:
+    history = RecordedHistory(Texted(recording))
+    for index in (10, 40, 5, 41):
+        history.seek(index)
+        assert len(history.texts[3]) == index + 2
+    assert history.texts.get(4) is None
+
+
+def test_records_read_like_a_list(recording: Recording, told: Any) -> None:
+    history = RecordedHistory(recording)
+    history.seek(200)
+    records = history.records
+    assert len(records) == 201 and records[-1] == told.records[200] and records[5] == told.records[5]
+    assert list(records) == told.records[:201]
+    with pytest.raises(IndexError):
+        records[201]
+    assert all(isinstance(record, StepRecord) for record in list(records)[:3])
