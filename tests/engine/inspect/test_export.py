@@ -1,0 +1,154 @@
+"""Exports hold what the recording holds; traces keep the rules of the trace-event format."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from schedtop.engine.config import ConfigError
+from schedtop.engine.inspect import export as exports
+from schedtop.engine.inspect.export import FORMATS, default_path, export
+from schedtop.engine.inspect.tables import COLUMNS
+from schedtop.engine.inspect.trace_events import REQUESTS_PID, SCHEDULER_PID
+from schedtop.engine.recording import Recording
+from schedtop.engine.telemetry import ROW_FIELDS, RowFlag, row_columns, row_matrix
+
+REQUIRED: dict[str, set[str]] = {
+    "B": {"name", "ph", "ts", "pid", "tid"},
+    "E": {"ph", "ts", "pid", "tid"},
+    "C": {"name", "ph", "ts", "pid", "args"},
+    "i": {"name", "ph", "ts", "pid", "tid", "s"},
+    "M": {"name", "ph", "pid", "args"},
+}
+"""Keys of each phase, after "Trace Event Format" (Google, 2016)."""
+
+
+def written(recording: Recording, name: str) -> bytes:
+    out = io.BytesIO()
+    export(recording, name, out)
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def trace(pressed: Path) -> dict[str, Any]:
+    with Recording(pressed) as recording:
+        document: dict[str, Any] = json.loads(written(recording, "perfetto"))
+    return document
+
+
+def test_events_have_the_keys_of_their_phase(trace: dict[str, Any]) -> None:
+    for event in trace["traceEvents"]:
+        assert REQUIRED[event["ph"]] <= set(event), event
+        assert event["ph"] != "i" or event["s"] in ("g", "p", "t")
+        assert event["ph"] != "C" or all(isinstance(value, int | float) for value in event["args"].values())
+        assert event["ph"] != "M" or event["name"] in ("process_name", "thread_name")
+
+
+def test_times_never_go_back(trace: dict[str, Any]) -> None:
+    times = [event["ts"] for event in trace["traceEvents"] if event["ph"] != "M"]
+    assert times == sorted(times) and times[0] >= 0
+
+
+def test_slices_nest_and_close_on_every_track(trace: dict[str, Any]) -> None:
+    stacks: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for event in trace["traceEvents"]:
+        stack = stacks[event["pid"], event["tid"]] if event["ph"] in "BE" else []
+        if event["ph"] == "B":
+            stack.append(event["name"])
+            assert len(stack) == 1, "a track shows one thing at a time"
+        elif event["ph"] == "E":
+            assert stack.pop() == event["name"]
+    assert not any(stacks.values())
+
+
+def test_every_request_has_a_named_track_with_its_life(trace: dict[str, Any], recording: Recording) -> None:
+    records = list(recording.records())
+    ids = {arrival.number + 1: arrival.id for record in records for arrival in record.arrivals}
+    names = {
+        event["tid"]: event["args"]["name"]
+        for event in trace["traceEvents"]
+        if event["ph"] == "M" and event["pid"] == REQUESTS_PID and event["name"] == "thread_name"
+    }
+    assert names == ids
+    begun = Counter(
+        event["name"] for event in trace["traceEvents"] if event["ph"] == "B" and event["pid"] == REQUESTS_PID
+    )
+    chunks = sum(
+        int(((rows["tokens"] > 0) & ((rows["flags"] & RowFlag.DECODE) == 0)).sum())
+        for rows in (row_columns(record) for record in records if record.rows)
+    )
+    assert begun["prefill"] == chunks
+    assert begun["preempted"] == sum(len(record.preemptions) for record in records)
+    assert begun["queued"] == len(ids)
+
+
+def test_counters_and_steps_are_the_records(trace: dict[str, Any], recording: Recording) -> None:
+    records = [record for record in recording.records() if record.executed]
+    steps = [event for event in trace["traceEvents"] if event["ph"] == "B" and event["pid"] == SCHEDULER_PID]
+    assert [event["args"]["step"] for event in steps] == [record.step for record in records]
+    counters = [event for event in trace["traceEvents"] if event["ph"] == "C"]
+    assert {event["name"] for event in counters} == {"blocks", "running", "waiting", "budget"}
+    for event, record in zip((e for e in counters if e["name"] == "budget"), records, strict=True):
+        assert sum(event["args"].values()) == record.token_budget
+    for event in (e for e in counters if e["name"] == "blocks"):
+        assert sum(event["args"].values()) == recording.header.num_blocks
+
+
+def test_csv_has_a_row_of_figures_per_record(recording: Recording) -> None:
+    rows = list(csv.DictReader(io.StringIO(written(recording, "csv").decode())))
+    assert len(rows) == recording.num_records and list(rows[0]) == list(COLUMNS)
+    for row, record in zip(rows, recording.records(), strict=True):
+        assert int(row["scheduled_tokens"]) == record.scheduled_tokens
+        assert float(row["end_s"]) == record.end_s
+        assert int(row["num_preemptions"]) == len(record.preemptions)
+        assert row["schedule_s"] == ""
+
+
+def test_jsonl_has_all_of_every_record(recording: Recording) -> None:
+    lines = [json.loads(line) for line in written(recording, "jsonl").splitlines()]
+    for line, record in zip(lines, recording.records(), strict=True):
+        assert set(line) == set(record.__struct_fields__)
+        assert [[row[name] for name in ROW_FIELDS] for row in line["rows"]] == row_matrix(record).T.tolist()
+        assert len(line["itl_s"]) == len(line["rows"])
+        assert line["blocks"]["held"] == record.blocks.held
+
+
+def test_parquet_is_the_same_table_with_types(recording: Recording, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    target = tmp_path / "run.parquet"
+    export(recording, "parquet", target)
+    table = parquet.read_table(target)
+    assert table.column_names == list(COLUMNS) and table.num_rows == recording.num_records
+    assert table["step"].to_pylist() == [record.step for record in recording.records()]
+    assert table["paused"].type == "bool" and table["oldest_wait_s"].type == "double"
+
+
+def test_parquet_without_its_library_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match="pyarrow"):
+        exports.check_format("parquet")
+
+
+@pytest.mark.parametrize("name", ["perfetto", "csv", "jsonl"])
+def test_the_same_recording_gives_the_same_bytes(recording: Recording, name: str) -> None:
+    assert written(recording, name) == written(recording, name)
+
+
+def test_a_file_is_complete_or_not_there(recording: Recording, tmp_path: Path) -> None:
+    def stop(index: int) -> None:
+        if index:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export(recording, "csv", tmp_path / "run.csv", stop)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_default_name_is_beside_the_recording(name: str) -> None:
+    assert default_path("a/b.schedtop", name).parent == Path("a")
