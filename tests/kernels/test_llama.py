@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,10 @@ BLOCK_SIZE = 8
 
 
 def load_benchmark() -> Any:
-    """`benchmarks/gpu.py` holds the compact model; it is a script, not a package."""
-    path = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu.py"
-    spec = importlib.util.spec_from_file_location("schedtop_gpu_benchmark", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    """The benchmark holds the compact model; it is a script, not a package."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+        return importlib.import_module("gpu_parts.llama")
 
 
 gpu = load_benchmark()

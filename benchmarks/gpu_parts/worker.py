@@ -1,0 +1,108 @@
+# mypy: allow-untyped-calls
+"""The worker itself on a random Llama: whole steps from plan to token ids, with and without recorded graphs."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from gpu_parts.bench import BF16, Bench, Row, check
+
+
+def measure_worker(bench: Bench) -> None:
+    """Decode steps as served; both ways must pick the same tokens, but for a near tie."""
+    try:
+        import transformers
+    except ImportError:
+        bench.add(Row("worker", note="left out: transformers is not installed"))
+        return
+    config = _config(transformers, bench)
+    torch.manual_seed(5)
+    with torch.device(bench.device):
+        model = transformers.LlamaForCausalLM(config).to(BF16).eval()
+    decoder, cache = _decoder(bench, model)
+    del model
+    for rows in bench.sizes.model_batches:
+        eager_ms, eager_ids = _decode(bench, decoder, cache, rows, graphs=False)
+        what = f"worker step, batch {rows}"
+        bench.add(Row(f"{what}, eager", eager_ms, note="from plan to ids"))
+        graph_ms, graph_ids = _decode(bench, decoder, cache, rows, graphs=True)
+        bench.add(Row(f"{what}, graph", graph_ms, note=f"{eager_ms / graph_ms:.1f} x eager"))
+        # Later tokens follow from these, so that one rounding that tips a near tie would count many times.
+        error = float((eager_ids[1] != graph_ids[1]).mean())
+        check(bench, f"{what}, share of other tokens", 0.05, partial(float, error))
+    check(bench, "worker, kernels still in use", 0.0, lambda: float(not decoder.on_kernels))
+
+
+def _config(transformers: Any, bench: Bench) -> Any:
+    shape = bench.sizes.model
+    return transformers.LlamaConfig(
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_size,
+        max_position_embeddings=2 * bench.sizes.model_context,
+    )
+
+
+def _decoder(bench: Bench, model: Any) -> tuple[Any, Any]:
+    from schedtop.engine.runner.backend import make_kernel_decoder
+    from schedtop.engine.runner.cache import CacheShape, PagedCache
+
+    shape = bench.sizes.model
+    layout = CacheShape(shape.layers, 16, shape.kv_heads, shape.head_size, BF16)
+    columns = -(-2 * bench.sizes.model_context // 16)
+    cache = PagedCache(layout, max(bench.sizes.model_batches) * columns, bench.device)
+    return make_kernel_decoder(model, cache, 2 * bench.sizes.model_context, None, print), cache
+
+
+def _decode(bench: Bench, decoder: Any, cache: Any, rows: int, graphs: bool) -> tuple[float, np.ndarray]:
+    """Median ms of a decode step, and the ids of every step, [steps, rows]; prompts are prefilled in one step."""
+    from schedtop.engine.config import SchedulerConfig
+    from schedtop.engine.request import Request
+    from schedtop.engine.runner.graphs import CudaRecorder, DecodeGraphs
+    from schedtop.engine.runner.kernel_sampler import KernelSampler
+    from schedtop.engine.runner.worker import ModelWorker
+    from schedtop.engine.scheduler.scheduler import Scheduler
+
+    context, steps = bench.sizes.model_context, 4 if bench.interpreted else 40
+    recorder = (lambda run: run) if bench.interpreted else CudaRecorder()
+    recorded = DecodeGraphs(
+        decoder, recorder, max_model_len=2 * context, block_size=16, device=bench.device, tell=print
+    )
+    worker = ModelWorker(
+        decoder,
+        16,
+        bench.device,
+        graphs=recorded if graphs else None,
+        sampler=KernelSampler(bench.device, print),
+    )
+    limits = SchedulerConfig(
+        num_blocks=cache.num_blocks,
+        max_num_batched_tokens=rows * context,
+        max_num_seqs=rows,
+        max_model_len=2 * context,
+        enable_prefix_caching=False,
+    )
+    scheduler = Scheduler(limits)
+    rng = np.random.default_rng(6)
+    for row in range(rows):
+        prompt = rng.integers(0, bench.sizes.model.vocab, context - steps, dtype=np.int32)
+        scheduler.add(Request(f"r{row}", prompt, steps))
+    times, ids = [], []
+    while scheduler.num_unfinished:
+        began = time.perf_counter()
+        plan = scheduler.schedule(0.0)
+        result = worker.execute(plan)
+        times.append((time.perf_counter() - began) * 1000)
+        scheduler.update(plan, result, 0.0)
+        ids.append(result.sampled[:, 0])
+    # The first step is the prefill; the second compiles or records.
+    return median(times[2:]), np.stack(ids)
