@@ -108,7 +108,7 @@ def test_warnings_and_refusals_are_the_engines_own() -> None:
     with pytest.raises(ConfigError, match="start-up only"):
         forecast(engine.header, engine.snapshot(), {"block_size": 32})
     with pytest.raises(ConfigError, match="ceiling"):
-        forecast(engine.header, engine.snapshot(), {"max_num_seqs": 10**6})
+        forecast(engine.header, engine.snapshot(), {"max_num_seqs": 5000})
 
 
 def test_a_real_device_needs_step_times() -> None:
