@@ -57,21 +57,22 @@ class HeaderBar(Drawn):
         view, history = self.view, self.view.history
         header, state = history.header, view.moment.state
         found: list[tuple[str, str, str]] = []
+        if view.replay is not None:
+            found.append(("step", f"{state.step}/{view.replay.last_step}", "text"))
+            found.append(("at", _position(view.replay), "text"))
         if view.badge:
             found.append(("", view.badge, "breach"))
         if header is not None:
             found.append(("", text.clean(header.model, 28), "text"))
             if wide:
                 found.append(("on", text.clean(header.device, 28), "text"))
-        last = f"/{view.replay.last_step}" if view.replay is not None else ""
-        found.append(("step", f"{state.step}{last}", "text"))
+        if view.replay is None:
+            found.append(("step", str(state.step), "text"))
         rates = history.rates(view.moment)
         if rates is not None:
             found.append(("", f"{text.rate(rates.steps)} step/s", "text"))
         age_s = view.age_s
-        if view.replay is not None:
-            found.append(("at", _position(view.replay), "text"))
-        else:
+        if view.replay is None:
             found.append(
                 ("age", text.duration(age_s), "breach" if age_s is not None and age_s > _OLD_S else "text")
             )
