@@ -6,6 +6,8 @@
 #include <string.h>
 
 #define MAX_BLOCK 256
+#define KEYS 64 /* keys of a tile, scored together */
+#define STEP 4  /* query rows whose sums stay in registers */
 #define WORTH_THREADS 32768
 #define LOWEST -1e30f
 
@@ -230,5 +232,120 @@ void attend(const T *query, const T *keys, const T *values, T *out, const int32_
             else if (size == 128 && shared == 4) ATTEND(4, 128);
             else if (size == 128) ATTEND(shared, 128);
             else ATTEND(shared, size);
+        }
+}
+
+/* scores[r][key] of STEP query rows against KEYS transposed keys. */
+static inline void score(const float *asked, const V *turned, V *scores, int64_t size) {
+    for (int64_t part = 0; part < KEYS / LANES; part += STEP) {
+        V sums[STEP][STEP] = {0};
+        for (int64_t d = 0; d < size; d++)
+            for (int64_t r = 0; r < STEP; r++)
+                for (int64_t k = 0; k < STEP; k++)
+                    sums[r][k] += asked[r * size + d] * turned[d * (KEYS / LANES) + part + k];
+        for (int64_t r = 0; r < STEP; r++)
+            for (int64_t k = 0; k < STEP; k++) scores[r * (KEYS / LANES) + part + k] = sums[r][k];
+    }
+}
+
+/* sums[r] += weights[r] * values for STEP query rows over KEYS keys. */
+static inline void gather(const float *weights, const V *values, V *sums, int64_t vectors) {
+    for (int64_t part = 0; part < vectors; part += STEP) {
+        int64_t wide = vectors - part < STEP ? vectors - part : STEP;
+        V kept[STEP][STEP] = {0};
+        if (wide == STEP)
+            for (int64_t j = 0; j < KEYS; j++)
+                for (int64_t r = 0; r < STEP; r++)
+                    for (int64_t k = 0; k < STEP; k++)
+                        kept[r][k] += weights[r * KEYS + j] * values[j * vectors + part + k];
+        else
+            for (int64_t j = 0; j < KEYS; j++)
+                for (int64_t r = 0; r < STEP; r++)
+                    for (int64_t k = 0; k < wide; k++)
+                        kept[r][k] += weights[r * KEYS + j] * values[j * vectors + part + k];
+        for (int64_t r = 0; r < STEP; r++)
+            for (int64_t k = 0; k < wide; k++) sums[r * vectors + part + k] += kept[r][k];
+    }
+}
+
+/* Softmax weights of the keys `low` to `high` of a row in place, all others 0; the row's sums fade accordingly. */
+static inline void weigh(float *scores, int64_t low, int64_t high, float *top, float *total, V *sums,
+                         int64_t vectors) {
+    float best = *top, part = 0;
+    for (int64_t j = low; j < high; j++) best = scores[j] > best ? scores[j] : best;
+    float fade = exp_of(*top - best);
+    for (int64_t j = 0; j < KEYS; j++) {
+        float weight = exp_of(scores[j] - best);
+        scores[j] = j >= low && j < high ? weight : 0;
+        part += scores[j];
+    }
+    *top = best;
+    *total = *total * fade + part;
+    for (int64_t i = 0; i < vectors; i++) sums[i] *= fade;
+}
+
+/* A tile of `count` neighbouring tokens of one row, from `query` on, and the heads that share a key head. */
+static void attend_tile(const T *query, const T *keys, const T *values, const int32_t *table, int64_t position,
+                        int64_t count, int64_t query_stride, int64_t block_size, int64_t stride, int64_t shared,
+                        int64_t size, int64_t window, float scale, T *out, int64_t out_stride) {
+    const int64_t vectors = (size + LANES - 1) / LANES, full = vectors * LANES;
+    const int64_t rows = count * shared, padded = (rows + STEP - 1) / STEP * STEP;
+    V asked[padded][vectors], sums[padded][vectors], tiles[padded][KEYS / LANES];
+    V turned[full * (KEYS / LANES)], held[KEYS][vectors];
+    float top[padded], total[padded];
+    memset(asked, 0, sizeof asked);
+    memset(sums, 0, sizeof sums);
+    memset(turned, 0, sizeof turned);
+    memset(held, 0, sizeof held);
+    for (int64_t r = 0; r < padded; r++) {
+        top[r] = LOWEST;
+        total[r] = 0;
+        if (r >= rows) continue;
+        load(query + r / shared * query_stride + r % shared * size, asked[r], size);
+        for (int64_t i = 0; i < vectors; i++) asked[r][i] *= scale;
+    }
+    int64_t end = position + count, first = window && position >= window ? position - window + 1 : 0;
+    for (int64_t begin = first; begin < end; begin += KEYS) {
+        int64_t num = end - begin < KEYS ? end - begin : KEYS;
+        for (int64_t j = 0; j < num; j++) {
+            int64_t place = begin + j, slot = (int64_t)table[place / block_size] * block_size + place % block_size;
+            V row[vectors];
+            load(keys + slot * stride, row, size);
+            for (int64_t d = 0; d < full; d++) ((float *)turned)[d * KEYS + j] = ((float *)row)[d];
+            load(values + slot * stride, held[j], size);
+        }
+        for (int64_t r = 0; r < padded; r += STEP) {
+            score((float *)asked[r], turned, tiles[r], full);
+            for (int64_t i = r; i < r + STEP; i++) {
+                int64_t at = position + i / shared, high = at + 1 - begin, low = window ? high - window : 0;
+                if (high > num) high = num;
+                if (low < 0) low = 0;
+                if (i < rows && low < high)
+                    weigh((float *)tiles[i], low, high, &top[i], &total[i], sums[i], vectors);
+                else
+                    memset(tiles[i], 0, sizeof tiles[i]);
+            }
+            gather((float *)tiles[r], held[0], sums[r], vectors);
+        }
+    }
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t d = 0; d < size; d++)
+            out[r / shared * out_stride + r % shared * size + d] = down(((float *)sums[r])[d] / total[r]);
+}
+
+/* Paged attention of `num` tiles: `counts` neighbouring tokens each from `tokens` on, of `rows` in the block table;
+ * the rest as for `attend`. */
+void attend_tiles(const T *query, const T *keys, const T *values, T *out, const int32_t *table,
+                  const int64_t *tokens, const int32_t *rows, const int64_t *positions, const int64_t *counts,
+                  int64_t num, int64_t query_stride, int64_t columns, int64_t heads, int64_t kv_heads, int64_t size,
+                  int64_t block_size, int64_t window, float scale, int threads) {
+    int64_t shared = heads / kv_heads, stride = kv_heads * size;
+#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)
+    for (int64_t n = 0; n < num; n++)
+        for (int64_t head = 0; head < kv_heads; head++) {
+            int64_t token = tokens[n], place = head * shared * size;
+            attend_tile(query + token * query_stride + place, keys + head * size, values + head * size,
+                        table + rows[n] * columns, positions[token], counts[n], query_stride, block_size, stride,
+                        shared, size, window, scale, out + token * heads * size + place, heads * size);
         }
 }

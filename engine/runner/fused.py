@@ -6,11 +6,18 @@ import ctypes
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
 import torch
-from schedtop.engine.runner.attention import SHORT_QUERY, TorchAttention
-from schedtop.engine.runner.batch import Batch
+from schedtop.engine.plan import IntArray
+from schedtop.engine.runner.batch import Batch, LongArray
 from schedtop.engine.runner.cache import PagedCache
 from schedtop.engine.runner.native import MAX_BLOCK_SIZE, MAX_HEAD_SIZE, MAX_SHARED_HEADS
+
+SHORT_QUERY = 8
+"""Rows with at most this many tokens are attended token by token, longer ones in tiles."""
+
+TILE_ROWS = 96
+"""Query rows of a tile: tokens times the heads that share a key head."""
 
 
 class Operations(Protocol):
@@ -86,26 +93,22 @@ class NativeOperations:
         return out
 
 
-class NativeAttention(TorchAttention):
-    """Decodes and their drafts read the paged cache in place, without gathering or padding."""
+class NativeAttention:
+    """Reads the paged cache in place, without gathering or padding."""
 
     def __init__(self, cache: PagedCache, library: ctypes.CDLL) -> None:
-        super().__init__(cache)
-        self._native = library.attend
-        self._tokens = self._rows = torch.empty(0)
-        self._all_short = False
+        self.cache = cache
+        self._attend, self._attend_tiles = library.attend, library.attend_tiles
+        self._flat = [
+            (keys.flatten(0, 1), values.flatten(0, 1))
+            for keys, values in zip(cache.keys, cache.values, strict=True)
+        ]
+        self._work: Work | None = None
 
     def prepare(self, batch: Batch) -> None:
-        super().prepare(batch)
-        lens = torch.from_numpy(batch.query_lens)
-        row_of = torch.repeat_interleave(torch.arange(len(lens), dtype=torch.int32), lens)
-        short = (lens <= SHORT_QUERY)[row_of]
-        self._all_short = bool(short.all())
-        self._tokens = short.nonzero()[:, 0]
-        self._rows = row_of[short]
-        self._table = torch.from_numpy(batch.blocks)
+        self._work = divide(batch)
 
-    def attend(
+    def __call__(
         self,
         layer: int,
         query: torch.Tensor,
@@ -115,35 +118,60 @@ class NativeAttention(TorchAttention):
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        batch = self._batch
-        assert batch is not None
+        work, (flat_keys, flat_values) = self._work, self._flat[layer]
+        assert work is not None, "prepare comes before the first layer"
+        flat_keys.index_copy_(0, work.batch.slot_mapping, key)
+        flat_values.index_copy_(0, work.batch.slot_mapping, value)
         out = torch.empty(query.shape, dtype=query.dtype)
-        if not self._all_short:
-            self._attend_groups(self._long_groups(batch, window), layer, query, key, value, scale, out)
-        if self._tokens.shape[0]:
-            keys = self.cache.keys[layer]
-            _, block_size, kv_heads, size = keys.shape
-            self._native(
-                query.data_ptr(),
-                keys.data_ptr(),
-                self.cache.values[layer].data_ptr(),
-                out.data_ptr(),
-                self._table.data_ptr(),
-                self._tokens.data_ptr(),
-                self._rows.data_ptr(),
-                batch.positions.data_ptr(),
-                self._tokens.shape[0],
-                query.stride(0),
-                self._table.shape[1],
-                query.shape[1],
-                kv_heads,
-                size,
-                block_size,
-                window or 0,
-                scale,
-                torch.get_num_threads(),
-            )
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        _, block_size, kv_heads, size = keys.shape
+        where = [tensor.data_ptr() for tensor in (query, keys, values, out, work.table)]
+        heads = query.shape[1]
+        shape = (query.stride(0), work.table.shape[1], heads, kv_heads, size, block_size, window or 0, scale)
+        threads = torch.get_num_threads()
+        batch_positions = work.batch.positions.data_ptr()
+        if len(work.tokens):
+            short = (work.tokens.ctypes.data, work.rows.ctypes.data, batch_positions, len(work.tokens))
+            self._attend(*where, *short, *shape, threads)
+        if len(work.spans):
+            begins, counts, rows = work.tiles(max(1, TILE_ROWS * kv_heads // heads))
+            tiles = (begins.ctypes.data, rows.ctypes.data, batch_positions, counts.ctypes.data, len(begins))
+            self._attend_tiles(*where, *tiles, *shape, threads)
         return out
+
+
+class Work:
+    """A batch as the compiled attention takes it: single tokens of short rows, spans of long ones.
+
+    `tokens` int64 and `rows` int32 name the short rows' tokens; `spans` are (row, first token, tokens).
+    """
+
+    def __init__(self, batch: Batch, tokens: LongArray, rows: IntArray, spans: list[tuple[int, int, int]]) -> None:
+        self.batch, self.tokens, self.rows, self.spans = batch, tokens, rows, spans
+        self.table = torch.from_numpy(batch.blocks)
+        self._tiles: tuple[LongArray, LongArray, IntArray] | None = None
+
+    def tiles(self, height: int) -> tuple[LongArray, LongArray, IntArray]:
+        """The spans cut into at most `height` tokens: first tokens, counts and rows. The same for every layer."""
+        if self._tiles is None:
+            cut = [
+                (begin, min(height, first + count - begin), row)
+                for row, first, count in self.spans
+                for begin in range(first, first + count, height)
+            ]
+            begins, counts, rows = zip(*cut, strict=True)
+            self._tiles = (np.array(begins), np.array(counts), np.array(rows, dtype=np.int32))
+        return self._tiles
+
+
+def divide(batch: Batch) -> Work:
+    """Short rows by token, the others whole."""
+    lens = batch.query_lens
+    starts = np.cumsum(lens) - lens
+    row_of = np.repeat(np.arange(len(lens), dtype=np.int32), lens)
+    tokens = np.flatnonzero((lens <= SHORT_QUERY)[row_of])
+    long = np.flatnonzero(lens > SHORT_QUERY).tolist()
+    return Work(batch, tokens, row_of[tokens], [(row, int(starts[row]), int(lens[row])) for row in long])
 
 
 def can_attend(cache: PagedCache, num_heads: int) -> bool:

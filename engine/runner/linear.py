@@ -48,5 +48,7 @@ def make_linear(modules: Sequence[torch.nn.Linear]) -> Linear:
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
     biases = [module.bias.detach() for module in modules if module.bias is not None]
     bias = torch.cat(biases) if biases else None
+    for module in modules:
+        module.weight = module.bias = None  # type: ignore[assignment]
     kind = PackedLinear if can_pack(weight) else Linear
     return kind(weight, bias)

@@ -30,6 +30,7 @@ SIGNATURES = {
     "rotate": [*[_POINTER] * 3, *[_LONG] * 4, _INT],
     "silu_mul": [_POINTER, _POINTER, _LONG, _LONG, _INT],
     "attend": [*[_POINTER] * 8, *[_LONG] * 8, _FLOAT, _INT],
+    "attend_tiles": [*[_POINTER] * 9, *[_LONG] * 8, _FLOAT, _INT],
 }
 
 

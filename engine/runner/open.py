@@ -21,6 +21,7 @@ from schedtop.engine.runner.convert import convert
 from schedtop.engine.runner.fused import NativeAttention, NativeOperations, can_attend
 from schedtop.engine.runner.general import GeneralDecoder
 from schedtop.engine.runner.guard import GuardedDecoder
+from schedtop.engine.runner.hugepages import advise_huge_pages
 from schedtop.engine.runner.kernel_sampler import KernelSampler
 from schedtop.engine.runner.lean import LeanDecoder, is_lean, layer_window
 from schedtop.engine.runner.memory import pool_blocks
@@ -36,6 +37,8 @@ DEFAULT_MODEL = "smollm2"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 CPU_DEFAULTS = {"max_num_batched_tokens": 256, "max_num_seqs": 16}
 """Steps of the default model stay under a quarter of a second on two cores."""
+WORTH_HUGE_PAGES_BYTES = 64 << 20
+"""Weights from this size on stream from memory in every step."""
 
 OnStage = Callable[[str], None]
 
@@ -90,7 +93,10 @@ def open_model(
         notices.append(line)
         on_stage(line)
 
+    large = device.type == "cpu" and model.num_parameters() * dtype.itemsize > WORTH_HUGE_PAGES_BYTES
     decoder = _make_decoder(model, shape, device, settings, kernels, tell)
+    if large:
+        advise_huge_pages(move=True)
     guarded = decoder if isinstance(decoder, GuardedDecoder) else None
 
     def use_cache(cache: PagedCache) -> None:
@@ -102,6 +108,8 @@ def open_model(
     on_stage("sizing the KV cache")
     num_blocks = settings.get("num_blocks") or pool_blocks(config, shape, device, decoder, use_cache, settings)
     use_cache(PagedCache(shape, num_blocks, device))
+    if large:
+        advise_huge_pages(move=False)
     worker = ModelWorker(
         decoder,
         shape.block_size,
