@@ -328,7 +328,7 @@ def test_a_stale_socket_is_replaced_and_a_file_is_not(tmp_path: Path) -> None:
         ("tcp:example.org:80", "only a loopback host"),
         ("tcp:127.0.0.1", "has no port"),
         ("tcp:127.0.0.1:70000", "has no port"),
-        ("x" * 108, "longer than 107 bytes"),
+        ("/" + "x" * 107, "longer than 107 bytes"),
         ("", "not an address"),
         ("/nowhere\0", "not an address"),
     ],
