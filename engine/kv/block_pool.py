@@ -49,13 +49,22 @@ class BlockPool:
         blocks = empty[cut:]
         blocks.reverse()
         del empty[cut:]
-        for _ in range(count - len(blocks)):
-            block, _ = self._cached.popitem(last=False)
-            self.forget(block)
-            blocks.append(block)
+        if len(blocks) < count:
+            blocks += self._evict(count - len(blocks))
         for block in blocks:
             refs[block] = 1
         self._changed += blocks
+        return blocks
+
+    def _evict(self, count: int) -> list[int]:
+        """The next `count` cached blocks of the free queue, their keys taken away."""
+        cached, keys, remove = self._cached, self._keys, self.index.remove
+        blocks = [cached.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            key = keys[block]
+            assert key is not None, "a cached block has a key"
+            remove(key, block)
+            keys[block] = None
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:

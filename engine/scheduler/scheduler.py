@@ -80,7 +80,7 @@ class Scheduler:
         if draft.preemptions:
             draft.limiter = Limiter.PREEMPTED_NOW
             draft.head = Head(state.waiting.head().number, Limiter.PREEMPTED_NOW)
-        else:
+        elif state.waiting:
             AdmissionPass(state, draft).run()
         return self._seal()
 

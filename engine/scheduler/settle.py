@@ -47,7 +47,7 @@ def settle(state: State, plan: StepPlan, result: StepResult, now_s: float) -> Se
     num_outputs = int(np.count_nonzero(emitted))
     one_each = num_outputs == plan.num_rows and plan.draft_token_ids is None
     recomputed = _count_recomputed(table, size) if table.num_recomputing else 0
-    gaps_s, first_rows = _note_deliveries(table, rows, emitted, now_s)
+    gaps_s, first_rows = _note_deliveries(table, rows, emitted, now_s, all_got=num_outputs == plan.num_rows)
     table.append_outputs(rows, result.sampled, emitted, gaps_s, one_each)
     table.emitted[rows] = emitted
     if result.drafts is not None and result.num_drafts is not None:
@@ -60,25 +60,25 @@ def settle(state: State, plan: StepPlan, result: StepResult, now_s: float) -> Se
         itl_s[rows] = some
     first_tokens = _first_tokens(table, first_rows, now_s)
     columns = table.data[: len(ROW_FIELDS), :size].tobytes()
-    ends = np.flatnonzero(table.num_tokens[:size] >= table.stop_at[:size]).tolist()
+    ends = (table.num_tokens[:size] >= table.stop_at[:size]).nonzero()[0].tolist()
     finishes = _finish(state, sorted({*ends, *stopped}), set(stopped), now_s) if ends or stopped else []
     return Settled(columns, itl_s.tobytes(), first_tokens, finishes, num_outputs, recomputed, rejected)
 
 
 def _note_deliveries(
-    table: RequestTable, rows: RowArray | slice, emitted: IntArray, now_s: float
+    table: RequestTable, rows: RowArray | slice, emitted: IntArray, now_s: float, all_got: bool
 ) -> tuple[npt.NDArray[np.float64], list[int]]:
     """Each row's gap since its previous delivery (NaN: none), and the table rows that got their first output."""
     last_s = table.last_s[rows]
     gaps_s = now_s - last_s
-    got = emitted > 0
-    if np.count_nonzero(got) < len(got):
+    if not all_got:
+        got = emitted > 0
         gaps_s[~got] = np.nan
-        first = np.flatnonzero(got & np.isnan(last_s))  # before the write: `last_s` may be a view of the table
+        first = (got & np.isnan(last_s)).nonzero()[0]  # before the write: `last_s` may be a view of the table
         table.last_s[rows] = np.where(got, now_s, last_s)
         table.decoding[rows] |= got
     else:
-        first = np.flatnonzero(np.isnan(last_s))
+        first = np.isnan(last_s).nonzero()[0]
         table.last_s[rows] = now_s
         table.decoding[rows] = 1
     return gaps_s, (first if isinstance(rows, slice) else rows[first]).tolist()
