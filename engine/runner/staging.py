@@ -13,6 +13,8 @@ import torch
 ALIGNMENT_BYTES = 64
 """Kernels are compiled anew for pointers of another alignment."""
 
+FIRST_BYTES = 1 << 12
+
 Array = npt.NDArray[Any]
 
 DTYPES = {np.dtype(name): getattr(torch, name) for name in ("int32", "int64", "float32")}
@@ -47,7 +49,7 @@ class Staging:
     def __init__(self, device: torch.device, packs: bool | None = None) -> None:
         self._device = device
         self._packs = device.type != "cpu" if packs is None else packs
-        self._buffers = [PinnedBytes(0, device) for _ in range(2)]
+        self._buffers = [PinnedBytes(FIRST_BYTES, device) for _ in range(2)]
 
     def __call__(self, arrays: Sequence[Array]) -> list[torch.Tensor]:
         """One tensor per array, same shapes and dtypes."""
