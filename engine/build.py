@@ -27,6 +27,8 @@ MAX_MODEL_LEN = 32_768
 CASE_VOCAB_SIZE = 48_000
 """Ids of the cases' model stay below it."""
 
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
 OnStage = Callable[[str], None]
 
 
@@ -56,6 +58,8 @@ def check_settings(config: EngineConfig) -> dict[str, Any]:
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         if getattr(config, name) < 1:
             raise ConfigError(f"{name}={getattr(config, name)}: must be at least 1")
+    if config.dtype not in DTYPES:
+        raise ConfigError(f"dtype {config.dtype!r}: must be one of {', '.join(DTYPES)}")
     settings.pop("rate", None)
     return settings
 

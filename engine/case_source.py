@@ -7,6 +7,7 @@ from typing import Any
 
 from schedtop.engine.engine import Engine
 from schedtop.engine.golden import Case, CaseModel, prompt_tokens
+from schedtop.engine.inputs import odd_file
 from schedtop.engine.plan import StepPlan, StepResult
 from schedtop.engine.request import Request
 
@@ -16,6 +17,8 @@ STEP_S = 1.0
 
 def looks_like_case(path: Path) -> bool:
     """A JSON object that opens with the keys of a case; reads only its first bytes."""
+    if odd_file(path):
+        return False
     try:
         with path.open("rb") as file:
             head = file.read(65_536)

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from schedtop.engine.config import ConfigError, SchedulerConfig, check_scheduler_config
+from schedtop.engine.inputs import odd_file
 from schedtop.engine.knobs import BY_NAME, KnobError, check_value
 from schedtop.engine.plan import IntArray, StepPlan, StepResult
 from schedtop.engine.request import Request
@@ -98,6 +99,8 @@ class Verdict:
 
 def read_case(path: Path) -> Case:
     """Read and check one case file; raises `CaseError`."""
+    if odd := odd_file(path):
+        raise CaseError(odd)
     try:
         case = msgspec.json.decode(path.read_bytes(), type=Case)
     except OSError as error:
@@ -130,6 +133,8 @@ def _check_request(request: CaseRequest) -> None:
     length = len(request.prompt or ()) or sum(length for _, length in request.prompt_parts)
     if length > MAX_PROMPT_TOKENS:
         raise CaseError(f"{name}: {length} prompt tokens; a case may have {MAX_PROMPT_TOKENS}")
+    if not all(-1 << 63 <= number < 1 << 63 for number in (request.max_tokens, request.priority)):
+        raise CaseError(f"{name}: max_tokens and priority must fit 64 bits")
     if any(not 0 <= token < 1 << 31 for token in request.prompt or ()):
         raise CaseError(f"{name}: token ids must be from 0 to {(1 << 31) - 1}")
     if any(abs(seed) > MAX_SEED for seed, _ in request.prompt_parts):

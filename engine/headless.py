@@ -28,10 +28,10 @@ def run_headless(
     config: EngineConfig, slo: Slo | None, notice: Callable[[str], None], show_progress: bool = False
 ) -> Report:
     """Serve the config's workload and report. Raises `ConfigError` before anything runs."""
-    config = with_end(config, notice)
     engine = build_engine(config, notice)
     with ExitStack() as stack:
         sinks = open_sinks(config, engine, stack, notice)
+        config = with_end(config, notice)
         progress = stack.enter_context(Progress(config.duration_s, show_progress))
         return serve(engine, config, Report(slo), sinks, progress.update, notice)
 

@@ -309,9 +309,9 @@ def check_value(name: str, value: Any, ceilings: Mapping[str, int | None] | None
     low, high, source = bounds(knob, ceilings or {})
     if isinstance(typed, int | float) and not isinstance(typed, bool):
         if low is not None and typed < low:
-            raise KnobError(f"{name}={typed}: must be at least {low:g}")
+            raise KnobError(f"{name}={typed}: must be at least {low}")
         if high is not None and typed > high:
-            raise KnobError(f"{name}={typed}: must be at most {high:g} ({source})")
+            raise KnobError(f"{name}={typed}: must be at most {high} ({source})")
     return typed
 
 

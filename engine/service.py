@@ -252,7 +252,8 @@ def _fail(line: str, code: int) -> int:
 
 def _log(line: str) -> None:
     with suppress(OSError):  # an owner that died does not read on
-        print(f"schedtop engine: {line}", file=sys.stderr, flush=True)
+        shown = "".join(char if char.isprintable() else "?" for char in line)
+        print(f"schedtop engine: {shown}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

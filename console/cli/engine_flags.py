@@ -71,7 +71,8 @@ def _knob_option(knob: Knob) -> Callable[[Decorated], Decorated]:
     if knob.kind is bool:
         flag = f"{knob.option}/--no-{knob.option.removeprefix('--')}"
         return click.option(flag, knob.name, default=None, help=text)
-    return click.option(knob.option, knob.name, metavar=(knob.unit or knob.kind.__name__).upper(), help=text)
+    metavar = "|".join(knob.choices) or (knob.unit or knob.kind.__name__).upper()
+    return click.option(knob.option, knob.name, metavar=metavar, help=text)
 
 
 def add_engine_flags(*, console: bool = False) -> Callable[[Decorated], Decorated]:
@@ -97,7 +98,8 @@ def engine_config(flags: Mapping[str, Any], **changes: Any) -> EngineConfig:
     if port is not None and not 0 <= port < 65536:
         raise CommandError(f"--metrics-port {port}: must be between 0 and 65535")
     cut = {name: flags[name] for name in WorkloadSpec.__struct_fields__ if name in flags}
-    workload = WorkloadSpec(source=flags.get("workload") or "mixed", **cut)
+    source = flags.get("workload")
+    workload = WorkloadSpec(source="mixed" if source is None else source, **cut)
     values: dict[str, Any] = {name: flags[name] for name in EngineConfig.__struct_fields__ if name in flags}
     values.update(device=pick_device(flags), scheduler=scheduler, workload=workload)
     values["real_time"] = bool(flags.get("real_time"))

@@ -26,32 +26,45 @@ def exit_code_of(error: BaseException) -> int:
         return INTERRUPTED
     if isinstance(error, click.UsageError):
         command = error.ctx.command_path if error.ctx else "schedtop"
-        say(f"{_one_line(error.format_message())} (see {command} --help)")
+        say(f"{error.format_message()} (see {command} --help)")
         return BAD_INPUT
     if isinstance(error, click.ClickException):
-        say(_one_line(error.format_message()))
+        say(error.format_message())
         return error.exit_code
     # Errors of settings, files and channels are our own, each with one clear line.
     if type(error).__module__.startswith("schedtop."):
-        say(_one_line(str(error)))
+        say(str(error))
         return BAD_INPUT
     if isinstance(error, OSError) and error.strerror:
-        say(f"{error.filename or 'input'}: {error.strerror}")
+        # Files are opened by name; only what is already open, the standard output, fails without one.
+        say(f"{error.filename or 'standard output'}: {error.strerror}")
         return BAD_INPUT
     raise error
 
 
 def say(line: str) -> None:
-    """One line for the user on stderr."""
-    print(f"schedtop: {line}", file=sys.stderr, flush=True)
+    """One line for the user on stderr, without control characters."""
+    print(f"schedtop: {one_line(line)}", file=sys.stderr, flush=True)
 
 
-def _one_line(text: str) -> str:
-    return "".join(char if char.isprintable() else " " for char in " ".join(text.split()))
+MAX_LINE_CHARS = 2000
+
+
+def one_line(text: str, most: int = MAX_LINE_CHARS) -> str:
+    """`text` as one line that a terminal shows as it is; the middle of a very long one is left out."""
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= most else f"{line[: most // 2]} … {line[-most // 2 :]}"
+
+
+def printable(text: str) -> str:
+    """`text` with a blank for every character that is neither shown nor a line's end."""
+    return "".join(char if char.isprintable() or char == "\n" else " " for char in text)
 
 
 def check_writable(path: str) -> None:
     """Raise `CommandError` if a new file cannot be made at `path`; leaves nothing behind."""
+    if not path:
+        raise CommandError("the file to write needs a name")
     folder = os.path.dirname(os.path.abspath(path))
     if os.path.exists(path):
         raise CommandError(f"{path} exists already: name another file")

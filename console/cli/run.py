@@ -25,9 +25,9 @@ def command(ctx: click.Context, /, as_json: bool, slo: str | None, **flags: Any)
     """
     from schedtop.engine.headless import run_headless
 
-    bounds = parse_slo(slo) if slo else None
+    bounds = None if slo is None else parse_slo(slo)
     config = engine_config(flags)
-    if config.record:
+    if config.record is not None:
         check_writable(config.record)
     report = run_headless(config, bounds, notice=say, show_progress=sys.stderr.isatty())
     click.echo(json.dumps(report.as_dict()) if as_json else report.as_text())

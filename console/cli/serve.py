@@ -23,6 +23,6 @@ def command(ctx: click.Context, /, socket: str | None, **flags: Any) -> None:
     from schedtop.engine.service import serve
 
     config = engine_config(flags, socket=socket, real_time=flags.get("real_time") is not False)
-    if config.record:
+    if config.record is not None:
         check_writable(config.record)
     ctx.exit(serve(config))

@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
-from schedtop.console.cli.errors import BAD_INPUT, FAILED, say
+from schedtop.console.cli.errors import BAD_INPUT, FAILED, one_line, printable, say
 from schedtop.console.cli.recording_flags import opened, progress
 from schedtop.engine.golden import CaseError, Verdict, read_case, verify
+from schedtop.engine.inputs import odd_file
 from schedtop.engine.recording.frames import RecordingError
 
 if TYPE_CHECKING:
     from schedtop.engine.inspect.verify import RecordingVerdict
+
+MAX_VERDICT_CHARS = 20_000
 
 FILE_MARK = b"\x8aschedtop"
 """A recording's first bytes; a golden case is JSON."""
@@ -42,11 +45,13 @@ def command(ctx: click.Context, /, files: tuple[Path, ...], as_json: bool) -> No
             continue
         if equal is False and code == 0:
             code = FAILED
-        click.echo(line)
+        click.echo(line if as_json else printable(line))
     ctx.exit(code)
 
 
 def _is_recording(path: Path) -> bool:
+    if odd_file(path):
+        return False
     try:
         with path.open("rb") as file:
             return file.read(len(FILE_MARK)) == FILE_MARK
@@ -56,7 +61,7 @@ def _is_recording(path: Path) -> bool:
 
 def _case(path: Path, as_json: bool) -> tuple[bool | None, str]:
     verdict = verify(read_case(path))
-    return verdict.equal, as_line(verdict) if as_json else as_text(verdict)
+    return verdict.equal, as_line(verdict) if as_json else one_line(as_text(verdict), MAX_VERDICT_CHARS)
 
 
 def _recording(path: Path, as_json: bool) -> tuple[bool, str]:

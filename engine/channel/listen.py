@@ -60,19 +60,24 @@ def _listen_unix(address: Unix) -> socket.socket:
     path = Path(address.path)
     _remove_stale(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    # The mode must hold from the moment the file exists: chmod after bind would leave a gap.
-    umask = os.umask(0o177)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        listener.bind(address.path)
+        _bind_private(listener, address.path)
         listener.listen()
     except OSError as error:
         listener.close()
         raise ChannelError(f"cannot listen on {path}: {error.strerror}") from None
-    finally:
-        os.umask(umask)
     listener.setblocking(False)
     return listener
+
+
+def _bind_private(listener: socket.socket, path: str) -> None:
+    """The mode must hold from the moment the file exists: chmod after bind would leave a gap."""
+    umask = os.umask(0o177)
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(umask)
 
 
 def _remove_stale(path: Path) -> None:

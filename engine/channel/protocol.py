@@ -47,11 +47,13 @@ class Loopback(NamedTuple):
 
 
 def parse_address(text: str) -> Unix | Loopback:
-    """A path (`unix:` may precede it) or `tcp:HOST:PORT` with a loopback host; raises `ChannelError`."""
+    """`unix:PATH`, a path with a slash in it, or `tcp:HOST:PORT` with a loopback host; raises `ChannelError`."""
     if not text.startswith("tcp:"):
         path = text.removeprefix("unix:")
-        if not path or "\0" in path:
-            raise ChannelError(f"{text!r} is not an address: give a socket path or tcp:127.0.0.1:PORT")
+        # A bare word or a URL is a slip: it would become a socket file of that name.
+        slip = path == text and ("/" not in path or "://" in path)
+        if not path or "\0" in path or slip:
+            raise ChannelError(f"{text!r} is not an address: give unix:PATH or tcp:127.0.0.1:PORT")
         if len(path.encode(errors="surrogateescape")) > 107:
             raise ChannelError(f"socket path {path} is longer than 107 bytes: choose a shorter one")
         return Unix(path)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import msgspec
 from schedtop.engine.config import ConfigError
+from schedtop.engine.inputs import odd_file
 from schedtop.engine.sim.features import StepFeatures
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]
@@ -57,6 +58,8 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
 def read_calibration(path: Path) -> Calibration:
     """The device file at `path`. Raises `ConfigError` naming the file and what is wrong with it."""
+    if odd := odd_file(path):
+        raise ConfigError(odd)
     try:
         calibration = msgspec.toml.decode(path.read_bytes(), type=Calibration)
     except OSError as error:

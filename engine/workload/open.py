@@ -8,6 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from schedtop.engine.config import ConfigError, WorkloadSpec
+from schedtop.engine.inputs import odd_file
 from schedtop.engine.workload.build import Encode, RequestBuilder
 from schedtop.engine.workload.paced import PacedSource, Tempo
 from schedtop.engine.workload.presets import BY_NAME, PRESETS, Preset, preset_asks
@@ -17,6 +18,10 @@ from schedtop.engine.workload.source import Source
 
 READER_MODULES = ("schedtop.engine.recording",)
 """Imported before a file is opened, so that their readers are registered."""
+
+MAX_SCALE = 1e9
+MAX_WHOLE = 2**63 - 1
+"""What a record can hold."""
 
 _TRACE_ONLY = ("time_scale", "start_s", "end_s", "prefix_block_tokens", "skip_bad")
 
@@ -41,6 +46,8 @@ def open_source(
         exists, is_dir = path.exists(), path.is_dir()
     except (OSError, ValueError):
         exists = is_dir = False
+    if odd := odd_file(path):
+        raise ConfigError(f"workload {odd}")
     if is_dir:
         raise ConfigError(f"workload {spec.source}: a folder; name a trace file: {accepted_files()}")
     if not exists:
@@ -60,9 +67,8 @@ def check_spec(spec: WorkloadSpec) -> None:
     for name in ("rate", "start_s", "end_s"):
         _check(spec, name, 0.0)
     for name in ("scale", "time_scale"):
-        _check(spec, name, 0.0)
-        if getattr(spec, name) == 0:
-            raise ConfigError(f"{name}=0: must be above 0")
+        if not 0 < getattr(spec, name) <= MAX_SCALE:
+            raise ConfigError(f"{name}={getattr(spec, name):g}: must be above 0 and at most {MAX_SCALE:g}")
     if spec.end_s is not None and spec.end_s <= (spec.start_s or 0.0):
         raise ConfigError(f"end_s={spec.end_s:g}: must be above start_s={spec.start_s or 0.0:g}")
     if spec.rate is not None and spec.time_scale != 1.0:
@@ -78,6 +84,8 @@ def _check(spec: WorkloadSpec, name: str, low: float) -> None:
     value = getattr(spec, name)
     if value is not None and not (math.isfinite(value) and value >= low):
         raise ConfigError(f"{name}={value}: must be a number of at least {low:g}")
+    if isinstance(value, int) and value > MAX_WHOLE:
+        raise ConfigError(f"{name}={value}: must be at most {MAX_WHOLE}")
 
 
 def _generated(

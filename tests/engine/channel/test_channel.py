@@ -321,6 +321,15 @@ def test_a_stale_socket_is_replaced_and_a_file_is_not(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "precious"
 
 
+def test_a_missing_folder_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+    server = ChannelServer(str(tmp_path / "new" / "engine.sock"))
+    try:
+        assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+        assert stat.S_IMODE((tmp_path / "new" / "engine.sock").stat().st_mode) == 0o600
+    finally:
+        server.close(t.Bye("", 0))
+
+
 @pytest.mark.parametrize(
     ("address", "reason"),
     [
@@ -329,6 +338,8 @@ def test_a_stale_socket_is_replaced_and_a_file_is_not(tmp_path: Path) -> None:
         ("tcp:127.0.0.1", "has no port"),
         ("tcp:127.0.0.1:70000", "has no port"),
         ("/" + "x" * 107, "longer than 107 bytes"),
+        ("localhost:9000", "not an address"),
+        ("http://127.0.0.1:9000/", "not an address"),
         ("", "not an address"),
         ("/nowhere\0", "not an address"),
     ],

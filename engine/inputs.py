@@ -1,0 +1,14 @@
+"""What may be read as an input file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def odd_file(path: Path) -> str | None:
+    """Why `path` is not read although it exists (a pipe could block for ever, a device never end), or None."""
+    try:
+        odd = path.exists() and not (path.is_file() or path.is_dir())
+    except (OSError, ValueError):
+        return None
+    return f"{path}: a pipe, socket or device: name a file" if odd else None
