@@ -40,9 +40,9 @@ class Terminal:
         self.began_s = time.perf_counter()
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
+            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", *SIZE, 0, 0))
             os.environ.update(TERM="xterm-256color", COLORTERM="truecolor")
             os.execvp(command[0], command)
-        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, struct.pack("HHHH", *SIZE, 0, 0))
 
     def read(self, timeout_s: float) -> bytes:
         ready, _, _ = select.select([self.fd], [], [], timeout_s)

@@ -51,7 +51,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
     `foretell` says what staged knobs would do; `why_ended` says more about an engine that is gone.
     """
 
-    CSS_PATH: ClassVar[str] = "console.tcss"
+    CSS_PATH: ClassVar[str] = str(Path(__file__).with_name("console.tcss"))
     ENABLE_COMMAND_PALETTE: ClassVar[bool] = False
     ESCAPE_TO_MINIMIZE: ClassVar[bool] = False
     MODE: ClassVar[str] = LIVE

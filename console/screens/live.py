@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class LiveScreen(ConsoleScreen):
     """Panels over one view. Keys go through the registry; telemetry repaints when the app says so."""
 
-    AUTO_FOCUS: ClassVar[str | None] = None
+    AUTO_FOCUS: ClassVar[str | None] = "#requests"
     TIMELINE: ClassVar[bool] = False
 
     def __init__(self, view: View, registry: Registry, desk: KnobDesk) -> None:
@@ -76,7 +76,6 @@ class LiveScreen(ConsoleScreen):
 
     def on_mount(self) -> None:
         self.place()
-        self.set_focus(self.requests)
 
     def on_resize(self, event: Resize) -> None:
         self.place()

@@ -1,0 +1,164 @@
+"""The whole program in a real pseudo-terminal: it starts, is used, and leaves the terminal as it was."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import struct
+import sys
+import termios
+import time
+from pathlib import Path
+
+import pytest
+
+RESTORED = (b"\x1b[?1049l", b"\x1b[?25h", b"\x1b[?1000l", b"\x1b[?1003l", b"\x1b[?2004l")
+"""Leave the alternate screen, show the cursor, give back the mouse, stop bracketing pastes."""
+
+PATIENCE_S = 30.0
+
+
+class Child:
+    """A program on a pseudo-terminal of its own. `seen` is all it has written since the last `forget`."""
+
+    def __init__(self, *arguments: str, **environment: str) -> None:
+        self.pid, self.fd = pty.fork()
+        if self.pid == 0:
+            fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 45, 160, 0, 0))
+            unwanted = ("NO_COLOR", "COLUMNS", "LINES")
+            inherited = {name: value for name, value in os.environ.items() if name not in unwanted}
+            terminal = {"TERM": "xterm-256color", "COLORTERM": "truecolor", "PYTHONSAFEPATH": "1"}
+            os.execve(sys.executable, [sys.executable, *arguments], inherited | terminal | environment)
+        self.seen = b""
+        self.ended = False
+
+    def read(self, timeout_s: float = 0.2) -> None:
+        if not select.select([self.fd], [], [], timeout_s)[0]:
+            return
+        try:
+            data = os.read(self.fd, 1 << 16)
+        except OSError:
+            data = b""
+        self.ended = not data
+        self.seen += data
+
+    def wait_for(self, mark: bytes) -> None:
+        until_s = time.monotonic() + PATIENCE_S
+        while mark not in self.seen:
+            assert time.monotonic() < until_s and not self.ended, (mark, self.seen[-2000:])
+            self.read()
+
+    def press(self, keys: bytes, mark: bytes) -> None:
+        """Press keys until what they bring up is painted."""
+        self.seen = b""
+        os.write(self.fd, keys)
+        self.wait_for(mark)
+
+    def exit_code(self) -> int:
+        until_s = time.monotonic() + PATIENCE_S
+        while not self.ended and time.monotonic() < until_s:
+            self.read()
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+CONSOLE = (
+    "-c",
+    "from schedtop.console.cli.main import main; main()",
+    "--device=sim:llama-3.1-8b@h100",
+    "--workload=mixed",
+    "--rate=8",
+)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> str:
+    return str(tmp_path)
+
+
+def test_start_change_a_knob_see_the_mark_and_quit(home: str) -> None:
+    child = Child(*CONSOLE, XDG_CONFIG_HOME=home)
+    child.wait_for(b"LIVE")
+    child.press(b"6", b"m Knobs \x1b")
+    child.press(b"-", b"1 staged")
+    child.press(b"\r", b"max_num_batched_tokens 2048")
+    child.wait_for(b"mK")
+    child.press(b"q", b"in flight")
+    os.write(child.fd, b"y")
+    assert child.exit_code() == 0
+    for sequence in RESTORED:
+        assert sequence in child.seen
+    assert b"Traceback" not in child.seen
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_leaves_the_terminal_as_it_was(home: str, number: signal.Signals) -> None:
+    child = Child(*CONSOLE, XDG_CONFIG_HOME=home)
+    child.wait_for(b"LIVE")
+    os.kill(child.pid, number)
+    assert child.exit_code() == 128 + number
+    for sequence in RESTORED:
+        assert sequence in child.seen
+
+
+CRASH = """
+import sys
+sys.path[:0] = {folder!r},
+from links import EngineLink
+from synthetic import SyntheticEngine
+from schedtop.console.app import ConsoleApp
+from schedtop.console.widgets.kv import KvPanel
+secret = "do not print this prompt"
+def body(self, width, height):
+    hidden = secret
+    raise RuntimeError("a bug")
+class Broken(ConsoleApp):
+    def on_ready(self):
+        KvPanel.body = body
+        self.set_timer(0.1, self.paint)
+app = Broken(EngineLink(SyntheticEngine(rate=9.0), 30))
+app.run()
+sys.exit(app.return_code)
+"""
+
+
+def test_a_crash_restores_the_terminal_and_tells_no_values(tmp_path: Path) -> None:
+    script = tmp_path / "crash.py"
+    script.write_text(CRASH.format(folder=str(Path(__file__).parent)))
+    child = Child(str(script), XDG_CONFIG_HOME=str(tmp_path))
+    child.wait_for(b"RuntimeError: a bug")
+    assert child.exit_code() == 1
+    for sequence in RESTORED:
+        assert sequence in child.seen
+    assert child.seen.rfind(b"\x1b[?1049l") < child.seen.rfind(b"RuntimeError: a bug")
+    assert b"do not print this prompt" not in child.seen
+
+
+def test_no_colour_sends_no_colour(home: str) -> None:
+    child = Child(*CONSOLE, "--ascii", XDG_CONFIG_HOME=home, NO_COLOR="1")
+    child.wait_for(b"LIVE")
+    child.press(b"1", b"Batch")
+    os.kill(child.pid, signal.SIGTERM)
+    child.exit_code()
+    assert not re.search(rb"\x1b\[[\d;]*[34]8;[25];|\x1b\[[\d;]*(3|4|9|10)[0-7]m", child.seen)
+    text = child.seen.replace(b"\x1b", b"")
+    assert all(byte < 128 for byte in text)
+
+
+def test_suspended_and_brought_back(home: str) -> None:
+    child = Child(*CONSOLE, XDG_CONFIG_HOME=home)
+    child.wait_for(b"LIVE")
+    child.seen = b""
+    os.write(child.fd, b"\x1a")
+    child.wait_for(b"\x1b[?1049l")
+    _, status = os.waitpid(child.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    child.seen = b""
+    os.kill(child.pid, signal.SIGCONT)
+    child.wait_for(b"\x1b[?1049h")
+    child.wait_for(b"[1]")
+    os.kill(child.pid, signal.SIGTERM)
+    assert child.exit_code() == 128 + signal.SIGTERM
