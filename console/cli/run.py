@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import click
 from schedtop.console.cli.engine_flags import add_engine_flags, engine_config
-from schedtop.console.cli.errors import check_writable, say
+from schedtop.console.cli.errors import CommandError, check_writable, say
 from schedtop.engine.slo import parse_slo
 
 
@@ -16,8 +18,9 @@ from schedtop.engine.slo import parse_slo
 @add_engine_flags()
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of text.")
 @click.option("--slo", metavar="SLO", help="ttft=1s,itl=50ms: adds goodput under these bounds.")
+@click.option("--profile", is_flag=True, help="Tell on stderr where the steps of a model on the CPU spend time.")
 @click.pass_context
-def command(ctx: click.Context, /, as_json: bool, slo: str | None, **flags: Any) -> None:
+def command(ctx: click.Context, /, as_json: bool, slo: str | None, profile: bool, **flags: Any) -> None:
     """Serve a workload to its end, or for --duration seconds, and report.
 
     A trace without --duration runs until every request is accounted for; a generator without --duration or
@@ -29,6 +32,22 @@ def command(ctx: click.Context, /, as_json: bool, slo: str | None, **flags: Any)
     config = engine_config(flags)
     if config.record is not None:
         check_writable(config.record)
-    report = run_headless(config, bounds, notice=say, show_progress=sys.stderr.isatty())
+    with _profiled(profile):
+        report = run_headless(config, bounds, notice=say, show_progress=sys.stderr.isatty())
     click.echo(json.dumps(report.as_dict()) if as_json else report.as_text())
     ctx.exit(0)
+
+
+@contextmanager
+def _profiled(wanted: bool) -> Iterator[None]:
+    """Profile what runs inside and tell, if wanted."""
+    if not wanted:
+        yield
+        return
+    try:
+        from schedtop.engine.runner.profile import profiled
+    except ImportError as error:
+        raise CommandError(f"--profile needs the engine extra ({error.name} is missing)") from None
+    with profiled() as profile:
+        yield
+    click.echo(profile.as_text(), err=True)

@@ -1,0 +1,83 @@
+"""Where a step's time goes: the worker's parts, timed while a run goes on. For a CPU, which does as it is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from schedtop.engine.runner.attention import TorchAttention
+from schedtop.engine.runner.fused import NativeAttention, NativeOperations, TorchOperations
+from schedtop.engine.runner.linear import Linear, PackedLinear
+from schedtop.engine.runner.texts import Texts
+from schedtop.engine.runner.worker import ModelWorker
+
+STEP = "whole step"
+REST = "Python and inputs"
+PARTS: dict[str, tuple[tuple[type, str], ...]] = {
+    "linears": ((Linear, "__call__"), (PackedLinear, "__call__"), (torch.nn.Linear, "forward")),
+    "attention": ((TorchAttention, "__call__"), (NativeAttention, "__call__")),
+    "norms, rotary, activation": tuple(
+        (kind, name) for kind in (TorchOperations, NativeOperations) for name in ("add_norm", "rotate", "gate")
+    ),
+    "sampling": ((ModelWorker, "_pick_tokens"),),
+    "drafts": ((ModelWorker, "_propose"),),
+    "text": ((Texts, "extend"),),
+    STEP: ((ModelWorker, "execute"),),
+}
+
+
+class Profile:
+    """Seconds by part, and the number of steps."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.steps = 0
+
+    def shares(self) -> dict[str, tuple[float, float]]:
+        """Milliseconds per step and share of the step, for each part and for what is left of the step."""
+        whole_s = self.seconds[STEP]
+        parts = {name: spent_s for name, spent_s in self.seconds.items() if name != STEP}
+        parts[REST] = whole_s - sum(parts.values())
+        parts[STEP] = whole_s
+        if not self.steps:
+            return {}
+        return {name: (1e3 * spent_s / self.steps, spent_s / whole_s) for name, spent_s in parts.items()}
+
+    def as_text(self) -> str:
+        """One line per part."""
+        if not self.steps:
+            return "no steps of a model on a CPU were run: nothing to profile"
+        width = max(map(len, PARTS))
+        return "\n".join(f"{name:{width}} {ms:9.2f} ms {share:6.1%}" for name, (ms, share) in self.shares().items())
+
+
+@contextmanager
+def profiled() -> Iterator[Profile]:
+    """Times every worker of this process until the block ends."""
+    profile = Profile()
+    with ExitStack() as stack:
+        for part, places in PARTS.items():
+            for owner, name in places:
+                stack.enter_context(_timed(owner, name, part, profile))
+        yield profile
+
+
+@contextmanager
+def _timed(owner: Any, name: str, part: str, profile: Profile) -> Iterator[None]:
+    inner: Callable[..., Any] = owner.__dict__[name]
+
+    def timed(*arguments: Any, **named: Any) -> Any:
+        began_s = time.perf_counter()
+        result = inner(*arguments, **named)
+        profile.seconds[part] += time.perf_counter() - began_s
+        profile.steps += part == STEP
+        return result
+
+    setattr(owner, name, timed)
+    try:
+        yield
+    finally:
+        setattr(owner, name, inner)
