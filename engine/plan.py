@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.request import Request
@@ -12,8 +13,7 @@ from schedtop.engine.request import Request
 IntArray = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(msgspec.Struct, frozen=True):
     """A row that enters the batch in this step, new or resumed: the worker needs all of it.
 
     `block_table` is every block it holds, in order; a released block before the attention window is -1.
@@ -30,8 +30,7 @@ class Started:
         return self.request.sequence()
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True):
     """One step's whole work, in scheduling order. All arrays are int32, one entry per scheduled row.
 
     `tokens[i]` positions of request `numbers[i]` are computed from position `computed[i]` on; the last

@@ -8,6 +8,11 @@ from collections.abc import Iterable
 from schedtop.engine.kv.prefix_cache import PrefixIndex
 from schedtop.engine.telemetry import BlockClass
 
+# Plain numbers: an enum's members are slow to handle one by one.
+EMPTY, CACHED_FREE, HELD, SHARED = (
+    int(kind) for kind in (BlockClass.EMPTY, BlockClass.CACHED_FREE, BlockClass.HELD, BlockClass.SHARED)
+)
+
 
 class BlockPool:
     """Reference-counted blocks 0 .. num_blocks-1, and the queue of free ones, next to be taken first.
@@ -25,7 +30,7 @@ class BlockPool:
         self._keys: list[bytes | None] = [None] * num_blocks
         self._empty = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
-        self._changed: list[int] = []
+        self._changed: dict[int, int] = {}
 
     @property
     def num_free(self) -> int:
@@ -53,7 +58,7 @@ class BlockPool:
             blocks += self._evict(count - len(blocks))
         for block in blocks:
             refs[block] = 1
-        self._changed += blocks
+        self._changed.update(dict.fromkeys(blocks, HELD))
         return blocks
 
     def _evict(self, count: int) -> list[int]:
@@ -77,28 +82,36 @@ class BlockPool:
                 self.num_extra_refs += 1
                 self.num_shared += refs == 1
             self._refs[block] = refs + 1
-            self._changed.append(block)
+            self._changed[block] = SHARED if refs else HELD
 
     def release(self, blocks: list[int]) -> int:
         """Drop one reference from each block, in this order; returns how many became free."""
         refs, keys, cached = self._refs, self._keys, self._cached
-        num_free = self.num_free
         front: list[int] = []
+        back: list[int] = []
         for block in blocks:
             if refs[block] == 1:
                 refs[block] = 0
                 if keys[block] is None:
                     front.append(block)
                 else:
-                    cached[block] = None
+                    back.append(block)
             else:
-                refs[block] -= 1
-                self.num_extra_refs -= 1
-                self.num_shared -= refs[block] == 1
+                self._drop_extra(block)
         front.reverse()  # the first one freed is the next one taken
         self._empty += front
-        self._changed += blocks
-        return self.num_free - num_free
+        cached.update(dict.fromkeys(back))
+        self._changed.update(dict.fromkeys(front, EMPTY))
+        self._changed.update(dict.fromkeys(back, CACHED_FREE))
+        return len(front) + len(back)
+
+    def _drop_extra(self, block: int) -> None:
+        """One holder of a shared block lets go."""
+        self._refs[block] -= 1
+        self.num_extra_refs -= 1
+        if self._refs[block] == 1:
+            self.num_shared -= 1
+            self._changed[block] = HELD
 
     def register(self, blocks: list[int], keys: list[bytes]) -> None:
         """Give held blocks without keys their prefix-cache entries; a block of -1 is passed over."""
@@ -137,14 +150,9 @@ class BlockPool:
         )
 
     def drain_changes(self) -> list[int]:
-        """Blocks touched since the last call, once each in order, packed as `block * 4 + BlockClass`."""
-        refs, keys = self._refs, self._keys
-        touched = sorted(set(self._changed))
-        self._changed = []
-        return [
-            block * 4 + ((3 if refs[block] > 1 else 2) if refs[block] else (keys[block] is not None))
-            for block in touched
-        ]
+        """Blocks that changed class since the last call, once each in order, as `block * 4 + BlockClass`."""
+        changed, self._changed = self._changed, {}
+        return sorted([block * 4 + kind for block, kind in changed.items()])
 
     def discard_changes(self) -> None:
         """Forget the touched blocks without looking at them."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 from schedtop.engine.config import SchedulerConfig
 from schedtop.engine.kv.block_pool import BlockPool
 from schedtop.engine.kv.prefix_cache import extend_keys
@@ -11,8 +10,7 @@ from schedtop.engine.request import Request
 from schedtop.engine.telemetry import Limiter
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(msgspec.Struct, frozen=True):
     """What the prefix cache gives a request: blocks in order (-1: not needed, before the window)."""
 
     blocks: list[int]
@@ -22,8 +20,7 @@ class Hit:
 NO_HIT = Hit([], 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Shortage:
+class Shortage(msgspec.Struct, frozen=True):
     """Why a request cannot be admitted: `need` blocks, `have` free, `reserve` to stay free on top."""
 
     reason: Limiter

@@ -89,9 +89,9 @@ def _grow(state: State, draft: Draft, rows: RowArray, needs: IntArray) -> int | 
     """Give each row slots for `needs` tokens in all; returns the first row that the pool cannot serve."""
     table, kv = state.table, state.kv
     counts = -((table.room[rows] - needs) // kv.block_size)
-    if kv.window is not None or int(counts.sum()) > kv.pool.num_free:
+    blocks = None if kv.window is not None else kv.pool.take(int(counts.sum()))
+    if blocks is None:
         return _grow_one_by_one(state, draft, rows, needs)
-    blocks = kv.pool.take(int(counts.sum())) or []
     start, requests, new_blocks = 0, table.requests, draft.new_blocks
     for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
         request = requests[row]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.plan import StepPlan, StepResult
@@ -14,8 +14,7 @@ from schedtop.engine.scheduler.table import IntArray, RequestTable, RowArray
 from schedtop.engine.telemetry import ROW_FIELDS, Finish, FinishReason
 
 
-@dataclass(frozen=True, slots=True)
-class Settled:
+class Settled(msgspec.Struct, frozen=True):
     """What a step came to. `rows` and `itl_s` are a telemetry record's fields; counts are tokens."""
 
     rows: bytes
@@ -105,7 +104,7 @@ def _apply_stop_tokens(
 
 def _reject_drafts(table: RequestTable, rows: RowArray | slice, plan: StepPlan, emitted: IntArray) -> int:
     """Take back the positions of drafts that became no output; returns how many there were."""
-    accepted = np.where(plan.drafts > 0, np.maximum(emitted - 1, 0), 0)
+    accepted = np.minimum(np.maximum(emitted - 1, 0), plan.drafts)
     table.accepted[rows] = accepted
     rejected = plan.drafts - accepted
     table.num_computed[rows] -= rejected

@@ -190,12 +190,11 @@ class RequestTable:
             self._ids[cursor] = sampled[:, 0]
             self._gaps[cursor] = gaps_s
         else:
-            most = int(emitted.max(initial=0))
-            places = np.arange(most)
-            counted = places < emitted[:, None]
-            store = (cursor[:, None] + places)[counted]
-            self._ids[store] = sampled[:, :most][counted]
-            self._gaps[store] = np.where(places == 0, gaps_s[:, None], np.nan)[counted]
+            # What lies behind a row's new cursor means nothing: later outputs overwrite it.
+            store = cursor[:, None] + np.arange(sampled.shape[1])
+            self._ids[store] = sampled
+            self._gaps[store] = np.nan
+            self._gaps[cursor] = gaps_s
         self.cursor[rows] += emitted
         self.num_tokens[rows] += emitted
 
