@@ -132,18 +132,26 @@ class Driver:
             )
 
     def _learn_contents(self, record: StepRecord) -> None:
-        state = self.engine.scheduler.state
-        size, carried = state.kv.block_size, state.kv.pool
-        tables = dict(record.tables)
+        """Where an admission found blocks whose content only the model knew, take over what they hold."""
+        state, tables = self.engine.scheduler.state, dict(record.tables)
         for admission in record.admissions:
             request, table = state.requests.get(admission.number), tables.get(admission.number)
             if request is None or table is None:
                 continue
-            blocks = np.frombuffer(table, dtype=np.int32)[: admission.cached_tokens // size].tolist()
+            num_cached = admission.cached_tokens // state.kv.block_size
+            blocks = np.frombuffer(table, dtype=np.int32)[:num_cached].tolist()
             for place, block in enumerate(blocks[: len(request.block_keys)]):
-                key = carried.key_of(block) if 0 <= block < carried.num_blocks else None
-                if key is not None and carried.index.find(request.block_keys[place]) is None:
-                    request.block_keys[place] = key
+                if state.kv.pool.index.find(request.block_keys[place]) is None:
+                    self._learn(request, place, block)
+
+    def _learn(self, request: Request, place: int, block: int) -> None:
+        state = self.engine.scheduler.state
+        key, known = request.block_keys[place], state.requests.values()
+        if any(other is not request and key in other.block_keys[place : place + 1] for other in known):
+            return  # a prompt block of another live request, which may be filled in this very step
+        held = state.kv.pool.key_of(block) if 0 <= block < state.kv.pool.num_blocks else None
+        if held is not None:
+            request.block_keys[place] = held
 
     def _set_results(self, record: StepRecord, following: StepRecord | None) -> None:
         rows = row_columns(record)

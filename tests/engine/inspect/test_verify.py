@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from schedtop.engine.build import build_engine
+from schedtop.engine.config import EngineConfig, WorkloadSpec
 from schedtop.engine.inspect.verify import RecordingVerdict, verify_recording
 from schedtop.engine.recording import Recording, RecordingError, RecordingWriter
 from schedtop.engine.telemetry import ROW_FIELDS, StepRecord, row_matrix
@@ -131,3 +133,22 @@ def test_settings_that_no_scheduler_has(recording: Recording, tmp_path: Path, co
         writer.write(recording.record(0))
     with Recording(path) as other, pytest.raises(RecordingError, match="settings"):
         verify_recording(other)
+
+
+CASES = sorted(Path(__file__).parents[2].joinpath("golden").glob("*.json"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda path: path.stem)
+def test_a_recorded_golden_case_is_decided_the_same(case: Path, tmp_path: Path) -> None:
+    """Twins, windows, placeholders and blocks registered for steps that never ran."""
+    engine = build_engine(EngineConfig(workload=WorkloadSpec(source=str(case))))
+    with RecordingWriter(tmp_path / "case.schedtop", engine.header, engine.snapshot) as writer:
+        for _ in range(400):
+            if engine.exhausted:
+                break
+            record = engine.step()
+            if record is not None:
+                writer.write(record)
+    with Recording(tmp_path / "case.schedtop") as recording:
+        verdict = verify_recording(recording)
+    assert verdict.equal, str(verdict.difference)
