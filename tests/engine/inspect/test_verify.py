@@ -73,9 +73,17 @@ def another_block(record: StepRecord) -> StepRecord:
     return msgspec.structs.replace(record, tables=[(number, moved), *record.tables[1:]])
 
 
+def another_class(record: StepRecord) -> StepRecord:
+    """A block that was taken stays, in the record, what it never was."""
+    packed = np.frombuffer(record.changed_blocks, dtype=np.int32).copy()
+    packed[0] ^= 1
+    return msgspec.structs.replace(record, changed_blocks=packed.tobytes())
+
+
 @pytest.mark.parametrize(
     ("change", "field"),
     [
+        (another_class, "block "),
         (fewer_tokens, "scheduled"),
         (replace(limiter="watermark"), "limiter"),
         (replace(preemptions=[]), "preempted"),
@@ -92,7 +100,7 @@ def test_one_changed_decision_is_found_at_its_step(
     verdict = rewritten(recording, tmp_path / "changed.schedtop", index, change)
     assert not verdict.equal and verdict.difference is not None
     assert verdict.difference.step == recording.record(index).step
-    assert field in [part.field for part in verdict.difference.parts]
+    assert any(part.field.startswith(field) for part in verdict.difference.parts)
     assert verdict.steps < recording.num_steps
 
 
