@@ -23,11 +23,11 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.index = PrefixIndex()
+        self.index = PrefixIndex(num_blocks)
         self.num_shared = 0
         self.num_extra_refs = 0
         self._refs = [0] * num_blocks
-        self._keys: list[bytes | None] = [None] * num_blocks
+        self._keys = self.index.keys
         self._empty = list(range(num_blocks - 1, -1, -1))
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._changed: dict[int, int] = {}
@@ -63,13 +63,10 @@ class BlockPool:
 
     def _evict(self, count: int) -> list[int]:
         """The next `count` cached blocks of the free queue, their keys taken away."""
-        cached, keys, remove = self._cached, self._keys, self.index.remove
+        cached, remove = self._cached, self.index.remove
         blocks = [cached.popitem(last=False)[0] for _ in range(count)]
         for block in blocks:
-            key = keys[block]
-            assert key is not None, "a cached block has a key"
-            remove(key, block)
-            keys[block] = None
+            remove(block)
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -115,17 +112,11 @@ class BlockPool:
 
     def register(self, blocks: list[int], keys: list[bytes]) -> None:
         """Give held blocks without keys their prefix-cache entries; a block of -1 is passed over."""
-        for block, key in zip(blocks, keys, strict=True):
-            if block >= 0:
-                self._keys[block] = key
         self.index.add(keys, blocks)
 
     def forget(self, block: int) -> None:
-        """Take a block's prefix-cache entry away."""
-        key = self._keys[block]
-        if key is not None:
-            self.index.remove(key, block)
-            self._keys[block] = None
+        """Take a held block's prefix-cache entry away."""
+        self.index.remove(block)
 
     def is_free(self, block: int) -> bool:
         return self._refs[block] == 0

@@ -10,13 +10,12 @@ def extend_keys(request: Request, num_blocks: int, block_size: int) -> None:
 
     A key is the SHA-256 of all tokens up to the block's end, so equal keys mean equal prefixes.
     """
-    keys, hasher = request.block_keys, request.key_hasher
-    start = len(keys) * block_size
-    tokens = request.token_bytes(start, num_blocks * block_size)
-    width = 4 * block_size
+    keys, width = request.block_keys, 4 * block_size
+    update, digest = request.key_hasher.update, request.key_hasher.digest
+    tokens = request.token_bytes(len(keys) * block_size, num_blocks * block_size)
     for place in range(0, len(tokens), width):
-        hasher.update(tokens[place : place + width])
-        keys.append(hasher.digest())
+        update(tokens[place : place + width])
+        keys.append(digest())
 
 
 def append_key(request: Request, tokens: bytes) -> bytes:
@@ -29,9 +28,13 @@ def append_key(request: Request, tokens: bytes) -> bytes:
 
 
 class PrefixIndex:
-    """Blocks by key. Several blocks may carry one key; the earliest registered one answers."""
+    """Blocks by key. Several blocks may carry one key; the earliest registered one answers.
 
-    def __init__(self) -> None:
+    `keys` holds each block's key, None where it has none.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.keys: list[bytes | None] = [None] * num_blocks
         self._first: dict[bytes, int] = {}
         self._others: dict[bytes, list[int]] = {}
 
@@ -42,13 +45,20 @@ class PrefixIndex:
         return self._first.get(key)
 
     def add(self, keys: list[bytes], blocks: list[int]) -> None:
-        """Each block now carries its key; a block of -1 is passed over."""
-        first = self._first
+        """Each block, which had no key, now carries its key; a block of -1 is passed over."""
+        first, carried = self._first, self.keys
         for key, block in zip(keys, blocks, strict=True):
-            if block >= 0 and first.setdefault(key, block) != block:
-                self._others.setdefault(key, []).append(block)
+            if block >= 0:
+                carried[block] = key
+                if first.setdefault(key, block) != block:
+                    self._others.setdefault(key, []).append(block)
 
-    def remove(self, key: bytes, block: int) -> None:
+    def remove(self, block: int) -> None:
+        """The block no longer carries its key, if it has one."""
+        key = self.keys[block]
+        if key is None:
+            return
+        self.keys[block] = None
         others = self._others.get(key)
         if others is None:
             del self._first[key]

@@ -135,7 +135,7 @@ def _register(state: State, rows: RowArray, num_known: IntArray) -> None:
     for row, count, stored in zip(rows.tolist(), num_full.tolist(), in_store.tolist(), strict=True):
         request = requests[row]
         end += width
-        if stored and len(request.block_keys) == request.num_registered == count - 1:
+        if stored and request.num_registered == count - 1 == len(request.block_keys):
             blocks.append(request.block_ids[count - 1])
             keys.append(append_key(request, newest[end - width : end]))
             request.num_registered = count

@@ -118,7 +118,7 @@ class Scheduler:
         drafts = table.drafts[:size]
         np.maximum(table.num_computed[:size] - table.num_tokens[:size], 0, out=drafts)
         table.num_spec[busy] = 0
-        table.has_drafts = bool(table.num_spec[:size].any())
+        table.has_drafts = not isinstance(busy, slice) and bool(table.num_spec[:size].any())
         width = int(drafts.max(initial=0))
         return table.draft_ids[busy, :width].copy() if width else None
 

@@ -62,14 +62,14 @@ def test_a_key_is_a_collision_resistant_hash() -> None:
 def test_the_earliest_registered_block_that_still_carries_a_key_answers(
     events: list[tuple[bool, bytes, int]],
 ) -> None:
-    index, carriers = PrefixIndex(), {name: list[int]() for name in NAMES}
+    index, carriers = PrefixIndex(100), {name: list[int]() for name in NAMES}
     for add, name, block in events:
         taken = any(block in blocks for blocks in carriers.values())
         if add and not taken:
             index.add([name], [block])
             carriers[name].append(block)
         elif not add and block in carriers[name]:
-            index.remove(name, block)
+            index.remove(block)
             carriers[name].remove(block)
         for key, blocks in carriers.items():
             assert index.find(key) == (blocks[0] if blocks else None)
@@ -77,7 +77,7 @@ def test_the_earliest_registered_block_that_still_carries_a_key_answers(
 
 
 def index_of(cached: set[int]) -> PrefixIndex:
-    index = PrefixIndex()
+    index = PrefixIndex(100)
     index.add([NAMES[place] for place in cached], [10 + place for place in cached])
     return index
 
