@@ -10,7 +10,6 @@ turn with ours, and the ratio of the best rounds is printed. The last line is JS
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import shlex
 import subprocess
@@ -18,6 +17,7 @@ import time
 from pathlib import Path
 
 import msgspec
+from schedtop.engine.collector import calm_collector
 from schedtop.engine.golden import Case, CaseModel, CaseRequest, prompt_tokens, read_case
 from schedtop.engine.observer import Observer, Timing
 from schedtop.engine.request import Request
@@ -79,7 +79,7 @@ def main() -> None:
     best, peers = float("inf"), []
     for _ in range(options.rounds):
         prompts = make_requests(case.requests)
-        gc.collect()
+        calm_collector()
         steps, spent_s = run(case, prompts, options.telemetry)
         best = min(best, spent_s / steps * 1e6)
         if options.peer:

@@ -126,7 +126,7 @@ def _keep_drafts(
 ) -> None:
     """Rows that got outputs hold new drafts, to be verified in their next step."""
     table.draft_ids[rows, : drafts.shape[1]] = drafts
-    table.num_spec[rows] = np.where(emitted > 0, num_drafts, table.num_spec[rows])
+    table.num_spec[rows] = num_drafts * (emitted > 0)  # those of a scheduled row were dropped when it was planned
     table.has_drafts = True
 
 
