@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import time
@@ -42,6 +43,9 @@ if TYPE_CHECKING:
     from textual.strip import Strip
 
 PAINT_EVERY_S = 0.1
+UNHURRIED_EVERY = 3
+"""Percentiles and tables follow in every third frame of telemetry; a key paints all."""
+
 TICK_S = 0.5
 
 
@@ -105,6 +109,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self._replies: dict[int, Callable[[Reply], None]] = {}
         self._painted_at_s = -1e9
         self._paint_due = False
+        self._frames = 0
 
     # What another kind of console does otherwise
 
@@ -180,7 +185,10 @@ class ConsoleApp(App[None], inherit_bindings=False):
 
     def _paint_if_due(self) -> None:
         if self._paint_due and self._running:
+            self._frames += 1
+            self.view.hurried = self._frames % UNHURRIED_EVERY != 0
             self.paint()
+            self.view.hurried = False
 
     def on_reply_received(self, message: ReplyReceived) -> None:
         replied = self._replies.pop(message.reply.command, None)
@@ -342,6 +350,12 @@ def _textual_colour(colour: str) -> str:
     return colour if colour.startswith("#") else f"ansi_{colour}"
 
 
+def collect_garbage_rarely() -> None:
+    """Thousands of kept records make every full collection slow, and none of them is ever garbage in a cycle."""
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)
+
+
 def run_console(
     link: Link,
     options: ConsoleOptions,
@@ -357,5 +371,6 @@ def run_console(
     if options.config_dir is None:
         options = replace(options, config_dir=user_config_path("schedtop"))
     app = ConsoleApp(link, options, reopen, foretell=foretell, why_ended=why_ended)
+    collect_garbage_rarely()
     app.run(mouse=options.mouse)
     return app.return_code or 0

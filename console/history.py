@@ -34,6 +34,8 @@ MAX_RECORDS = 8192
 MAX_BYTES = 96 << 20
 KEYFRAME_EVERY = 256
 MAX_EVENTS = 4096
+MAX_RARE = 1024
+RARE = "KVXPNG"
 MAX_FINISHED = 2048
 MAX_TEXT_CHARS = 16_384
 
@@ -103,6 +105,8 @@ class History:
         self.records: deque[StepRecord] = deque()
         self.gaps: deque[Gap] = deque(maxlen=256)
         self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        # Changes and preemptions are few and asked for often; admissions must not push them out.
+        self._rare: dict[str, deque[Event]] = {kind: deque(maxlen=MAX_RARE) for kind in RARE}
         self.finished: OrderedDict[int, tuple[Arrival, Finish]] = OrderedDict()
         self.texts: OrderedDict[int, str] = OrderedDict()
         self.latency = LatencyBuckets()
@@ -136,7 +140,13 @@ class History:
 
     def note(self, notice: Notice) -> None:
         """Put a notice among the events, at the present step."""
-        self.events.append(Event("N", self.live.seq, self.live.step, self.live.clock_s, notice))
+        self._happened(Event("N", self.live.seq, self.live.step, self.live.clock_s, notice))
+
+    def _happened(self, event: Event) -> None:
+        self.events.append(event)
+        rare = self._rare.get(event.kind)
+        if rare is not None:
+            rare.append(event)
 
     def _apply_header(self, header: Header) -> None:
         if self.header is not None and self.header.started_at != header.started_at:
@@ -169,7 +179,8 @@ class History:
         for tracked, finish in ended:
             self._keep_finished(tracked.arrival if tracked is not None else None, finish, record)
         if _eventful(record, was_paused):
-            self.events.extend(events.of_record(record, was_paused, self.name))
+            for event in events.of_record(record, was_paused, self.name):
+                self._happened(event)
         self.latency.take(record)
         self.records.append(record)
         self.num_applied += 1
@@ -181,7 +192,7 @@ class History:
     def _note_gap(self, seq: int, missing: int) -> None:
         self.gaps.append(Gap(seq, missing))
         words = f"{text.plural(missing, 'record')} missing; totals stay right"
-        self.events.append(Event("G", seq, self.live.step, self.live.clock_s, words))
+        self._happened(Event("G", seq, self.live.step, self.live.clock_s, words))
 
     def _add_keyframe(self) -> None:
         self._keyframes.append(self.live.copy())
@@ -221,6 +232,8 @@ class History:
 
     def of_kind(self, kind: str) -> Iterator[Event]:
         """The known events of one kind (see `events.KINDS`), newest first."""
+        if kind in self._rare:
+            return reversed(self._rare[kind])
         return (event for event in reversed(self.events) if event.kind == kind)
 
     @property

@@ -19,6 +19,7 @@ QUANTILES = ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
 class LatencyPanel(Panel):
     NUMBER: ClassVar[int] = 4
     TITLE: ClassVar[str] = "Latency"
+    UNHURRIED: ClassVar[bool] = True
     HELP: ClassVar[str] = """\
 TTFT  first output token - arrival, waiting included; one sample per request.
 ITL   gap between two deliveries to a client (a verified burst of drafts is one); one sample per gap.

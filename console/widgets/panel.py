@@ -21,6 +21,8 @@ Pieces = list[tuple[str, str]]
 class Drawn(Widget):
     """A widget of finished lines. `paint` draws anew and refreshes only the lines that differ."""
 
+    UNHURRIED: ClassVar[bool] = False
+
     def __init__(self, view: View, *, id: str) -> None:
         super().__init__(id=id)
         self.view = view
@@ -35,6 +37,8 @@ class Drawn(Widget):
         """Draw from the view as it is now. The history must be locked."""
         width, height = self.size
         if not (width and height and self.display):
+            return
+        if self.UNHURRIED and self.view.hurried and self._pieces:
             return
         lines = self.lines(width, height)[:height]
         lines += [Line() for _ in range(height - len(lines))]

@@ -26,6 +26,7 @@ _COMPACT = ("id", "state", "kv", "age", "ttft", "itl")
 class RequestsPanel(Panel):
     NUMBER: ClassVar[int] = 3
     TITLE: ClassVar[str] = "Requests"
+    UNHURRIED: ClassVar[bool] = True
     HELP: ClassVar[str] = """\
 STATE    decode, prefill, recompute (prompt and outputs again after a preemption), starved (running, but this
          step gave it no token), wait, preempted (waits again)
