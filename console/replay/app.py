@@ -5,8 +5,10 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar, cast
 
+from platformdirs import user_config_path
 from schedtop.console import text
 from schedtop.console.actions import REPLAY
 from schedtop.console.app import PAINT_EVERY_S, ConsoleApp
@@ -140,6 +142,8 @@ class ReplayApp(ConsoleApp):
 
     def play_on(self) -> None:
         """Take up what is due, and draw it."""
+        if not self.live_screen.is_mounted:
+            return
         with self.history.lock:
             try:
                 moved = self.player.advance()
@@ -171,6 +175,8 @@ def run_replay(
 
     Raises `JumpError` where `at` is no place, `ActionError` for a bad `keys.toml`.
     """
+    if options.config_dir is None:
+        options = replace(options, config_dir=user_config_path("schedtop"))
     app = ReplayApp(source, options, speed=speed, paused=paused or at is not None, damage=damage)
     if at is not None:
         app.jumps.go(at)

@@ -84,6 +84,8 @@ class LiveScreen(ConsoleScreen):
 
     def paint(self) -> None:
         """Draw every visible panel from the view as it is now."""
+        if not self.query("#small"):
+            return  # not composed yet, or already being taken apart
         with self.view.history.lock:
             self.view.look()
             self.place()
