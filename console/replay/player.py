@@ -36,7 +36,7 @@ class Player:
     @property
     def clock_s(self) -> float:
         """The shown moment on the engine's clock; while playing, where playing has come to."""
-        return max(self._clock_s, self.history.live.clock_s)
+        return max(min(self._clock_s, self.history.source.end_s), self.history.live.clock_s)
 
     # Playing
 
