@@ -156,7 +156,7 @@ class RecordedHistory(History):
     def of_kind(self, kind: str) -> Iterator[Event]:
         """Knob changes are found by their marks, which needs no look at what lies between."""
         if kind != "K":
-            yield from super().of_kind(kind)
+            yield from (event for event in reversed(self.events) if event.kind == kind)
             return
         index, left = self.position + 1, MAX_EVENTS
         while left and (found := self.source.find("knobs", index, forward=False)) is not None:

@@ -42,7 +42,7 @@ def told_by(history: History) -> dict[str, Any]:
             for kind in KINDS
         ],
         "events": [(event.kind, event.seq, event.describe()) for event in reversed(history.events)],
-        "knob marks": [(event.seq, event.describe()) for event in history.of_kind("K")],
+        "by kind": [[(event.seq, event.describe()) for event in history.of_kind(kind)] for kind in "KVXP"],
         "steps": [record.seq for record in history.steps(moment.seq, 300)],
         # Keyframes name no prefix keys, and no panel shows any.
         "finished": [(n, arrival.id, arrival.arrival_s, end) for n, (arrival, end) in history.finished.items()],
