@@ -83,32 +83,38 @@ class BlockPool:
 
     def release(self, blocks: list[int]) -> int:
         """Drop one reference from each block, in this order; returns how many became free."""
-        refs, keys, cached = self._refs, self._keys, self._cached
-        front: list[int] = []
-        back: list[int] = []
+        keys = self._keys
+        keyed = [block for block in blocks if keys[block] is not None]
+        return self.give_back(keyed, [block for block in blocks if keys[block] is None])
+
+    def give_back(self, keyed: list[int], plain: list[int]) -> int:
+        """`release` for blocks known to carry keys, and others known not to, each in this order."""
+        if self.num_shared:
+            keyed, plain = self._unshared(keyed), self._unshared(plain)
+        refs = self._refs
+        for block in keyed:
+            refs[block] = 0
+        for block in plain:
+            refs[block] = 0
+        self._empty += plain[::-1]  # the first one freed is the next one taken
+        self._cached.update(dict.fromkeys(keyed))
+        self._changed.update(dict.fromkeys(plain, EMPTY))
+        self._changed.update(dict.fromkeys(keyed, CACHED_FREE))
+        return len(keyed) + len(plain)
+
+    def _unshared(self, blocks: list[int]) -> list[int]:
+        """The blocks that only one request holds; the others lose one holder."""
+        refs, alone = self._refs, []
         for block in blocks:
             if refs[block] == 1:
-                refs[block] = 0
-                if keys[block] is None:
-                    front.append(block)
-                else:
-                    back.append(block)
-            else:
-                self._drop_extra(block)
-        front.reverse()  # the first one freed is the next one taken
-        self._empty += front
-        cached.update(dict.fromkeys(back))
-        self._changed.update(dict.fromkeys(front, EMPTY))
-        self._changed.update(dict.fromkeys(back, CACHED_FREE))
-        return len(front) + len(back)
-
-    def _drop_extra(self, block: int) -> None:
-        """One holder of a shared block lets go."""
-        self._refs[block] -= 1
-        self.num_extra_refs -= 1
-        if self._refs[block] == 1:
-            self.num_shared -= 1
-            self._changed[block] = HELD
+                alone.append(block)
+                continue
+            refs[block] -= 1
+            self.num_extra_refs -= 1
+            if refs[block] == 1:
+                self.num_shared -= 1
+                self._changed[block] = HELD
+        return alone
 
     def register(self, blocks: list[int], keys: list[bytes]) -> None:
         """Give held blocks without keys their prefix-cache entries; a block of -1 is passed over."""

@@ -158,10 +158,12 @@ class KVManager:
 
     def free(self, request: Request) -> int:
         """Give back all blocks, last first; returns how many became free."""
-        blocks = request.block_ids[::-1]
+        count, blocks = request.num_registered, request.block_ids
+        keyed, plain = blocks[:count][::-1], blocks[count:][::-1]
         if self.window is not None:
-            blocks = [block for block in blocks if block >= 0]
-        freed = self.pool.release(blocks)
+            keyed = [block for block in keyed if block >= 0]
+            plain = [block for block in plain if block >= 0]
+        freed = self.pool.give_back(keyed, plain)
         request.block_ids = []
         request.num_registered = 0
         request.num_released = 0
