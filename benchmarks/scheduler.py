@@ -2,9 +2,11 @@
 
     python benchmarks/scheduler.py CASE.json [--telemetry] [--rounds 3] [--peer COMMAND]
 
-`--telemetry` adds building and encoding each step's record and handing it to a sink. The model's own time is left
-out. `--peer` is a command that times another scheduler on the same case and prints such a line itself; it runs in
-turn with ours, and the ratio of the best rounds is printed. The last line is JSON with `steps` and `us_per_step`.
+Requests come with the keys of their prompts' blocks, as vLLM's do: there, hashing a prompt is the front end's work
+and not in the peer's time either; `--hash-in-add` counts it. `--telemetry` adds building and encoding each step's
+record and handing it to a sink. The model's own time is left out. `--peer` is a command that times another
+scheduler on the same case and prints such a line itself; it runs in turn with ours, and the ratio of the best rounds
+is printed. The last line is JSON with `steps` and `us_per_step`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pathlib import Path
 import msgspec
 from schedtop.engine.collector import calm_collector
 from schedtop.engine.golden import Case, CaseModel, CaseRequest, prompt_tokens, read_case
+from schedtop.engine.kv.prefix_cache import extend_keys
 from schedtop.engine.observer import Observer, Timing
 from schedtop.engine.request import Request
 from schedtop.engine.scheduler.scheduler import Scheduler
@@ -61,11 +64,16 @@ def run(case: Case, prompts: list[Request], telemetry: bool) -> tuple[int, float
     return steps, spent_s
 
 
-def make_requests(asked: list[CaseRequest]) -> list[Request]:
-    return [
+def make_requests(asked: list[CaseRequest], block_size: int | None = None) -> list[Request]:
+    """Fresh requests; with `block_size`, their prompts are hashed already."""
+    requests = [
         Request(ask.id, prompt_tokens(ask), ask.max_tokens, ask.arrival_step + ordinal * 1e-6, ask.priority)
         for ordinal, ask in enumerate(asked)
     ]
+    if block_size is not None:
+        for request in requests:
+            extend_keys(request, request.num_prompt_tokens // block_size, block_size)
+    return requests
 
 
 def main() -> None:
@@ -74,11 +82,13 @@ def main() -> None:
     parser.add_argument("--telemetry", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--peer", metavar="COMMAND")
+    parser.add_argument("--hash-in-add", action="store_true")
     options = parser.parse_args()
     case = read_case(options.case)
     best, peers = float("inf"), []
     for _ in range(options.rounds):
-        prompts = make_requests(case.requests)
+        hashed = case.config.enable_prefix_caching and not options.hash_in_add
+        prompts = make_requests(case.requests, case.config.block_size if hashed else None)
         calm_collector()
         steps, spent_s = run(case, prompts, options.telemetry)
         best = min(best, spent_s / steps * 1e6)

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import msgspec
 from schedtop.engine.build import build_engine
 from schedtop.engine.channel.protocol import Sink, encode
+from schedtop.engine.collector import calm_collector
 from schedtop.engine.config import EngineConfig
 from schedtop.engine.engine import Engine
 from schedtop.engine.report import Report
@@ -29,6 +30,7 @@ def run_headless(
 ) -> Report:
     """Serve the config's workload and report. Raises `ConfigError` before anything runs."""
     engine = build_engine(config, notice)
+    calm_collector()
     with ExitStack() as stack:
         sinks = open_sinks(config, engine, stack, notice)
         config = with_end(config, notice)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from schedtop.engine.channel.protocol import Sink, encode
 from schedtop.engine.channel.server import ChannelServer
@@ -22,6 +22,7 @@ from schedtop.engine.telemetry import (
     Snapshot,
     StepOnce,
     StepRecord,
+    TextDelta,
 )
 
 POLL_GAP_S = 0.001
@@ -69,6 +70,13 @@ class Steppable(Protocol):
     def step_once(self) -> object: ...
     def abort(self, number: int) -> bool: ...
     def drain(self) -> None: ...
+
+
+@runtime_checkable
+class TextSink(Protocol):
+    """A sink that also takes output text."""
+
+    def text(self, delta: TextDelta) -> None: ...
 
 
 class Pace:
@@ -139,6 +147,7 @@ class ServiceLoop:
             record = self._engine.tell() if self._too_early() else self._engine.step()
             if record is not None:
                 self._hand_out(record)
+                self._hand_out_texts()
                 self._keep_pace()
             if record is None or not record.executed:
                 self._idle()
@@ -198,6 +207,19 @@ class ServiceLoop:
             except OSError as error:
                 del self._sinks[name]
                 self.notice("error", f"{name} stopped: {error.strerror or error}; serving goes on")
+
+    def _hand_out_texts(self) -> None:
+        """Output text goes to consoles, and to a recording that asked for it."""
+        texts = getattr(self._engine, "texts", None)
+        if not texts:
+            return
+        for number, text in texts.items():
+            delta = TextDelta(number=number, text=text)
+            self._server.text(delta)
+            for sink in self._sinks.values():
+                if isinstance(sink, TextSink):
+                    sink.text(delta)
+        texts.clear()
 
     def _keep_pace(self) -> None:
         """Serve the channel after a step, as long as the pace leaves time."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
+from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -43,6 +44,16 @@ class Timing(msgspec.Struct, frozen=True):
     update_s: float | None
 
 
+@dataclass(slots=True)
+class Events:
+    """What happened since the last record, outside a step."""
+
+    arrivals: list[Arrival] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    finishes: list[Finish] = field(default_factory=list)
+    knobs: list[KnobChange] = field(default_factory=list)
+
+
 class Observer:
     """Keeps the running totals, and the events that wait for the next record."""
 
@@ -52,34 +63,32 @@ class Observer:
         self.counts: dict[str, float] = dict.fromkeys(Totals.__struct_fields__, 0)
         self.seq = 0
         self.step = 0
-        self._arrivals: list[Arrival] = []
-        self._refusals: list[Refusal] = []
-        self._finishes: list[Finish] = []
-        self._knobs: list[KnobChange] = []
+        self._events = Events()
         self._queued_s: dict[int, float] = {}
 
     @property
     def has_events(self) -> bool:
         """Something happened that no record has told yet."""
-        return bool(self._arrivals or self._refusals or self._finishes or self._knobs)
+        events = self._events
+        return bool(events.arrivals or events.refusals or events.finishes or events.knobs)
 
     def note_arrival(self, request: Request, refusal: Refusal | None) -> None:
         self.counts["submitted"] += 1
-        self._arrivals.append(describe_arrival(request, self._block_size))
+        self._events.arrivals.append(describe_arrival(request, self._block_size))
         if refusal is not None:
             self.counts["refused"] += 1
-            self._refusals.append(refusal)
+            self._events.refusals.append(refusal)
             return
         self.counts["submitted_prompt_tokens"] += request.num_prompt_tokens
         self._queued_s[request.number] = request.queued_since_s
 
     def note_finish(self, finish: Finish) -> None:
         """An end outside a step: an abort."""
-        self._finishes.append(finish)
+        self._events.finishes.append(finish)
         self._count_finishes([finish])
 
     def note_knob(self, change: KnobChange) -> None:
-        self._knobs.append(change)
+        self._events.knobs.append(change)
 
     def record(
         self, plan: StepPlan, settled: Settled, timing: Timing, knobs_version: int, paused: bool
@@ -96,7 +105,11 @@ class Observer:
         limits = self.scheduler.state.limits
         flags = np.frombuffer(settled.rows, dtype=np.int32)[-len(settled.itl_s) // 4 :]
         decodes = int(np.count_nonzero(flags & DECODE))
-        return self._build(
+        state = self.scheduler.state
+        events = self._take_events()
+        return StepRecord(
+            seq=self._next_seq(),
+            step=self.step,
             executed=True,
             start_s=timing.start_s,
             end_s=timing.end_s,
@@ -115,13 +128,22 @@ class Observer:
             rows=settled.rows,
             itl_s=settled.itl_s,
             ttft_s=settled.first_tokens,
+            running=state.table.size,
+            waiting=len(state.waiting),
+            oldest_wait_s=self._oldest_wait_s(timing.end_s),
             head=self._head(draft.head, draft.now_s),
+            blocks=self.blocks(),
+            changed_blocks=self._changed_blocks(),
             tables=self._tables(),
+            arrivals=events.arrivals,
             admissions=draft.admissions,
+            refusals=events.refusals,
+            finishes=[*events.finishes, *draft.ended, *settled.finishes],
             preemptions=draft.preemptions,
-            finishes=[*self._finishes, *draft.ended, *settled.finishes],
+            knobs=events.knobs,
             knobs_version=knobs_version,
             paused=paused,
+            totals=self.totals(),
         )
 
     def idle_record(self, now_s: float, knobs_version: int, paused: bool) -> StepRecord:
@@ -129,7 +151,10 @@ class Observer:
         limits, waiting = self.scheduler.state.limits, self.scheduler.state.waiting
         reason = Limiter.PAUSED if paused and len(waiting) else Limiter.NONE
         head = Head(waiting.head().number, reason) if reason is Limiter.PAUSED else None
-        return self._build(
+        state, events = self.scheduler.state, self._take_events()
+        return StepRecord(
+            seq=self._next_seq(),
+            step=self.step,
             executed=False,
             start_s=now_s,
             end_s=now_s,
@@ -148,37 +173,38 @@ class Observer:
             rows=b"",
             itl_s=b"",
             ttft_s=[],
+            running=state.table.size,
+            waiting=len(waiting),
+            oldest_wait_s=self._oldest_wait_s(now_s),
             head=self._head(head, now_s),
+            blocks=self.blocks(),
+            changed_blocks=self._changed_blocks(),
             tables=[],
+            arrivals=events.arrivals,
             admissions=[],
+            refusals=events.refusals,
+            finishes=events.finishes,
             preemptions=[],
-            finishes=self._finishes,
+            knobs=events.knobs,
             knobs_version=knobs_version,
             paused=paused,
+            totals=self.totals(),
         )
 
-    def _build(self, **fields: object) -> StepRecord:
-        state = self.scheduler.state
+    def _next_seq(self) -> int:
         self.seq += 1
+        return self.seq
+
+    def _take_events(self) -> Events:
+        events, self._events = self._events, Events()
+        return events
+
+    def _oldest_wait_s(self, now_s: float) -> float | None:
         oldest_s = next(iter(self._queued_s.values()), None)
-        now_s = fields["end_s"]
-        assert isinstance(now_s, float)
-        record = StepRecord(
-            seq=self.seq,
-            step=self.step,
-            running=state.table.size,
-            waiting=len(state.waiting),
-            oldest_wait_s=None if oldest_s is None else now_s - oldest_s,
-            blocks=self.blocks(),
-            changed_blocks=array("i", state.kv.pool.drain_changes()).tobytes(),
-            arrivals=self._arrivals,
-            refusals=self._refusals,
-            knobs=self._knobs,
-            totals=self.totals(),
-            **fields,  # type: ignore[arg-type]
-        )
-        self._arrivals, self._refusals, self._finishes, self._knobs = [], [], [], []
-        return record
+        return None if oldest_s is None else now_s - oldest_s
+
+    def _changed_blocks(self) -> bytes:
+        return array("i", self.scheduler.state.kv.pool.drain_changes()).tobytes()
 
     def totals(self) -> Totals:
         return Totals(*self.counts.values())  # type: ignore[arg-type]
@@ -311,7 +337,15 @@ def describe_arrival(request: Request, block_size: int) -> Arrival:
         prompt_tokens=request.num_prompt_tokens,
         max_tokens=request.max_tokens,
         priority=request.priority,
-        prefix_keys=b"".join([key[:PREFIX_KEY_BYTES] for key in keys]),
+        prefix_keys=_cut_keys(keys),
         client_wait_s=request.client_wait_s,
         preview=request.preview,
     )
+
+
+def _cut_keys(keys: list[bytes]) -> bytes:
+    """The first `PREFIX_KEY_BYTES` of each key, joined."""
+    if not keys:
+        return b""
+    whole = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(len(keys), -1)
+    return whole[:, :PREFIX_KEY_BYTES].tobytes()

@@ -22,6 +22,7 @@ import msgspec
 from schedtop.engine.channel.listen import default_address
 from schedtop.engine.channel.protocol import ChannelError
 from schedtop.engine.channel.server import ChannelServer
+from schedtop.engine.collector import calm_collector
 from schedtop.engine.config import ConfigError, EngineConfig
 from schedtop.engine.loop import ServiceLoop, Steppable
 from schedtop.engine.sinks import check_sinks, open_sinks
@@ -212,6 +213,7 @@ def _load(config: EngineConfig, owned: bool, server: ChannelServer, life: Life, 
                 life.loop.notice("warning", name)
 
         engine = _build(config, stage)
+        calm_collector()
         # As stages they are gone before anybody reads them.
         notices += getattr(getattr(engine, "worker", None), "notices", ())
         life.loop = ServiceLoop(

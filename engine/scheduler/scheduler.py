@@ -46,7 +46,7 @@ class Scheduler:
         if refusal is not None:
             request.status = Status.FINISHED
             return refusal
-        if state.kv.caching:
+        if state.kv.caching and not request.block_keys:
             extend_keys(request, request.num_prompt_tokens // state.kv.block_size, state.kv.block_size)
         request.queued_since_s = request.arrival_s
         state.requests[request.number] = request
