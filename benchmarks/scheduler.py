@@ -5,7 +5,7 @@
 Requests come with the keys of their prompts' blocks, as vLLM's do: there, hashing a prompt is the front end's work
 and not in the peer's time either; `--hash-in-add` counts it. `--telemetry` adds building and encoding each step's
 record and handing it to a sink. The model's own time is left out. `--peer` is a command that times another
-scheduler on the same case and prints such a line itself; it runs in turn with ours, and the ratio of the best rounds
+scheduler on the same case and prints such a line itself; it runs in turn with ours, and the ratio of best rounds
 is printed. The last line is JSON with `steps` and `us_per_step`.
 """
 
