@@ -10,11 +10,12 @@ from typing import Any
 import click
 from schedtop.console.cli.defaults import choose_default
 from schedtop.console.cli.engine_flags import engine_config
-from schedtop.console.cli.errors import FAILED, CommandError, check_writable, say
+from schedtop.console.cli.errors import FAILED, CommandError, check_writable, one_line, say
 from schedtop.console.cli.foretell import ForecastProcess
 from schedtop.engine.channel.protocol import ChannelError
 from schedtop.engine.channel.spawn import start_engine
 from schedtop.engine.config import EngineConfig
+from schedtop.engine.slo import Slo, parse_slo
 
 REPORT_S = 30.0
 """Simulated seconds of the report that a pipe gets instead of a console."""
@@ -28,10 +29,11 @@ def open_console(flags: Mapping[str, Any]) -> int:
         check_terminal()
         flags, notice = choose_default(flags)
     config = engine_config(flags, real_time=flags.get("real_time") is not False)
-    if config.record:
+    options = console_options(flags, notice=notice)
+    if config.record is not None:
         check_writable(config.record)
     if not on_terminal:
-        return _print_report(config)
+        return _print_report(config, parse_slo(flags["slo"]) if flags["slo"] is not None else None)
     if notice:
         say(notice)
     process = start_engine(config)
@@ -39,7 +41,6 @@ def open_console(flags: Mapping[str, Any]) -> int:
         # The engine builds while this process imports the console.
         from schedtop.console.app import run_console
 
-        options = console_options(flags, notice=notice)
         try:
             link = process.connect()
         except ChannelError as error:
@@ -55,17 +56,16 @@ def open_console(flags: Mapping[str, Any]) -> int:
     return code
 
 
-def _print_report(config: EngineConfig) -> int:
+def _print_report(config: EngineConfig, slo: Slo | None) -> int:
     """Plain text, no escapes: what 30 seconds of this engine come to."""
     import msgspec
     from schedtop.engine.headless import run_headless
 
     duration_s = config.duration_s or REPORT_S
     config = msgspec.structs.replace(config, duration_s=duration_s, real_time=False)
-    report = run_headless(config, None, notice=say)
-    click.echo(
-        f"schedtop: {duration_s:g} s of {config.device}, {config.workload.source if config.workload else ''}"
-    )
+    report = run_headless(config, slo, notice=say)
+    source = config.workload.source if config.workload else ""
+    click.echo(one_line(f"schedtop: {duration_s:g} s of {config.device}, {source}"))
     click.echo(report.as_text())
     return 0
 
@@ -81,10 +81,9 @@ def check_terminal() -> None:
 def console_options(flags: Mapping[str, Any], *, embedded: bool = True, notice: str = ""):  # type: ignore[no-untyped-def]
     """The console's flags as its options."""
     from schedtop.console.options import ConsoleOptions
-    from schedtop.engine.slo import Slo, parse_slo
 
-    slo = parse_slo(flags["slo"]) if flags.get("slo") else Slo()
-    if not flags["window_s"] > 0:
+    slo = Slo() if flags.get("slo") is None else parse_slo(flags["slo"])
+    if not 0 < flags["window_s"] < float("inf"):
         raise CommandError(f"--window {flags['window_s']:g}: must be above 0")
     return ConsoleOptions(
         theme=flags.get("theme"),

@@ -58,6 +58,15 @@ def test_values_that_mean_nothing(flag: str, value: str, capsys: pytest.CaptureF
     refused(["run", "--limit", "1", "--duration", "1", flag, value], capsys)
 
 
+@pytest.mark.parametrize(
+    "flag", [["--slo", "zz"], ["--slo", ""], ["--window", "0"], ["--window", "inf"], ["--record", ""]]
+)
+def test_flags_of_the_console_are_checked_without_a_terminal(
+    flag: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    refused(["--device", "sim:llama-3.1-8b@h100", "--duration", "1", *flag], capsys)
+
+
 def test_bounds_are_whole_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert "at most 16777216 " in refused(["run", "--num-blocks", "99999999"], capsys)
 
@@ -87,6 +96,13 @@ def test_a_name_in_a_case_cannot_draw(tmp_path: Path, capsys: pytest.CaptureFixt
     path.write_text(json.dumps({**WHOLE, "name": "\x1b]0;x\x07\nother: equal\u202e"}))
     code, out, _ = outcome(["verify", str(path)], capsys)
     assert code == 0 and out.rstrip("\n").isprintable()
+
+
+def test_a_file_name_in_the_report_cannot_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "\x1b[2Jcase.json"
+    path.write_text(json.dumps(WHOLE))
+    code, out, _ = outcome(["--device", "sim:llama-3.1-8b@h100", "--workload", str(path)], capsys)
+    assert code == 0 and "case.json" in out and "\x1b" not in out
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
