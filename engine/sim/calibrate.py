@@ -76,7 +76,7 @@ def fit_text(fitted: Fit) -> str:
     rows += [_error_line("with prompts", fitted.prompts)] if fitted.prompts else []
     rows.append(_error_line("held out (half)", fitted.held_out))
     if fitted.num_outliers:
-        rows.append(f"{fitted.num_outliers:,} steps far off the others were left out of the fit (not of the errors)")
+        rows.append(f"{fitted.num_outliers:,} steps far off the others were left out of the fit, not of the errors")
     return "\n".join(rows)
 
 

@@ -92,7 +92,7 @@ def measure(records: Iterable[StepRecord]) -> Steps:
                 rows.append((1.0, *features))
                 times.append(elapsed_s)
         before = record
-    design = np.array([(one, tokens, pairs, kv, requests) for one, tokens, pairs, kv, requests in rows], dtype=float)
+    design = np.array(rows, dtype=float)
     return Steps(design.reshape(-1, len(TERMS)), np.array(times, dtype=float))
 
 

@@ -20,7 +20,7 @@ PREFIX = "sim:"
 
 
 class SimDevice(Protocol):
-    """A simulated device and the model on it. `kv_bytes_per_token` is the whole model's, over all GPUs (0: unknown)."""
+    """A simulated device and the model on it. `kv_bytes_per_token` is over all GPUs (0: unknown)."""
 
     @property
     def spec(self) -> str: ...
@@ -157,7 +157,7 @@ class CalibratedDevice:
         tokens = self.calibration.num_blocks * self.calibration.block_size
         if kv_cache_memory_bytes is not None:
             if not self.kv_bytes_per_token:
-                raise ConfigError(f"{self.spec} does not say how large a token's state is: set --num-blocks instead")
+                raise ConfigError(f"{self.spec} does not say how large a token's state is: set --num-blocks")
             tokens = kv_cache_memory_bytes // self.kv_bytes_per_token
         if tokens < block_size:
             raise ConfigError(f"{self.spec}: its pool of {tokens} tokens is less than one block of {block_size}")

@@ -182,13 +182,12 @@ def test_without_an_answer_there_is_no_sample(served: Served) -> None:
         idle = t.StepRecord(
             **{
                 **{name: getattr(served.records[-1], name) for name in t.StepRecord.__struct_fields__},
-
-                    "executed": False,
-                    "finishes": [],
-                    "totals": t.Totals(submitted=1, refused=1),
-                    "oldest_wait_s": None
-                ,
-                "arrivals": [t.Arrival(0, "r", 0.0, 9, 9)], "refusals": [t.Refusal(0, "r", "too long")],
+                "executed": False,
+                "finishes": [],
+                "totals": t.Totals(submitted=1, refused=1),
+                "oldest_wait_s": None,
+                "arrivals": [t.Arrival(0, "r", 0.0, 9, 9)],
+                "refusals": [t.Refusal(0, "r", "too long")],
             }
         )
         page.write(idle)
