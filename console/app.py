@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -356,6 +357,11 @@ def collect_garbage_rarely() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
+def let_keys_in() -> None:
+    """The feed's thread is often busy: a key should not wait five milliseconds for its turn."""
+    sys.setswitchinterval(0.001)
+
+
 def run_console(
     link: Link,
     options: ConsoleOptions,
@@ -372,5 +378,6 @@ def run_console(
         options = replace(options, config_dir=user_config_path("schedtop"))
     app = ConsoleApp(link, options, reopen, foretell=foretell, why_ended=why_ended)
     collect_garbage_rarely()
+    let_keys_in()
     app.run(mouse=options.mouse)
     return app.return_code or 0

@@ -8,11 +8,13 @@ from schedtop.console import text
 from schedtop.console.actions import Registry
 from schedtop.console.view import View
 from schedtop.console.widgets.bars import FooterBar
+from textual.events import Blur, Focus
 from textual.screen import Screen
 
 if TYPE_CHECKING:
     from schedtop.console.app import ConsoleApp
     from textual.events import Key
+    from textual.widget import Widget
 
 SAID_S = 6.0
 
@@ -52,6 +54,17 @@ class ConsoleScreen(Screen[None]):
     def paint(self) -> None:
         """Draw everything from the view as it is now."""
         raise NotImplementedError
+
+    def set_focus(self, widget: Widget | None, scroll_visible: bool = False, from_app_focus: bool = False) -> None:
+        """As Textual's, but quietly: no style depends on the focus, so nothing else has to be drawn anew."""
+        before = self.focused
+        if widget is before or (widget is not None and not widget.focusable):
+            return
+        self.set_reactive(Screen.focused, widget)
+        if before is not None:
+            before.post_message(Blur())
+        if widget is not None:
+            widget.post_message(Focus(from_app_focus=from_app_focus))
 
     def on_screen_resume(self) -> None:
         self.paint()

@@ -139,12 +139,13 @@ class LiveScreen(ConsoleScreen):
             self.tab = name
         self.place()
         self.set_focus(self.panels[name])
-        self.paint()
 
     def on_descendant_focus(self, event: DescendantFocus) -> None:
         panel = self.focused_panel
         self.footer.scope = str(panel.id) if panel is not None else ""
-        self.paint()
+        with self.view.history.lock:
+            self.footer.paint()
+            self.tabs.paint()
 
     # Keys
 

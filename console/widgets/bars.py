@@ -67,7 +67,7 @@ class TabBar(Drawn):
             click = Style(meta={"@click": f"screen.act('panel_{panel.NUMBER}')"})
             line.add(f"[{panel.NUMBER}]", palette["accent"] + click)
             title = f"*{panel.TITLE}*" if shown else panel.TITLE
-            style = palette["text"] + Style(bold=True, reverse=panel.has_focus) if shown else palette["muted"]
+            style = palette["text"] + Style(bold=True, reverse=panel.active) if shown else palette["muted"]
             line.add(title, style + click)
             note = self.note(name)
             if note:

@@ -62,8 +62,7 @@ Enter shows the step of the selected event in all panels. o chooses which events
         if not shown:
             return [Line().add(" nothing happened yet", self.view.palette["muted"])]
         return [
-            self.line(event, self.has_focus and self.top + index == self.cursor)
-            for index, event in enumerate(shown)
+            self.line(event, self.active and self.top + index == self.cursor) for index, event in enumerate(shown)
         ]
 
     def _find_selected(self) -> None:

@@ -63,7 +63,7 @@ A lower max_num_seqs stops nobody: 16->12 draining 14 means fourteen still run a
 
     def _line(self, knob: Knob, index: int, width: int) -> Line:
         view, palette, desk = self.view, self.view.palette, self.desk
-        selected = self.has_focus and index == self.cursor
+        selected = self.active and index == self.cursor
         under = "cursor" if selected else "background"
         name_width = min(30, max(12, width - 26))
         line = Line().add(view.glyphs.cursor if selected else " ", palette.on("accent", under))
@@ -102,7 +102,7 @@ A lower max_num_seqs stops nobody: 16->12 draining 14 means fourteen still run a
             return _note("!", text.clean(desk.refused), width, palette["breach"])
         told = [("!", text.clean(warning), palette["warn"]) for warning in desk.warnings]
         told += self._foretold()
-        if not told and self.has_focus and self.cursor < len(live):
+        if not told and self.active and self.cursor < len(live):
             knob = live[self.cursor]
             trades = ((" ", knob.effect), ("+", knob.up), ("-", knob.down))
             told = [(sign, words, palette["muted"]) for sign, words in trades]

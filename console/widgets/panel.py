@@ -93,6 +93,14 @@ class Panel(Drawn, can_focus=True):
         super().__init__(view, id=id)
         self.show_rule = True
 
+    @property
+    def active(self) -> bool:
+        """True for the panel that keys go to, from the moment it is chosen."""
+        return bool(self.is_attached and self.screen.focused is self)
+
+    def watch_has_focus(self, has_focus: bool) -> None:
+        """No style depends on the focus, so none is worked out anew: that would redraw the whole screen."""
+
     def headline(self) -> Pieces:
         """What the rule says after the title."""
         return []
@@ -107,11 +115,11 @@ class Panel(Drawn, can_focus=True):
 
     def rule(self, width: int) -> Line:
         palette, glyphs = self.view.palette, self.view.glyphs
-        rule = palette["accent" if self.has_focus else "rule"]
+        rule = palette["accent" if self.active else "rule"]
         line = Line().add(glyphs.rule, rule)
         line.add(f"[{self.NUMBER}]", palette["accent"])
-        bold = Style(bold=True, reverse=self.has_focus)
-        if self.has_focus:
+        bold = Style(bold=True, reverse=self.active)
+        if self.active:
             line.add(f" {self.TITLE} ", palette["accent"] + bold)
         else:
             line.add(self.TITLE, palette["text"] + bold)

@@ -34,7 +34,7 @@ apply them in [6]. w saves the present values of all live knobs under a name of 
         top = max(0, self.cursor - height + 1)
         lines = []
         for index, preset in enumerate(self.presets[top : top + height], start=top):
-            selected = self.has_focus and index == self.cursor
+            selected = self.active and index == self.cursor
             under = "cursor" if selected else "background"
             line = Line().add(self.view.glyphs.cursor if selected else " ", palette.on("accent", under))
             line.add(text.fit(text.clean(preset.name, 32), 12) + " ", palette.on("text", under) + Style(bold=True))
