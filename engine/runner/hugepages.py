@@ -23,6 +23,8 @@ def advise_huge_pages(*, move: bool) -> None:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except (OSError, AttributeError):
         return
+    if move and hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     for line in lines:
         area, permissions, _, _, inode, *name = line.split(maxsplit=5)

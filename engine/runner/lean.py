@@ -75,16 +75,16 @@ class LeanDecoder:
         cos = self._cos.index_select(0, batch.positions)
         sin = self._sin.index_select(0, batch.positions)
         hidden = self._embedding.index_select(0, batch.token_ids)
-        add_norm, more = self._operations.add_norm, None
+        add_norm, more, wanted = self._operations.add_norm, None, batch.logit_tokens
         for index, layer in enumerate(self._layers):
             hidden, normed = add_norm(hidden, more, layer.input_norm, self._eps)
             attended = self._attend(index, layer, normed, cos, sin)
+            if index == len(self._layers) - 1:  # nobody attends to what follows: only wanted tokens go on
+                if wanted is None:
+                    return None
+                hidden, attended = hidden.index_select(0, wanted), attended.index_select(0, wanted)
             hidden, normed = add_norm(hidden, layer.out(attended), layer.mlp_norm, self._eps)
             more = layer.down(self._operations.gate(layer.gate_up(normed)))
-        wanted = batch.logit_tokens
-        if wanted is None or more is None:
-            return None
-        hidden, more = hidden.index_select(0, wanted), more.index_select(0, wanted)
         return self._head(add_norm(hidden, more, self._norm, self._eps)[1])
 
     def _attend(
