@@ -16,11 +16,12 @@ from schedtop.engine.telemetry import (
     Snapshot,
     StepRecord,
     Totals,
-    block_changes,
     row_matrix,
 )
 
 NUMBER, TOKENS, DRAFTS, ACCEPTED, COMPUTED, NEEDED, EMITTED, BLOCKS, FLAGS = range(len(ROW_FIELDS))
+
+MAX_UNSETTLED = 1024
 
 Classes = npt.NDArray[np.uint8]
 
@@ -59,15 +60,17 @@ class State:
 
     __slots__ = (
         "_back",
+        "_changed",
+        "_classes",
         "_front",
-        "classes",
+        "_newest",
+        "_rows",
         "clock_s",
         "exact",
         "knobs",
         "knobs_version",
         "paused",
         "requests",
-        "rows",
         "seq",
         "step",
         "tables",
@@ -87,20 +90,50 @@ class State:
         # The queue in two parts: victims go before all others, the newest first.
         self._front: dict[int, None] = {}
         self._back: dict[int, None] = {}
-        self.rows: IntArray = _NO_ROWS
         self.tables: dict[int, bytes] = {}
-        self.classes: Classes = np.zeros(0, dtype=np.uint8)
+        # Worked out when they are looked at: records come far more often than anyone looks.
+        self._newest: StepRecord | None = None
+        self._rows: IntArray | None = None
+        self._classes: Classes = np.zeros(0, dtype=np.uint8)
+        self._changed: list[bytes] = []
+
+    @property
+    def rows(self) -> IntArray:
+        """The rows of the newest step, as `row_matrix` gives them."""
+        if self._rows is None:
+            self._rows = _NO_ROWS if self._newest is None else row_matrix(self._newest)
+        return self._rows
+
+    @property
+    def classes(self) -> Classes:
+        """The class of every block, uint8."""
+        if self._changed:
+            self._settle_classes()
+        return self._classes
+
+    def _settle_classes(self) -> None:
+        packed = np.frombuffer(b"".join(self._changed), dtype=np.int32)
+        self._changed = []
+        blocks, classes = packed >> 2, packed & 3
+        known = (blocks >= 0) & (blocks < len(self._classes))
+        if not known.all():
+            # No pool has such blocks: the record is damaged, and so is what is known of the classes.
+            self.exact = False
+            blocks, classes = blocks[known], classes[known]
+        # Of a block that changed more than once the last class stays.
+        self._classes[blocks] = classes
 
     def copy(self) -> State:
         """An independent copy; requests and rows are shared, as they are never edited."""
         twin = State()
+        classes = self.classes
         for name in self.__slots__:
             setattr(twin, name, getattr(self, name))
         twin.knobs = dict(self.knobs)
         twin.requests = dict(self.requests)
         twin._front, twin._back = dict(self._front), dict(self._back)
         twin.tables = dict(self.tables)
-        twin.classes = self.classes.copy()
+        twin._classes, twin._changed = classes.copy(), []
         return twin
 
     def start_afresh(self, snapshot: Snapshot) -> None:
@@ -115,9 +148,9 @@ class State:
             item.arrival.number: _tracked(item, item.arrival.number in waiting) for item in snapshot.requests
         }
         self._front, self._back = {}, dict.fromkeys(snapshot.waiting)
-        self.rows = _NO_ROWS
+        self._newest, self._rows = None, None
         self.tables = {item.arrival.number: item.table for item in snapshot.requests if item.table}
-        self.classes = np.frombuffer(snapshot.block_classes, dtype=np.uint8).copy()
+        self._classes, self._changed = np.frombuffer(snapshot.block_classes, dtype=np.uint8).copy(), []
 
     def apply(self, record: StepRecord) -> None:
         """Move on by one record. Costs follow what happened in the step, not how much is live."""
@@ -132,7 +165,7 @@ class State:
         if record.admissions:
             self._admit(record)
         if record.executed or record.rows:
-            self.rows = row_matrix(record)
+            self._newest, self._rows = record, None
         if record.ttft_s:
             self._first_tokens(record)
         if record.tables:
@@ -142,8 +175,9 @@ class State:
         for finish in record.finishes:
             self._drop(finish.number)
         if record.changed_blocks:
-            blocks, classes = block_changes(record)
-            self.classes[blocks] = classes
+            self._changed.append(record.changed_blocks)
+            if len(self._changed) >= MAX_UNSETTLED:
+                self._settle_classes()
         if record.knobs or record.knobs_version != self.knobs_version:
             self.knobs_version = record.knobs_version
             for change in record.knobs:

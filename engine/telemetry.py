@@ -76,7 +76,7 @@ computed before the step; `num_tokens` when it was scheduled; outputs delivered 
 scheduling; `RowFlag` bits."""
 
 
-class Message(msgspec.Struct, frozen=True, array_like=True):
+class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Base of all that crosses a channel or lies in a recording."""
 
 
