@@ -9,6 +9,7 @@ import re
 import select
 import signal
 import struct
+import subprocess
 import sys
 import termios
 import time
@@ -162,3 +163,44 @@ def test_suspended_and_brought_back(home: str) -> None:
     child.wait_for(b"[1]")
     os.kill(child.pid, signal.SIGTERM)
     assert child.exit_code() == 128 + signal.SIGTERM
+
+
+def test_a_killed_engine_is_shown_with_its_cause(home: str) -> None:
+    child = Child(*CONSOLE, XDG_CONFIG_HOME=home)
+    child.wait_for(b"LIVE")
+    engine = next(
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/stat")
+        if path.read_text().rsplit(") ", 1)[1].split()[1] == str(child.pid)
+    )
+    child.seen = b""
+    os.kill(engine, signal.SIGKILL)
+    child.wait_for(b"STOPPED")
+    child.wait_for(b"killed by signal 9")
+    os.write(child.fd, b"q")
+    assert child.exit_code() == 1
+
+
+def test_ctrl_c_quits(home: str) -> None:
+    child = Child(*CONSOLE, XDG_CONFIG_HOME=home)
+    child.wait_for(b"LIVE")
+    os.write(child.fd, b"\x03")
+    assert child.exit_code() == 0
+    assert all(sequence in child.seen for sequence in RESTORED)
+
+
+def test_a_pipe_gets_no_escape() -> None:
+    done = subprocess.run([sys.executable, *CONSOLE], capture_output=True, timeout=120, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0 and done.stdout
+    assert b"\x1b" not in done.stdout + done.stderr
+
+
+def test_two_meanings_for_one_key_are_refused_before_anything_is_drawn(home: str) -> None:
+    folder = Path(home) / "schedtop"
+    folder.mkdir()
+    (folder / "keys.toml").write_text('zoom = "q"\n')
+    child = Child(*CONSOLE, XDG_CONFIG_HOME=home)
+    assert child.exit_code() == 2
+    assert (
+        b"q is bound to both" in child.seen and b"Traceback" not in child.seen and b"\x1b[?1049h" not in child.seen
+    )
