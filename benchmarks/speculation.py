@@ -2,9 +2,9 @@
 
     python benchmarks/speculation.py [--model smollm2] [--drafts 4] [--max-tokens 48]
 
-Repetitive prompts (a list to be gone on with) and free text, 1 and 16 requests at a time, greedy, without drafts
-and with. Tokens per second of CPU time hardly depend on what else the machine does; waiting threads spin, so run it
-under OMP_NUM_THREADS=1. Outputs with drafts must be those without. One table comes last.
+Repetitive text (a list to be gone on with, greedy) and free text (sampled at temperature 1), 1 and 16 requests at
+a time, without drafts and with. Tokens per second of CPU time hardly depend on what else the machine does; waiting
+threads spin, so run it under OMP_NUM_THREADS=1. Outputs with drafts must be those without. One table comes last.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cpu_load import make_prompts
 from schedtop.engine.build import build_engine
 from schedtop.engine.config import EngineConfig
 from schedtop.engine.engine import Engine
-from schedtop.engine.request import Request
+from schedtop.engine.request import Request, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,18 @@ def repetitive_prompts(count: int) -> list[str]:
     return prompts
 
 
-def run(engine: Engine, prompts: list[str], concurrency: int, drafts: int, max_tokens: int) -> Outcome:
-    """Serve `prompts` greedily under the knobs given."""
+def run(
+    engine: Engine, prompts: list[str], concurrency: int, drafts: int, max_tokens: int, temperature: float
+) -> Outcome:
+    """Serve `prompts` under the knobs given."""
     tokenizer: Any = engine.worker.info.tokenizer  # type: ignore[attr-defined]
     engine.set_knobs(
         {"num_speculative_tokens": drafts, "max_num_seqs": concurrency, "enable_prefix_caching": False}
     )
-    requests = [Request(str(i), tokenizer.encode(prompt), max_tokens) for i, prompt in enumerate(prompts)]
+    requests = [
+        Request(str(i), tokenizer.encode(prompt), max_tokens, sampling=SamplingParams(temperature, seed=i))
+        for i, prompt in enumerate(prompts)
+    ]
     for request in requests:
         engine.submit(request)
     before = engine.observer.totals()
@@ -82,15 +87,16 @@ def main() -> None:
     engine = build_engine(
         EngineConfig(device="cpu", model=options.model, dtype="float32", workload=None, scheduler=scheduler)
     )
-    run(engine, make_prompts(2, 5), 2, 0, 4)
+    run(engine, make_prompts(2, 5), 2, 0, 4, 0.0)
     head = ("text", "at a time", "tokens/CPU s", "with drafts", "gain", "steps", "with drafts")
     print("| " + " | ".join((*head, "accepted", "rejected of batch")) + " |")
     print("|" + "---|" * 9)
-    for text, prompts in (("repetitive", repetitive_prompts(16)), ("free", make_prompts(16, 7))):
+    texts = (("repetitive", repetitive_prompts(16), 0.0), ("free", make_prompts(16, 7), 1.0))
+    for text, prompts, temperature in texts:
         for concurrency in (1, 16):
             chosen = prompts if concurrency > 1 else prompts[:3]
-            plain = run(engine, chosen, concurrency, 0, options.max_tokens)
-            drafted = run(engine, chosen, concurrency, options.drafts, options.max_tokens)
+            plain = run(engine, chosen, concurrency, 0, options.max_tokens, temperature)
+            drafted = run(engine, chosen, concurrency, options.drafts, options.max_tokens, temperature)
             assert drafted.outputs == plain.outputs, "drafts changed an output"
             gain = drafted.tokens_per_cpu_s / plain.tokens_per_cpu_s
             print(
