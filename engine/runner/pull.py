@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import platformdirs
@@ -112,7 +113,15 @@ def _download(package: Package, work: Path, on_progress: OnProgress) -> Path:
     """The package's wheel, fetched by pip, which knows the user's indexes and proxies."""
     pin = f"{package.distribution}=={package.version}"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(work)]
-    command += ["--no-input", "--disable-pip-version-check", "--retries", "2", "--progress-bar", "raw", pin]
+    command += [
+        "--no-input",
+        "--disable-pip-version-check",
+        "--retries",
+        "2",
+        "--progress-bar",
+        _progress_bar(),
+        pin,
+    ]
     on_progress("downloading", 0, 0)
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
@@ -132,6 +141,15 @@ def _download(package: Package, work: Path, on_progress: OnProgress) -> Path:
     if code or not wheels:
         raise ConfigError(_pip_failure(pin, said))
     return wheels[0]
+
+
+def _progress_bar() -> str:
+    """`raw`, which a program can read, where pip has it (24.1 and later)."""
+    try:
+        major, minor = (int(part) for part in version("pip").split(".")[:2])
+    except (PackageNotFoundError, ValueError):
+        return "off"
+    return "raw" if (major, minor) >= (24, 1) else "off"
 
 
 def _pip_failure(pin: str, said: str) -> str:
