@@ -24,6 +24,7 @@ from schedtop.engine.channel.protocol import ChannelError
 from schedtop.engine.channel.server import ChannelServer
 from schedtop.engine.collector import calm_collector
 from schedtop.engine.config import ConfigError, EngineConfig
+from schedtop.engine.leave import leave
 from schedtop.engine.loop import ServiceLoop, Steppable
 from schedtop.engine.sinks import check_sinks, open_sinks
 from schedtop.engine.telemetry import Bye, Drain, Reply, Stage
@@ -259,4 +260,4 @@ def _log(line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -10,6 +10,7 @@ from typing import Any
 import click
 from schedtop.console.cli.engine_flags import add_engine_flags
 from schedtop.console.cli.errors import exit_code_of
+from schedtop.engine.leave import leave
 
 COMMANDS: dict[str, str] = {
     "run": "Serve a workload without a console; one JSON document or a page of text at the end.",
@@ -96,4 +97,4 @@ def main(arguments: list[str] | None = None) -> None:
         code = 1
     except (Exception, KeyboardInterrupt) as error:
         code = exit_code_of(error)
-    sys.exit(code if isinstance(code, int) else 0)
+    leave(code if isinstance(code, int) else 0)
