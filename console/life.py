@@ -166,7 +166,8 @@ def read_life(history: History, moment: Moment, number: int, slo_s: float | None
     if finish is not None and finish.e2e_s is not None:
         life.until_s = arrival.arrival_s + finish.e2e_s
     records = list(history.between_times(arrival.arrival_s, moment.seq))
-    life.complete = not history.records or history.records[0].start_s <= arrival.arrival_s
+    first = history.records[0] if history.records else None
+    life.complete = first is None or first.step <= 1 or first.start_s <= arrival.arrival_s
     for record in records:
         _visit(life, record)
     life.slow_s = slo_s if slo_s is not None else _usual_gap(history, moment) * STALL_FACTOR

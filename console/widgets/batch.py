@@ -70,12 +70,13 @@ Left and Right show an earlier step in all panels; End returns to the present.
     def body(self, width: int, height: int) -> list[Line]:
         record = self.step()
         lines = [self._bar(record, width), self._legend(record, width)]
-        rows = height - len(lines) - (2 if height >= 8 else 1)
+        rows = max(height - len(lines) - (2 if height >= 8 else 1), min(1, height - len(lines)))
         if rows < 1:
             return lines[:height]
         columns = self.columns(width)
         lines += self._history(columns, width, rows)
-        lines.append(self._marks(columns, width))
+        if len(lines) < height:
+            lines.append(self._marks(columns, width))
         if height >= 8:
             lines.append(self._range(columns, width))
         return lines

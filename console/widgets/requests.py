@@ -130,8 +130,8 @@ f keeps the selected request in sight, F keeps the order while values go on chan
         if width < 84:
             listed = [column for column in listed if column[0] in _COMPACT]
         spare = width - 2 - sum(size for _, _, size in listed)
-        name, title, size = listed[0]
-        return [(name, title, max(6, size + min(spare, 26))), *listed[1:]]
+        wider = {"id": min(spare, 26), "progress": max(0, spare - 26)}
+        return [(name, title, max(6, size + wider.get(name, 0))) for name, title, size in listed]
 
     def _titles(self, columns: list[tuple[str, str, int]], width: int) -> Line:
         palette = self.view.palette
