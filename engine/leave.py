@@ -9,8 +9,10 @@ from typing import NoReturn
 
 
 def leave(code: int) -> NoReturn:
-    """Exit with `code`. Where Triton is loaded the interpreter's teardown is skipped: its bindings would print pages
-    about leaked instances over whatever the user was told last. Everything of ours must be closed by now.
+    """Exit with `code`; everything of ours must be closed by now.
+
+    Where Triton is loaded the interpreter's teardown is skipped: its bindings would print a page about leaked
+    instances over whatever the user was told last.
     """
     if "triton" not in sys.modules:
         sys.exit(code)
