@@ -15,7 +15,7 @@ from itertools import islice
 from schedtop.console import events, text
 from schedtop.console.events import Event
 from schedtop.console.latency import BUCKET_S, LatencyBuckets, Samples, of_records
-from schedtop.console.state import State
+from schedtop.console.state import State, Tracked
 from schedtop.engine.telemetry import (
     Arrival,
     Bye,
@@ -174,18 +174,19 @@ class History:
         if record.executed and not self.synced:
             self.synced = True
         was_paused = live.paused
-        ended = [(live.requests.get(finish.number), finish) for finish in record.finishes]
+        if record.finishes:
+            for finish in record.finishes:
+                self._keep_finished(live.requests.get(finish.number), finish, record)
         live.apply(record)
-        for tracked, finish in ended:
-            self._keep_finished(tracked.arrival if tracked is not None else None, finish, record)
         if _eventful(record, was_paused):
             for event in events.of_record(record, was_paused, self.name):
                 self._happened(event)
         self.latency.take(record)
         self.records.append(record)
         self.num_applied += 1
-        self._num_bytes += _size(record)
-        self._bytes_since_keyframe += _size(record)
+        size = _size(record)
+        self._num_bytes += size
+        self._bytes_since_keyframe += size
         if len(self.records) > self.max_records or self._num_bytes > self.max_bytes:
             self._forget_oldest()
 
@@ -206,7 +207,8 @@ class History:
         while self.records and self.records[0].seq <= self._keyframes[0].seq:
             self._num_bytes -= _size(self.records.popleft())
 
-    def _keep_finished(self, arrival: Arrival | None, finish: Finish, record: StepRecord) -> None:
+    def _keep_finished(self, tracked: Tracked | None, finish: Finish, record: StepRecord) -> None:
+        arrival = tracked.arrival if tracked is not None else None
         if arrival is None:
             arrival = next((item for item in record.arrivals if item.number == finish.number), None)
         if arrival is None:

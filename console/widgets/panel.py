@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 from rich.style import Style
 from schedtop.console.line import Line
 from schedtop.console.view import View
+from textual.color import TRANSPARENT
+from textual.filter import ANSIToTruecolor
 from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
@@ -56,6 +58,16 @@ class Drawn(Widget):
             self._strips[y] = lines[y].strip(width, base, ascii_only)
         self._pieces = pieces
         self.refresh(*[Region(0, first, width, last - first + 1) for first, last in runs(changed)])
+
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """The lines are finished: Textual's style cache would only go through every piece of them again."""
+        strips = [self.render_line(y) for y in crop.line_range]
+        for line_filter in self.app.get_line_filters():
+            if not isinstance(line_filter, ANSIToTruecolor):
+                strips = [strip.apply_filter(line_filter, TRANSPARENT) for strip in strips]
+        if crop.x or crop.width != self.size.width:
+            strips = [strip.crop(crop.x, crop.right) for strip in strips]
+        return strips
 
     def render_line(self, y: int) -> Strip:
         if y < len(self._strips):
