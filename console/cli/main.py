@@ -87,8 +87,19 @@ def _refuse_stray_flags(ctx: click.Context) -> None:
             raise click.UsageError(f"{param.opts[0]} goes after {ctx.invoked_subcommand}")
 
 
+def program() -> None:
+    """The installed `schedtop`: `main`, and then the process is over."""
+    try:
+        main()
+    except SystemExit as end:
+        leave(end.code if isinstance(end.code, int) else 0)
+
+
 def main(arguments: list[str] | None = None) -> None:
-    """Entry point. Exit codes: 0 done, 1 a check failed or the engine died, 2 bad input (one line says what)."""
+    """Run one command and raise `SystemExit`.
+
+    Exit codes: 0 done, 1 a check failed or the engine died, 2 bad input (one line says what).
+    """
     try:
         code = cli.main(arguments, prog_name="schedtop", standalone_mode=False)
     except BrokenPipeError:
@@ -97,4 +108,4 @@ def main(arguments: list[str] | None = None) -> None:
         code = 1
     except (Exception, KeyboardInterrupt) as error:
         code = exit_code_of(error)
-    leave(code if isinstance(code, int) else 0)
+    sys.exit(code if isinstance(code, int) else 0)
