@@ -106,7 +106,9 @@ class ConsoleScreen(Screen[None]):
             return
         with self.view.history.lock:
             getattr(handler, f"do_{name}")()
+        self.view.hurried = self.view.keyed = True
         self.console.paint()
+        self.view.hurried = self.view.keyed = False
 
     def why_not(self, name: str) -> str | None:
         """Why an action cannot be taken now; None if it can."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rich.style import Style
 from schedtop.console.line import Line
+from schedtop.console.palette import Palette
 from schedtop.console.view import View
 from textual.color import TRANSPARENT
 from textual.filter import ANSIToTruecolor
@@ -30,6 +31,7 @@ class Drawn(Widget):
         self.view = view
         self._strips: list[Strip] = []
         self._pieces: list[list[tuple[str, Style]]] = []
+        self._painted_for: tuple[Palette, int | None] | None = None
 
     def lines(self, width: int, height: int) -> list[Line]:
         """The whole widget, top to bottom."""
@@ -40,8 +42,9 @@ class Drawn(Widget):
         width, height = self.size
         if not (width and height and self.display):
             return
-        if self.UNHURRIED and self.view.hurried and self._pieces:
+        if self._may_wait():
             return
+        self._painted_for = (self.view.palette, self.view.pinned)
         lines = self.lines(width, height)[:height]
         lines += [Line() for _ in range(height - len(lines))]
         old, pieces = self._pieces, [line.pieces for line in lines]
@@ -58,6 +61,12 @@ class Drawn(Widget):
             self._strips[y] = lines[y].strip(width, base, ascii_only)
         self._pieces = pieces
         self.refresh(*[Region(0, first, width, last - first + 1) for first, last in runs(changed)])
+
+    def _may_wait(self) -> bool:
+        """True if this frame can do without the widget: nothing but the newest figures differs from the last."""
+        view = self.view
+        same = self._painted_for == (view.palette, view.pinned)
+        return self.UNHURRIED and view.hurried and same and bool(self._pieces)
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """The lines are finished: Textual's style cache would only go through every piece of them again."""
@@ -104,6 +113,11 @@ class Panel(Drawn, can_focus=True):
     def __init__(self, view: View, *, id: str) -> None:
         super().__init__(view, id=id)
         self.show_rule = True
+        self._drawn_active = False
+
+    def _may_wait(self) -> bool:
+        concerned = self.view.keyed and (self.active or self._drawn_active)
+        return super()._may_wait() and not concerned
 
     @property
     def active(self) -> bool:
@@ -121,6 +135,7 @@ class Panel(Drawn, can_focus=True):
         raise NotImplementedError
 
     def lines(self, width: int, height: int) -> list[Line]:
+        self._drawn_active = self.active
         if not self.show_rule:
             return self.body(width, height)
         return [self.rule(width), *self.body(width, height - 1)]
@@ -142,10 +157,15 @@ class Panel(Drawn, can_focus=True):
         return line
 
     def on_focus(self, event: Focus) -> None:
-        self._paint_locked()
+        self._paint_if_turned()
 
     def on_blur(self, event: Blur) -> None:
-        self._paint_locked()
+        self._paint_if_turned()
+
+    def _paint_if_turned(self) -> None:
+        """Nothing to do where the key that moved the focus has painted already."""
+        if self.active != self._drawn_active:
+            self._paint_locked()
 
     def _paint_locked(self) -> None:
         with self.view.history.lock:
