@@ -109,7 +109,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self.mouse_on = self.options.mouse
         self._replies: dict[int, Callable[[Reply], None]] = {}
         self._painted_at_s = -1e9
-        self._paint_due = False
+        self._next_frame: asyncio.TimerHandle | None = None
         self._frames = 0
 
     # What another kind of console does otherwise
@@ -178,14 +178,15 @@ class ConsoleApp(App[None], inherit_bindings=False):
             self.post_message(ReplyReceived(reply))
 
     def on_data_arrived(self, message: DataArrived) -> None:
-        if not self._paint_due:
-            self._paint_due = True
-            wait_s = self._painted_at_s + PAINT_EVERY_S - time.monotonic()
+        if self._next_frame is None:
+            wait_s = max(0.0, self._painted_at_s + PAINT_EVERY_S - time.monotonic())
             # The loop's own timer: one of Textual's would cost as much as a panel, ten times a second.
-            asyncio.get_running_loop().call_later(max(0.0, wait_s), self._paint_if_due)
+            self._next_frame = asyncio.get_running_loop().call_later(wait_s, self._paint_frame)
 
-    def _paint_if_due(self) -> None:
-        if self._paint_due and self._running:
+    def _paint_frame(self) -> None:
+        """What came since the last frame; frames that keys cause neither bring the next one closer nor put it off."""
+        self._next_frame = None
+        if self._running:
             self._frames += 1
             self.view.hurried = self._frames % UNHURRIED_EVERY != 0
             self.paint()
@@ -199,7 +200,6 @@ class ConsoleApp(App[None], inherit_bindings=False):
 
     def paint(self) -> None:
         """Take up what the feed brought and draw it."""
-        self._paint_due = False
         self._painted_at_s = time.monotonic()
         self.feed.looked()
         self._take_status()

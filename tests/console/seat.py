@@ -27,7 +27,7 @@ class Seat:
         """Let the feed take all messages and the screen draw them."""
         for _ in range(400):
             await self.pilot.pause(0.005)
-            if not self.link.messages and not self.app._paint_due:
+            if not self.link.messages and self.app._next_frame is None:
                 break
         await self.pilot.pause()
         self.app.paint()
