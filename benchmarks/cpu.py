@@ -113,8 +113,8 @@ def weights_folder(model: str) -> str:
     """The folder both engines load; a pulled model is expanded first."""
     import torch
     from schedtop.engine.runner.convert import convert
+    from schedtop.engine.runner.files import find_model
     from schedtop.engine.runner.pull import PULLABLE
-    from schedtop.engine.runner.weights import find_model
 
     files = find_model(model)
     return convert(files, torch.bfloat16).source if model in PULLABLE else files.source

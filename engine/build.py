@@ -54,12 +54,14 @@ def check_settings(config: EngineConfig) -> dict[str, Any]:
     except KnobError as error:
         raise ConfigError(str(error)) from None
     if not 0 < config.gpu_memory_utilization <= 1:
-        raise ConfigError(f"gpu_memory_utilization={config.gpu_memory_utilization}: must be above 0 and at most 1")
+        raise ConfigError(
+            f"--gpu-memory-utilization={config.gpu_memory_utilization}: must be above 0 and at most 1"
+        )
     for name in ("tensor_parallel_size", "pipeline_parallel_size"):
         if getattr(config, name) < 1:
-            raise ConfigError(f"{name}={getattr(config, name)}: must be at least 1")
+            raise ConfigError(f"--{name.replace('_', '-')}={getattr(config, name)}: must be at least 1")
     if config.dtype not in DTYPES:
-        raise ConfigError(f"dtype {config.dtype!r}: must be one of {', '.join(DTYPES)}")
+        raise ConfigError(f"--dtype={config.dtype}: must be one of {', '.join(DTYPES)}")
     settings.pop("rate", None)
     return settings
 
@@ -129,12 +131,16 @@ def _simulated_blocks(config: EngineConfig, settings: dict[str, Any], device: Si
 def _build_real(config: EngineConfig, settings: dict[str, Any], on_stage: OnStage) -> Engine:
     if config.device not in ("cpu", "cuda", "auto"):
         raise ConfigError(f"device {config.device!r}: write cpu, cuda, auto or sim:MODEL@GPU")
-    try:
-        from schedtop.engine.runner.open import open_model
-    except ImportError as error:
-        raise ConfigError(
-            f"running models needs the engine extra ({error.name} is missing): pip install 'schedtop[engine]'"
-        ) from None
+    # Before torch is imported and weights are read, which takes seconds.
+    from schedtop.engine.runner.files import check_extra, look_up
+    from schedtop.engine.workload.open import find_source
+
+    if config.workload is not None:
+        find_source(config.workload)
+    look_up(config)
+    check_extra()
+    from schedtop.engine.runner.open import open_model
+
     worker, info = open_model(config, on_stage)
     settings = {**info.defaults, **settings, "sliding_window": info.sliding_window}
     scheduler = scheduler_config(settings, info.num_blocks, info.max_model_len)

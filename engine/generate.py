@@ -16,7 +16,9 @@ import numpy as np
 from schedtop.engine.build import build_engine
 from schedtop.engine.config import ConfigError, EngineConfig
 from schedtop.engine.engine import Engine
+from schedtop.engine.inputs import odd_file
 from schedtop.engine.request import Request, SamplingParams, TokenIds
+from schedtop.engine.sampling import check_sampling
 from schedtop.engine.telemetry import FinishReason, RowFlag, StepRecord, row_columns
 
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
@@ -77,6 +79,8 @@ class Summary:
 
 def read_prompts(path: Path) -> list[Prompt]:
     """The prompts of a JSONL file. Raises `ConfigError` naming the line that cannot be used."""
+    if odd := odd_file(path):
+        raise ConfigError(odd)
     try:
         lines = path.read_bytes().splitlines()
     except OSError as error:
@@ -86,16 +90,23 @@ def read_prompts(path: Path) -> list[Prompt]:
         if not line.strip():
             continue
         try:
-            prompt = msgspec.json.decode(line, type=Prompt)
-        except (msgspec.DecodeError, RecursionError) as error:
+            prompts.append(_read_prompt(line))
+        except (msgspec.DecodeError, RecursionError, ConfigError) as error:
             raise ConfigError(f"{path}:{number}: {error}") from None
-        given = [key for key in PROMPT_KEYS if getattr(prompt, key) is not None]
-        if len(given) != 1:
-            raise ConfigError(f"{path}:{number}: give exactly one of {', '.join(PROMPT_KEYS)}")
-        prompts.append(prompt)
     if not prompts:
         raise ConfigError(f"{path}: no prompts in this file")
     return prompts
+
+
+def _read_prompt(line: bytes) -> Prompt:
+    prompt = msgspec.json.decode(line, type=Prompt)
+    given = [key for key in PROMPT_KEYS if getattr(prompt, key) is not None]
+    if len(given) != 1:
+        raise ConfigError(f"give exactly one of {', '.join(PROMPT_KEYS)}")
+    if prompt.max_tokens is not None and prompt.max_tokens < 1:
+        raise ConfigError(f"max_tokens={prompt.max_tokens}: must be at least 1")
+    sampling_of(prompt, {}, SamplingParams())
+    return prompt
 
 
 def generate(
@@ -114,6 +125,7 @@ def generate(
     what is finished beside `out_path` and goes on from there next time. Raises `ConfigError` for bad input, before
     anything is served.
     """
+    check_sampling(replace(SamplingParams(), **(sampling or {})))
     prompts = read_prompts(prompts_path)
     summary = Summary(prompts=len(prompts))
     if _is_complete(out_path, len(prompts)):
@@ -148,23 +160,14 @@ def make_requests(
     seed: int,
 ) -> dict[int, Request]:
     """A request for each prompt, by index. Raises `ConfigError` for one that cannot be served."""
-    from schedtop.engine.runner.sampler import check_sampling
-
     longest = engine.header.max_model_len
     requests = {}
     for index, prompt in enumerate(prompts):
         try:
             token_ids = encode(prompt, info)
-            own = {key: getattr(prompt, key) for key in SAMPLING_KEYS if getattr(prompt, key) is not None}
-            values = {**sampling, **own}
-            if "stop" in values:
-                values["stop"] = tuple(values["stop"])
-            params = check_sampling(replace(info.sampling, **values))
+            params = sampling_of(prompt, sampling, info.sampling)
             if params.seed is None:
                 params = replace(params, seed=(seed << 32) + index)
-            count = max_tokens if prompt.max_tokens is None else prompt.max_tokens
-            if count < 1:
-                raise ConfigError(f"max_tokens={count}: must be at least 1")
             if len(token_ids) >= longest:
                 raise ConfigError(
                     f"{len(token_ids)} prompt tokens: the model length is {longest}, outputs included"
@@ -174,11 +177,20 @@ def make_requests(
         requests[index] = Request(
             prompt.id or str(index),
             token_ids,
-            count,
+            max_tokens if prompt.max_tokens is None else prompt.max_tokens,
             stop_token_ids=frozenset() if params.ignore_eos else info.eos_token_ids,
             sampling=params,
         )
     return requests
+
+
+def sampling_of(prompt: Prompt, sampling: dict[str, Any], advice: SamplingParams) -> SamplingParams:
+    """A prompt's own settings over the run's over the model's; raises `ConfigError` for one that means nothing."""
+    own = {key: getattr(prompt, key) for key in SAMPLING_KEYS if getattr(prompt, key) is not None}
+    values = {**sampling, **own}
+    if "stop" in values:
+        values["stop"] = tuple(values["stop"])
+    return check_sampling(replace(advice, **values))
 
 
 def encode(prompt: Prompt, info: Any) -> TokenIds:
@@ -265,6 +277,8 @@ def _answer(request: Request, info: Any, reason: str, **more: Any) -> dict[str, 
 
 def _is_complete(out_path: Path, count: int) -> bool:
     """Whether the answers are all there already. Raises `ConfigError` if the file holds something else."""
+    if odd := odd_file(out_path):
+        raise ConfigError(odd)
     if not out_path.exists():
         return False
     with out_path.open("rb") as file:
@@ -278,6 +292,8 @@ class Answers:
     """Finished answers in a file of their own until all are there; then in order in `out_path`."""
 
     def __init__(self, out_path: Path, prompts: bytes, settings: dict[str, Any]) -> None:
+        if not out_path.parent.is_dir():
+            raise ConfigError(f"{out_path}: there is no folder {out_path.parent}")
         self._out_path = out_path
         self._part_path = out_path.with_name(out_path.name + PART_SUFFIX)
         stamp = hashlib.sha256(prompts)

@@ -23,7 +23,11 @@ class CaseError(ValueError):
     """A case file that cannot be read; the text names the file and the reason."""
 
 
-class CaseRequest(msgspec.Struct, frozen=True):
+class CaseConfig(SchedulerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A limit that this scheduler does not know would make another case of it."""
+
+
+class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`prompt_parts` are [seed, length] pairs; token i of a part is (seed * 1000003 + i * 7919) % 32000."""
 
     id: str
@@ -34,17 +38,17 @@ class CaseRequest(msgspec.Struct, frozen=True):
     priority: int = 0
 
 
-class CaseKnob(msgspec.Struct, frozen=True):
+class CaseKnob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: int
     set: dict[str, Any]
 
 
-class CaseAbort(msgspec.Struct, frozen=True):
+class CaseAbort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step: int
     id: str
 
 
-class CaseStep(msgspec.Struct, frozen=True):
+class CaseStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What was decided in one step; see `compare_step` for the fields' meaning."""
 
     step: int
@@ -58,8 +62,8 @@ class CaseStep(msgspec.Struct, frozen=True):
     free_blocks_after: int
 
 
-class Case(msgspec.Struct, frozen=True):
-    config: SchedulerConfig
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    config: CaseConfig
     requests: list[CaseRequest]
     name: str = ""
     knobs: list[CaseKnob] = []

@@ -291,10 +291,13 @@ BY_NAME: Mapping[str, Knob] = {knob.name: knob for knob in KNOBS}
 LIVE: tuple[Knob, ...] = tuple(knob for knob in KNOBS if knob.live)
 
 
-def check_value(name: str, value: Any, ceilings: Mapping[str, int | None] | None = None) -> KnobValue:
+def check_value(
+    name: str, value: Any, ceilings: Mapping[str, int | None] | None = None, called: str = ""
+) -> KnobValue:
     """`value` as the knob's type; raises `KnobError` for an unknown name, a wrong type or a value out of bounds.
 
-    `ceilings` maps the names of ceiling settings to their start-up values.
+    `ceilings` maps the names of ceiling settings to their start-up values. `called`: what the user calls the knob
+    where that is not its name.
     """
     knob = BY_NAME.get(name)
     if knob is None:
@@ -302,16 +305,16 @@ def check_value(name: str, value: Any, ceilings: Mapping[str, int | None] | None
     if value is None:
         if knob.optional:
             return None
-        raise KnobError(f"{name} needs a value")
-    typed = _typed(knob, value)
+        raise KnobError(f"{called or name} needs a value")
+    typed = _typed(knob, value, called or name)
     if knob.choices and typed not in knob.choices:
-        raise KnobError(f"{name}={typed}: must be one of {', '.join(knob.choices)}")
+        raise KnobError(f"{called or name}={typed}: must be one of {', '.join(knob.choices)}")
     low, high, source = bounds(knob, ceilings or {})
     if isinstance(typed, int | float) and not isinstance(typed, bool):
         if low is not None and typed < low:
-            raise KnobError(f"{name}={typed}: must be at least {low}")
+            raise KnobError(f"{called or name}={typed}: must be at least {low}")
         if high is not None and typed > high:
-            raise KnobError(f"{name}={typed}: must be at most {high} ({source})")
+            raise KnobError(f"{called or name}={typed}: must be at most {high} ({source})")
     return typed
 
 
@@ -339,7 +342,7 @@ def parse_assignments(items: Iterable[str]) -> dict[str, str]:
     return pairs
 
 
-def _typed(knob: Knob, value: Any) -> int | float | bool | str:
+def _typed(knob: Knob, value: Any, called: str) -> int | float | bool | str:
     try:
         if knob.kind is bool:
             return _as_bool(value)
@@ -353,7 +356,7 @@ def _typed(knob: Knob, value: Any) -> int | float | bool | str:
         return str(value)
     except (TypeError, ValueError, OverflowError):
         kind = {bool: "true or false", int: "a whole number", float: "a number"}.get(knob.kind, "text")
-        raise KnobError(f"{knob.name}={value!r}: must be {kind}") from None
+        raise KnobError(f"{called}={value!r}: must be {kind}") from None
 
 
 def _as_bool(value: Any) -> bool:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import click
 from schedtop.console.cli.engine_flags import DEFAULT_DEVICE
 from schedtop.console.cli.errors import CommandError
+from schedtop.console.cli.pull import pull_model
+from schedtop.engine.runner.files import DEFAULT_MODEL, check_extra
+from schedtop.engine.runner.pull import PULLABLE, pulled_path
 
-DEFAULT_MODEL = "smollm2"
-NEEDS = ("torch", "transformers", "gguf", "accelerate")
-"""Modules of the `engine` extra without which no model is loaded."""
 CPU_LOAD = {"scale": 0.2, "rate": 1.0}
 """Lengths and arrivals that a few cores can keep up with."""
 
@@ -22,10 +21,8 @@ def choose_default(flags: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """The flags with device, model and load filled in, and a notice where it is not the real model."""
     if flags.get("device") is not None or flags.get("model") is not None:
         return dict(flags), ""
-    missing = [name for name in NEEDS if find_spec(name) is None]
-    if missing:
-        return _simulated(flags, f"running models needs the engine extra ({missing[0]} is missing)")
     try:
+        check_extra()
         _fetch_weights()
     except (CommandError, ValueError) as error:
         return _simulated(flags, str(error))
@@ -44,9 +41,6 @@ def _simulated(flags: Mapping[str, Any], why: str) -> tuple[dict[str, Any], str]
 
 def _fetch_weights() -> None:
     """Fetch the default model unless it is here; raises `CommandError` when declined or out of reach."""
-    from schedtop.console.cli.pull import pull_model
-    from schedtop.engine.runner.pull import PULLABLE, pulled_path
-
     if pulled_path(DEFAULT_MODEL) is not None:
         return
     size = PULLABLE[DEFAULT_MODEL].num_bytes / 1e6

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 from schedtop.console.cli.errors import CommandError
 from schedtop.engine.config import EngineConfig, WorkloadSpec
-from schedtop.engine.knobs import KNOBS, Knob
+from schedtop.engine.knobs import KNOBS, Knob, check_value
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -89,7 +89,11 @@ def add_engine_flags(*, console: bool = False) -> Callable[[Decorated], Decorate
 
 def engine_config(flags: Mapping[str, Any], **changes: Any) -> EngineConfig:
     """The flags as a config, whose fields they are named after. Raises `CommandError` for what means nothing."""
-    scheduler = {knob.name: flags[knob.name] for knob in KNOBS if flags.get(knob.name) is not None}
+    scheduler = {
+        knob.name: check_value(knob.name, flags[knob.name], called=knob.option)
+        for knob in KNOBS
+        if flags.get(knob.name) is not None
+    }
     scheduler.pop("rate", None)
     duration_s = flags.get("duration_s")
     if duration_s is not None and not 0 < duration_s < float("inf"):

@@ -11,6 +11,7 @@ from schedtop.console.cli.engine_flags import add_engine_flags, engine_config
 from schedtop.console.cli.errors import INTERRUPTED, say
 from schedtop.console.cli.pull import ensure_model
 from schedtop.engine.generate import generate
+from schedtop.engine.runner.files import DEFAULT_MODEL
 
 SAMPLING_FLAGS = ("temperature", "top_k", "top_p", "min_p", "stop")
 
@@ -43,9 +44,9 @@ def command(
     if ignore_eos:
         given["ignore_eos"] = True
     if flags.get("device") is None and flags.get("model") is None:
-        flags["model"] = "smollm2"
+        flags["model"] = DEFAULT_MODEL
     config = engine_config(flags)
-    ensure_model(config.model, config.device)
+    ensure_model(config)
     watched = sys.stderr.isatty()
 
     def tell(text: str) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import click
@@ -12,13 +14,18 @@ from schedtop.console.cli.defaults import choose_default
 from schedtop.console.cli.engine_flags import engine_config
 from schedtop.console.cli.errors import FAILED, CommandError, check_writable, one_line, say
 from schedtop.console.cli.foretell import ForecastProcess
+from schedtop.console.cli.pull import ensure_model
 from schedtop.engine.channel.protocol import ChannelError
-from schedtop.engine.channel.spawn import start_engine
+from schedtop.engine.channel.spawn import EngineProcess, start_engine
 from schedtop.engine.config import EngineConfig
 from schedtop.engine.slo import Slo, parse_slo
 
 REPORT_S = 30.0
 """Simulated seconds of the report that a pipe gets instead of a console."""
+JOIN_WITHIN_S = 10.0
+END_WITHIN_S = 1.0
+RECORDED_WITHIN_S = 6.0
+"""A recording is worth the wait for its last steps."""
 
 
 def open_console(flags: Mapping[str, Any]) -> int:
@@ -28,16 +35,17 @@ def open_console(flags: Mapping[str, Any]) -> int:
     if on_terminal:
         check_terminal()
         flags, notice = choose_default(flags)
-    config = engine_config(flags, real_time=flags.get("real_time") is not False)
+    config = engine_config(flags, real_time=flags.get("real_time") is not False, join_within_s=JOIN_WITHIN_S)
     options = console_options(flags, notice=notice)
     if config.record is not None:
         check_writable(config.record)
+    ensure_model(config)
     if not on_terminal:
         return _print_report(config, parse_slo(flags["slo"]) if flags["slo"] is not None else None)
     if notice:
         say(notice)
     process = start_engine(config)
-    with process:
+    with _ended_with(process, RECORDED_WITHIN_S if config.record is not None else END_WITHIN_S):
         # The engine builds while this process imports the console.
         from schedtop.console.app import run_console
 
@@ -54,6 +62,17 @@ def open_console(flags: Mapping[str, Any]) -> int:
             say(process.exit_cause() or "the engine ended")
             return code or (process.process.poll() if process.process.poll() == 2 else FAILED) or FAILED
     return code
+
+
+@contextmanager
+def _ended_with(process: EngineProcess, within_s: float) -> Iterator[None]:
+    """The engine ends with what runs inside, by force if it takes longer than `within_s`."""
+    try:
+        yield
+    finally:
+        running = process.process.poll() is None
+        if process.close(within_s) == -signal.SIGKILL and running:
+            say(f"the engine did not end within {within_s:g} s and was killed")
 
 
 def _print_report(config: EngineConfig, slo: Slo | None) -> int:

@@ -6,6 +6,8 @@ import sys
 
 import click
 from schedtop.console.cli.errors import CommandError, say
+from schedtop.engine.config import EngineConfig
+from schedtop.engine.sim.spec import PREFIX
 
 
 @click.command("pull")
@@ -39,16 +41,22 @@ def pull_model(name: str) -> None:
     say(f"{name} is ready: {path}")
 
 
-def ensure_model(name: str | None, device: str) -> None:
-    """Fetch the model a command needs if it is one that can be pulled and is not here; asked on a terminal."""
-    if name is None or device.startswith("sim:"):
+def ensure_model(config: EngineConfig) -> None:
+    """Fetch the model that a real device needs if it can be pulled and is not here; asked on a terminal.
+
+    Raises `CommandError` where nobody can be asked or the answer is no, `ConfigError` where no model could run.
+    """
+    if config.device.startswith(PREFIX):
         return
+    from schedtop.engine.runner.files import DEFAULT_MODEL, check_extra
     from schedtop.engine.runner.pull import PULLABLE, pulled_path
 
+    name = DEFAULT_MODEL if config.model is None else config.model
     if name not in PULLABLE or pulled_path(name) is not None:
         return
+    check_extra()
     size = PULLABLE[name].num_bytes / 1e6
-    if not sys.stdin.isatty():
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise CommandError(f"model {name} is not here yet: run `schedtop pull {name}` ({size:.0f} MB)")
     if not click.confirm(f"{name} is not here yet. Fetch it now ({size:.0f} MB)?", default=True, err=True):
         raise CommandError(f"model {name} is not here: run `schedtop pull {name}` when you like")

@@ -15,6 +15,7 @@ from platformdirs import user_cache_path
 from schedtop.console.cli.engine_flags import add_engine_flags
 from schedtop.console.cli.errors import CommandError, say
 from schedtop.console.cli.scenario_flags import open_scenario
+from schedtop.engine.inputs import odd_file
 from schedtop.engine.slo import Slo, parse_slo
 from schedtop.engine.whatif.scenario import Scenario
 
@@ -57,9 +58,9 @@ def command(
     bounds = parse_slo(slo) if slo else None
     scenario = open_scenario(ctx, file, flags, notice=say)
     path = Path(results) if results else _default_results(scenario, bounds)
+    _check(path)
     if fresh:
         path.unlink(missing_ok=True)
-    _check(path)
     with _progress(path, shown=sys.stderr.isatty()) as on_done:
         outcome = sweep(scenario, values, bounds, jobs=jobs or _cores(), results=path, on_done=on_done)
     if as_json:
@@ -88,6 +89,8 @@ def _check(path: Path) -> None:
         raise CommandError(f"{path}: there is no folder {path.parent}")
     if path.is_dir():
         raise CommandError(f"{path} is a folder: name a file")
+    if odd := odd_file(path):
+        raise CommandError(odd)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from schedtop.engine.inputs import odd_file
 from schedtop.engine.recording.frames import MARK, MARK_BYTES, RecordingError
 from schedtop.engine.recording.reader import Recording
 from schedtop.engine.telemetry import PREFIX_KEY_BYTES, Arrival, FinishReason
@@ -22,6 +23,8 @@ from schedtop.engine.workload.trace import (
 
 def looks_like_recording(path: Path) -> bool:
     """By the file's first bytes."""
+    if odd_file(path):
+        return False
     try:
         with path.open("rb") as file:
             return file.read(MARK_BYTES) == MARK

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from schedtop.engine.inputs import odd_file
 from schedtop.engine.recording.batch import MAX_RECORDS, decode_batch
 from schedtop.engine.recording.blocks import Tables, tables_of
 from schedtop.engine.recording.frames import (
@@ -82,6 +83,8 @@ class Recording:
         self._cache: OrderedDict[int, _Chunk] = OrderedDict()
         self._num_cached = 0
         self._closed_whole = False
+        if odd := odd_file(Path(path)):
+            raise RecordingError(odd)
         try:
             self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:

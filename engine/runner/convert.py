@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 from schedtop.engine.config import ConfigError
+from schedtop.engine.runner.files import ModelFiles
 from schedtop.engine.runner.pull import WORK_PREFIX, model_folder
 from schedtop.engine.runner.tokenizer import load_tokenizer
-from schedtop.engine.runner.weights import ModelFiles, load_config, load_weights, reading
+from schedtop.engine.runner.weights import load_config, load_weights, reading
 from transformers import AutoModelForCausalLM
 
 

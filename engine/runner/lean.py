@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from schedtop.engine.runner.attention import Attention
 from schedtop.engine.runner.batch import Batch
+from schedtop.engine.runner.files import LEAN_MODEL_TYPES
 from schedtop.engine.runner.fused import Operations, TorchOperations
 from schedtop.engine.runner.linear import Linear, make_linear
 from transformers import PreTrainedModel
-
-LEAN_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,22 +18,22 @@ from schedtop.engine.runner.backend import choose_kernels, make_graphs, make_ker
 from schedtop.engine.runner.cache import CacheShape, PagedCache
 from schedtop.engine.runner.capped import torch_attention
 from schedtop.engine.runner.convert import convert
+from schedtop.engine.runner.files import ModelFiles, look_up
 from schedtop.engine.runner.fused import NativeAttention, NativeOperations, can_attend
 from schedtop.engine.runner.general import GeneralDecoder
 from schedtop.engine.runner.guard import GuardedDecoder
 from schedtop.engine.runner.hugepages import advise_huge_pages
 from schedtop.engine.runner.kernel_sampler import KernelSampler
 from schedtop.engine.runner.lean import LeanDecoder, is_lean, layer_window
-from schedtop.engine.runner.memory import pool_blocks
+from schedtop.engine.runner.memory import Tenant, pool_blocks
 from schedtop.engine.runner.native import load_native
 from schedtop.engine.runner.pull import PULLABLE
 from schedtop.engine.runner.texts import Texts
 from schedtop.engine.runner.tokenizer import Tokenizer, load_tokenizer
-from schedtop.engine.runner.weights import ModelFiles, choose_dtype, find_model, load_config, load_weights
+from schedtop.engine.runner.weights import choose_dtype, load_config, load_weights
 from schedtop.engine.runner.worker import ModelWorker
 from transformers import PreTrainedModel
 
-DEFAULT_MODEL = "smollm2"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 CPU_DEFAULTS = {"max_num_batched_tokens": 256, "max_num_seqs": 16}
 """Steps of the default model stay under a quarter of a second on two cores."""
@@ -64,6 +64,17 @@ class ModelInfo:
     defaults: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model in memory; `num_bytes` are its weights'. A decoder may take the weights out of it."""
+
+    files: ModelFiles
+    model: PreTrainedModel
+    dtype: torch.dtype
+    tokenizer: Tokenizer | None
+    num_bytes: int
+
+
 def open_model(
     config: EngineConfig, on_stage: OnStage = lambda name: None, kernels: bool | None = None
 ) -> tuple[ModelWorker, ModelInfo]:
@@ -72,70 +83,44 @@ def open_model(
     `kernels`: whether to run on this project's kernels; None: on a GPU. `on_stage` also gets what goes wrong there.
     """
     checked = check_settings(config)
+    files = look_up(config)
     device = choose_device(config.device)
-    files = find_model(config.model or DEFAULT_MODEL)
-    if files.name in PULLABLE and files.gguf is not None:
-        dtype = choose_dtype(config.dtype, None, device)
-        on_stage(f"reading {files.name}")
-        files = convert(files, dtype)
-    on_stage(f"loading {files.name}")
-    model_config = load_config(files)
-    dtype = choose_dtype(config.dtype, model_config, device)
-    model = load_weights(files, model_config, dtype, device)
-    tokenizer = _tokenizer(files)
-    defaults = CPU_DEFAULTS if device.type == "cpu" else {}
-    settings = {**defaults, **checked}
-    sliding_window = _common_window(model)
-    shape = cache_shape(model, settings.get("block_size") or int(BY_NAME["block_size"].default or 16), dtype)
+    loaded = load_model(files, config.dtype, device, on_stage)
+    settings = {**device_defaults(device), **checked}
+    block_size = settings.get("block_size") or int(BY_NAME["block_size"].default or 16)
+    shape = cache_shape(loaded.model, block_size, loaded.dtype)
     notices: list[str] = []
 
     def tell(line: str) -> None:
         notices.append(line)
         on_stage(line)
 
-    large = device.type == "cpu" and model.num_parameters() * dtype.itemsize > WORTH_HUGE_PAGES_BYTES
-    decoder = _make_decoder(model, shape, device, settings, kernels, tell)
-    if large:
-        advise_huge_pages(move=True)
-    guarded = decoder if isinstance(decoder, GuardedDecoder) else None
-
-    def use_cache(cache: PagedCache) -> None:
-        if isinstance(decoder, GuardedDecoder):
-            decoder.use_cache(cache)
-        else:
-            decoder.attention = make_attention(cache, model_config, device)
-
+    decoder = _make_decoder(loaded.model, shape, device, settings, kernels, tell)
+    _advise_huge_pages(loaded, device, move=True)
     on_stage("sizing the KV cache")
-    num_blocks = settings.get("num_blocks") or pool_blocks(config, shape, device, decoder, use_cache, settings)
-    use_cache(PagedCache(shape, num_blocks, device))
-    if large:
-        advise_huge_pages(move=False)
-    worker = ModelWorker(
-        decoder,
-        shape.block_size,
-        device,
-        seed=config.seed,
-        texts=None if tokenizer is None else Texts(tokenizer.table),
-        num_speculative_tokens=settings.get("num_speculative_tokens") or 0,
-        graphs=make_graphs(guarded, shape, _model_len(model, settings), tell) if guarded else None,
-        sampler=KernelSampler(device, tell) if guarded else None,
-    )
+    num_blocks = _give_cache(decoder, loaded.model.config, shape, device, config, settings)
+    _advise_huge_pages(loaded, device, move=False)
+    worker = _make_worker(decoder, loaded, shape, device, config.seed, settings, tell)
     worker.notices = notices
-    info = ModelInfo(
-        model=files.name,
-        device=describe_device(device),
-        dtype=str(dtype).removeprefix("torch."),
-        vocab_size=model_config.vocab_size,
-        max_model_len=model_config.max_position_embeddings,
-        num_blocks=num_blocks,
-        sliding_window=sliding_window,
-        eos_token_ids=_eos_token_ids(model, tokenizer),
-        sampling=_sampling_defaults(model),
-        tokenizer=tokenizer,
-        defaults=defaults,
-    )
-    worker.info = info
+    worker.info = info = _describe(loaded, device, num_blocks)
     return worker, info
+
+
+def load_model(files: ModelFiles, dtype_name: str, device: torch.device, on_stage: OnStage) -> Loaded:
+    """The model on its device, in the dtype that the setting means there. Raises `ConfigError`."""
+    if files.gguf is not None and files.name in PULLABLE:
+        on_stage(f"reading {files.name}")
+        files = convert(files, choose_dtype(dtype_name, None, device))
+    on_stage(f"loading {files.name}")
+    config = load_config(files)
+    dtype = choose_dtype(dtype_name, config, device)
+    model = load_weights(files, config, dtype, device)
+    return Loaded(files, model, dtype, _tokenizer(files), model.num_parameters() * dtype.itemsize)
+
+
+def device_defaults(device: torch.device) -> dict[str, Any]:
+    """Scheduler settings that suit a device, for those not set."""
+    return CPU_DEFAULTS if device.type == "cpu" else {}
 
 
 def choose_device(name: str) -> torch.device:
@@ -197,6 +182,71 @@ def _make_decoder(
     native = load_native(shape.dtype, device) if config.hidden_act == "silu" else None
     operations = None if native is None else NativeOperations(native)
     return LeanDecoder(model, attention, _model_len(model, settings), operations)
+
+
+def _give_cache(
+    decoder: LeanDecoder | GeneralDecoder | GuardedDecoder,
+    model_config: Any,
+    shape: CacheShape,
+    device: torch.device,
+    config: EngineConfig,
+    settings: dict[str, Any],
+) -> int:
+    """Size the pool by what weights and activations leave, and make the decoder attend over it; its blocks."""
+
+    def use_cache(cache: PagedCache) -> None:
+        if isinstance(decoder, GuardedDecoder):
+            decoder.use_cache(cache)
+        else:
+            decoder.attention = make_attention(cache, model_config, device)
+
+    num_blocks: int = settings.get("num_blocks") or pool_blocks(config, [Tenant(shape, decoder, use_cache)], device, settings)
+    use_cache(PagedCache(shape, num_blocks, device))
+    return num_blocks
+
+
+def _advise_huge_pages(loaded: Loaded, device: torch.device, *, move: bool) -> None:
+    if device.type == "cpu" and loaded.num_bytes > WORTH_HUGE_PAGES_BYTES:
+        advise_huge_pages(move=move)
+
+
+def _make_worker(
+    decoder: LeanDecoder | GeneralDecoder | GuardedDecoder,
+    loaded: Loaded,
+    shape: CacheShape,
+    device: torch.device,
+    seed: int,
+    settings: dict[str, Any],
+    tell: OnStage,
+) -> ModelWorker:
+    guarded = decoder if isinstance(decoder, GuardedDecoder) else None
+    return ModelWorker(
+        decoder,
+        shape.block_size,
+        device,
+        seed=seed,
+        texts=None if loaded.tokenizer is None else Texts(loaded.tokenizer.table),
+        num_speculative_tokens=settings.get("num_speculative_tokens") or 0,
+        graphs=make_graphs(guarded, shape, _model_len(loaded.model, settings), tell) if guarded else None,
+        sampler=KernelSampler(device, tell) if guarded else None,
+    )
+
+
+def _describe(loaded: Loaded, device: torch.device, num_blocks: int) -> ModelInfo:
+    model = loaded.model
+    return ModelInfo(
+        model=loaded.files.name,
+        device=describe_device(device),
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        vocab_size=model.config.vocab_size,
+        max_model_len=model.config.max_position_embeddings,
+        num_blocks=num_blocks,
+        sliding_window=_common_window(model),
+        eos_token_ids=_eos_token_ids(model, loaded.tokenizer),
+        sampling=_sampling_defaults(model),
+        tokenizer=loaded.tokenizer,
+        defaults=device_defaults(device),
+    )
 
 
 def _model_len(model: PreTrainedModel, settings: dict[str, Any]) -> int:

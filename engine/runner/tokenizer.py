@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from schedtop.engine.config import ConfigError
 from schedtop.engine.request import TokenIds
-from schedtop.engine.runner.weights import ModelFiles, reading
+from schedtop.engine.runner.files import ModelFiles
+from schedtop.engine.runner.weights import reading
 from tokenizers import Tokenizer as TokenTable
 from transformers import AutoTokenizer
 

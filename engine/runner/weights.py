@@ -1,85 +1,20 @@
-"""From a model's name to its weights; what cannot be served is refused in one line that says what to do."""
+"""From a model's files to its weights; what cannot be served is refused in one line that says what to do."""
 
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from schedtop.engine.config import ConfigError
-from schedtop.engine.runner.lean import LEAN_MODEL_TYPES
-from schedtop.engine.runner.pull import PULLABLE, pulled_path
+from schedtop.engine.runner.files import ModelFiles, check_dtype, check_model_type
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-MODEL_TYPES = LEAN_MODEL_TYPES | {"gemma2", "gemma3_text", "smollm3"}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-GGUF_MAGIC = b"GGUF"
-
-
-class ModelMissingError(ConfigError):
-    """A model that `schedtop pull` would fetch."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFiles:
-    """Where a model lies: a folder or hub id in transformers' sense, and the GGUF file in it, if it is one."""
-
-    name: str
-    source: str
-    gguf: str | None = None
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """What every `from_pretrained` is told about the files."""
-        gguf = {} if self.gguf is None else {"gguf_file": self.gguf}
-        return {"trust_remote_code": False, **gguf}
-
-
-def find_model(name: str) -> ModelFiles:
-    """The files of a model given as folder, GGUF file, hub id or pullable name. Raises `ConfigError`."""
-    if name in PULLABLE:
-        path = pulled_path(name)
-        if path is None:
-            raise ModelMissingError(f"model {name} is not here yet: run `schedtop pull {name}`")
-        return ModelFiles(name, str(path.parent), path.name)
-    path = Path(name).expanduser()
-    if path.is_dir():
-        _check_folder(name, path)
-        return ModelFiles(path.resolve().name, str(path))
-    if path.is_file():
-        _check_gguf(path)
-        return ModelFiles(path.stem, str(path.parent), path.name)
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
-        return ModelFiles(name, name)
-    known = ", ".join(PULLABLE)
-    raise ConfigError(f"no model {name!r}: give a model folder, a .gguf file, a hub id (owner/name) or {known}")
-
-
-def _check_folder(name: str, path: Path) -> None:
-    config = path / "config.json"
-    if not config.is_file():
-        found = sorted(path.glob("*.gguf"))
-        hint = f"; name the file: {found[0]}" if found else ""
-        raise ConfigError(f"{name}: no config.json in this folder, so it is no model{hint}")
-    try:
-        json.loads(config.read_bytes())
-    except ValueError as error:
-        raise ConfigError(f"{config}: not valid JSON ({error}): fetch the model again") from None
-    if not any(path.glob("*.safetensors")):
-        other = "; weights in .bin files are not loaded: convert them" if any(path.glob("*.bin")) else ""
-        raise ConfigError(f"{name}: no .safetensors weights in this folder{other}")
-
-
-def _check_gguf(path: Path) -> None:
-    with path.open("rb") as file:
-        if file.read(4) != GGUF_MAGIC:
-            raise ConfigError(f"{path}: not a GGUF file: give a model folder or a .gguf file")
 
 
 @contextmanager
@@ -114,11 +49,7 @@ def load_config(files: ModelFiles) -> Any:
     """The model's configuration, of a kind that can be served. Raises `ConfigError`."""
     with reading(files, "configuration"):
         config = AutoConfig.from_pretrained(files.source, **files.arguments)
-    if config.model_type not in MODEL_TYPES:
-        served = ", ".join(sorted(MODEL_TYPES))
-        raise ConfigError(
-            f"model {files.name}: architecture {config.model_type!r} is not served; these are: {served}"
-        )
+    check_model_type(files.name, config.model_type)
     if getattr(config, "use_bidirectional_attention", None):
         raise ConfigError(f"model {files.name}: it attends in both directions and generates no text: not served")
     if files.gguf is None and getattr(config, "quantization_config", None):
@@ -135,10 +66,7 @@ def load_config(files: ModelFiles) -> Any:
 def choose_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
     """The dtype `name` means for a model on a device; `auto` is a half precision the device multiplies fast."""
     if name != "auto":
-        if name not in DTYPES:
-            raise ConfigError(f"dtype {name!r}: must be auto, {', '.join(DTYPES)}")
-        if name == "float16" and device.type == "cpu":
-            raise ConfigError("dtype float16 is slow and coarse on a CPU: use bfloat16 or float32")
+        check_dtype(name, device.type)
         return DTYPES[name]
     if device.type == "cpu":
         return torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32

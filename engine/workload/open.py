@@ -9,6 +9,7 @@ from pathlib import Path
 
 from schedtop.engine.config import ConfigError, WorkloadSpec
 from schedtop.engine.inputs import odd_file
+from schedtop.engine.knobs import KnobError, check_value
 from schedtop.engine.workload.build import Encode, RequestBuilder
 from schedtop.engine.workload.paced import PacedSource, Tempo
 from schedtop.engine.workload.presets import BY_NAME, PRESETS, Preset, preset_asks
@@ -34,11 +35,19 @@ def open_source(
     Generated requests fit `max_model_len`; a trace's longer ones are passed on, for the engine to refuse. `encode`
     is the model's tokenizer, for traces that hold texts. Raises `ConfigError` (`TraceError` for a file's content).
     """
-    check_spec(spec)
+    found = find_source(spec)
     build = RequestBuilder(spec.seed, vocab_size, max_model_len, spec.max_prompt_tokens, encode)
+    if isinstance(found, Preset):
+        return _generated(found, spec, max_model_len, block_size, build)
+    return trace_source(found, spec, block_size, build)
+
+
+def find_source(spec: WorkloadSpec) -> Preset | Path:
+    """The generator or the file that `spec` names, every value of it checked. Raises `ConfigError`."""
+    check_spec(spec)
     preset = BY_NAME.get(spec.source)
     if preset is not None:
-        return _generated(preset, spec, max_model_len, block_size, build)
+        return preset
     for module in READER_MODULES:
         importlib.import_module(module)
     path = Path(spec.source)
@@ -56,7 +65,7 @@ def open_source(
             f"workload {spec.source!r}: no such file and no generator of that name ({names}); "
             f"files may be: {accepted_files()}"
         )
-    return trace_source(path, spec, block_size, build)
+    return path
 
 
 def check_spec(spec: WorkloadSpec) -> None:
@@ -66,6 +75,10 @@ def check_spec(spec: WorkloadSpec) -> None:
     _check(spec, "prefix_block_tokens", 1)
     for name in ("rate", "start_s", "end_s"):
         _check(spec, name, 0.0)
+    try:
+        check_value("rate", spec.rate)
+    except KnobError as error:
+        raise ConfigError(str(error)) from None
     for name in ("scale", "time_scale"):
         if not 0 < getattr(spec, name) <= MAX_SCALE:
             raise ConfigError(f"{name}={getattr(spec, name):g}: must be above 0 and at most {MAX_SCALE:g}")

@@ -16,6 +16,9 @@ WHOLE = {
     "requests": [{"id": "r0", "arrival_step": 0, "max_tokens": 4, "prompt": [1, 2, 3]}],
 }
 
+UNNAMED = ("--device", "--record")
+"""Flags whose lines say in other words what they are for."""
+
 
 def outcome(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
     with pytest.raises(SystemExit) as ended:
@@ -51,11 +54,15 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("--record", ""),
         ("--device", "sim:@/dev/zero"),
         ("--scheduling-policy", "lifo"),
+        ("--rate", "1e308"),
+        ("--rate", "nan"),
+        ("--gpu-memory-utilization", "7"),
         ("--num-blocks", "9" * 20),
     ],
 )
 def test_values_that_mean_nothing(flag: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
-    refused(["run", "--limit", "1", "--duration", "1", flag, value], capsys)
+    said = refused(["run", "--limit", "1", "--duration", "1", flag, value], capsys)
+    assert flag.strip("-").replace("-", "_") in said.lower().replace("-", "_") or flag in UNNAMED
 
 
 @pytest.mark.parametrize(
@@ -71,14 +78,46 @@ def test_bounds_are_whole_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert "at most 16777216 " in refused(["run", "--num-blocks", "99999999"], capsys)
 
 
-@pytest.mark.parametrize("command", [["verify"], ["run", "--workload"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "verify {}",
+        "info {}",
+        "replay {}",
+        "diff {} {}",
+        "check {} preemptions==0",
+        "explain {}",
+        "export {} --to csv",
+        "whatif {} --set watermark=0.1",
+        "sweep {} --vary watermark=0,0.1",
+        "sweep mixed --limit 1 --vary watermark=0,0.1 --results {}",
+        "calibrate {} -o new.toml",
+        "run --workload {}",
+        "run --device sim:@{}",
+        "generate {} -o new.jsonl --device cpu",
+        "generate answered.jsonl -o {} --device cpu",
+    ],
+)
 def test_pipes_and_devices_are_no_input(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    for path in (str(pipe), "/dev/zero"):
-        assert f"{path}: a pipe, socket or device" in refused([*command, path], capsys)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("schedtop.console.cli.generate.ensure_model", lambda config: None)
+    Path("answered.jsonl").write_text('{"prompt": "a"}\n')
+    os.mkfifo("pipe")
+    for path in ("pipe", "/dev/zero"):
+        assert f"{path}: a pipe, socket or device" in refused(command.replace("{}", path).split(), capsys)
+
+
+@pytest.mark.parametrize("place", ["config", "requests", "knobs", "aborts", "case"])
+def test_a_field_that_a_case_does_not_have(place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    case = json.loads(json.dumps({**WHOLE, "knobs": [{"step": 1, "set": {}}], "aborts": [{"step": 1, "id": "r0"}]}))
+    inner = case if place == "case" else case[place]
+    (inner if isinstance(inner, dict) else inner[0])["max_num_seq"] = 3
+    path = tmp_path / "case.json"
+    path.write_text(json.dumps(case))
+    for command in ("verify", "run --workload", "whatif --set watermark=0.1"):
+        assert "`max_num_seq`" in refused([*command.split(), str(path)], capsys)
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "priority"])

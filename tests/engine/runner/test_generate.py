@@ -103,8 +103,8 @@ def test_lines_have_settings_of_their_own(lab: Any, config: EngineConfig, tmp_pa
         ('{"prompt": "a"}', "prompt 2: the model's folder has no tokenizer"),
         ('{"prompt_token_ids": []}', "prompt 2: the prompt has no tokens"),
         ('{"prompt_token_ids": [211]}', "prompt 2: token id 211"),
-        ('{"prompt_token_ids": [1], "top_p": 7}', "prompt 2: top_p=7"),
-        ('{"prompt_token_ids": [1], "max_tokens": 0}', "prompt 2: max_tokens=0"),
+        ('{"prompt_token_ids": [1], "top_p": 7}', r"in\.jsonl:2: top_p=7"),
+        ('{"prompt_token_ids": [1], "max_tokens": 0}', r"in\.jsonl:2: max_tokens=0"),
         (json.dumps({"prompt_token_ids": [1] * 512}), "prompt 2: 512 prompt tokens: the model length is 512"),
     ],
 )

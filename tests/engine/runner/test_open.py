@@ -14,8 +14,8 @@ import torch
 from schedtop.engine.build import build_engine
 from schedtop.engine.config import ConfigError, EngineConfig
 from schedtop.engine.request import Request
+from schedtop.engine.runner.files import find_model
 from schedtop.engine.runner.open import open_model
-from schedtop.engine.runner.weights import find_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -113,7 +113,9 @@ DAMAGES: list[tuple[Callable[[Path], None], str]] = [
     (drop_a_weight, "1 weights are missing or misshapen"),
     (truncate("tokenizer.json"), "its tokenizer cannot be read"),
     (edit("config.json", model_type="gpt2"), "architecture 'gpt2' is not served"),
-    (edit("config.json", model_type="frobnicate"), "its configuration cannot be read"),
+    (edit("config.json", model_type="frobnicate"), "architecture 'frobnicate' is not served"),
+    (edit("config.json", model_type=None), "names no model_type"),
+    (edit("config.json", hidden_size="wide"), "its configuration cannot be read"),
     (edit("config.json", head_dim=258), "head size 258"),
     (edit("config.json", num_key_value_heads=4), "6 query heads cannot share 4"),
     (edit("config.json", intermediate_size=32), "missing or misshapen"),
@@ -132,7 +134,7 @@ def test_a_damaged_folder_is_one_clear_line(folder: Path, damage: Callable[[Path
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"dtype": "int3"}, "dtype 'int3'"),
+        ({"dtype": "int3"}, "--dtype=int3"),
         ({"dtype": "float16"}, "float16"),
         ({"kv_cache_memory_bytes": 1000}, "one KV block takes"),
         ({"kv_cache_memory_bytes": 10**15}, "are free"),

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedtop.engine.config import ConfigError
 from schedtop.engine.request import SamplingParams
-from schedtop.engine.runner.sampler import check_sampling, make_draws, sample, uniform
+from schedtop.engine.runner.sampler import make_draws, sample, uniform
+from schedtop.engine.sampling import check_sampling
 
 
 def kept_tokens(logits: np.ndarray[Any, Any], params: SamplingParams) -> set[int]:
