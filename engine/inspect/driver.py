@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from typing import Any
 
@@ -166,6 +167,17 @@ class Driver:
 def _drafts_of(record: StepRecord) -> dict[int, int]:
     rows = row_columns(record)
     return dict(zip(rows["request"].tolist(), rows["drafts"].tolist(), strict=True))
+
+
+def pairs(records: Iterable[StepRecord]) -> Iterator[tuple[StepRecord, StepRecord | None]]:
+    """Every record with the next executed one, as `Driver.play` takes them."""
+    held: list[StepRecord] = []
+    for record in records:
+        if record.executed:
+            yield from ((earlier, record) for earlier in held)
+            held = []
+        held.append(record)
+    yield from ((record, None) for record in held)
 
 
 def request_of(arrival: Arrival) -> Request:

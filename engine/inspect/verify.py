@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
-from schedtop.engine.inspect.driver import Driver
+from schedtop.engine.inspect.driver import Driver, pairs
 from schedtop.engine.recording.frames import RecordingError
 from schedtop.engine.recording.reader import Recording
 from schedtop.engine.telemetry import BlockClass, StepRecord, block_changes
@@ -58,7 +58,7 @@ def verify_recording(
     ids: dict[int, str] = {}
     difference: Difference | None = None
     classes = _Classes(driver.engine.scheduler.config.num_blocks)
-    for index, (record, following) in enumerate(_pairs(recording)):
+    for index, (record, following) in enumerate(pairs(recording.records())):
         if index % 64 == 0:
             on_progress(index)
         ids.update((arrival.number, arrival.id) for arrival in record.arrivals)
@@ -116,17 +116,6 @@ def _play(
         return Difference(record.step, record.start_s, [Part("step", "ran", "nothing to run")])
     found = compare(record, decided, ids)
     return found or (None if moved is None else Difference(record.step, record.start_s, [moved]))
-
-
-def _pairs(recording: Recording) -> Iterator[tuple[StepRecord, StepRecord | None]]:
-    """Every record with the next executed one."""
-    held: list[StepRecord] = []
-    for record in recording.records():
-        if record.executed:
-            yield from ((earlier, record) for earlier in held)
-            held = []
-        held.append(record)
-    yield from ((record, None) for record in held)
 
 
 def compare(recorded: StepRecord, decided: StepRecord, ids: dict[int, str]) -> Difference | None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
-from schedtop.engine.config import ConfigError, EngineConfig
+from schedtop.engine.config import ConfigError, EngineConfig, WorkloadSpec
 from schedtop.engine.knobs import BY_NAME
 from schedtop.engine.recording.reader import Mark, Recording
 from schedtop.engine.sim.calibrate import calibrate
 from schedtop.engine.sim.fit import FitError
 from schedtop.engine.sim.spec import PREFIX, CalibratedDevice, SimDevice
-from schedtop.engine.telemetry import Header
+from schedtop.engine.telemetry import FinishReason, Header
 from schedtop.engine.whatif.scenario import KnobEvent, Scenario, without_rate
 
 SAME_ENGINE = ("seed", "tensor_parallel_size", "pipeline_parallel_size")
@@ -41,7 +42,9 @@ def recorded_scenario(config: EngineConfig, given: set[str]) -> Scenario:
         else:
             device, note = _fitted(recording)
             notes.append(note)
-        events = _knob_events(recording, given)
+        spec, plain = config.workload, WorkloadSpec()
+        same = all(getattr(spec, name) == getattr(plain, name) for name in ("rate", "time_scale", "start_s"))
+        events = outside_events(recording, -1, zero_s(recording), given, with_aborts=same)
     return Scenario(config_of(header, config, given), device, events, notes=tuple(notes))
 
 
@@ -71,17 +74,31 @@ def _fitted(recording: Recording) -> tuple[SimDevice, str]:
     return CalibratedDevice(Path(recording.path), calibration), note
 
 
-def _knob_events(recording: Recording, given: set[str]) -> tuple[KnobEvent, ...]:
-    """The changes of limits in the recording but `given` ones, on the clock of its arrivals: the first one is at 0.
+def zero_s(recording: Recording) -> float:
+    """When the first request arrived: where the clock of the recording's arrivals begins."""
+    return next((item.arrival_s for record in recording.records() for item in record.arrivals), 0.0)
 
-    A change of the rate is in the arrivals already.
+
+def outside_events(
+    recording: Recording, start: int, zero_s: float, given: Iterable[str] = (), *, with_aborts: bool = True
+) -> tuple[KnobEvent, ...]:
+    """What was done to the engine after record `start`: changes of limits but `given` ones, and aborts.
+
+    Times are from `zero_s` on. A change of the rate is in the arrivals already. Aborts name requests by number, so
+    they are of use only where all of them arrive, and when they did.
     """
-    zero_s = next((item.arrival_s for record in recording.records() for item in record.arrivals), 0.0)
-    events, index = [], recording.find(Mark.KNOB, -1)
-    while index is not None:
-        record = recording.record(index)
+    found = {index for mark in (Mark.KNOB, Mark.ABORT) for index in _marked(recording, mark, start)}
+    events = []
+    for record in (recording.record(index) for index in sorted(found)):
         changes = {change.name: change.new for change in record.knobs if change.name not in given}
-        if values := without_rate(changes):
-            events.append(KnobEvent(max(record.start_s - zero_s, 0.0), values))
-        index = recording.find(Mark.KNOB, index)
+        aborts = tuple(finish.number for finish in record.finishes if finish.reason == FinishReason.ABORT)
+        aborts = aborts if with_aborts else ()
+        events.append(KnobEvent(max(record.start_s - zero_s, 0.0), without_rate(changes), aborts))
     return tuple(events)
+
+
+def _marked(recording: Recording, mark: Mark, index: int) -> Iterator[int]:
+    found = recording.find(mark, index)
+    while found is not None:
+        yield found
+        found = recording.find(mark, found)

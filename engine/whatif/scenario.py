@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,17 @@ from schedtop.engine.sim.spec import PREFIX, SimDevice
 from schedtop.engine.telemetry import StepRecord
 from schedtop.engine.workload.source import Source
 
+ROUNDING_S = 1e-9
+"""Recorded times are moved to another zero: what fell on a step's start must not fall behind it."""
+
 
 @dataclass(frozen=True, slots=True)
 class KnobEvent:
-    """A change of live knobs at a time on the engine's clock."""
+    """A change of live knobs, or requests that were given up, at a time on the engine's clock."""
 
     at_s: float
     values: dict[str, Any]
+    aborts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +93,14 @@ class Scenario:
 
     def records(self, engine: Engine) -> Iterator[StepRecord]:
         """Every record of an engine that `build` made, with the scenario's changes on the way."""
-        held = self.changes.keys()
-        events = [KnobEvent(event.at_s, _except(event.values, held)) for event in self.events]
-        due = [event for event in events if event.values][::-1]
+        due = due_events(self.events, self.changes)
         late = bool(self.from_step and self.changes)
-        _apply_due(engine, due)
+        apply_due(engine, due)
         for record in step_through(engine, msgspec.structs.replace(self.config, duration_s=None, real_time=False)):
             yield record
-            _apply_due(engine, due)
+            apply_due(engine, due)
             if late and record.step >= self.from_step:
-                _set(engine, self.changes)
+                set_knobs(engine, self.changes)
                 late = False
 
     def pinned(self) -> Scenario:
@@ -163,17 +165,29 @@ def _except(values: Mapping[str, Any], names: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name not in names}
 
 
-def _apply_due(engine: Engine, due: list[KnobEvent]) -> None:
+def due_events(events: Iterable[KnobEvent], held: Iterable[str]) -> list[KnobEvent]:
+    """What is to happen, last first, for `apply_due`; knobs that are `held` keep what they were set to."""
+    left = [replace(event, values=_except(event.values, set(held))) for event in events]
+    return [event for event in left if event.values or event.aborts][::-1]
+
+
+def apply_due(engine: Engine, due: list[KnobEvent]) -> None:
+    """Carry out, and take from `due`, what comes before the engine's next step."""
     if not due:
         return
     now_s = engine.clock_s
     if not engine.num_unfinished:
         now_s = max(now_s, engine.next_wake_s() or now_s)
-    while due and due[-1].at_s <= now_s:
-        _set(engine, due.pop().values)
+    while due and due[-1].at_s <= now_s + ROUNDING_S:
+        event = due.pop()
+        if event.values:
+            set_knobs(engine, event.values)
+        for number in event.aborts:
+            engine.abort(number)
 
 
-def _set(engine: Engine, values: Mapping[str, Any]) -> None:
+def set_knobs(engine: Engine, values: Mapping[str, Any]) -> None:
+    """Change live knobs. Raises `ConfigError` where the engine refuses."""
     reply = engine.set_knobs(values, by="what-if")
     if not reply.ok:
         raise ConfigError(f"at step {engine.observer.step}: {reply.text}")

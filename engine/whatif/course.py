@@ -1,0 +1,137 @@
+"""The course of a run: its figures over time, in bins that grow wider as the run grows longer."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from schedtop.engine.telemetry import StepRecord
+
+MAX_BINS = 1024
+FIRST_BIN_S = 0.01
+LEAST_S, RATIO, NUM_SIZES = 2e-5, 1.05, 420
+"""Latencies are counted by size: the smallest, the ratio between neighbours (so a size is within 2.5 %), how many."""
+
+SUMS = ("steps", "decode", "prefill", "draft", "budget", "usage", "running", "waiting", "preemptions")
+"""Of every bin; `usage` is a share of the pool. All are sums over the bin's steps."""
+
+Floats = npt.NDArray[np.float64]
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """Latencies: in bin `bins[i]` there were `counts[i]` of size `sizes[i]` (see `size_s`)."""
+
+    bins: list[int]
+    sizes: list[int]
+    counts: list[int]
+
+
+class Course(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums by bin, over `span_s` seconds. `longest_s` is the longest step that ended in a bin."""
+
+    span_s: float
+    bin_s: float
+    sums: dict[str, list[float]]
+    longest_s: list[float]
+    ttft: Spread
+    itl: Spread
+
+
+def size_s() -> list[float]:
+    """The middle of each size of latency, in seconds."""
+    return [LEAST_S * RATIO ** (size + 0.5) for size in range(NUM_SIZES)]
+
+
+class Tracer:
+    """Takes a run's records from `start_s` on, in order. Memory does not grow with the run."""
+
+    def __init__(self, start_s: float) -> None:
+        self.start_s = self.end_s = start_s
+        self.bin_s = FIRST_BIN_S
+        self._sums = np.zeros((MAX_BINS, len(SUMS)))
+        self._longest_s = np.zeros(MAX_BINS)
+        self._spreads = {kind: np.zeros((MAX_BINS, NUM_SIZES), dtype=np.int64) for kind in ("ttft", "itl")}
+
+    def add(self, record: StepRecord) -> None:
+        """Take in the next record; one of an idle engine only moves the end."""
+        self.end_s = max(self.end_s, record.end_s)
+        if not record.executed:
+            return
+        at_s = max(0.0, record.end_s - self.start_s)
+        while at_s >= MAX_BINS * self.bin_s:
+            self._widen()
+        place = int(at_s / self.bin_s)
+        self._sums[place] += _sums_of(record)
+        self._longest_s[place] = max(self._longest_s[place], record.end_s - record.start_s)
+        for kind, values in (("itl", _gaps(record)), ("ttft", np.array([late_s for _, late_s in record.ttft_s]))):
+            if len(values):
+                self._spreads[kind][place] += np.bincount(_sizes(values), minlength=NUM_SIZES)
+
+    def _widen(self) -> None:
+        """Twice as wide bins: each takes in its neighbour."""
+        self.bin_s *= 2
+        self._sums = _halved(self._sums, np.add)
+        self._longest_s = _halved(self._longest_s, np.maximum)
+        self._spreads = {kind: _halved(counts, np.add) for kind, counts in self._spreads.items()}
+
+    def course(self, bin_s: float) -> Course:
+        """What was taken in, in bins of `bin_s`, which must be this tracer's width or a later one."""
+        while self.bin_s < bin_s:
+            self._widen()
+        num = min(MAX_BINS, math.floor((self.end_s - self.start_s) / self.bin_s) + 1)
+        return Course(
+            span_s=self.end_s - self.start_s,
+            bin_s=self.bin_s,
+            sums={name: self._sums[:num, place].tolist() for place, name in enumerate(SUMS)},
+            longest_s=self._longest_s[:num].tolist(),
+            ttft=_spread(self._spreads["ttft"]),
+            itl=_spread(self._spreads["itl"]),
+        )
+
+
+def courses(tracers: list[Tracer]) -> list[Course]:
+    """All of them in bins of the same width."""
+    widest_s = max(tracer.bin_s for tracer in tracers)
+    return [tracer.course(widest_s) for tracer in tracers]
+
+
+def _sums_of(record: StepRecord) -> Floats:
+    blocks = record.blocks
+    used = blocks.held + blocks.shared
+    return np.array(
+        (
+            1,
+            record.decode_tokens,
+            record.prefill_tokens,
+            record.draft_tokens,
+            record.token_budget,
+            used / (used + blocks.cached_free + blocks.empty),
+            record.running,
+            record.waiting,
+            len(record.preemptions),
+        ),
+        dtype=np.float64,
+    )
+
+
+def _gaps(record: StepRecord) -> Floats:
+    gaps = np.frombuffer(record.itl_s, dtype=np.float32)
+    return gaps[~np.isnan(gaps)].astype(np.float64)
+
+
+def _sizes(values: Floats) -> npt.NDArray[np.int64]:
+    sizes = np.floor(np.log(np.maximum(values, LEAST_S) / LEAST_S) / math.log(RATIO))
+    return np.minimum(sizes, NUM_SIZES - 1).astype(np.int64)
+
+
+def _halved(bins: npt.NDArray[np.generic], join: np.ufunc) -> npt.NDArray[np.generic]:
+    joined = np.zeros_like(bins)
+    joined[: MAX_BINS // 2] = join(bins[0::2], bins[1::2])
+    return joined
+
+
+def _spread(counts: npt.NDArray[np.int64]) -> Spread:
+    bins, sizes = np.nonzero(counts)
+    return Spread(bins.tolist(), sizes.tolist(), counts[bins, sizes].tolist())

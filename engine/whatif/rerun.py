@@ -1,0 +1,366 @@
+"""A recording run again under other limits, from its start or from one of its steps, beside what was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import takewhile, zip_longest
+from typing import Any
+
+import msgspec
+from schedtop.engine.config import ConfigError, EngineConfig, WorkloadSpec
+from schedtop.engine.engine import Engine
+from schedtop.engine.headless import step_through
+from schedtop.engine.recording.reader import Recording
+from schedtop.engine.report import Report
+from schedtop.engine.sim.spec import parse_device
+from schedtop.engine.slo import Slo, parse_slo
+from schedtop.engine.telemetry import Snapshot, StepRecord, Totals
+from schedtop.engine.whatif.compare import setting
+from schedtop.engine.whatif.course import Course, Tracer, courses, size_s
+from schedtop.engine.whatif.divergence import Divergence, first_difference
+from schedtop.engine.whatif.figures import change_text, shown, value_text
+from schedtop.engine.whatif.fork import Fork
+from schedtop.engine.whatif.recorded import recorded_scenario, zero_s
+from schedtop.engine.whatif.scenario import (
+    ROUNDING_S,
+    Scenario,
+    apply_due,
+    check_changes,
+    due_events,
+    set_knobs,
+)
+
+OnProgress = Callable[[str, float], None]
+"""Gets what is being done, and a share of it."""
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be run again: the recording at `path` with `changes` (knob names to values).
+
+    `index` is the record after which they hold, None is the start. `snapshot` is the state after that record, for a
+    recording that cannot be decided again. `device` is simulated in place of the recorded one.
+    """
+
+    path: str
+    changes: dict[str, Any]
+    index: int | None = None
+    snapshot: Snapshot | None = None
+    slo: str | None = None
+    device: str | None = None
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure of the three runs as text. `verdict` is `better`, `worse`, `same`, or empty for neither."""
+
+    name: str
+    label: str
+    recorded: str
+    base: str
+    variant: str
+    change: str
+    verdict: str
+
+
+class Rerun(msgspec.Struct, frozen=True, kw_only=True):
+    """Three runs over the same requests: `recorded`, `base` (the recording run again as it was), `variant`.
+
+    `start_s` is where they begin on the recording's clock, after `step`. `exact`: the base is the recording, step
+    for step; else `drift` is the first step it decides otherwise. `divergence` is where base and variant part; None:
+    every step is the same. `unfinished` requests were in flight when the recording ended: then all runs end with it,
+    else when everything is served. `sizes_s` are the sizes of latencies in the courses.
+    """
+
+    device: str
+    step: int
+    start_s: float
+    num_steps: int
+    changes: dict[str, tuple[Any, Any]]
+    measured: bool
+    exact: bool
+    drift: Divergence | None
+    divergence: Divergence | None
+    recorded: Course
+    base: Course
+    variant: Course
+    sizes_s: list[float]
+    rows: list[Row]
+    unfinished: int
+    notes: list[str]
+
+
+@dataclass(slots=True)
+class Run:
+    """One of the runs while it is made; `start_s` and `before` are clock and totals where it begins."""
+
+    records: Iterator[StepRecord]
+    start_s: float
+    before: Totals
+    report: Report
+    tracer: Tracer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.tracer = Tracer(self.start_s)
+
+    def take(self, record: StepRecord) -> None:
+        self.report.add(record)
+        self.tracer.add(record)
+
+    def document(self) -> dict[str, Any]:
+        """The figures since `start_s`."""
+        report, before = self.report, msgspec.structs.asdict(self.before)
+        totals = {name: value - before[name] for name, value in msgspec.structs.asdict(report.totals).items()}
+        report.totals = Totals(**totals)
+        report.clock_s = max(0.0, report.clock_s - self.start_s)
+        return report.as_dict()
+
+
+def rerun(question: Question, on_progress: OnProgress = lambda what, share: None) -> Rerun:
+    """Answer a question. Pure: the same file and question give the same answer.
+
+    Raises `ConfigError` with one line for knobs and recordings that cannot be used.
+    """
+    changes = check_changes(question.changes, live=question.index is not None)
+    slo = parse_slo(question.slo) if question.slo else None
+    on_progress("reading the recording", 0.0)
+    given = {"device"} if question.device else set()
+    config = EngineConfig(workload=WorkloadSpec(source=question.path))
+    if question.device:
+        config = msgspec.structs.replace(config, device=question.device)
+    scenario = recorded_scenario(config, given)
+    with Recording(question.path) as recording:
+        if question.index is None:
+            stage = _from_start(recording, scenario, changes, slo)
+        else:
+            stage = _from_step(recording, scenario, changes, slo, question, on_progress)
+        return _play(recording, scenario, stage, question, on_progress)
+
+
+@dataclass(slots=True)
+class Stage:
+    """Three runs about to begin. `start` is the first record of the recording that they stand beside."""
+
+    recorded: Run
+    base: Run
+    variant: Run
+    start: int
+    changes: dict[str, tuple[Any, Any]]
+    device: str
+    ids: dict[int, str]
+    num_requests: int
+    unfinished: int
+    span_s: float
+    notes: list[str]
+
+    def __post_init__(self) -> None:
+        if self.unfinished:
+            for run in (self.base, self.variant):
+                run.records = _until(run.records, run.start_s + self.span_s)
+
+
+
+def _from_start(recording: Recording, scenario: Scenario, changes: dict[str, Any], slo: Slo | None) -> Stage:
+    snapshot, _ = recording.keyframe_before(0)
+    if snapshot.step or snapshot.requests:
+        raise ConfigError(
+            f"the recording begins at step {snapshot.step} of its engine: what had arrived before is not known, so it"
+            " can be run again from one of its steps only"
+        )
+    base, variant = scenario.pinned(), scenario.pinned().changed(changes)
+    engines = base.build(), variant.build()
+    begin_s = zero_s(recording)
+    runs = [
+        Run(one.records(engine), 0.0, Totals(), Report(slo))
+        for one, engine in zip((base, variant), engines, strict=True)
+    ]
+    return Stage(
+        recorded=Run(recording.records(), begin_s, Totals(), Report(slo)),
+        base=runs[0],
+        variant=runs[1],
+        start=0,
+        changes={name: (setting(engines[0], name), value) for name, value in changes.items()},
+        device=engines[0].header.device,
+        ids={},
+        num_requests=sum(len(record.arrivals) for record in recording.records()),
+        unfinished=_unfinished(recording),
+        span_s=recording.end_s - begin_s,
+        notes=[],
+    )
+
+
+def _from_step(
+    recording: Recording,
+    scenario: Scenario,
+    changes: dict[str, Any],
+    slo: Slo | None,
+    question: Question,
+    on_progress: OnProgress,
+) -> Stage:
+    index = question.index
+    assert index is not None
+    record = recording.record(index)
+    config = scenario.config
+    device = scenario.device or parse_device(config.device)
+    cost = device.step_cost(config.tensor_parallel_size, config.pipeline_parallel_size)
+    fork = Fork(recording, index, cost, config.seed, question.snapshot)
+    what = f"going to step {record.step}"
+    base = fork.engine(lambda share: on_progress(what, share / 2))
+    variant = fork.engine(lambda share: on_progress(what, 0.5 + share / 2))
+    old = {name: base.knobs.get(name) for name in changes}
+    if "rate" in changes:
+        old["rate"] = recording.header.workload.get("rate")
+    set_knobs(variant, changes)
+    runs = [
+        Run(_going_on(engine, fork, held), fork.clock_s, engine.observer.totals(), Report(slo))
+        for engine, held in ((base, ()), (variant, tuple(changes)))
+    ]
+    return Stage(
+        recorded=Run(recording.records(index + 1), fork.clock_s, record.totals, Report(slo)),
+        base=runs[0],
+        variant=runs[1],
+        start=index + 1,
+        changes={name: (old[name], value) for name, value in changes.items()},
+        device=device.spec,
+        ids={number: request.id for number, request in base.scheduler.state.requests.items()},
+        num_requests=base.num_unfinished + len(fork.arrivals),
+        unfinished=_unfinished(recording),
+        span_s=recording.end_s - fork.clock_s,
+        notes=fork.notes,
+    )
+
+
+def _unfinished(recording: Recording) -> int:
+    """Requests that the recording leaves in flight."""
+    last = recording.record(recording.num_records - 1)
+    return last.running + last.waiting
+
+
+def _until(records: Iterator[StepRecord], end_s: float) -> Iterator[StepRecord]:
+    return takewhile(lambda record: record.end_s <= end_s + ROUNDING_S, records)
+
+
+def _going_on(engine: Engine, fork: Fork, held: Iterable[str]) -> Iterator[StepRecord]:
+    due = due_events(fork.events, held)
+    apply_due(engine, due)
+    for record in step_through(engine, EngineConfig()):
+        yield record
+        apply_due(engine, due)
+
+
+def _play(
+    recording: Recording, scenario: Scenario, stage: Stage, question: Question, on_progress: OnProgress
+) -> Rerun:
+    """Run all three, and look where they part."""
+    beside = _Beside(stage)
+    divergence: Divergence | None = None
+    shares = [0.0, 0.0]
+    pairs: Any = zip_longest(stage.base.records, stage.variant.records)
+    for one, other in pairs:
+        if divergence is None:
+            stage.ids.update((arrival.number, arrival.id) for arrival in (one or other).arrivals)
+            divergence = first_difference(one, other, stage.ids)
+        for place, (run, record) in enumerate(((stage.base, one), (stage.variant, other))):
+            if record is not None:
+                run.take(record)
+                shares[place] = _share(stage, run, record)
+        if one is not None and one.executed:
+            beside.step(one)
+        on_progress("running both", sum(shares) / 2)
+    beside.rest()
+    if stage.unfinished:
+        for run in (stage.base, stage.variant):
+            run.report.close(run.start_s + stage.span_s)
+    measured = not recording.header.simulated_clock
+    recorded, base, variant = courses([run.tracer for run in (stage.recorded, stage.base, stage.variant)])
+    return Rerun(
+        device=stage.device,
+        step=0 if question.index is None else recording.record(question.index).step,
+        start_s=stage.recorded.start_s,
+        num_steps=stage.base.report.totals.steps - stage.base.before.steps,
+        changes=stage.changes,
+        measured=measured,
+        exact=beside.same and not measured,
+        drift=beside.drift,
+        divergence=divergence,
+        recorded=recorded,
+        base=base,
+        variant=variant,
+        sizes_s=size_s(),
+        rows=_rows(stage),
+        unfinished=stage.unfinished,
+        notes=[*scenario.notes, *stage.notes],
+    )
+
+
+def _share(stage: Stage, run: Run, record: StepRecord) -> float:
+    """How far a run has come: in time where that ends it, else in requests."""
+    if stage.unfinished:
+        return min(1.0, (record.end_s - run.start_s) / stage.span_s) if stage.span_s > 0 else 1.0
+    return (_ended(record.totals) - _ended(run.before)) / max(1, stage.num_requests)
+
+
+def _ended(totals: Totals) -> int:
+    return totals.finished + totals.refused + totals.aborted
+
+
+class _Beside:
+    """The recorded run beside the base: is every step the same?"""
+
+    def __init__(self, stage: Stage) -> None:
+        self._run, self._ids = stage.recorded, stage.ids
+        self._shift_s = stage.recorded.start_s - stage.base.start_s
+        self._cut = bool(stage.unfinished)
+        self.drift: Divergence | None = None
+        self._in_time = True
+
+    @property
+    def same(self) -> bool:
+        return self.drift is None and self._in_time
+
+    def step(self, base: StepRecord) -> None:
+        """Compare a step of the base with the recorded one in its place, if there is one."""
+        record = self._next()
+        if record is None or self.drift is not None:
+            return
+        self._in_time &= abs(record.end_s - self._shift_s - base.end_s) < 1e-6
+        self.drift = first_difference(record, base, self._ids)
+
+    def _next(self) -> StepRecord | None:
+        for record in self._run.records:
+            self._run.take(record)
+            if record.executed:
+                return record
+        return None
+
+    def rest(self) -> None:
+        """The base is over; what is recorded beyond it is a difference too, unless both were to end there."""
+        record = self._next()
+        if record is not None and self.drift is None and not self._cut:
+            self.drift = first_difference(record, None, self._ids)
+        while self._next() is not None:
+            pass
+
+
+def _rows(stage: Stage) -> list[Row]:
+    recorded, base, variant = (run.document() for run in (stage.recorded, stage.base, stage.variant))
+    rows = []
+    for figure in shown(base):
+        values = [figure.of(document) for document in (recorded, base, variant)]
+        old, new = values[1:]
+        verdict = ""
+        if old is not None and new is not None:
+            gain = (new - old) * figure.better
+            verdict = "same" if old == new else "better" if gain > 0 else "worse" if gain < 0 else ""
+        texts = [value_text(figure, value) for value in values]
+        rows.append(
+            Row(
+                name=figure.name,
+                label=figure.label,
+                recorded=texts[0],
+                base=texts[1],
+                variant=texts[2],
+                change=change_text(figure, old, new),
+                verdict=verdict,
+            )
+        )
+    return rows
