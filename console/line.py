@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len
 from rich.segment import Segment
@@ -10,6 +10,15 @@ from rich.style import Style
 from schedtop.console import text
 from schedtop.console.glyphs import to_ascii
 from textual.strip import Strip
+
+
+class WholeStrip(Strip):
+    """A strip that is seldom cut. Textual's own keeps itself among its parts, which only the collector of cycles
+    can free: at ten frames a second it would stop the console for 50 ms every other second."""
+
+    def divide(self, cuts: Iterable[int]) -> Sequence[Strip]:
+        cuts = list(cuts)
+        return [self] if cuts == [self.cell_length] else super().divide(cuts)
 
 
 class Line:
@@ -69,7 +78,7 @@ class Line:
         segments = [Segment(piece, style) for piece, style in pieces]
         if self.length < width:
             segments.append(Segment(" " * (width - self.length), base))
-        return Strip(segments, width)
+        return WholeStrip(segments, width)
 
     def _cut(self, width: int) -> list[tuple[str, Style]]:
         kept, length = [], 0
