@@ -99,29 +99,51 @@ class HostBatch:
 
 def lay_out(plan: StepPlan, rows: Rows, slots: SlotArray) -> HostBatch:
     """The flattened batch of a plan whose rows lie in `slots`. Draft tokens are written into `rows` on the way."""
-    ends = plan.computed + plan.tokens
     if plan.draft_token_ids is not None:
         drafts = np.maximum(plan.draft_token_ids, 0)
-        rows.write(slots, ends - plan.drafts, drafts, plan.drafts)
-    start_loc = np.zeros(len(slots) + 1, dtype=np.int32)
-    np.cumsum(plan.tokens, out=start_loc[1:])
-    row_of = np.repeat(np.arange(len(slots)), plan.tokens)
-    positions = np.arange(start_loc[-1]) - start_loc[row_of] + plan.computed[row_of]
-    slot_of = slots[row_of]
+        rows.write(slots, plan.computed + plan.tokens - plan.drafts, drafts, plan.drafts)
+    logit_tokens = _logit_tokens(plan, _starts(plan.tokens))
+    return flatten(rows, slots, rows.blocks, slots, plan.computed, plan.tokens, logit_tokens)
+
+
+def flatten(
+    rows: Rows,
+    slots: SlotArray,
+    tables: IntArray,
+    lines: SlotArray,
+    begins: IntArray,
+    counts: IntArray,
+    logit_tokens: LongArray,
+) -> HostBatch:
+    """A batch of the `counts[i]` tokens from position `begins[i]` on of each row `slots[i]`.
+
+    The row's block table is line `lines[i]` of `tables`.
+    """
+    ends = begins + counts
+    start_loc = _starts(counts)
+    row_of = np.repeat(np.arange(len(slots)), counts)
+    positions = np.arange(start_loc[-1]) - start_loc[row_of] + begins[row_of]
     block_size = rows.block_size
-    block_of = rows.blocks[slot_of, positions // block_size].astype(np.int64)
-    columns = -(-int(ends.max()) // block_size)
+    blocks = tables[lines, : -(-int(ends.max()) // block_size)]
+    block_of = blocks[row_of, positions // block_size].astype(np.int64)
     return HostBatch(
-        token_ids=rows.token_ids[slot_of, positions].astype(np.int64),
+        token_ids=rows.token_ids[slots[row_of], positions].astype(np.int64),
         positions=positions,
         slot_mapping=block_of * block_size + positions % block_size,
         query_start_loc=start_loc,
         seq_lens=ends,
-        blocks=rows.blocks[slots, :columns],
-        logit_tokens=_logit_tokens(plan, start_loc),
-        query_lens=plan.tokens,
-        contexts=plan.computed,
+        blocks=blocks,
+        logit_tokens=logit_tokens,
+        query_lens=counts,
+        contexts=begins,
     )
+
+
+def _starts(counts: IntArray) -> IntArray:
+    """Where each row's tokens begin in the batch, and where the last one's end."""
+    start_loc = np.zeros(len(counts) + 1, dtype=np.int32)
+    np.cumsum(counts, out=start_loc[1:])
+    return start_loc
 
 
 def _logit_tokens(plan: StepPlan, start_loc: IntArray) -> SlotArray:

@@ -1,12 +1,65 @@
-"""Drafts by prompt look-up: what followed the last time the sequence ended like this."""
+"""Who drafts, and drafts by prompt look-up: what followed the last time the sequence ended like this."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
 import numpy as np
-from schedtop.engine.plan import IntArray
+import torch
+from schedtop.engine.plan import IntArray, StepPlan
+from schedtop.engine.runner.rows import Rows, SlotArray
 
 LONGEST_MATCH = 4
 SHORTEST_MATCH = 2
+
+Pick = Callable[[torch.Tensor, IntArray, IntArray], IntArray]
+"""Tokens for logits, request numbers and positions; see `Picker.pick`."""
+
+Drafts = tuple[IntArray, IntArray]
+"""Drafts (rows, most drafts) and how many each row has, as `StepResult` takes them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A step whose outputs are known: row i of the plan lies in `slots[i]` of `rows`, with `ends[i]` tokens now."""
+
+    plan: StepPlan
+    rows: Rows
+    slots: SlotArray
+    ends: IntArray
+
+
+class Drafter(Protocol):
+    """Proposes what may follow. Drafts never change an output: they only save steps where they hold."""
+
+    def follow(self, plan: StepPlan, rows: Rows) -> None:
+        """Requests and blocks came and went; `rows` knows already."""
+        ...
+
+    def propose(self, step: Verified, count: int, pick: Pick) -> Drafts | None:
+        """Up to `count` drafts for each row that got an output. Called once per step, for no drafts too."""
+        ...
+
+
+class PromptLookUp:
+    """Drafts from the sequence itself; remembers nothing."""
+
+    def follow(self, plan: StepPlan, rows: Rows) -> None:
+        pass
+
+    def propose(self, step: Verified, count: int, pick: Pick) -> Drafts | None:
+        """See `look_up`."""
+        if not count:
+            return None
+        drafts = np.zeros((len(step.slots), count), dtype=np.int32)
+        num_drafts = np.zeros(len(step.slots), dtype=np.int32)
+        for row in np.flatnonzero(step.plan.samples).tolist():
+            found = look_up(step.rows.token_ids[step.slots[row], : step.ends[row]], count)
+            drafts[row, : len(found)] = found
+            num_drafts[row] = len(found)
+        return drafts, num_drafts
 
 
 def look_up(token_ids: IntArray, count: int) -> IntArray:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +28,23 @@ GRAPH_BYTES = 1 << 28
 UseCache = Callable[[PagedCache], None]
 
 
-def pool_blocks(
-    config: EngineConfig,
-    shape: CacheShape,
-    device: torch.device,
-    decoder: Decoder,
-    use_cache: UseCache,
-    settings: dict[str, Any],
-) -> int:
-    """Blocks of the pool. Raises `ConfigError` if not even one fits.
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A model with a cache in the pool. `use_cache` makes its decoder attend over another one."""
 
-    On a GPU the largest step is tried; `use_cache` makes the decoder attend over another cache.
+    shape: CacheShape
+    decoder: Decoder
+    use_cache: UseCache
+    spare_blocks: int = 0
+    """Blocks its cache has beside those of the pool."""
+
+
+def pool_blocks(
+    config: EngineConfig, tenants: Sequence[Tenant], device: torch.device, settings: dict[str, Any]
+) -> int:
+    """Blocks of the pool, each of which every tenant has. Raises `ConfigError` if not even one fits.
+
+    On a GPU the largest step of each is tried.
     """
     if config.kv_cache_memory_bytes is not None:
         budget = config.kv_cache_memory_bytes
@@ -52,16 +58,19 @@ def pool_blocks(
         flag = "the KV cache"
     else:
         flag = f"--gpu-memory-utilization {config.gpu_memory_utilization:g}"
-        activations = activation_bytes(shape, device, decoder, use_cache, largest_step_tokens(settings))
+        tokens = largest_step_tokens(settings)
+        activations = max(activation_bytes(t.shape, device, t.decoder, t.use_cache, tokens) for t in tenants)
         free, total = torch.cuda.mem_get_info(device)
         in_use = total - free
-        budget = int(total * config.gpu_memory_utilization) - in_use - activations - GRAPH_BYTES
-    if budget < shape.block_bytes:
+        budget = int(total * config.gpu_memory_utilization) - in_use - activations - GRAPH_BYTES * len(tenants)
+    budget -= sum(tenant.spare_blocks * tenant.shape.block_bytes for tenant in tenants)
+    block_bytes = sum(tenant.shape.block_bytes for tenant in tenants)
+    if budget < block_bytes:
         raise ConfigError(
-            f"{flag} leaves {max(budget, 0) / 1e6:.1f} MB, and one KV block takes {shape.block_bytes / 1e6:.1f} MB:"
+            f"{flag} leaves {max(budget, 0) / 1e6:.1f} MB, and one KV block takes {block_bytes / 1e6:.1f} MB:"
             " raise it, or serve a smaller model"
         )
-    return budget // shape.block_bytes
+    return budget // block_bytes
 
 
 def available_bytes(device: torch.device) -> int | None:

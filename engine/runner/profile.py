@@ -10,20 +10,25 @@ from typing import Any
 import torch
 from schedtop.engine.runner.attention import TorchAttention
 from schedtop.engine.runner.fused import NativeAttention, NativeOperations, TorchOperations
-from schedtop.engine.runner.linear import Linear, PackedLinear
+from schedtop.engine.runner.linear import Linear, NativeLinear, PackedLinear
+from schedtop.engine.runner.picker import Picker
 from schedtop.engine.runner.texts import Texts
 from schedtop.engine.runner.worker import ModelWorker
 
 STEP = "whole step"
+DRAFTS = "drafts"
 REST = "Python and inputs"
 PARTS: dict[str, tuple[tuple[type, str], ...]] = {
-    "linears": ((Linear, "__call__"), (PackedLinear, "__call__"), (torch.nn.Linear, "forward")),
+    "linears": (
+        *((kind, "__call__") for kind in (Linear, PackedLinear, NativeLinear)),
+        (torch.nn.Linear, "forward"),
+    ),
     "attention": ((TorchAttention, "__call__"), (NativeAttention, "__call__")),
     "norms, rotary, activation": tuple(
         (kind, name) for kind in (TorchOperations, NativeOperations) for name in ("add_norm", "rotate", "gate")
     ),
-    "sampling": ((ModelWorker, "_pick_tokens"),),
-    "drafts": ((ModelWorker, "_propose"),),
+    "sampling": ((Picker, "pick"),),
+    DRAFTS: ((ModelWorker, "_propose"),),
     "text": ((Texts, "extend"),),
     STEP: ((ModelWorker, "execute"),),
 }
@@ -35,6 +40,7 @@ class Profile:
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.steps = 0
+        self.drafting = False
 
     def shares(self) -> dict[str, tuple[float, float]]:
         """Milliseconds per step and share of the step, for each part and for what is left of the step."""
@@ -70,10 +76,14 @@ def _timed(owner: Any, name: str, part: str, profile: Profile) -> Iterator[None]
     inner: Callable[..., Any] = owner.__dict__[name]
 
     def timed(*arguments: Any, **named: Any) -> Any:
+        if profile.drafting:  # a draft model's own parts: all its time is that of the drafts
+            return inner(*arguments, **named)
+        profile.drafting = part == DRAFTS
         began_s = time.perf_counter()
         result = inner(*arguments, **named)
         profile.seconds[part] += time.perf_counter() - began_s
         profile.steps += part == STEP
+        profile.drafting = False
         return result
 
     setattr(owner, name, timed)

@@ -56,6 +56,10 @@ class Rows:
         slots = self._slots
         return np.fromiter((slots[number] for number in numbers.tolist()), dtype=np.intp, count=len(numbers))
 
+    def room_of(self, slots: SlotArray) -> IntArray:
+        """Tokens that each slot's blocks hold: int32."""
+        return self._num_blocks[slots] * self.block_size
+
     def write(self, slots: SlotArray, begin: IntArray, ids: IntArray, counts: IntArray) -> None:
         """Put the first `counts[i]` of `ids[i]` at positions `begin[i]` on of row `slots[i]`."""
         rows, places = np.nonzero(np.arange(ids.shape[1]) < counts[:, None])

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import torch
 from schedtop.engine.config import SchedulerConfig
-from schedtop.engine.plan import Worker
+from schedtop.engine.plan import StepPlan, Worker
 from schedtop.engine.request import Request, SamplingParams
 from schedtop.engine.runner.backend import make_kernel_decoder
 from schedtop.engine.runner.cache import CacheShape, PagedCache
 from schedtop.engine.runner.capped import torch_attention
+from schedtop.engine.runner.draft_model import DraftModel, scratch_columns
+from schedtop.engine.runner.forward import Forward
 from schedtop.engine.runner.fused import NativeAttention, NativeOperations
 from schedtop.engine.runner.general import GeneralDecoder
 from schedtop.engine.runner.guard import GuardedDecoder
@@ -37,6 +39,7 @@ from transformers import (
     SmolLM3Config,
 )
 
+CPU = torch.device("cpu")
 VOCAB = 211
 MODEL_LEN = 256
 COMMON: dict[str, Any] = {
@@ -156,6 +159,7 @@ class Served:
         self.worker = worker
         self.requests: list[Request] = []
         self.preemptions = self.chunked = self.cached = self.accepted = self.mixed = 0
+        self.drafts = self.steps = 0
         self.texts: dict[int, str] = {}
         self.reasons: dict[int, str] = {}
 
@@ -168,6 +172,8 @@ class Served:
     def step(self) -> None:
         plan = self.scheduler.schedule(0.0)
         result = self.worker.execute(plan)
+        self.steps += 1
+        self.drafts += int(plan.drafts[~padded(plan)].sum())
         self.chunked += int((~plan.samples).sum())
         self.mixed += bool((plan.tokens > 8).any() and (plan.tokens == 1).any())
         self.accepted += int(np.maximum(result.num_sampled - 1, 0).sum())
@@ -186,10 +192,42 @@ class Served:
         return [list(request.output_token_ids) for request in self.requests]
 
 
+def padded(plan: StepPlan) -> Any:
+    """Rows whose drafts, if any, are placeholders that nobody drafted."""
+    fresh = [entry.request.number for entry in plan.started]
+    return np.isin(plan.numbers, fresh)
+
+
 def build_worker(name: str, route: str, config: SchedulerConfig, **options: Any) -> ModelWorker:
-    """A worker on the CPU whose cache has exactly the blocks of `config`."""
+    """A worker on the CPU whose cache has exactly the blocks of `config`; `draft` names a draft model."""
+    options.setdefault("num_speculative_tokens", config.num_speculative_tokens)
+    tell = options.pop("tell", refuse)
+    decoder = build_decoder(name, route, config, tell)
+    draft, draft_tokens = options.pop("draft", None), options.pop("draft_tokens", config.max_num_batched_tokens)
+    if draft is not None:
+        num_rows = options.pop("scratch_rows", config.max_num_seqs)
+        spare = num_rows * scratch_columns(config.block_size)
+        options["drafter"] = DraftModel(
+            Forward(build_decoder(draft, route, config, tell, spare), CPU),
+            block_size=config.block_size,
+            num_blocks=config.num_blocks,
+            num_rows=num_rows,
+            max_tokens=draft_tokens,
+            max_model_len=config.max_model_len,
+            window=config.sliding_window,
+        )
+    if route.startswith("kernels"):
+        graphs = options.pop("graphs", None)
+        options["graphs"] = None if graphs is None else graphs(decoder, config)
+        options["sampler"] = KernelSampler(CPU, tell)
+    return ModelWorker(decoder, config.block_size, CPU, **options)
+
+
+def build_decoder(
+    name: str, route: str, config: SchedulerConfig, tell: Callable[[str], None], spare_blocks: int = 0
+) -> Any:
+    """A model's decoder on a route, with a cache of the blocks of `config` and some to spare."""
     model = build_model(name)
-    device = torch.device("cpu")
     head_size = model.model.layers[0].self_attn.head_dim
     shape = CacheShape(
         model.config.num_hidden_layers,
@@ -198,33 +236,19 @@ def build_worker(name: str, route: str, config: SchedulerConfig, **options: Any)
         head_size,
         torch.float32,
     )
-    cache = PagedCache(shape, config.num_blocks, device)
-    soft_cap = layer_soft_cap(model.config)
-    options.setdefault("num_speculative_tokens", config.num_speculative_tokens)
+    cache = PagedCache(shape, config.num_blocks + spare_blocks, CPU)
     if route.startswith("kernels"):
-        tell = options.pop("tell", refuse)
-        guarded = kernel_decoder(model, route, cache, config.max_model_len, tell)
-        graphs = options.pop("graphs", None)
-        return ModelWorker(
-            guarded,
-            config.block_size,
-            device,
-            graphs=None if graphs is None else graphs(guarded, config),
-            sampler=KernelSampler(device, tell),
-            **options,
-        )
-    attention, operations = torch_attention(cache, soft_cap), None
+        return kernel_decoder(model, route, cache, config.max_model_len, tell)
+    attention, operations = torch_attention(cache, layer_soft_cap(model.config)), None
     if route == "native":
-        library = load_native(torch.float32, torch.device("cpu"))
+        library = load_native(torch.float32, CPU)
         if library is None:
             pytest.skip("no C compiler here")
         attention, operations = NativeAttention(cache, library), NativeOperations(library)
-    if route != "general":
-        assert is_lean(model)
-        decoder: Any = LeanDecoder(model, attention, config.max_model_len, operations)
-    else:
-        decoder = GeneralDecoder(model, attention)
-    return ModelWorker(decoder, config.block_size, device, **options)
+    if route == "general":
+        return GeneralDecoder(model, attention)
+    assert is_lean(model)
+    return LeanDecoder(model, attention, config.max_model_len, operations)
 
 
 def refuse(line: str) -> None:
@@ -257,6 +281,9 @@ def scheduler_config(name: str, **changes: Any) -> SchedulerConfig:
     return SchedulerConfig(**{**values, **changes})
 
 
+OPTIONS = ("texts", "seed", "graphs", "tell", "draft", "draft_tokens", "scratch_rows")
+
+
 class Lab:
     """What the tests of this folder build from."""
 
@@ -267,7 +294,7 @@ class Lab:
 
     @staticmethod
     def serve(name: str, route: str = "lean", **changes: Any) -> Served:
-        options = {key: changes.pop(key) for key in ("texts", "seed", "graphs", "tell") if key in changes}
+        options = {key: changes.pop(key) for key in OPTIONS if key in changes}
         config = scheduler_config(name, **changes)
         return Served(config, build_worker(name, route, config, **options))
 

@@ -23,7 +23,7 @@ def test_the_pool_takes_what_weights_and_activations_leave(
 ) -> None:
     """A GPU of 1 GB that holds 0.3 GB already; the step is a real one on the CPU, its memory is made up."""
     worker = lab.serve("llama").worker
-    decoder = worker._decoder
+    decoder = worker._forward.decoder
     in_use = 3 * 10**8
 
     def use_cache(cache: PagedCache) -> None:
@@ -41,9 +41,8 @@ def test_the_pool_takes_what_weights_and_activations_leave(
     monkeypatch.setattr(memory, "GRAPH_BYTES", 5 * 10**6)
     monkeypatch.setattr(memory, "activation_bytes", on_cpu(memory.activation_bytes))
     config = EngineConfig(device="cuda", gpu_memory_utilization=utilization)
-    blocks = memory.pool_blocks(
-        config, SHAPE, torch.device("cuda", 0), decoder, use_cache, {"max_batched_tokens_ceiling": 100}
-    )
+    tenants = [memory.Tenant(SHAPE, decoder, use_cache)]
+    blocks = memory.pool_blocks(config, tenants, torch.device("cuda", 0), {"max_batched_tokens_ceiling": 100})
     assert blocks == (GPU_BYTES * utilization - in_use - peak - 5 * 10**6) // SHAPE.block_bytes
 
 
@@ -59,6 +58,6 @@ def test_a_step_that_does_not_fit(lab: Any) -> None:
     def full(cache: PagedCache) -> None:
         raise torch.OutOfMemoryError("full")
 
-    decoder = lab.serve("llama").worker._decoder
+    decoder = lab.serve("llama").worker._forward.decoder
     with pytest.raises(ConfigError, match="a step of 100 tokens does not fit"):
         memory.activation_bytes(SHAPE, CPU, decoder, full, 100)
