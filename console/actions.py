@@ -25,6 +25,7 @@ SCOPES: Mapping[str, str] = MappingProxyType(
         "changes": "Changes [9] of the Knobs screen",
         "findings": "Explain: findings",
         "finding": "Explain: why",
+        "rerun": "Re-run screen",
     }
 )
 
@@ -69,6 +70,33 @@ REPLAY_ACTIONS: tuple[Action, ...] = (
     Action("jump", ("J",), "Jump", "To a step, a time, a share, an event", footer="jump", mode=REPLAY),
     Action("replay_start", (), "Go to the beginning", "Of the recording", mode=REPLAY),
     Action("replay_end", ("end",), "Go to the end", "Of the recording", mode=REPLAY),
+    Action(
+        "rerun_step",
+        ("r",),
+        "Re-run from this step",
+        "With the staged knobs, beside what was recorded",
+        mode=REPLAY,
+    ),
+    Action(
+        "rerun_start",
+        ("b",),
+        "Re-run from the start",
+        "With the staged knobs, beside what was recorded",
+        mode=REPLAY,
+    ),
+    Action("rerun_show", ("v",), "Show the last re-run", "Over the recorded run", mode=REPLAY),
+    Action(
+        "knob_rerun", ("enter",), "Re-run from this step", "With the staged values", "knobs", "re-run", mode=REPLAY
+    ),
+    Action("moment_earlier", ("left", "h"), "Earlier moment", "", "rerun", footer="moment", mode=REPLAY),
+    Action("moment_later", ("right", "l"), "Later moment", "", "rerun", mode=REPLAY),
+    Action("moment_parting", ("d",), "The first difference", "", "rerun", footer="difference", mode=REPLAY),
+    Action(
+        "moment_show", ("enter",), "Show the moment in the replay", "In all panels", "rerun", "show", mode=REPLAY
+    ),
+    Action("span_shorter", ("plus", "equals_sign"), "Shorter stretch", "", "rerun", "closer", mode=REPLAY),
+    Action("span_longer", ("minus",), "Longer stretch", "", "rerun", mode=REPLAY),
+    Action("rerun_over", ("o",), "Over what", "The recorded run, or its own re-run", "rerun", "over", mode=REPLAY),
 )
 
 ACTIONS: tuple[Action, ...] = (
@@ -131,8 +159,14 @@ ACTIONS: tuple[Action, ...] = (
     Action("knob_apply", ("enter",), "Apply the staged values", "All or none", "knobs", footer="apply"),
     Action("knob_undo", ("u",), "Undo", "Stage the values before your last change", "knobs", footer="undo"),
     Action(
-        "knob_try", ("c",), "Apply on trial, or confirm", "Goes back by itself after 30 s", "knobs", footer="try"
+        "knob_try",
+        ("c",),
+        "Apply on trial, or confirm",
+        "Goes back by itself when time is up",
+        "knobs",
+        footer="try",
     ),
+    Action("knob_untry", ("r",), "End the trial now", "Back to the values before it", "knobs", mode=LIVE),
     Action("knob_launch", ("R",), "Launch values", "Stage what the engine started with", "knobs"),
     Action("preset_stage", ("enter",), "Stage the preset", "Where it differs", "presets", footer="stage"),
     Action("preset_save", ("w",), "Save the present values as a preset", "", "presets", footer="save"),

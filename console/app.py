@@ -34,8 +34,7 @@ from schedtop.console.screens.live import LiveScreen
 from schedtop.console.screens.request import RequestScreen
 from schedtop.console.trial import Trials
 from schedtop.console.view import View
-from schedtop.engine.knobs import KnobValue
-from schedtop.engine.telemetry import Drain, Incoming, Notice, Reply, SetKnobs
+from schedtop.engine.telemetry import Drain, Incoming, Notice, Reply
 from schedtop.themes.load import DEFAULT, Theme, load_themes
 from textual.app import App
 from textual.theme import Theme as TextualTheme
@@ -97,12 +96,12 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self.feed = self._open_feed(link, reopen, now)
         self.feed.why_ended = why_ended
         self.forecaster = Forecaster(self.history, foretell, self._on_change)
-        self.desk = KnobDesk(self.history)
+        self.desk = self._open_desk()
         self.desk.forecaster = self.forecaster
         self.live_screen = self.LIVE_SCREEN(self.view, self.registry, self.desk)
         slos = {"ttft": self.options.ttft_slo_s, "itl": self.options.itl_slo_s}
-        given = {kind: limit_s for kind, limit_s in slos.items() if limit_s is not None}
-        self.trials = Trials(self.history, given, now, self._revert)
+        self.slos_s = {kind: limit_s for kind, limit_s in slos.items() if limit_s is not None}
+        self.trials = Trials(self.history, now)
         bounds = Bounds(self.options.ttft_slo_s, self.options.itl_slo_s)
         self.explain = self._open_explain_desk(bounds)
         self.output_dir = self.options.output_dir or Path.cwd()
@@ -119,6 +118,9 @@ class ConsoleApp(App[None], inherit_bindings=False):
 
     def _open_feed(self, link: Any, reopen: Callable[[], Link] | None, now: Callable[[], float]) -> Feed:
         return Feed(link, self.history, self._on_change, self._on_reply, reopen, now)
+
+    def _open_desk(self) -> KnobDesk:
+        return KnobDesk(self.history)
 
     def _open_explain_desk(self, bounds: Bounds) -> ExplainDesk:
         return ExplainDesk(self.history, bounds)
@@ -155,7 +157,6 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self.exit(return_code=128 + number)
 
     async def on_unmount(self) -> None:
-        self.trials.end("the console was left")
         if self.options.embedded and not self.options.read_only:
             # The engine lives for this console alone: what is in flight need not be waited for.
             self.feed.send(Drain(self.feed.next_command(), now=True))
@@ -204,9 +205,10 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self.feed.looked()
         self._take_status()
         self._take_findings()
-        with self.history.lock:
-            self.trials.check()
-        self.view.trial = self.trials.trial
+        self.view.trial = self.trials.pending
+        outcome = self.trials.take_outcome()
+        if outcome is not None:
+            self.front.say(outcome.text, "ok" if outcome.level == "info" else "warn")
         self.front.paint()
 
     @property
@@ -229,16 +231,6 @@ class ConsoleApp(App[None], inherit_bindings=False):
         """Open the Knobs screen."""
         if not isinstance(self.screen, KnobsScreen):
             self.push_screen(KnobsScreen(self.view, self.registry, self.desk))
-
-    def _revert(self, values: dict[str, KnobValue], why: str) -> None:
-        """Go back to the values before a trial."""
-
-        def replied(reply: Reply) -> None:
-            words = f"back to {', '.join(values)} as before: {why}" if reply.ok else f"cannot go back: {reply.text}"
-            self.history.note(Notice("warning", words))
-            self.front.say(words, "warn" if reply.ok else "breach")
-
-        self.command(lambda id: SetKnobs(id, values, by="trial ended"), replied)
 
     def _tick(self) -> None:
         """Let the age of the data count on while nothing arrives."""

@@ -59,6 +59,10 @@ class KnobDesk:
         low, high, _ = bounds(knob, self.ceilings)
         return f"{_bound(low)}..{_bound(high)}"
 
+    def value_in(self, state: State, name: str) -> Any:
+        """A knob's value at the shown moment."""
+        return state.knobs.get(name)
+
     def shown(self, name: str) -> KnobValue:
         """The value the next key press starts from: staged if there is one, else the current one."""
         return self.staged.get(name, self.current.get(name))
@@ -129,7 +133,7 @@ class KnobDesk:
 
     def stage_launch(self) -> bool:
         """Stage the values the engine started with; False if nothing differs."""
-        launch = {name: self.launch_value(name) for name in self.current}
+        launch = {knob.name: self.launch_value(knob.name) for knob in self.live_knobs()}
         self.staged = {name: value for name, value in launch.items() if self.current.get(name) != value}
         return bool(self.staged)
 

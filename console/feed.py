@@ -64,7 +64,7 @@ class Feed:
         self._closing.set()
         self._link.close()
         if self._thread.is_alive():
-            self._thread.join(2.0)
+            self._thread.join(0.5)
 
     def looked(self) -> None:
         """The screen took up the present state: tell it of the next change."""

@@ -10,7 +10,7 @@ from schedtop.console.glyphs import Glyphs
 from schedtop.console.history import History, Moment
 from schedtop.console.options import ConsoleOptions
 from schedtop.console.palette import Palette
-from schedtop.console.trial import Trial
+from schedtop.console.trial import Pending
 
 WINDOWS_S = (10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
 STEPS_PER_COLUMN = (1, 2, 4, 8, 16, 32, 64)
@@ -67,7 +67,7 @@ class View:
     received_at_s: float | None = None
     badge: str = ""
     replay: ReplayStatus | None = None
-    trial: Trial | None = None
+    trial: Pending | None = None
     hurried: bool = False
     keyed: bool = False
     _moment: Moment | None = None

@@ -95,7 +95,10 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """All that starts an engine process. `scheduler` holds only what was set explicitly, by knob name."""
+    """All that starts an engine process. `scheduler` holds only what was set explicitly, by knob name.
+
+    `join_within_s`: wall time that the first step waits for a console.
+    """
 
     device: str = "sim:llama-3.1-8b@h100"
     model: str | None = None
@@ -113,3 +116,4 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     record_text: bool = False
     metrics_port: int | None = None
     socket: str | None = None
+    join_within_s: float = 0.0

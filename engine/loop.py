@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+import msgspec
 from schedtop.engine.channel.protocol import Sink, encode
 from schedtop.engine.channel.server import ChannelServer
 from schedtop.engine.telemetry import (
     Abort,
     Drain,
+    EndTrial,
     Header,
     Incoming,
     Notice,
@@ -24,6 +26,7 @@ from schedtop.engine.telemetry import (
     StepRecord,
     TextDelta,
 )
+from schedtop.engine.trial import Trials
 
 POLL_GAP_S = 0.001
 """The channel is looked at no more often than this while steps follow each other without a pause."""
@@ -58,6 +61,8 @@ class Steppable(Protocol):
     def num_unfinished(self) -> int: ...
     @property
     def paused(self) -> bool: ...
+    @property
+    def knobs(self) -> Mapping[str, Any]: ...
     def snapshot(self) -> Snapshot: ...
     def step(self) -> StepRecord | None: ...
     def tell(self) -> StepRecord | None: ...
@@ -106,7 +111,7 @@ class ServiceLoop:
 
     A sink that raises `OSError` is reported and removed from `sinks`. `real_time` paces a simulated clock;
     `duration_s` ends the run at that engine time, the end of the workload does unless `stay`. `notices` are told
-    once it serves.
+    once it serves. The first step waits up to `join_within_s` of wall time for a console.
     """
 
     def __init__(
@@ -119,6 +124,7 @@ class ServiceLoop:
         duration_s: float | None = None,
         stay: bool = True,
         notices: Sequence[str] = (),
+        join_within_s: float = 0.0,
         report: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._engine = engine
@@ -127,6 +133,7 @@ class ServiceLoop:
         self._duration_s = duration_s
         self._stay = stay
         self._notices = notices
+        self._join_within_s = join_within_s
         self._report = report
         self._simulated = engine.header.simulated_clock
         self._pace = Pace(engine.clock_s) if real_time and self._simulated else None
@@ -136,14 +143,17 @@ class ServiceLoop:
         self._end_by_s: float | None = None
         self._told_end_of_work = False
         self._knobs_version = engine.snapshot().knobs_version
+        self._trials = Trials(engine, self._tell)
         self.last_step = 0
 
     def run(self) -> str:
         """Step until the end; returns its reason. What the engine raises passes through."""
-        self._server.ready(self._engine.header, self._engine.snapshot)
+        self._server.ready(self._engine.header, self._snapshot)
         for text in self._notices:
             self.notice("info", text)
+        self._await_console()
         while (reason := self._end_reason()) is None:
+            self._trials.check()
             record = self._engine.tell() if self._too_early() else self._engine.step()
             if record is not None:
                 self._hand_out(record)
@@ -162,8 +172,24 @@ class ServiceLoop:
 
     def notice(self, level: str, text: str) -> None:
         """One line for the consoles and the log."""
-        self._report(text)
-        self._server.notice(Notice(level=level, text=text))
+        self._tell(Notice(level=level, text=text))
+
+    def _tell(self, notice: Notice) -> None:
+        self._report(notice.text)
+        self._server.notice(notice)
+
+    def _snapshot(self) -> Snapshot:
+        snapshot = self._engine.snapshot()
+        trial = self._trials.pending
+        return snapshot if trial is None else msgspec.structs.replace(snapshot, trial=trial)
+
+    def _await_console(self) -> None:
+        """A console that sees every step knows every latency; one that never comes must not hold the engine up."""
+        until_s = time.monotonic() + self._join_within_s
+        while not self._server.num_joined and self._asked is None and time.monotonic() < until_s:
+            self._take_commands(until_s - time.monotonic())
+        if self._pace:
+            self._pace.rebase(self._engine.clock_s)
 
     def _end_reason(self) -> str | None:
         if self._duration_s is not None and self._next_s() >= self._duration_s:
@@ -199,6 +225,7 @@ class ServiceLoop:
 
     def _hand_out(self, record: StepRecord) -> None:
         self.last_step, self._knobs_version = record.step, record.knobs_version
+        self._trials.watch(record)
         encoded = encode(record)
         self._server.write(record, encoded)
         for name, sink in list(self._sinks.items()):
@@ -234,7 +261,7 @@ class ServiceLoop:
         wait_s = self._idle_wait_s()
         if self._end_by_s is not None:
             wait_s = min(wait_s, self._end_by_s - time.monotonic())
-        self._serve_until(time.monotonic() + wait_s, or_command=True)
+        self._serve_until(time.monotonic() + min(wait_s, self._trials.left_s()), or_command=True)
         if paused and self._pace:
             self._pace.rebase(self._engine.clock_s)
 
@@ -264,13 +291,17 @@ class ServiceLoop:
 
     def _serve_until(self, deadline_s: float, or_command: bool = False) -> None:
         while True:
-            commands = self._server.poll(deadline_s - time.monotonic())
-            for peer, command in commands:
-                self._server.reply(peer, self._obey(command))
+            any_came = self._take_commands(deadline_s - time.monotonic())
             now_s = time.monotonic()
-            if now_s >= deadline_s or (or_command and commands) or self._asked is not None:
+            if now_s >= deadline_s or (or_command and any_came) or self._asked is not None:
                 break
         self._next_poll_s = now_s + POLL_GAP_S
+
+    def _take_commands(self, timeout_s: float) -> bool:
+        commands = self._server.poll(timeout_s)
+        for peer, command in commands:
+            self._server.reply(peer, self._obey(command))
+        return bool(commands)
 
     def _obey(self, command: Incoming) -> Reply:
         try:
@@ -286,7 +317,9 @@ class ServiceLoop:
         engine = self._engine
         match command:
             case SetKnobs():
-                return engine.set_knobs(command.values, command.expected_version, command.by, command.dry_run)
+                return self._trials.set_knobs(command)
+            case EndTrial():
+                return self._trials.end(command)
             case Pause():
                 engine.pause()
                 return "paused"

@@ -225,6 +225,7 @@ def _load(config: EngineConfig, owned: bool, server: ChannelServer, life: Life, 
             duration_s=config.duration_s,
             stay=owned or config.workload is None,
             notices=notices,
+            join_within_s=config.join_within_s,
             report=_log,
         )
     return life.loop

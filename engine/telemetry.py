@@ -288,6 +288,20 @@ class Header(Message, tag=2, frozen=True):
     settings: dict[str, Any] = {}
 
 
+class Trial(Message, frozen=True):
+    """A knob change that the engine takes back unless it is confirmed, or at once when an SLO breaks.
+
+    `before` is what it goes back to; `left_s` wall time remained when this was said, none once the trial is over.
+    `slo_s` bounds the p95 of `ttft` and `itl`, seconds.
+    """
+
+    number: int
+    values: dict[str, Any]
+    before: dict[str, Any]
+    left_s: float
+    slo_s: dict[str, float] = {}
+
+
 class Snapshot(Message, tag=3, frozen=True):
     """The whole present state: sent when a console joins or lost records, and as a recording's keyframe."""
 
@@ -303,6 +317,7 @@ class Snapshot(Message, tag=3, frozen=True):
     paused: bool
     totals: Totals
     dropped: int = 0
+    trial: Trial | None = None
 
 
 class Stage(Message, tag=4, frozen=True):
@@ -313,10 +328,14 @@ class Stage(Message, tag=4, frozen=True):
 
 
 class Notice(Message, tag=5, frozen=True):
-    """One line for the operator: something went wrong, or was adjusted, and serving goes on."""
+    """One line for the operator: something went wrong, or was adjusted, and serving goes on.
+
+    `trial` is there where a change went on trial, or its trial ended.
+    """
 
     level: str
     text: str
+    trial: Trial | None = None
 
 
 class TextDelta(Message, tag=6, frozen=True):
@@ -395,7 +414,9 @@ class Command(Message, frozen=True):
 class SetKnobs(Command, tag=101, frozen=True):
     """Change limits. Refused as a whole if any value is refused or `expected_version` is not the present one.
 
-    `expected_version` None skips the check. `dry_run` only answers with the warnings.
+    `expected_version` None skips the check. `dry_run` only answers with the warnings. With `trial_s`, seconds of wall
+    time, the change is a `Trial`; `slo_s` are the bounds that end it early. A plain change of a knob on trial takes
+    that knob out of the trial.
     """
 
     id: int
@@ -403,6 +424,8 @@ class SetKnobs(Command, tag=101, frozen=True):
     expected_version: int | None = None
     by: str = ""
     dry_run: bool = False
+    trial_s: float | None = None
+    slo_s: dict[str, float] = {}
 
 
 class Pause(Command, tag=102, frozen=True):
@@ -444,4 +467,13 @@ class Join(Command, tag=107, frozen=True):
     protocol: int
 
 
-Incoming = SetKnobs | Pause | Resume | StepOnce | Abort | Drain | Join
+class EndTrial(Command, tag=108, frozen=True):
+    """End trial `number`: `keep` confirms its values, else they go back now."""
+
+    id: int
+    number: int
+    keep: bool
+    by: str = ""
+
+
+Incoming = SetKnobs | Pause | Resume | StepOnce | Abort | Drain | Join | EndTrial

@@ -75,6 +75,8 @@ class EverywhereCommands:
             if self.view.options.embedded
             else "The engine goes on without you."
         )
+        if self.view.trial is not None:
+            what += f" What is on trial goes back in {self.view.trial.left_s(self.view.now()):.0f} s."
         question = f"{text.plural(in_flight, 'request')} in flight. {what}"
         self.app.push_screen(QuitScreen(question), lambda yes: self.app.exit(return_code=0) if yes else None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from schedtop.console import text
@@ -10,7 +11,7 @@ from schedtop.console.screens.base import ConsoleScreen
 from schedtop.console.screens.everywhere import EverywhereCommands, engine_refuses
 from schedtop.console.trial import TRIAL_S
 from schedtop.engine.knobs import KnobError
-from schedtop.engine.telemetry import Reply, SetKnobs
+from schedtop.engine.telemetry import EndTrial, Reply, SetKnobs
 
 if TYPE_CHECKING:
     from schedtop.console.app import ConsoleApp
@@ -33,12 +34,18 @@ class KnobCommands:
         return self.screen.console
 
     def why_not(self, name: str) -> str | None:
-        if not name.startswith("knob_"):
+        if not name.startswith("knob_") or self.screen.view.replay is not None:
             return None
+        if name == "knob_untry" and self.app.trials.pending is None:
+            return "no change is on trial"
         refused = engine_refuses(self.screen.view)
         if refused is None and self.screen.view.pinned is not None:
             return "a past step is shown; End returns to the present"
         return refused
+
+    @property
+    def _does(self) -> str:
+        return "applies" if self.screen.view.replay is None else "re-runs with"
 
     def do_knob_up(self) -> None:
         self._nudge(1)
@@ -57,20 +64,27 @@ class KnobCommands:
         if knob is None:
             return
 
+        def typed(words: str) -> None:
+            try:
+                self.desk.stage(knob.name, words)
+            except KnobError as error:
+                self.desk.refused = str(error)
+            else:
+                self.foresee()
+
+        self._ask(f"{knob.name} ({self.desk.range_of(knob)})", text.value(self.desk.shown(knob.name)), typed)
+
+    def _ask(self, what: str, value: str, typed: Callable[[str], None]) -> None:
+        """Let the operator type something."""
+
         def done(words: str | None) -> None:
             if words is not None:
-                try:
-                    self.desk.stage(knob.name, words)
-                except KnobError as error:
-                    self.desk.refused = str(error)
-                else:
-                    self.foresee()
+                typed(words)
             self.screen.set_focus(self.panel)
             self.screen.paint()
 
         self.prompt.on_help = EverywhereCommands(self.screen).do_help
-        shown = text.value(self.desk.shown(knob.name))
-        self.prompt.ask(f"{knob.name} ({self.desk.range_of(knob)})", shown, done)
+        self.prompt.ask(what, value, done)
 
     def do_knob_apply(self) -> None:
         if not self.desk.staged:
@@ -80,16 +94,37 @@ class KnobCommands:
 
     def do_knob_try(self) -> None:
         """Confirm what is on trial; without that, apply the staged values on trial."""
-        if self.app.trials.confirm():
-            self.screen.say("confirmed: the change stays", "ok")
+        if self.app.trials.pending is not None:
+            self._end_trial(keep=True)
         elif not self.desk.staged:
             self.screen.say("stage a change first; c then applies it for a while only", "warn")
         else:
-            self._apply("trial", on_trial=True)
+            watched = " or once an SLO breaks" if self.app.slos_s else ""
+            self._ask(f"seconds until it goes back unless confirmed{watched} ({TRIAL_S:g})", "", self._try)
 
-    def _apply(self, by: str, on_trial: bool = False) -> None:
+    def _try(self, words: str) -> None:
+        try:
+            seconds = float(words) if words.strip() else TRIAL_S
+        except ValueError:
+            self.screen.say(f"{words!r} is no number of seconds", "breach")
+        else:
+            self._apply("trial", seconds)
+
+    def do_knob_untry(self) -> None:
+        self._end_trial(keep=False)
+
+    def _end_trial(self, keep: bool) -> None:
+        trial = self.app.trials.pending
+        assert trial is not None
+
+        def replied(reply: Reply) -> None:
+            self.screen.say(reply.text, "ok" if reply.ok else "breach")
+
+        self.app.command(lambda id: EndTrial(id, trial.number, keep, by="key"), replied)
+
+    def _apply(self, by: str, trial_s: float | None = None) -> None:
         values, version = self.desk.applying(), self.screen.view.history.live.knobs_version
-        before = {name: self.desk.current.get(name) for name in values}
+        slos_s = {} if trial_s is None else self.app.slos_s
 
         def replied(reply: Reply) -> None:
             if not reply.ok:
@@ -98,13 +133,12 @@ class KnobCommands:
                 return
             self.desk.applied(values)
             words = f"applied {', '.join(values)}"
-            if on_trial:
-                self.app.trials.begin(before, values)
-                words += f": goes back in {TRIAL_S:.0f} s unless c confirms it"
+            if trial_s is not None:
+                words += f": goes back in {trial_s:g} s unless c confirms it"
             notes = "; ".join(reply.warnings)
             self.screen.say(words + (f": {notes}" if notes else ""), "ok")
 
-        self.app.command(lambda id: SetKnobs(id, values, version, by=by), replied)
+        self.app.command(lambda id: SetKnobs(id, values, version, by, trial_s=trial_s, slo_s=slos_s), replied)
 
     def do_knob_undo(self) -> None:
         if self.desk.stage_undo():
@@ -116,14 +150,14 @@ class KnobCommands:
     def do_knob_launch(self) -> None:
         if self.desk.stage_launch():
             self.foresee()
-            self.screen.say("the launch values are staged; Enter applies them")
+            self.screen.say(f"the launch values are staged; Enter {self._does} them")
         else:
             self.screen.say("every knob is at its launch value")
 
     def foresee(self) -> None:
-        """Ask the engine what the staged values would do."""
+        """Ask the engine what the staged values would do; a recording has none."""
         values: dict[str, Any] = dict(self.desk.staged)
-        if not values:
+        if not values or self.screen.view.replay is not None:
             return
 
         def replied(reply: Reply) -> None:

@@ -86,7 +86,8 @@ class KnobsScreenCommands:
             desk.stage(name, value)
         self.screen.knob_commands.foresee()
         self.screen.set_focus(self.screen.knobs)
-        self.screen.say(f"{preset.name} is staged; Enter applies it")
+        does = "applies it" if self.screen.view.replay is None else "re-runs with it"
+        self.screen.say(f"{preset.name} is staged; Enter {does}")
 
     def do_preset_save(self) -> None:
         screen = self.screen

@@ -35,7 +35,7 @@ def banner(view: View) -> tuple[str, str] | None:
     if view.trial is not None:
         changed = ", ".join(f"{name} {text.value(value)}" for name, value in view.trial.values.items())
         left_s = view.trial.left_s(view.now())
-        return f"On trial: {changed}. Goes back in {left_s:.0f} s unless c in [6] confirms it.", "warn"
+        return f"On trial: {changed}. Goes back in {left_s:.0f} s; in [6] c confirms, r ends it now.", "warn"
     return None
 
 

@@ -21,8 +21,12 @@ class KnobsPanel(Panel):
 Changes are staged first: + and - move the selected knob by its step, = types a value, Enter applies all staged
 values together, Esc drops them. Nothing reaches the engine before Enter.
 Before that the engine is asked what the change will do; its answer stands below the list.
+c applies on trial: the engine takes the change back by itself unless c confirms it in time, or at once when an SLO
+given at the start breaks; r ends the trial now. It does so without this console, too.
 u stages the values before your last change, R those the engine started with; Enter then applies them.
 A lower max_num_seqs stops nobody: 16->12 draining 14 means fourteen still run and two must finish first.
+In a replay Enter runs the recording again with the staged values from the shown step on, b from its start; what
+is set at start-up only can be staged there too, for a re-run from the start.
 `auto` leaves a knob to its rule. The range at the right comes from the knob or from a start-up ceiling."""
 
     def __init__(self, view: View, desk: KnobDesk, *, id: str) -> None:
@@ -33,17 +37,27 @@ A lower max_num_seqs stops nobody: 16->12 draining 14 means fourteen still run a
 
     def headline(self) -> Pieces:
         if self.view.replay is not None:
-            return [("locked: a recording", "warn")]
+            return self._replay_headline()
         if self.view.options.read_only:
             return [("read-only", "warn")]
         if self.view.stale:
             return [("the engine is gone", "warn")]
         if self.view.trial is not None:
             left_s = self.view.trial.left_s(self.view.now())
-            return [(f"on trial: goes back in {left_s:.0f} s", "warn"), ("c confirms", "muted")]
+            return [
+                (f"on trial: goes back in {left_s:.0f} s", "warn"),
+                ("c confirms", "muted"),
+                ("r ends it", "muted"),
+            ]
         if self.desk.staged:
             return [(f"{len(self.desk.staged)} staged", "warn"), ("Enter applies", "muted"), ("Esc drops", "muted")]
         return [("nothing staged", "muted")]
+
+    def _replay_headline(self) -> Pieces:
+        if not self.desk.staged:
+            return [("a recording: stage values for a re-run", "muted")]
+        again = "Enter re-runs from here, b from the start"
+        return [(f"{len(self.desk.staged)} staged", "warn"), (again, "muted"), ("Esc drops", "muted")]
 
     def body(self, width: int, height: int) -> list[Line]:
         live = self.desk.live_knobs()
@@ -69,7 +83,8 @@ A lower max_num_seqs stops nobody: 16->12 draining 14 means fourteen still run a
         line = Line().add(view.glyphs.cursor if selected else " ", palette.on("accent", under))
         line.add(text.fit(knob.name, name_width) + " ", palette.on("text", under))
         state = view.moment.state
-        value = text.value(state.knobs.get(knob.name))
+        present = desk.value_in(state, knob.name)
+        value = text.value(present)
         draining = desk.draining(knob.name, state)
         if knob.name in desk.staged:
             line.add(value, palette.on("muted", under)).add(view.glyphs.arrow, palette.on("muted", under))
@@ -80,10 +95,12 @@ A lower max_num_seqs stops nobody: 16->12 draining 14 means fourteen still run a
                 line.add(f" draining {draining}", palette.on("warn", under))
         bounds = Line()
         launch = desk.launch_value(knob.name)
-        if width >= 70 and launch != state.knobs.get(knob.name):
+        if width >= 70 and launch != present:
             bounds.add(f"launch {text.value(launch)}   ", palette.on("muted", under))
         if width >= 70 and knob.unit:
             bounds.add(f"{knob.unit}   ", palette.on("faint", under))
+        if self.view.replay is not None and not knob.live:
+            bounds.add("from the start only   " if width >= 70 else "start ", palette.on("faint", under))
         bounds.add(f"{desk.range_of(knob):>10} ", palette.on("muted", under))
         line.right(width, bounds, palette.on("text", under))
         return line.pad(width, palette.on("text", under))

@@ -98,6 +98,13 @@ def _remove_stale(path: Path) -> None:
     raise ChannelError(f"an engine already listens on {path}: choose another path")
 
 
+def remove_socket(text: str) -> None:
+    """Remove the file of an address, if it has one."""
+    address = parse_address(text)
+    if isinstance(address, Unix):
+        Path(address.path).unlink(missing_ok=True)
+
+
 def peer_uid(sock: socket.socket) -> int | None:
     """User id at the other end of a Unix socket; None for TCP."""
     if sock.family != socket.AF_UNIX:

@@ -7,20 +7,17 @@ import selectors
 import socket
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
-from schedtop.engine.channel.listen import listen, peer_uid
+from schedtop.engine.channel.listen import listen, peer_uid, remove_socket
 from schedtop.engine.channel.peer import Peer
 from schedtop.engine.channel.protocol import (
     ChannelError,
     Sink,
-    Unix,
     decode_incoming,
     encode,
     mismatch,
-    parse_address,
 )
 from schedtop.engine.telemetry import (
     PROTOCOL,
@@ -136,9 +133,7 @@ class ChannelServer(Sink):
         for peer in list(self._peers):
             self._drop(peer)
         self._selector.close()
-        address = parse_address(self.address)
-        if isinstance(address, Unix):
-            Path(address.path).unlink(missing_ok=True)
+        remove_socket(self.address)
 
     def _push_joined(self, body: bytes) -> None:
         for peer in self._peers:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 
 import msgspec
 from schedtop.engine.channel.client import ChannelClient
-from schedtop.engine.channel.listen import default_address
+from schedtop.engine.channel.listen import default_address, remove_socket
 from schedtop.engine.channel.protocol import ChannelError
 from schedtop.engine.config import EngineConfig
 
 _STDERR_LINES = 200
 _RETRY_S = 0.02
+_TERMINATE_WITHIN_S = 0.3
 
 
 class EngineProcess:
@@ -65,15 +68,17 @@ class EngineProcess:
         """Let the engine drain and exit; end it by force if it takes longer. Returns its exit code."""
         if self.process.stdin and not self.process.stdin.closed:
             self.process.stdin.close()
-        try:
+        with suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGCONT)  # one that was suspended hears nothing else
+        with suppress(subprocess.TimeoutExpired):
             return self.process.wait(within_s)
-        except subprocess.TimeoutExpired:
-            self.process.terminate()
-        try:
-            return self.process.wait(2.0)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-        return self.process.wait()
+        self.process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            return self.process.wait(_TERMINATE_WITHIN_S)
+        self.process.kill()
+        code = self.process.wait()
+        remove_socket(self.address)
+        return code
 
     def _read_stderr(self) -> None:
         assert self.process.stderr is not None

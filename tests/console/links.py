@@ -6,15 +6,19 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 
+import msgspec
 from schedtop.engine.telemetry import (
+    EndTrial,
     Incoming,
     KnobChange,
+    Notice,
     Outgoing,
     Pause,
     Reply,
     Resume,
     SetKnobs,
     StepOnce,
+    Trial,
 )
 from synthetic import SyntheticEngine
 
@@ -76,15 +80,31 @@ class EngineLink(PlayedLink):
         self.engine = engine
         self.refuse = refuse
         self.warnings: list[str] = []
+        self.trial: Trial | None = None
 
     def run_steps(self, num: int) -> None:
         self.push(*self.engine.records(num))
 
+    def end_trial(self, keep: bool, why: str) -> None:
+        """As the engine ends one: the values go back, and everybody is told."""
+        assert self.trial is not None
+        if not keep:
+            self.push(self.engine.run_step(self.trial.before))
+        level = "info" if keep else "warning"
+        self.push(Notice(level, why, msgspec.structs.replace(self.trial, left_s=0.0)))
+        self.trial = None
+
     def answer(self, command: Incoming) -> None:
         engine = self.engine
+        if isinstance(command, EndTrial):
+            self.end_trial(command.keep, "confirmed" if command.keep else "ended by hand")
         if isinstance(command, SetKnobs):
             refusal = self.refuse(command)
             if not refusal and not command.dry_run:
+                if command.trial_s is not None:
+                    before = {name: engine.knobs[name] for name in command.values}
+                    self.trial = Trial(1, command.values, before, command.trial_s, command.slo_s)
+                    self.push(Notice("info", "on trial", self.trial))
                 self.push(engine.run_step(command.values))
             words = refusal or ("checked" if command.dry_run else "applied")
             self.push(Reply(command.id, not refusal, words, engine.version, list(self.warnings)))

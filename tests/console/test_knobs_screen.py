@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from links import EngineLink
@@ -14,9 +15,8 @@ from schedtop.console.history import History
 from schedtop.console.presets import BUILT_IN, PresetError, load_presets, save_preset
 from schedtop.console.screens.knobs import KnobsScreen
 from schedtop.console.screens.live import LiveScreen
-from schedtop.console.trial import Trials
 from schedtop.engine.knobs import check_value
-from schedtop.engine.telemetry import SetKnobs
+from schedtop.engine.telemetry import EndTrial, SetKnobs, Trial
 from seat import COMPACT, STRIP, WIDE, seated
 from synthetic import SyntheticEngine
 
@@ -109,42 +109,6 @@ def test_a_broken_preset_file_is_told_and_the_rest_stays(tmp_path: Path) -> None
     assert presets == list(BUILT_IN) and "left out" in problems[0]
 
 
-def test_a_trial_goes_back_when_nobody_confirms() -> None:
-    clock, reverted = Clock(), []
-    trials = Trials(History(), {}, clock, lambda values, why: reverted.append((values, why)))
-    trials.begin({"max_num_seqs": 16}, {"max_num_seqs": 8}, 30.0)
-    clock.now_s = 29.9
-    trials.check()
-    assert not reverted
-    clock.now_s = 30.1
-    trials.check()
-    trials.check()
-    assert reverted == [({"max_num_seqs": 16}, "not confirmed in time")]
-
-
-def test_a_confirmed_trial_stays() -> None:
-    clock, reverted = Clock(), []
-    trials = Trials(History(), {}, clock, lambda values, why: reverted.append(values))
-    trials.begin({"a": 1}, {"a": 2}, 5.0)
-    assert trials.confirm() and not trials.confirm()
-    clock.now_s = 60.0
-    trials.check()
-    assert not reverted
-
-
-def test_a_broken_slo_ends_a_trial_at_once() -> None:
-    history, engine = served(300, 0, max_num_scheduled_tokens=256)
-    reverted: list[str] = []
-    trials = Trials(history, {"itl": 0.001}, Clock(), lambda values, why: reverted.append(why))
-    trials.begin({"a": 1}, {"a": 2}, 30.0)
-    trials.check()
-    assert not reverted
-    for record in engine.records(200):
-        history.apply(record)
-    trials.check()
-    assert len(reverted) == 1 and "ITL p95" in reverted[0] and "SLO of 1 ms" in reverted[0]
-
-
 @pytest.mark.parametrize("size", [WIDE, COMPACT, STRIP, (300, 80)])
 async def test_the_screen_opens_and_escape_returns(size: tuple[int, int]) -> None:
     async with seated(size) as seat:
@@ -176,27 +140,54 @@ async def test_present_values_become_a_preset(tmp_path: Path) -> None:
 
 
 async def test_a_trial_counts_down_and_is_confirmed() -> None:
-    async with seated() as seat:
-        text = await seat.press("6", "down", "down", "-", "c")
-        assert "On trial: max_num_seqs 15" in text
-        assert seat.app.trials.trial is not None
-        text = await seat.press("c")
-        assert "confirmed" in text and seat.app.trials.trial is None
-        assert seat.app.history.live.knobs["max_num_seqs"] == 15
-
-
-async def test_an_unconfirmed_trial_is_taken_back() -> None:
     clock = Clock()
-    link = EngineLink(SyntheticEngine(rate=12.0, num_blocks=300), 100)
-    async with seated(link=link, now=clock) as seat:
-        await seat.press("6", "down", "down", "-", "c")
+    async with seated(now=clock) as seat:
+        text = await seat.press("6", "down", "down", "-", "c")
+        assert "seconds until it goes back unless confirmed or once an SLO breaks (30)" in text
+        text = await seat.press("enter")
+        assert "On trial: max_num_seqs 15. Goes back in 30 s" in text
+        asked = seat.asked(SetKnobs)[-1]
+        assert asked.trial_s == 30.0 and asked.slo_s == {"ttft": 0.5, "itl": 0.08}
+        clock.now_s += 12.0
+        await seat.settle()
+        assert "Goes back in 18 s" in seat.text
+        text = await seat.press("c")
+        assert "confirmed" in text and "On trial" not in text
+        assert seat.asked(EndTrial)[-1].keep
         assert seat.app.history.live.knobs["max_num_seqs"] == 15
-        clock.now_s += 31.0
-        await seat.settle()
-        await seat.settle()
+
+
+async def test_a_trial_is_as_long_as_was_typed_and_ended_by_hand() -> None:
+    async with seated() as seat:
+        assert "no change is on trial" in await seat.press("6", "r")
+        assert "is no number of seconds" in await seat.press("down", "down", "-", "c", *"soon", "enter")
+        await seat.press("c", *"120", "enter")
+        assert seat.asked(SetKnobs)[-1].trial_s == 120.0
+        text = await seat.press("r")
+        assert "ended by hand" in text and "On trial" not in text
         assert seat.app.history.live.knobs["max_num_seqs"] == 16
-        assert seat.asked(SetKnobs)[-1].by == "trial ended"
-        assert "not confirmed in time" in seat.text
+
+
+async def test_a_trial_the_engine_took_back_is_told() -> None:
+    async with seated() as seat:
+        await seat.press("6", "down", "down", "-", "c", "enter")
+        assert isinstance(seat.link, EngineLink)
+        seat.link.end_trial(keep=False, why="back to max_num_seqs 16: not confirmed in time")
+        await seat.settle()
+        assert "not confirmed in time" in seat.text and "On trial" not in seat.text
+        assert seat.app.history.live.knobs["max_num_seqs"] == 16
+
+
+async def test_a_trial_of_another_console_is_shown_and_can_be_ended() -> None:
+    engine = SyntheticEngine(rate=12.0, num_blocks=300)
+    link = EngineLink(engine)
+    link.trial = Trial(1, {"max_num_seqs": 16}, {"max_num_seqs": 12}, 20.0)
+    link.messages[1] = msgspec.structs.replace(engine.snapshot(), trial=link.trial)
+    link.run_steps(50)
+    async with seated(link=link) as seat:
+        assert "On trial: max_num_seqs 16" in seat.text
+        await seat.press("6", "r")
+        assert seat.app.history.live.knobs["max_num_seqs"] == 12 and "On trial" not in seat.text
 
 
 async def test_a_change_leads_to_its_step() -> None:

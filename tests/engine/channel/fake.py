@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import types
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,16 +90,21 @@ class Outcome:
 
 
 class FakeEngine:
-    """Takes `steps` steps of 10 ms each (None: for ever), then idles; fails at step `fails_at`."""
+    """Takes `steps` steps of 10 ms each (None: for ever), then idles; fails at one; aborting a number below 0 hangs it."""
 
     def __init__(
-        self, steps: int | None = None, num_rows: int = 4, fails_at: int = -1, simulated: bool = True
+        self,
+        steps: int | None = None,
+        num_rows: int = 4,
+        fails_at: int = -1,
+        simulated: bool = True,
     ) -> None:
         self.header = header(simulated_clock=bool(simulated))
         self.clock_s = 0.0
         self.paused = False
         self.drained = False
         self.knobs_version = 1
+        self.knobs: dict[str, Any] = {"max_num_seqs": 8}
         self.aborted: list[int] = []
         self._left = steps
         self._num_rows = num_rows
@@ -111,7 +117,13 @@ class FakeEngine:
         return 0 if self.drained or self._left == 0 else self._num_rows
 
     def snapshot(self) -> t.Snapshot:
-        return snapshot(self.seq, knobs_version=self.knobs_version, paused=self.paused, clock_s=self.clock_s)
+        return snapshot(
+            self.seq,
+            knobs=dict(self.knobs),
+            knobs_version=self.knobs_version,
+            paused=self.paused,
+            clock_s=self.clock_s,
+        )
 
     def step(self) -> t.StepRecord | None:
         if self.num_unfinished == 0 or (self.paused and not self._once):
@@ -136,7 +148,9 @@ class FakeEngine:
             raise ValueError("no knob is called 'nonsense'")
         if expected_version not in (None, self.knobs_version):
             return Outcome(False, "changed meanwhile", self.knobs_version)
-        self.knobs_version += not dry_run
+        if not dry_run:
+            self.knobs_version += 1
+            self.knobs |= values
         return Outcome(True, "set", self.knobs_version, ["8 running, cap 3: 5 must finish first"])
 
     def pause(self) -> None:
@@ -149,6 +163,8 @@ class FakeEngine:
         self._once = True
 
     def abort(self, number: int) -> bool:
+        while number < 0:
+            time.sleep(1)
         self.aborted.append(number)
         return number < self._num_rows
 

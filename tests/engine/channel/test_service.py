@@ -174,6 +174,24 @@ def test_a_killed_engine_is_seen_at_once(start: Start) -> None:
     assert engine.exit_cause() == "the engine was killed by signal 9"
 
 
+def test_a_suspended_engine_still_ends_in_order(start: Start) -> None:
+    engine = start()
+    with engine.connect() as client:
+        until(client, t.StepRecord)
+        engine.process.send_signal(signal.SIGSTOP)
+        client.send(t.Drain(1, now=True))
+        assert engine.close(300) == 0
+
+
+def test_an_engine_that_hears_nothing_is_killed_and_leaves_no_socket(start: Start) -> None:
+    engine = start()
+    with engine.connect() as client:
+        until(client, t.StepRecord)
+        client.send(t.Abort(1, -1))
+        assert engine.close(0.1) == -signal.SIGKILL
+    assert not Path(engine.address).exists()
+
+
 def test_the_duration_ends_the_run(start: Start) -> None:
     engine = start({"duration_s": 0.05})
     assert engine.process.wait(20) == 0
