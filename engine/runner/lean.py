@@ -6,6 +6,7 @@ Normalization", 2019), rotary positions (Su et al., "RoFormer", 2021), grouped-q
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,7 @@ from schedtop.engine.runner.attention import Attention
 from schedtop.engine.runner.batch import Batch
 from schedtop.engine.runner.files import LEAN_MODEL_TYPES
 from schedtop.engine.runner.fused import Operations, TorchOperations
-from schedtop.engine.runner.linear import Linear, make_linear
+from schedtop.engine.runner.linear import Linear, load_products, make_linear
 from transformers import PreTrainedModel
 
 
@@ -64,8 +65,9 @@ class LeanDecoder:
         self._embedding = inner.embed_tokens.weight.detach()
         self._norm = inner.norm.weight.detach()
         self._cos, self._sin = _rotary_tables(model, max_model_len)
-        self._layers = [_take_layer(layer, layer_window(layer, config)) for layer in inner.layers]
-        self._head = make_linear([model.lm_head])
+        products = load_products(self._embedding)
+        self._layers = [_take_layer(layer, layer_window(layer, config), products) for layer in inner.layers]
+        self._head = make_linear([model.lm_head], products)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor | None:
@@ -132,7 +134,7 @@ def layer_window(layer: Any, config: Any) -> int | None:
     return getattr(layer.self_attn, "sliding_window", None)
 
 
-def _take_layer(layer: Any, window: int | None) -> LeanLayer:
+def _take_layer(layer: Any, window: int | None, products: ctypes.CDLL | None) -> LeanLayer:
     attention, mlp = layer.self_attn, layer.mlp
 
     def norm(module: Any) -> torch.Tensor | None:
@@ -140,12 +142,12 @@ def _take_layer(layer: Any, window: int | None) -> LeanLayer:
 
     return LeanLayer(
         input_norm=layer.input_layernorm.weight.detach(),
-        qkv=make_linear([attention.q_proj, attention.k_proj, attention.v_proj]),
+        qkv=make_linear([attention.q_proj, attention.k_proj, attention.v_proj], products),
         query_norm=norm(getattr(attention, "q_norm", None)),
         key_norm=norm(getattr(attention, "k_norm", None)),
-        out=make_linear([attention.o_proj]),
+        out=make_linear([attention.o_proj], products),
         mlp_norm=layer.post_attention_layernorm.weight.detach(),
-        gate_up=make_linear([mlp.gate_proj, mlp.up_proj]),
-        down=make_linear([mlp.down_proj]),
+        gate_up=make_linear([mlp.gate_proj, mlp.up_proj], products),
+        down=make_linear([mlp.down_proj], products),
         window=window,
     )

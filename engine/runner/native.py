@@ -1,4 +1,4 @@
-"""`fused.c`, compiled on this machine the first time and kept in the user's cache; torch does its work without it.
+"""The C files, compiled on this machine the first time and kept in the user's cache; torch does their work without.
 
 `SCHEDTOP_NATIVE=0` switches it off.
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 import platformdirs
 import torch
 
-SOURCE = Path(__file__).with_name("fused.c")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("fused.c", "linear.c"))
 COMPILE = ("-O3", "-march=native", "-ffast-math", "-fopenmp", "-fPIC", "-c")
 LINK = ("-shared", "-fopenmp")
 """Without -ffast-math: linking with it would switch the whole process to flushing small numbers to zero."""
@@ -32,6 +32,8 @@ SIGNATURES = {
     "attend": [*[_POINTER] * 8, *[_LONG] * 8, _FLOAT, _INT],
     "attend_tiles": [*[_POINTER] * 9, *[_LONG] * 8, _FLOAT, _INT],
 }
+PRODUCTS = {"linear": [*[_POINTER] * 4, *[_LONG] * 3, _INT]}
+"""Only where `panel_width` is not 0."""
 
 
 def load_native(dtype: torch.dtype, device: torch.device) -> ctypes.CDLL | None:
@@ -46,29 +48,32 @@ def load_native(dtype: torch.dtype, device: torch.device) -> ctypes.CDLL | None:
         library = ctypes.CDLL(str(_compiled(compiler, DTYPE_FLAGS[dtype])))
     except (OSError, subprocess.SubprocessError):
         return None
-    for name, arguments in SIGNATURES.items():
+    library.panel_width.restype = _LONG
+    for name, arguments in (SIGNATURES | PRODUCTS if library.panel_width() else SIGNATURES).items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None
     return library
 
 
 def _compiled(compiler: str, flags: tuple[str, ...]) -> Path:
-    """The shared library, compiled now unless this source was compiled for this processor before."""
-    key = hashlib.sha256(SOURCE.read_bytes())
+    """The shared library, compiled now unless these sources were compiled for this processor before."""
+    key = hashlib.sha256(b"".join(source.read_bytes() for source in SOURCES))
     key.update(" ".join((compiler, *COMPILE, *LINK, *flags, _processor())).encode())
     folder = Path(platformdirs.user_cache_dir("schedtop")) / "native"
     target = folder / f"{key.hexdigest()[:24]}.so"
     if not target.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as work:
-            made, unit = Path(work) / target.name, Path(work) / "fused.o"
-            for command in (
-                [compiler, *COMPILE, *flags, str(SOURCE), "-o", str(unit)],
-                [compiler, *LINK, str(unit), "-o", str(made), "-lm"],
-            ):
-                subprocess.run(command, check=True, capture_output=True, timeout=120)
+            made, units = Path(work) / target.name, [Path(work) / f"{source.stem}.o" for source in SOURCES]
+            for source, unit in zip(SOURCES, units, strict=True):
+                _run([compiler, *COMPILE, *flags, str(source), "-o", str(unit)])
+            _run([compiler, *LINK, *map(str, units), "-o", str(made), "-lm"])
             os.replace(made, target)
     return target
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
 
 
 def _processor() -> str:
