@@ -156,8 +156,8 @@ ACTIONS: tuple[Action, ...] = (
     Action("knob_up", ("plus", "right", "l"), "Raise the knob", "Staged until Enter", "knobs", footer="raise"),
     Action("knob_down", ("minus", "left", "h"), "Lower the knob", "Staged until Enter", "knobs"),
     Action("knob_type", ("equals_sign",), "Type a value", "Staged until Enter", "knobs", footer="type"),
-    Action("knob_apply", ("enter",), "Apply the staged values", "All or none", "knobs", footer="apply"),
-    Action("knob_undo", ("u",), "Undo", "Stage the values before your last change", "knobs", footer="undo"),
+    Action("knob_apply", ("enter",), "Apply the staged values", "All or none", "knobs", "apply", mode=LIVE),
+    Action("knob_undo", ("u",), "Undo", "Stage the values before your last change", "knobs", "undo", mode=LIVE),
     Action(
         "knob_try",
         ("c",),
@@ -165,6 +165,7 @@ ACTIONS: tuple[Action, ...] = (
         "Goes back by itself when time is up",
         "knobs",
         footer="try",
+        mode=LIVE,
     ),
     Action("knob_untry", ("r",), "End the trial now", "Back to the values before it", "knobs", mode=LIVE),
     Action("knob_launch", ("R",), "Launch values", "Stage what the engine started with", "knobs"),

@@ -11,7 +11,7 @@ class Glyphs:
 
     `decode` … `unused` and `held` … `empty` are whole cells that tell the classes apart without colour. `eighths`
     are bottom-up partial cells (empty where the set has none), `spark` is low to high, `progress` is cached,
-    computed, output, to come.
+    computed, output, to come; `area` fills below a curve, and `trace` is a line low, amid and high in its cell.
     """
 
     decode: str
@@ -40,6 +40,8 @@ class Glyphs:
     thumb: str
     short: str
     minus: str
+    area: str
+    trace: str
 
 
 UNICODE = Glyphs(
@@ -69,6 +71,8 @@ UNICODE = Glyphs(
     thumb="┃",
     short="…",
     minus="−",
+    area="░",
+    trace="▁━▔",
 )
 
 ASCII = Glyphs(
@@ -98,6 +102,8 @@ ASCII = Glyphs(
     thumb="#",
     short="~",
     minus="-",
+    area=":",
+    trace="ooo",
 )
 
 

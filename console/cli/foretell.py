@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import struct
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+from schedtop.console.cli.framed import read_message, write_message
 from schedtop.engine.telemetry import Arrival, Header, Snapshot
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 HORIZON_S = 10.0
 REPLICAS = 4
-
-_LENGTH = struct.Struct("<I")
 
 
 class ForecastError(Exception):
@@ -50,8 +48,10 @@ class ForecastProcess:
             self._process = self._start()
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
-            _write(self._process.stdin, msgspec.msgpack.encode(Asked(header, snapshot, dict(staged), list(recent))))
-            body = _read(self._process.stdout)
+            write_message(
+                self._process.stdin, msgspec.msgpack.encode(Asked(header, snapshot, dict(staged), list(recent)))
+            )
+            body = read_message(self._process.stdout)
         except OSError:
             body = None
         if body is None:
@@ -78,21 +78,11 @@ class ForecastProcess:
             self._process.wait()
 
 
-def _write(stream: IO[bytes], body: bytes) -> None:
-    stream.write(_LENGTH.pack(len(body)) + body)
-    stream.flush()
-
-
-def _read(stream: IO[bytes]) -> bytes | None:
-    head = stream.read(_LENGTH.size)
-    return stream.read(_LENGTH.unpack(head)[0]) if len(head) == _LENGTH.size else None
-
-
 def main() -> None:
     """Answer until stdin ends."""
     from schedtop.engine.whatif.forward import forecast
 
-    while (body := _read(sys.stdin.buffer)) is not None:
+    while (body := read_message(sys.stdin.buffer)) is not None:
         asked = msgspec.msgpack.decode(body, type=Asked)
         answer: tuple[str | None, Forecast | None]
         try:
@@ -107,7 +97,7 @@ def main() -> None:
             answer = (None, found)
         except ValueError as error:
             answer = (str(error), None)
-        _write(sys.stdout.buffer, msgspec.msgpack.encode(answer))
+        write_message(sys.stdout.buffer, msgspec.msgpack.encode(answer))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@ from schedtop.console.cli.attach import _console_flags
 from schedtop.console.cli.errors import CommandError
 from schedtop.console.cli.open_console import check_terminal, console_options
 from schedtop.console.cli.recording_flags import opened
+from schedtop.console.cli.rerun import beginner
 from schedtop.engine.recording.frames import RecordingError
+from schedtop.engine.sim.spec import parse_device
 
 
 @click.command("replay")
@@ -19,10 +21,25 @@ from schedtop.engine.recording.frames import RecordingError
 @click.option("--at", metavar="PLACE", help="Begin there: a step, 12.5s, 1:30, 40%, end, 'next preemption'.")
 @click.option("--speed", type=click.FloatRange(0.1, 1000), default=1.0, show_default=True, help="0.1 to 1000.")
 @click.option("--paused", is_flag=True, help="Begin paused.")
+@click.option("--device", metavar="SPEC", help="sim:…: re-runs are simulated on it, not on the recorded device.")
 @_console_flags
 @click.pass_context
-def command(ctx: click.Context, /, file: Path, at: str | None, speed: float, paused: bool, **flags: Any) -> None:
-    """Open the console over the recording FILE: play, step, jump; every panel shows what it holds for that step."""
+def command(
+    ctx: click.Context,
+    /,
+    file: Path,
+    at: str | None,
+    speed: float,
+    paused: bool,
+    device: str | None,
+    **flags: Any,
+) -> None:
+    """Open the console over the recording FILE: play, step, jump; every panel shows what it holds for that step.
+
+    Staged knobs run it again, from the shown step (r) or from the start (b), and show both runs over each other.
+    """
+    if device is not None:
+        parse_device(device)
     with opened(file, check=True) as recording:
         if not recording.num_records:
             raise CommandError(f"{recording.path} holds no step: there is nothing to replay")
@@ -31,5 +48,7 @@ def command(ctx: click.Context, /, file: Path, at: str | None, speed: float, pau
         check_terminal()
         from schedtop.console.replay.app import run_replay
 
-        code = run_replay(recording, console_options(flags, embedded=False), speed, paused, at, RecordingError)
+        options = console_options(flags, embedded=False)
+        begin = beginner(recording.path, flags.get("slo"), device)
+        code = run_replay(recording, options, speed, paused, at, RecordingError, begin)
     ctx.exit(code)

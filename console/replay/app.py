@@ -12,16 +12,21 @@ from platformdirs import user_config_path
 from schedtop.console import text
 from schedtop.console.actions import REPLAY
 from schedtop.console.app import PAINT_EVERY_S, ConsoleApp
+from schedtop.console.desk import KnobDesk
 from schedtop.console.explain.desk import ExplainDesk
 from schedtop.console.explain.window import Bounds
 from schedtop.console.feed import Feed
 from schedtop.console.history import History
 from schedtop.console.options import ConsoleOptions
 from schedtop.console.replay.commands import ReplayCommands
+from schedtop.console.replay.desk import ReplayDesk
 from schedtop.console.replay.findings import ReplayExplainDesk
 from schedtop.console.replay.history import RecordedHistory
 from schedtop.console.replay.jumps import Jumps
+from schedtop.console.replay.overlay import Overlay
 from schedtop.console.replay.player import Player
+from schedtop.console.replay.rerun import Begin, Reruns
+from schedtop.console.replay.rerun_screen import RerunScreen
 from schedtop.console.replay.source import Source
 from schedtop.console.replay.timeline import TimelineBar
 from schedtop.console.screens.base import Commands, ConsoleScreen
@@ -90,6 +95,7 @@ class ReplayApp(ConsoleApp):
     """Plays `source`. It begins at its first step, playing unless `paused`.
 
     `damage` is what the source raises for a stretch that cannot be read: a line for the operator, not a crash.
+    `rerun` begins runs with other knobs.
     """
 
     CSS_PATH: ClassVar[str] = "../console.tcss"
@@ -105,8 +111,11 @@ class ReplayApp(ConsoleApp):
         speed: float = 1.0,
         paused: bool = False,
         damage: type[Exception] = OSError,
+        rerun: Begin | None = None,
     ) -> None:
         super().__init__(cast(Any, source), options, None, now)
+        self.reruns = Reruns(rerun, self._on_change)
+        self.overlay = Overlay()
         self.damage = damage
         self.player = Player(cast(RecordedHistory, self.history), now, speed)
         self.jumps = Jumps(self.player, self.options.ttft_slo_s, self.options.itl_slo_s)
@@ -122,6 +131,9 @@ class ReplayApp(ConsoleApp):
     def _open_feed(self, link: Any, reopen: Any, now: Callable[[], float]) -> Feed:
         return cast(Feed, PlayerFeed(cast(RecordedHistory, self.history)))
 
+    def _open_desk(self) -> KnobDesk:
+        return ReplayDesk(self.history)
+
     def _open_explain_desk(self, bounds: Bounds) -> ExplainDesk:
         return ReplayExplainDesk(cast(RecordedHistory, self.history), bounds)
 
@@ -130,6 +142,15 @@ class ReplayApp(ConsoleApp):
             self.player.pause()
             self.explain.look(self.view)
         super().open_explain()
+
+    def show_rerun(self, words: str = "") -> None:
+        """Open the re-run screen over whatever is shown; `words` say what is being run."""
+        while not isinstance(self.screen, RerunScreen) and self.screen is not self.live_screen:
+            self.pop_screen()
+        if not isinstance(self.screen, RerunScreen):
+            self.push_screen(RerunScreen(self.view, self.registry, self))
+        if words:
+            cast(RerunScreen, self.front).progress.words = words
 
     def extra_commands(self, screen: ConsoleScreen) -> tuple[Commands, ...]:
         return (ReplayCommands(screen, self),)
@@ -162,6 +183,9 @@ class ReplayApp(ConsoleApp):
         except self.damage as error:
             self._tell_damage(error)
 
+    async def on_unmount(self) -> None:
+        self.reruns.cancel()
+
     def _tell_damage(self, error: Exception) -> None:
         self.player.pause()
         self.view.replay = self.player.status()
@@ -169,15 +193,21 @@ class ReplayApp(ConsoleApp):
 
 
 def run_replay(
-    source: Source, options: ConsoleOptions, speed: float, paused: bool, at: str | None, damage: type[Exception]
+    source: Source,
+    options: ConsoleOptions,
+    speed: float,
+    paused: bool,
+    at: str | None,
+    damage: type[Exception],
+    rerun: Begin | None = None,
 ) -> int:
-    """Replay a recording until the console is left; the exit code. `damage` as for `ReplayApp`.
+    """Replay a recording until the console is left; the exit code. `damage` and `rerun` as for `ReplayApp`.
 
     Raises `JumpError` where `at` is no place, `ActionError` for a bad `keys.toml`.
     """
     if options.config_dir is None:
         options = replace(options, config_dir=user_config_path("schedtop"))
-    app = ReplayApp(source, options, speed=speed, paused=paused or at is not None, damage=damage)
+    app = ReplayApp(source, options, speed=speed, paused=paused or at is not None, damage=damage, rerun=rerun)
     if at is not None:
         app.jumps.go(at)
         if not paused:

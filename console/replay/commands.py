@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from schedtop.console import text
+from schedtop.console.actions import key_name
+from schedtop.console.replay.desk import ReplayDesk
 from schedtop.console.replay.jumps import HINT, JumpError
 from schedtop.console.screens.base import ConsoleScreen
+from schedtop.engine.telemetry import Snapshot
 
 if TYPE_CHECKING:
     from schedtop.console.replay.app import ReplayApp
@@ -37,7 +40,50 @@ class ReplayCommands:
                 speed = self.player.speed
                 if speed >= 1000 if name == "faster" else speed <= 0.1:
                     return f"{speed:g}x is as {'fast' if name == 'faster' else 'slow'} as it goes"
+            case "rerun_step" | "rerun_start":
+                return self._why_no_rerun(from_step=name == "rerun_step")
+            case "knob_rerun" if self.app.desk.staged:
+                return self._why_no_rerun(from_step=True)
+            case "rerun_show" if self.app.reruns.outcome is None and self.app.reruns.doing is None:
+                return "nothing was run again yet"
         return None
+
+    def _why_no_rerun(self, *, from_step: bool) -> str | None:
+        desk = cast(ReplayDesk, self.app.desk)
+        if not self.app.reruns.possible:
+            return "this replay cannot run its recording again"
+        if not desk.staged:
+            return "stage a knob first (6, then + or - or =)"
+        if from_step and (names := desk.start_only()):
+            keys = " ".join(key_name(key) for key in self.screen.registry["rerun_start"].keys)
+            return f"{', '.join(names)} is set at start-up only: {keys} re-runs from the start"
+        if from_step and self.player.history.position >= self.player.last:
+            return "this is the last step"
+        return None
+
+    def do_rerun_step(self) -> None:
+        history = self.player.history
+        self._rerun(history.position, history.live.snapshot(), f"from step {history.live.step}")
+
+    def do_rerun_start(self) -> None:
+        self._rerun(None, None, "from the start")
+
+    def _rerun(self, index: int | None, snapshot: Snapshot | None, where: str) -> None:
+        self.player.pause()
+        staged = dict(self.app.desk.staged)
+        try:
+            self.app.reruns.begin(staged, index, snapshot)
+        except OSError as error:
+            self.screen.say(f"no process can be started: {error.strerror or error}", "breach")
+            return
+        values = ", ".join(f"{name}={text.value(value)}" for name, value in staged.items())
+        self.app.show_rerun(f"{values} {where}")
+
+    def do_rerun_show(self) -> None:
+        self.app.show_rerun()
+
+    def do_knob_rerun(self) -> None:
+        self.screen.action_act("rerun_step" if self.app.desk.staged else "knob_type")
 
     def do_play(self) -> None:
         if self.player.playing:

@@ -56,7 +56,7 @@ is set at start-up only can be staged there too, for a re-run from the start.
     def _replay_headline(self) -> Pieces:
         if not self.desk.staged:
             return [("a recording: stage values for a re-run", "muted")]
-        again = "Enter re-runs from here, b from the start"
+        again = "Enter re-runs, b from the start"
         return [(f"{len(self.desk.staged)} staged", "warn"), (again, "muted"), ("Esc drops", "muted")]
 
     def body(self, width: int, height: int) -> list[Line]:
