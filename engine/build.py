@@ -40,9 +40,14 @@ def build_engine(
     Raises `ConfigError` (or a `ValueError` with one clear line).
     """
     settings = check_settings(config)
+    simulated = device is not None or config.device.startswith(PREFIX)
+    if simulated and config.draft_model is not None:
+        raise ConfigError(
+            f"--draft-model={config.draft_model}: a simulated device runs no model: give --model, too"
+        )
     if config.workload is not None and looks_like_case(Path(config.workload.source)):
         return _build_case(config)
-    if device is not None or config.device.startswith(PREFIX):
+    if simulated:
         return _build_simulated(config, settings, device or parse_device(config.device))
     return _build_real(config, settings, on_stage)
 
@@ -147,6 +152,7 @@ def _build_real(config: EngineConfig, settings: dict[str, Any], on_stage: OnStag
     scheduler = msgspec.structs.replace(scheduler, cache_unexecuted_blocks=False)
     source = _open_source(config, scheduler, info.vocab_size)
     header = make_header(config, scheduler, source, info.model, info.device, info.vocab_size, simulated=False)
+    header = msgspec.structs.replace(header, settings={**header.settings, "drafts": info.drafts})
     return Engine(Scheduler(scheduler), worker, source, RealClock(), header)
 
 

@@ -97,7 +97,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True):
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All that starts an engine process. `scheduler` holds only what was set explicitly, by knob name.
 
-    `join_within_s`: wall time that the first step waits for a console.
+    `join_within_s`: wall time that the first step waits for a console. `draft_model` drafts for `model`.
     """
 
     device: str = "sim:llama-3.1-8b@h100"
@@ -117,3 +117,4 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     metrics_port: int | None = None
     socket: str | None = None
     join_within_s: float = 0.0
+    draft_model: str | None = None

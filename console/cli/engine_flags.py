@@ -30,6 +30,9 @@ def _bytes(ctx: click.Context, param: click.Parameter, value: str | None) -> int
 ENGINE_FLAGS = (
     click.option("--device", metavar="DEVICE", help="sim:MODEL@GPU, sim:@FILE.toml, cpu, cuda or auto."),
     click.option("--model", metavar="MODEL", help="A local folder, a GGUF file, a hub id or smollm2."),
+    click.option(
+        "--draft-model", metavar="MODEL", help="A small model of the same vocabulary that drafts for --model."
+    ),
     click.option("--workload", metavar="NAME|FILE", help="A generator, a trace, a recording or a golden case."),
     click.option("--seed", type=int, default=0, show_default=True, help="Seed of everything random."),
     click.option("--rate", type=float, help="Arrivals per second; a trace is scaled to it."),

@@ -53,9 +53,19 @@ def check_extra() -> None:
 
 
 def look_up(config: EngineConfig) -> ModelFiles:
-    """The files of the config's model, which is for a real device. Raises `ConfigError`."""
+    """The files of the config's model, which is for a real device. Raises `ConfigError`, for its draft model too."""
     check_dtype(config.dtype, config.device)
+    if config.draft_model is not None:
+        look_up_draft(config.draft_model)
     return find_model(DEFAULT_MODEL if config.model is None else config.model)
+
+
+def look_up_draft(name: str) -> ModelFiles:
+    """The files of a draft model. Raises `ConfigError`."""
+    try:
+        return find_model(name)
+    except ConfigError as error:
+        raise ConfigError(f"--draft-model: {error}") from None
 
 
 def check_dtype(dtype: str, device: str) -> None:

@@ -18,9 +18,12 @@ from schedtop.engine.runner.backend import choose_kernels, make_graphs, make_ker
 from schedtop.engine.runner.cache import CacheShape, PagedCache
 from schedtop.engine.runner.capped import torch_attention
 from schedtop.engine.runner.convert import convert
-from schedtop.engine.runner.files import ModelFiles, look_up
+from schedtop.engine.runner.draft_model import DraftModel, scratch_columns
+from schedtop.engine.runner.files import ModelFiles, look_up, look_up_draft
+from schedtop.engine.runner.forward import Forward
 from schedtop.engine.runner.fused import NativeAttention, NativeOperations, can_attend
 from schedtop.engine.runner.general import GeneralDecoder
+from schedtop.engine.runner.graphs import DecodeGraphs
 from schedtop.engine.runner.guard import GuardedDecoder
 from schedtop.engine.runner.hugepages import advise_huge_pages
 from schedtop.engine.runner.kernel_sampler import KernelSampler
@@ -37,6 +40,8 @@ from transformers import PreTrainedModel
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
 CPU_DEFAULTS = {"max_num_batched_tokens": 256, "max_num_seqs": 16}
 """Steps of the default model stay under a quarter of a second on two cores."""
+DRAFT_DEFAULTS = {"num_speculative_tokens": 4, "draft_slots": 1}
+"""With a draft model, which takes in the token that a step gave each request: one row more than its model's."""
 WORTH_HUGE_PAGES_BYTES = 64 << 20
 """Weights from this size on stream from memory in every step."""
 
@@ -49,6 +54,7 @@ class ModelInfo:
 
     `sliding_window` is given only where every layer has it, so that blocks before it may be released. `defaults`
     are scheduler settings that suit the device, for those not set. `sampling` is the model's own advice.
+    `drafts` names who drafts.
     """
 
     model: str
@@ -62,6 +68,7 @@ class ModelInfo:
     sampling: SamplingParams
     tokenizer: Tokenizer | None
     defaults: dict[str, Any] = field(default_factory=dict)
+    drafts: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +93,32 @@ def open_model(
     files = look_up(config)
     device = choose_device(config.device)
     loaded = load_model(files, config.dtype, device, on_stage)
-    settings = {**device_defaults(device), **checked}
-    block_size = settings.get("block_size") or int(BY_NAME["block_size"].default or 16)
-    shape = cache_shape(loaded.model, block_size, loaded.dtype)
+    defaults = {**device_defaults(device), **(DRAFT_DEFAULTS if config.draft_model is not None else {})}
+    settings = {**defaults, **checked}
+    settings["max_model_len"] = _model_len(loaded.model, settings)  # a draft model's sequences are no shorter
     notices: list[str] = []
 
     def tell(line: str) -> None:
         notices.append(line)
         on_stage(line)
 
-    decoder = _make_decoder(loaded.model, shape, device, settings, kernels, tell)
+    tenants = [_host(loaded, device, settings, kernels, tell)]
     _advise_huge_pages(loaded, device, move=True)
+    draft = None
+    if config.draft_model is not None:
+        draft = load_draft(config.draft_model, loaded, config.dtype, device, on_stage)
+        tenants.append(_host(draft, device, settings, kernels, tell, scratch_blocks(settings)))
     on_stage("sizing the KV cache")
-    num_blocks = _give_cache(decoder, loaded.model.config, shape, device, config, settings)
+    num_blocks: int = settings.get("num_blocks") or pool_blocks(config, tenants, device, settings)
+    for tenant in tenants:
+        tenant.use_cache(PagedCache(tenant.shape, num_blocks + tenant.spare_blocks, device))
     _advise_huge_pages(loaded, device, move=False)
-    worker = _make_worker(decoder, loaded, shape, device, config.seed, settings, tell)
+    drafter = None
+    if draft is not None:
+        drafter = _make_drafter(tenants[1], num_blocks, device, settings, _common_window(loaded.model), tell)
+    worker = _make_worker(tenants[0], loaded, device, config.seed, settings, tell, drafter)
     worker.notices = notices
-    worker.info = info = _describe(loaded, device, num_blocks)
+    worker.info = info = _describe(loaded, draft, device, num_blocks, defaults)
     return worker, info
 
 
@@ -116,6 +132,25 @@ def load_model(files: ModelFiles, dtype_name: str, device: torch.device, on_stag
     dtype = choose_dtype(dtype_name, config, device)
     model = load_weights(files, config, dtype, device)
     return Loaded(files, model, dtype, _tokenizer(files), model.num_parameters() * dtype.itemsize)
+
+
+def load_draft(name: str, served: Loaded, dtype_name: str, device: torch.device, on_stage: OnStage) -> Loaded:
+    """A model that drafts for `served`. Raises `ConfigError` if its token ids mean something else."""
+    draft = load_model(look_up_draft(name), dtype_name, device, on_stage)
+    sizes = (draft.model.config.vocab_size, served.model.config.vocab_size)
+    if sizes[0] != sizes[1]:
+        raise ConfigError(
+            f"--draft-model {name}: its vocabulary has {sizes[0]} tokens, that of {served.files.name} has {sizes[1]}:"
+            " a draft model must share the model's vocabulary"
+        )
+    # Added tokens are left out: tokenizers of one vocabulary may add a few of their own.
+    tables = [loaded.tokenizer.table.get_vocab(False) for loaded in (draft, served) if loaded.tokenizer is not None]
+    if len(tables) == 2 and tables[0] != tables[1]:
+        raise ConfigError(
+            f"--draft-model {name}: its token ids stand for other text than those of {served.files.name}:"
+            " a draft model must share the model's vocabulary"
+        )
+    return draft
 
 
 def device_defaults(device: torch.device) -> dict[str, Any]:
@@ -184,25 +219,35 @@ def _make_decoder(
     return LeanDecoder(model, attention, _model_len(model, settings), operations)
 
 
-def _give_cache(
-    decoder: LeanDecoder | GeneralDecoder | GuardedDecoder,
-    model_config: Any,
-    shape: CacheShape,
+def _host(
+    loaded: Loaded,
     device: torch.device,
-    config: EngineConfig,
     settings: dict[str, Any],
-) -> int:
-    """Size the pool by what weights and activations leave, and make the decoder attend over it; its blocks."""
+    kernels: bool | None,
+    tell: OnStage,
+    spare_blocks: int = 0,
+) -> Tenant:
+    """The model on its fastest route, yet without a cache to serve from."""
+    shape = cache_shape(loaded.model, _setting(settings, "block_size"), loaded.dtype)
+    decoder = _make_decoder(loaded.model, shape, device, settings, kernels, tell)
 
     def use_cache(cache: PagedCache) -> None:
         if isinstance(decoder, GuardedDecoder):
             decoder.use_cache(cache)
         else:
-            decoder.attention = make_attention(cache, model_config, device)
+            decoder.attention = make_attention(cache, loaded.model.config, device)
 
-    num_blocks: int = settings.get("num_blocks") or pool_blocks(config, [Tenant(shape, decoder, use_cache)], device, settings)
-    use_cache(PagedCache(shape, num_blocks, device))
-    return num_blocks
+    return Tenant(shape, decoder, use_cache, spare_blocks)
+
+
+def _setting(settings: dict[str, Any], name: str) -> int:
+    """A scheduler setting of whole numbers, or its default."""
+    return int(settings.get(name) or BY_NAME[name].default or 0)
+
+
+def scratch_blocks(settings: dict[str, Any]) -> int:
+    """Blocks that a draft model has for drafts beyond those that requests hold."""
+    return _setting(settings, "max_num_seqs") * scratch_columns(_setting(settings, "block_size"))
 
 
 def _advise_huge_pages(loaded: Loaded, device: torch.device, *, move: bool) -> None:
@@ -211,28 +256,55 @@ def _advise_huge_pages(loaded: Loaded, device: torch.device, *, move: bool) -> N
 
 
 def _make_worker(
-    decoder: LeanDecoder | GeneralDecoder | GuardedDecoder,
+    tenant: Tenant,
     loaded: Loaded,
-    shape: CacheShape,
     device: torch.device,
     seed: int,
     settings: dict[str, Any],
     tell: OnStage,
+    drafter: DraftModel | None,
 ) -> ModelWorker:
-    guarded = decoder if isinstance(decoder, GuardedDecoder) else None
     return ModelWorker(
-        decoder,
-        shape.block_size,
+        tenant.decoder,
+        tenant.shape.block_size,
         device,
         seed=seed,
         texts=None if loaded.tokenizer is None else Texts(loaded.tokenizer.table),
         num_speculative_tokens=settings.get("num_speculative_tokens") or 0,
-        graphs=make_graphs(guarded, shape, _model_len(loaded.model, settings), tell) if guarded else None,
-        sampler=KernelSampler(device, tell) if guarded else None,
+        graphs=_make_graphs(tenant, settings, tell),
+        sampler=KernelSampler(device, tell) if isinstance(tenant.decoder, GuardedDecoder) else None,
+        drafter=drafter,
     )
 
 
-def _describe(loaded: Loaded, device: torch.device, num_blocks: int) -> ModelInfo:
+def _make_drafter(
+    tenant: Tenant,
+    num_blocks: int,
+    device: torch.device,
+    settings: dict[str, Any],
+    window: int | None,
+    tell: OnStage,
+) -> DraftModel:
+    return DraftModel(
+        Forward(tenant.decoder, device, _make_graphs(tenant, settings, tell)),
+        block_size=tenant.shape.block_size,
+        num_blocks=num_blocks,
+        num_rows=_setting(settings, "max_num_seqs"),
+        max_tokens=_setting(settings, "max_num_batched_tokens"),
+        max_model_len=settings["max_model_len"],
+        window=window,
+    )
+
+
+def _make_graphs(tenant: Tenant, settings: dict[str, Any], tell: OnStage) -> DecodeGraphs | None:
+    if not isinstance(tenant.decoder, GuardedDecoder):
+        return None
+    return make_graphs(tenant.decoder, tenant.shape, settings["max_model_len"], tell)
+
+
+def _describe(
+    loaded: Loaded, draft: Loaded | None, device: torch.device, num_blocks: int, defaults: dict[str, Any]
+) -> ModelInfo:
     model = loaded.model
     return ModelInfo(
         model=loaded.files.name,
@@ -245,7 +317,8 @@ def _describe(loaded: Loaded, device: torch.device, num_blocks: int) -> ModelInf
         eos_token_ids=_eos_token_ids(model, loaded.tokenizer),
         sampling=_sampling_defaults(model),
         tokenizer=loaded.tokenizer,
-        defaults=device_defaults(device),
+        defaults=defaults,
+        drafts="prompt look-up" if draft is None else f"draft model {draft.files.name}",
     )
 
 
