@@ -23,6 +23,9 @@ PREFIX_KEY_BYTES = 5
 """Of a prompt block's key, which covers all before it: among a million requests without a common prefix, one pair
 or none look alike in their first block. Keys do not compress, so their size is what recordings pay for."""
 
+MOST_DRAFTS = 8
+"""Draft tokens of a row in one step, as `num_speculative_tokens` allows."""
+
 IntArray = npt.NDArray[np.int32]
 FloatArray = npt.NDArray[np.float32]
 
@@ -378,6 +381,19 @@ def row_columns(record: StepRecord) -> dict[str, IntArray]:
 def itl_column(record: StepRecord) -> FloatArray:
     """Seconds since each row's previous delivery, float32, NaN where there is none."""
     return np.frombuffer(record.itl_s, dtype=np.float32)
+
+
+def draft_positions(record: StepRecord) -> npt.NDArray[np.int64]:
+    """Drafts that a step verified, and those of them that were accepted, by position: int64 [2, `MOST_DRAFTS`].
+
+    A row admitted in the step has placeholders that nobody drafted: they do not count.
+    """
+    if not record.draft_tokens:
+        return np.zeros((2, MOST_DRAFTS), dtype=np.int64)
+    rows = row_columns(record)
+    drafted = np.where(rows["flags"] & (RowFlag.NEW | RowFlag.RESUMED), 0, rows["drafts"])
+    places = np.arange(MOST_DRAFTS)[:, None]
+    return np.array([(drafted > places).sum(axis=1), (rows["accepted"] > places).sum(axis=1)])
 
 
 def block_changes(record: StepRecord) -> tuple[IntArray, IntArray]:

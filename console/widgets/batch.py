@@ -11,9 +11,11 @@ from schedtop.console.columns import Layer, draw_columns, shares
 from schedtop.console.line import Line
 from schedtop.console.view import STEPS_PER_COLUMN
 from schedtop.console.widgets.panel import Panel, Pieces
-from schedtop.engine.telemetry import Limiter, StepRecord
+from schedtop.engine.telemetry import MOST_DRAFTS, Limiter, StepRecord, draft_positions
 
 CLASSES = (("D", "decode"), ("P", "prefill"), ("S", "draft"), (".", "unused"))
+DRAFT_STEPS = 100
+"""Steps that the acceptance of drafts is told over, at most."""
 MARKS = (("K", "accent"), ("V", "breach"), ("A", "ok"))
 
 
@@ -39,6 +41,8 @@ The bar is one step: the tokens it scheduled, by class, against its token budget
   S draft     speculated tokens that this step verifies
   . unused    budget that nothing could take; the limiter says what stopped the scheduler
 tokens = scheduled / max_num_scheduled_tokens; rows = input rows / max_num_batched_tokens.
+drafts accepted: of a request's first draft, second and so on, over the last 100 steps; one can only hold where
+those before it did.
 Below it are the steps before, newest at the right; a column's full height is the largest budget in sight.
 Marks under the columns: A a request was admitted, V one was preempted, K a knob was changed.
 Left and Right show an earlier step in all panels; End returns to the present.
@@ -70,6 +74,8 @@ Left and Right show an earlier step in all panels; End returns to the present.
     def body(self, width: int, height: int) -> list[Line]:
         record = self.step()
         lines = [self._bar(record, width), self._legend(record, width)]
+        if height >= 9 and (drafts := self._drafts(width)) is not None:
+            lines.append(drafts)
         rows = max(height - len(lines) - (2 if height >= 8 else 1), min(1, height - len(lines)))
         if rows < 1:
             return lines[:height]
@@ -130,6 +136,22 @@ Left and Right show an earlier step in all panels; End returns to the present.
         free = record.limiter == Limiter.NONE
         words = "no work left" if free else text.clean(record.limiter, 24).replace("_", " ")
         return Line().add("limiter ", palette["muted"]).add(words, palette["muted" if free else "warn"])
+
+    def _drafts(self, width: int) -> Line | None:
+        """Share of drafts accepted at each position, over the last steps in sight; None if there were none."""
+        steps = self.view.history.steps(self.view.edge, DRAFT_STEPS)
+        drafted, accepted = sum((draft_positions(record) for record in steps), np.zeros((2, MOST_DRAFTS), int))
+        if not drafted.any():
+            return None
+        palette, header = self.view.palette, self.view.history.header
+        line = Line().add("drafts accepted", palette["muted"])
+        for place, count in enumerate(drafted.tolist()):
+            if count:
+                line.add(f"  {place + 1} ", palette["muted"])
+                line.add(text.share(int(accepted[place]), count), palette["text"])
+        who = text.clean(header.settings.get("drafts", ""), 40) if header is not None else ""
+        over = f"over {text.plural(len(steps), 'step')}" + (f", by {who}" if who else "")
+        return line.right(width, Line().add(over, palette["muted"]), palette["text"])
 
     # The steps before
 

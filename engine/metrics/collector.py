@@ -103,6 +103,8 @@ class MetricsCollector(Collector):
             tables.update(DRAFT_COUNTERS)
         for name, (text, value) in tables.items():
             yield self._counter(name, text, [({}, value(totals))])
+        if totals.draft_tokens:
+            yield from self._draft_positions()
         computed, cached = (
             self._counts.computed_prompt_tokens,
             self._counts.prompt_tokens - self._counts.computed_prompt_tokens,
@@ -123,6 +125,17 @@ class MetricsCollector(Collector):
             "schedtop_preemption_loops", "Preemptions that were part of a loop.", [({}, self._counts.loops)]
         )
         yield self._counter("schedtop_knob_changes", "Changes of live limits.", [({}, self._counts.knob_changes)])
+
+    def _draft_positions(self) -> Iterator[Metric]:
+        """Drafts by position, 0 the first, as on vLLM's page; how many were verified there is our own."""
+        names = {
+            "schedtop_spec_decode_num_draft_tokens_per_pos": "Draft tokens verified, by position.",
+            "vllm:spec_decode_num_accepted_tokens_per_pos": "Draft tokens accepted, by position.",
+        }
+        verified = self._counts.drafts[0]
+        for (name, text), counts in zip(names.items(), self._counts.drafts.tolist(), strict=True):
+            values = [({"position": str(place)}, n) for place, n in enumerate(counts) if verified[place]]
+            yield self._counter(name, text, values)
 
     def _gauges(self, record: StepRecord) -> Iterator[Metric]:
         blocks, head = record.blocks, record.head

@@ -10,7 +10,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.telemetry import Arrival, Finish, FinishReason, Header, Limiter, StepRecord
+from schedtop.engine.telemetry import (
+    MOST_DRAFTS,
+    Arrival,
+    Finish,
+    FinishReason,
+    Header,
+    Limiter,
+    StepRecord,
+    draft_positions,
+)
 
 TTFT_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0),
@@ -90,6 +99,7 @@ class Counts:
         self.limiters = dict.fromkeys(Limiter, 0)
         self.reasons = dict.fromkeys(FinishReason, 0)
         self.loops = self.knob_changes = 0
+        self.drafts = np.zeros((2, MOST_DRAFTS), dtype=np.int64)
         self.histograms = {
             "vllm:request_prompt_tokens": Buckets(tokens),
             "vllm:request_generation_tokens": Buckets(tokens),
@@ -146,6 +156,8 @@ class Counts:
         self._output_tokens = record.totals.output_tokens
         histograms["vllm:iteration_tokens_total"].add(computed + outputs)
         histograms["schedtop_step_seconds"].add(record.end_s - record.start_s)
+        if record.draft_tokens:
+            self.drafts += draft_positions(record)
         self._itl.append(record.itl_s)
         if len(self._itl) >= _ITL_STEPS:
             self._sort_itl()

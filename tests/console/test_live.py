@@ -7,11 +7,23 @@ from pathlib import Path
 
 import pytest
 from links import EngineLink, PlayedLink
+from schedtop.console import text
 from schedtop.console.screens.help import HelpScreen
 from schedtop.console.screens.live import LiveScreen
 from schedtop.console.screens.palette import PaletteScreen
 from schedtop.console.screens.quit import QuitScreen
-from schedtop.engine.telemetry import Abort, Bye, Notice, Pause, Resume, SetKnobs, Stage, StepOnce
+from schedtop.console.widgets.batch import DRAFT_STEPS
+from schedtop.engine.telemetry import (
+    Abort,
+    Bye,
+    Notice,
+    Pause,
+    Resume,
+    SetKnobs,
+    Stage,
+    StepOnce,
+    draft_positions,
+)
 from seat import COMPACT, STRIP, WIDE, seated
 from synthetic import SyntheticEngine
 
@@ -62,6 +74,17 @@ async def test_tokens_by_class_add_up_to_the_steps_tokens_also_in_past_steps() -
             assert f"tok {record.scheduled_tokens}/{record.token_budget}" in seat.text
             assert f"in-use {record.blocks.held + record.blocks.shared}/300" in seat.text
             await seat.press("left")
+
+
+@pytest.mark.parametrize("size", [(160, 60), (80, 60)])
+async def test_drafts_by_position(size: tuple[int, int]) -> None:
+    async with seated(size) as seat:
+        (line,) = (line for line in seat.lines if "drafts accepted" in line)
+        steps = seat.app.view.history.steps(seat.app.view.edge, DRAFT_STEPS)
+        drafted, accepted = sum(draft_positions(record) for record in steps)
+        for place in range(3):
+            assert f" {place + 1} {text.share(accepted[place], drafted[place])}" in line
+        assert " 4 " not in line
 
 
 async def test_an_inspected_step_holds_while_new_ones_come_and_end_returns() -> None:

@@ -133,6 +133,9 @@ def test_counters_are_the_records_totals(served: Served) -> None:
     assert served.value("schedtop_rejected_draft_tokens_total") == totals.rejected_draft_tokens > 0
     accepted = totals.draft_tokens - totals.rejected_draft_tokens
     assert served.value("vllm:spec_decode_num_accepted_tokens_total") == accepted > 0
+    drafted, held = sum(t.draft_positions(record) for record in served.records)[:, 0]
+    assert served.value("schedtop_spec_decode_num_draft_tokens_per_pos_total", position="0") == drafted > held
+    assert served.value("vllm:spec_decode_num_accepted_tokens_per_pos_total", position="0") == held == accepted
     assert served.value("schedtop_knob_changes_total") >= 1
     for reason in ("stop", "length", "abort"):
         assert served.value("vllm:request_success_total", finished_reason=reason) == reasons.count(reason)
