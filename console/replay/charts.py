@@ -50,6 +50,7 @@ fairly: the area is then the recording run again as it was, and o puts the recor
         return [
             (f"{glyphs.area * 2} {overlay.under_name}", "muted"),
             (f"{glyphs.trace[1] * 2} {overlay.variant_name}", "accent"),
+            *overlay.page_note,
         ]
 
     def body(self, width: int, height: int) -> list[Line]:
@@ -111,8 +112,9 @@ fairly: the area is then the recording run again as it was, and o puts the recor
         name = f"{chart.name} {chart.unit}".strip()
         first = Line().add(f" {name}", palette["text"] + Style(bold=True))
         first.right(GUTTER - 1, Line().add(_figure(top), palette["faint"]), palette["text"])
+        gap = " " if rows > 2 else ""
         values = [
-            Line().add(f" {sign} {_figure(value):<7}", palette[role])
+            Line().add(f" {sign}{gap}{_figure(value):<7}", palette[role])
             for sign, value, role in ((glyphs.area, under, "muted"), (glyphs.trace[1], over, "accent"))
         ]
         if rows == 1:

@@ -14,7 +14,8 @@ CLOSEST = 1 / 64
 class Overlay:
     """An outcome under the operator's eyes. Times are seconds since its start.
 
-    `over_recorded`: what is recorded lies under the re-run, not the recording's own re-run.
+    `over_recorded`: what is recorded lies under the re-run, not the recording's own re-run. `page_note` is for the
+    rule of a page that shares the screen with no other.
     """
 
     def __init__(self) -> None:
@@ -24,6 +25,7 @@ class Overlay:
         self.whole = Span(0.0, 1.0)
         self.span = self.whole
         self.over_recorded = True
+        self.page_note: list[tuple[str, str]] = []
         self._curves: dict[str, Curves] = {}
 
     def show(self, outcome: Outcome) -> None:
@@ -35,7 +37,7 @@ class Overlay:
         sizes_s = np.array(outcome.sizes_s)
         courses = {"recorded": outcome.recorded, "base": outcome.base, "variant": outcome.variant}
         self._curves = {name: Curves(course, sizes_s) for name, course in courses.items()}
-        self.over_recorded = not outcome.measured
+        self.over_recorded = outcome.exact
         longest_s = max(outcome.variant.span_s, outcome.base.span_s, outcome.recorded.span_s)
         self.whole = self.span = Span(0.0, longest_s or 1.0)
         self.moment_s = 0.0
@@ -62,10 +64,15 @@ class Overlay:
     def variant_name(self) -> str:
         """The run above: what was changed."""
         assert self.outcome is not None
-        what = ", ".join(
+        return f"{'simulated with' if self.outcome.measured else 're-run with'} {self.change}"
+
+    @property
+    def change(self) -> str:
+        """The changed knobs, old and new."""
+        assert self.outcome is not None
+        return ", ".join(
             f"{name} {text.value(old)}→{text.value(new)}" for name, (old, new) in self.outcome.changes.items()
         )
-        return f"{'simulated with' if self.outcome.measured else 're-run with'} {what}"
 
     @property
     def pair(self) -> tuple[Curves, Curves]:

@@ -83,7 +83,9 @@ class RerunScreen(ConsoleScreen):
         room = max(1, height - 2)
         if self.busy:
             return {**bars, "progress": layout.Place(0, 1, width, room)}
+        self.overlay.page_note = []
         if not self.side_by_side:
+            self.overlay.page_note = [(f"Tab {self.pages.index(self.page) + 1} of {len(self.pages)}", "muted")]
             return {**bars, str(self.page.id): layout.Place(0, 1, width, room)}
         right = self.figures.least_width
         left = width - right - _GAP

@@ -42,7 +42,8 @@ else all runs serve every request."""
         if outcome is None:
             return []
         where = f"from step {outcome.step} on" if outcome.step else "from the start"
-        return [(where, "text"), (text.plural(outcome.num_steps, "step"), "muted")]
+        what = [(self.overlay.change, "accent")] if self.overlay.page_note else []
+        return [*what, (where, "text"), (text.plural(outcome.num_steps, "step"), "muted"), *self.overlay.page_note]
 
     @property
     def in_three(self) -> bool:
@@ -118,8 +119,9 @@ difference, only what was decided under them. Below it: how the runs were made."
         if outcome is None:
             return []
         if outcome.divergence is None:
-            return [("none", "ok")]
-        return [(f"step {outcome.divergence.step}", "warn"), ("d goes there", "muted")]
+            return [("none", "ok"), *self.overlay.page_note]
+        where = f"step {outcome.divergence.step}"
+        return [(where, "warn"), ("d goes there", "muted"), *self.overlay.page_note]
 
     def body(self, width: int, height: int) -> list[Line]:
         outcome = self.overlay.outcome
@@ -130,6 +132,7 @@ difference, only what was decided under them. Below it: how the runs were made."
         return lines[self._top : self._top + height]
 
     def _difference(self, outcome: Outcome, width: int) -> list[Line]:
+        """A line for each part and run, wrapped."""
         palette, glyphs = self.view.palette, self.view.glyphs
         if outcome.divergence is None:
             words = f"no change: all {outcome.num_steps:,} steps are the same"
@@ -138,6 +141,7 @@ difference, only what was decided under them. Below it: how the runs were made."
         for part in outcome.divergence.parts:
             lines.append(Line().add(f" {text.clean(part.field)}", palette["text"] + Style(bold=True)))
             for sign, words, role in ((glyphs.area, part.base, "muted"), (glyphs.trace[1], part.variant, "accent")):
+                words = words.replace("_", " ") if part.field == "limiter" else words
                 for number, piece in enumerate(wrap(text.clean(words, 400), width - 5)):
                     lines.append(Line().add(f"  {' ' if number else sign} {piece}", palette[role]))
         return lines

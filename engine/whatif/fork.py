@@ -113,7 +113,8 @@ class Fork:
         assert self._snapshot is not None
         header = self.recording.header
         requests = [
-            msgspec.structs.replace(state, arrival=self._as_long(state.arrival)) for state in self._snapshot.requests
+            msgspec.structs.replace(state, arrival=self._as_long(state.arrival))
+            for state in self._snapshot.requests
         ]
         snapshot = msgspec.structs.replace(self._snapshot, requests=requests)
         engine = restore(header, snapshot, self.cost)

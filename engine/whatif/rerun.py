@@ -80,6 +80,7 @@ class Rerun(msgspec.Struct, frozen=True, kw_only=True):
     exact: bool
     drift: Divergence | None
     divergence: Divergence | None
+    parting_s: float | None
     recorded: Course
     base: Course
     variant: Course
@@ -129,6 +130,8 @@ def rerun(question: Question, on_progress: OnProgress = lambda what, share: None
         config = msgspec.structs.replace(config, device=question.device)
     scenario = recorded_scenario(config, given)
     with Recording(question.path) as recording:
+        if not recording.num_records:
+            raise ConfigError(f"{recording.path} holds no step: there is nothing to run again")
         if question.index is None:
             stage = _from_start(recording, scenario, changes, slo)
         else:
@@ -156,7 +159,6 @@ class Stage:
         if self.unfinished:
             for run in (self.base, self.variant):
                 run.records = _until(run.records, run.start_s + self.span_s)
-
 
 
 def _from_start(recording: Recording, scenario: Scenario, changes: dict[str, Any], slo: Slo | None) -> Stage:
@@ -282,6 +284,7 @@ def _play(
         exact=beside.same and not measured,
         drift=beside.drift,
         divergence=divergence,
+        parting_s=None if divergence is None else divergence.clock_s + stage.recorded.start_s - stage.base.start_s,
         recorded=recorded,
         base=base,
         variant=variant,
@@ -301,6 +304,12 @@ def _share(stage: Stage, run: Run, record: StepRecord) -> float:
 
 def _ended(totals: Totals) -> int:
     return totals.finished + totals.refused + totals.aborted
+
+
+def _in_decisions(found: Divergence | None) -> Divergence | None:
+    """A difference but for how long the device took."""
+    parts = [] if found is None else [part for part in found.parts if part.field != "time"]
+    return msgspec.structs.replace(found, parts=parts) if found is not None and parts else None
 
 
 class _Beside:
@@ -323,7 +332,7 @@ class _Beside:
         if record is None or self.drift is not None:
             return
         self._in_time &= abs(record.end_s - self._shift_s - base.end_s) < 1e-6
-        self.drift = first_difference(record, base, self._ids)
+        self.drift = _in_decisions(first_difference(record, base, self._ids))
 
     def _next(self) -> StepRecord | None:
         for record in self._run.records:
@@ -347,11 +356,11 @@ def _rows(stage: Stage) -> list[Row]:
     for figure in shown(base):
         values = [figure.of(document) for document in (recorded, base, variant)]
         old, new = values[1:]
+        texts = [value_text(figure, value) for value in values]
         verdict = ""
         if old is not None and new is not None:
             gain = (new - old) * figure.better
-            verdict = "same" if old == new else "better" if gain > 0 else "worse" if gain < 0 else ""
-        texts = [value_text(figure, value) for value in values]
+            verdict = "same" if texts[1] == texts[2] else "better" if gain > 0 else "worse" if gain < 0 else ""
         rows.append(
             Row(
                 name=figure.name,
@@ -359,7 +368,7 @@ def _rows(stage: Stage) -> list[Row]:
                 recorded=texts[0],
                 base=texts[1],
                 variant=texts[2],
-                change=change_text(figure, old, new),
+                change="=" if verdict == "same" else change_text(figure, old, new),
                 verdict=verdict,
             )
         )

@@ -1,0 +1,244 @@
+"""A recording run again: as it was it must be the recording, and otherwise part from it where it should."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from schedtop.engine.build import build_engine
+from schedtop.engine.config import ConfigError, EngineConfig, WorkloadSpec
+from schedtop.engine.engine import Engine
+from schedtop.engine.recording import Recording, RecordingWriter
+from schedtop.engine.telemetry import Snapshot, StepRecord, itl_column, row_columns
+from schedtop.engine.whatif.compare import compare
+from schedtop.engine.whatif.recorded import recorded_scenario
+from schedtop.engine.whatif.rerun import Question, Rerun, rerun
+
+NUM_RECORDS = 320
+REAL = {"device": "cpu, 2 threads", "simulated_clock": False}
+
+
+def built(limit: int | None = None, drafts: int = 2) -> Engine:
+    scheduler = {"max_num_seqs": 16, "num_blocks": 400, "num_speculative_tokens": drafts, "max_model_len": 4096}
+    workload = WorkloadSpec(source="mixed", rate=3.0, limit=limit)
+    return build_engine(EngineConfig(device="sim:llama-3.1-8b@l4", workload=workload, scheduler=scheduler))
+
+
+def write(
+    path: Path, engine: Engine, num: int | None, *, meddle: bool = False, **header: Any
+) -> tuple[list[StepRecord], list[Snapshot]]:
+    """Record `num` records of an engine (None: all of them); snapshots are those after each record."""
+    records: list[StepRecord] = []
+    snapshots = []
+    with RecordingWriter(path, msgspec.structs.replace(engine.header, **header), engine.snapshot) as writer:
+        while not engine.exhausted and (num is None or len(records) < num):
+            if meddle:
+                outside(engine, records)
+            record = engine.step()
+            assert record is not None
+            records.append(record)
+            snapshots.append(engine.snapshot())
+            writer.write(record)
+    return records, snapshots
+
+
+def outside(engine: Engine, records: list[StepRecord]) -> None:
+    """Knob changes, aborts and a pause."""
+    i = len(records)
+    if i % 97 == 50:
+        engine.set_knobs({"max_num_seqs": 12 + i % 7}, by="test")
+    if i % 61 == 30:
+        engine.abort(int(row_columns(records[-1])["request"][0]))
+    if i in (200, 201):
+        (engine.pause if i == 200 else engine.resume)()
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pool under pressure, meddled with, which ends with requests in flight."""
+    path = tmp_path_factory.mktemp("busy") / "run.rec"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("schedtop.engine.recording.writer.BATCH_RECORDS", 16)
+        write(path, built(), NUM_RECORDS, meddle=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def drained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording in which every request was served."""
+    path = tmp_path_factory.mktemp("drained") / "run.rec"
+    write(path, built(limit=25), None)
+    return path
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As recorded on a device that is not simulated."""
+    path = tmp_path_factory.mktemp("real") / "run.rec"
+    write(path, built(limit=30, drafts=0), None, **REAL)
+    return path
+
+
+def ask(path: Path, index: int | None = None, snapshot: Snapshot | None = None, **changes: Any) -> Rerun:
+    return rerun(Question(path=str(path), changes=changes, index=index, snapshot=snapshot))
+
+
+@pytest.mark.parametrize("index", [None, 0, 30, 61, 150, 200, 201, 290, NUM_RECORDS - 2])
+def test_as_it_was_it_is_the_recording_from_wherever_it_is_run(busy: Path, index: int | None) -> None:
+    found = ask(busy, index, watermark=0.2)
+    assert found.exact and found.drift is None and not found.measured
+    assert all(row.recorded == row.base for row in found.rows)
+    assert found.recorded == found.base
+    assert found.unfinished
+
+
+def test_the_courses_hold_every_step_and_every_latency(busy: Path) -> None:
+    found = ask(busy, 99, max_num_seqs=4)
+    with Recording(busy) as recording:
+        tail = [record for record in recording.records(100) if record.executed]
+    sums = found.recorded.sums
+    assert sum(sums["steps"]) == len(tail) == found.num_steps
+    assert sum(sums["decode"]) == sum(record.decode_tokens for record in tail)
+    assert sum(sums["prefill"]) == sum(record.prefill_tokens for record in tail)
+    assert sum(sums["preemptions"]) == sum(len(record.preemptions) for record in tail) > 0
+    gaps = sum(int((itl_column(record) > 0).sum()) for record in tail)
+    assert sum(found.recorded.itl.counts) == gaps
+    assert sum(found.recorded.ttft.counts) == sum(len(record.ttft_s) for record in tail)
+
+
+def test_from_a_step_on_nothing_before_it_changes(busy: Path) -> None:
+    with Recording(busy) as recording:
+        step = recording.record(150).step
+    found = ask(busy, 150, max_num_seqs=2)
+    assert found.step == step
+    assert found.divergence is not None and found.divergence.step > step
+    assert found.parting_s is not None and found.parting_s >= found.start_s
+    whole = ask(busy, None, max_num_seqs=2)
+    assert whole.divergence is not None and whole.divergence.step <= step
+
+
+def test_from_the_start_the_figures_are_those_of_whatif(drained: Path) -> None:
+    scenario = recorded_scenario(EngineConfig(workload=WorkloadSpec(source=str(drained))), set())
+    comparison = compare(scenario, {"max_num_seqs": 3})
+    found = ask(drained, max_num_seqs=3)
+    assert found.exact and not found.unfinished
+    assert found.divergence == comparison.divergence
+    assert found.changes == {"max_num_seqs": (16, 3)}
+    by_name = {row.name: row for row in found.rows}
+    assert by_name["finished"].variant == f"{comparison.variant['requests']['finished']}"
+    table = comparison.as_text()
+    for name in ("ttft_p95_s", "itl_p50_s", "e2e_p99_s", "output_tokens_per_s", "hit_rate", "preemptions"):
+        row = by_name[name]
+        (line,) = (line for line in table.splitlines() if line.startswith(f"{row.label} "))
+        assert row.base in line and row.variant in line
+
+
+@pytest.mark.parametrize("index", [None, 100])
+def test_no_change(busy: Path, index: int | None) -> None:
+    found = ask(busy, index, num_speculative_tokens=2)
+    assert found.divergence is None and found.parting_s is None
+    assert {row.verdict for row in found.rows} == {"same"} and {row.change for row in found.rows} <= {"=", ""}
+    assert found.base == found.variant
+
+
+def test_settings_of_the_start_hold_from_the_start_only(busy: Path) -> None:
+    assert ask(busy, policy="priority").changes == {"policy": ("fcfs", "priority")}
+    assert ask(busy, num_blocks=200, block_size=32).changes["block_size"] == (16, 32)
+    with pytest.raises(ConfigError, match="policy is set at start-up only"):
+        ask(busy, 100, policy="priority")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"max_num_seqs": 0}, "at least 1"),
+        ({"watermark": 0.9}, "at most 0.5"),
+        ({"seqs": 3}, "no knob"),
+        ({"max_num_seqs": 1 << 15}, "start-up ceiling"),
+    ],
+)
+def test_values_that_no_engine_takes_are_refused(busy: Path, changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        ask(busy, 100, **changes)
+
+
+def test_arrivals_keep_their_times_unless_their_rate_is_changed(busy: Path) -> None:
+    found = ask(busy, 60, rate=0.0)
+    assert found.exact and found.divergence is not None
+    assert sum(found.variant.sums["waiting"]) < sum(found.base.sums["waiting"])
+
+
+@pytest.mark.parametrize("index", [None, 120])
+def test_a_real_device_is_simulated_and_this_is_said(real: Path, index: int | None) -> None:
+    found = ask(real, index, max_num_seqs=2)
+    assert found.measured and not found.exact
+    (note,) = found.notes
+    assert "cpu, 2 threads" in note and "fitted to the recording" in note and "%" in note
+    rows = {row.name: row for row in found.rows}
+    assert rows["finished"].recorded == rows["finished"].base == rows["finished"].variant
+    assert rows["steps"].base != rows["steps"].variant
+    assert found.drift is None or "time" not in {part.field for part in found.drift.parts}
+
+
+def test_another_device_may_be_simulated(drained: Path) -> None:
+    question = Question(path=str(drained), changes={"watermark": 0.1}, device="sim:llama-3.1-8b@h100")
+    found = rerun(question)
+    assert not found.exact and found.device == "sim:llama-3.1-8b@h100"
+    rows = {row.name: row for row in found.rows}
+    assert rows["clock_s"].recorded != rows["clock_s"].base
+
+
+@pytest.fixture(scope="module")
+def late(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Snapshot]]:
+    """A recording that begins while its engine had been running."""
+    path = tmp_path_factory.mktemp("late") / "run.rec"
+    engine = built(limit=25)
+    while engine.observer.step < 100:
+        engine.step()
+    _, snapshots = write(path, engine, None)
+    return path, snapshots
+
+
+def test_a_recording_without_its_first_steps_is_run_again_from_a_step_only(
+    late: tuple[Path, list[Snapshot]],
+) -> None:
+    path, snapshots = late
+    with pytest.raises(ConfigError, match="begins at step 100"):
+        ask(path, max_num_seqs=4)
+    with pytest.raises(ConfigError, match="begins at step 100"):
+        ask(path, 50, max_num_seqs=4)
+    found = ask(path, 50, snapshots[50], max_num_seqs=4)
+    (note,) = found.notes
+    assert "snapshot" in note and "begins at step 100" in note
+    assert found.divergence is not None and found.divergence.step > snapshots[50].step
+    rows = {row.name: row for row in found.rows}
+    assert rows["finished"].recorded == rows["finished"].base
+
+
+def test_a_recording_that_is_cut_off_is_used_as_far_as_it_goes(busy: Path, tmp_path: Path) -> None:
+    path = tmp_path / "cut.rec"
+    path.write_bytes(busy.read_bytes()[: busy.stat().st_size * 2 // 3])
+    with Recording(path) as recording:
+        assert recording.truncated and 0 < recording.num_records < NUM_RECORDS
+    found = ask(path, 30, max_num_seqs=4)
+    assert found.exact and any("cut" in note or "damaged" in note for note in found.notes)
+
+
+def test_progress_comes_to_its_end(busy: Path) -> None:
+    seen: list[tuple[str, float]] = []
+    rerun(Question(path=str(busy), changes={"watermark": 0.1}, index=200), lambda *told: seen.append(told))
+    words = list(dict.fromkeys(what for what, _ in seen))
+    assert len(words) == 3 and words[1].startswith("going to step")
+    assert all(0 <= share <= 1 for _, share in seen) and seen[-1][1] > 0.9
+    for what in words:
+        shares = [share for told, share in seen if told == what]
+        assert shares == sorted(shares)
+
+
+def test_a_recording_without_a_step(tmp_path: Path) -> None:
+    path = tmp_path / "none.rec"
+    write(path, built(), 0)
+    with pytest.raises(ConfigError, match="no step"):
+        ask(path, watermark=0.1)
