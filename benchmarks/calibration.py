@@ -32,7 +32,7 @@ from schedtop.engine.whatif.compare import run
 from schedtop.engine.whatif.recorded import config_of
 from schedtop.engine.whatif.scenario import Scenario
 
-FITTED = WorkloadSpec(source="burst", seed=1, rate=1.0, scale=0.2)
+FITTED = WorkloadSpec(source="burst", seed=1, rate=1.0, scale=0.4)
 PREDICTED = WorkloadSpec(source="mixed", seed=2, rate=1.0, scale=0.1)
 WARM_UP = WorkloadSpec(source="mixed", seed=3, rate=5.0, scale=0.05, limit=6)
 FIGURES = (("ttft_s", "p50"), ("ttft_s", "p95"), ("itl_s", "p50"), ("itl_s", "p95"))

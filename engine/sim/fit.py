@@ -21,6 +21,10 @@ TERMS = ("fixed cost", "tokens", "attention of chunks", "KV read", "requests")
 MIN_STEPS = 100
 MIN_SPREAD = 1e-4
 """Least ratio of the singular values of the scaled columns: below it, two costs cannot be told apart."""
+FLOORS = (0, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+"""Values of `floor_tokens` that are tried."""
+GAIN = 0.02
+"""The least share of the error that a higher floor has to save."""
 OUTLIER = 4.0
 """Steps further off than this many (robust) standard deviations are left out: something else took their time."""
 
@@ -38,6 +42,12 @@ class Steps:
 
     def __len__(self) -> int:
         return len(self.times_s)
+
+    def above(self, floor_tokens: int) -> Steps:
+        """The same steps, none with fewer tokens than the floor."""
+        design = self.design.copy()
+        design[:, 1] = np.maximum(design[:, 1], floor_tokens)
+        return Steps(design, self.times_s)
 
     @property
     def has_prompts(self) -> npt.NDArray[np.bool_]:
@@ -105,17 +115,18 @@ def join(parts: Iterable[Steps]) -> Steps:
 def fit(steps: Steps) -> Fit:
     """The cost with the least squared relative error and no negative term. Raises `FitError`."""
     _check(steps)
+    has_prompts, floor = steps.has_prompts, _choose_floor(steps)
+    steps = steps.above(floor)
     coefficients, kept = _fit_robustly(steps)
     half = Steps(steps.design[::2], steps.times_s[::2])
     other = Steps(steps.design[1::2], steps.times_s[1::2])
     # The order of TERMS is that of the fields.
-    cost = LinearCost(*(float(value) for value in coefficients))
-    prompts = steps.has_prompts
+    cost = LinearCost(*(float(value) for value in coefficients), floor_tokens=floor)
     return Fit(
         cost=cost,
         all=_errors(coefficients, steps),
-        decodes=_errors_of(coefficients, steps, ~prompts),
-        prompts=_errors_of(coefficients, steps, prompts),
+        decodes=_errors_of(coefficients, steps, ~has_prompts),
+        prompts=_errors_of(coefficients, steps, has_prompts),
         held_out=_errors(_fit_robustly(half)[0], other),
         num_outliers=len(steps) - kept,
     )
@@ -124,7 +135,7 @@ def fit(steps: Steps) -> Fit:
 def predict_s(cost: LinearCost, steps: Steps) -> Floats:
     """Seconds of each step, (n,)."""
     coefficients = (cost.fixed_s, cost.per_token_s, cost.per_attention_pair_s, cost.per_kv_token_s)
-    predicted: Floats = steps.design @ np.array([*coefficients, cost.per_request_s])
+    predicted: Floats = steps.above(cost.floor_tokens).design @ np.array([*coefficients, cost.per_request_s])
     return predicted
 
 
@@ -148,6 +159,17 @@ def nnls(matrix: Floats, target: Floats) -> Floats:
                 least, best = float(residual @ residual), np.zeros(k)
                 best[list(columns)] = solution
     return best
+
+
+def _choose_floor(steps: Steps) -> int:
+    """The lowest floor that leaves hardly more absolute error than the best one: squares would let outliers choose."""
+    errors = {}
+    for floor in FLOORS:
+        bent = steps.above(floor)
+        if _spread_of(bent)[0] >= MIN_SPREAD:
+            errors[floor] = _errors(_fit_robustly(bent)[0], bent).mean
+    least = min(errors.values(), default=0.0)
+    return next((floor for floor, error in errors.items() if error * (1 - GAIN) <= least), 0)
 
 
 def _fit_robustly(steps: Steps) -> tuple[Floats, int]:

@@ -1,4 +1,4 @@
-"""A calibrated device: step time linear in the step's features, read from a TOML file."""
+"""A calibrated device: step time linear in the step's features above a floor, read from a TOML file."""
 
 from __future__ import annotations
 
@@ -16,19 +16,24 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class LinearCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds per unit of each of `StepFeatures`, and a fixed cost; none negative: more work never costs less."""
+    """Seconds per unit of each of `StepFeatures`, and a fixed cost; none negative: more work never costs less.
+
+    A step of fewer than `floor_tokens` tokens takes as long as one of so many: what it waits for is the weights,
+    not the arithmetic (Williams, Waterman and Patterson, "Roofline", 2009).
+    """
 
     fixed_s: Seconds = 0.0
     per_token_s: Seconds = 0.0
     per_attention_pair_s: Seconds = 0.0
     per_kv_token_s: Seconds = 0.0
     per_request_s: Seconds = 0.0
+    floor_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
 
     def step_s(self, features: StepFeatures) -> float:
         """Seconds of a step."""
         return (
             self.fixed_s
-            + self.per_token_s * features.tokens
+            + self.per_token_s * max(features.tokens, self.floor_tokens)
             + self.per_attention_pair_s * features.attention_pairs
             + self.per_kv_token_s * features.kv_tokens
             + self.per_request_s * features.requests

@@ -56,6 +56,16 @@ def test_known_coefficients_come_back(known: tuple[Header, list[StepRecord]]) ->
     assert fitted.num_outliers == 0
 
 
+def test_a_floor_comes_back(tmp_path: Path) -> None:
+    """Decodes of up to 8 rows cost the same, as they do where they wait for the weights."""
+    path = tmp_path / "floor.toml"
+    path.write_text(TOML + "floor_tokens = 8\n")
+    fitted = fit(measure(session(f"sim:@{path}")[1]))
+    assert fitted.cost.floor_tokens == 8
+    assert fitted.cost.per_attention_pair_s == pytest.approx(COST.per_attention_pair_s, rel=1e-6)
+    assert fitted.all.p95 < 1e-9
+
+
 def test_a_device_file_gives_the_same_run_again(tmp_path: Path, known: tuple[Header, list[StepRecord]]) -> None:
     calibration, fitted = calibrate([known])
     path = tmp_path / "fitted.toml"
