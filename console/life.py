@@ -229,9 +229,8 @@ def _blames(life: Life, history: History, records: list[StepRecord]) -> Iterator
             delivered = index
         yield from _harm(life, visit, records[index])
     for record, preemption in life.took:
-        words = (
-            f"took the room of {history.name(preemption.number)}: {preemption.lost_tokens} tokens to compute again"
-        )
+        lost = text.plural(preemption.lost_tokens, "token")
+        words = f"took the room of {history.name(preemption.number)}: {lost} to compute again"
         yield Blame(record.seq, record.step, record.end_s - record.start_s, words, caused=True)
 
 
@@ -239,8 +238,8 @@ def _why(life: Life, history: History, span: list[StepRecord]) -> str:
     """What happened between two deliveries, the strongest cause first."""
     for record, preemption in life.lost:
         if span and span[0].seq <= record.seq <= span[-1].seq:
-            by = history.name(preemption.for_number)
-            return f"preempted for {by} at step {record.step}: {preemption.lost_tokens} tokens computed again"
+            by, lost = history.name(preemption.for_number), text.plural(preemption.lost_tokens, "token")
+            return f"preempted for {by} at step {record.step}: {lost} computed again"
     if not span:
         return "its steps are no longer kept"
     still_s = max((b.start_s - a.end_s for a, b in pairwise(span)), default=0.0)
@@ -264,8 +263,10 @@ def _step_cause(life: Life, history: History, record: StepRecord) -> str:
     chunks = _chunks(row_matrix(record), life.number)[:2]
     if not chunks:
         return f"{took} for {text.plural(record.running, 'decode')} alone: the device, not the batch"
-    named = ", ".join(f"{history.name(number)} ({tokens} prompt tokens)" for number, tokens in chunks)
-    return f"{took} of {record.scheduled_tokens} tokens: {named}"
+    named = ", ".join(
+        f"{history.name(number)} ({text.plural(tokens, 'prompt token')})" for number, tokens in chunks
+    )
+    return f"{took} of {text.plural(record.scheduled_tokens, 'token')}: {named}"
 
 
 def _chunks(rows: IntArray, other_than: int) -> list[tuple[int, int]]:

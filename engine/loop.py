@@ -337,5 +337,6 @@ class ServiceLoop:
                 return f"request {command.number} aborted"
             case Drain():
                 self.end("drained" if not command.now else "ended on command", 0.0 if command.now else None)
-                return "ending" if command.now else f"draining {engine.num_unfinished} requests"
+                left = engine.num_unfinished
+                return "ending" if command.now else f"draining {left} request{'' if left == 1 else 's'}"
         raise ValueError("unexpected command")

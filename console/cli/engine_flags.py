@@ -60,7 +60,7 @@ ENGINE_FLAGS = (
 CONSOLE_FLAGS = (
     click.option("--slo", metavar="SLO", help="ttft=1s,itl=50ms: lines and marks on the charts."),
     click.option("--window", "window_s", type=float, default=60.0, show_default=True, help="Seconds of latency."),
-    click.option("--theme", help="dark, light, high-contrast, colour-blind-safe, monochrome or your own."),
+    click.option("--theme", help="dark, light, high-contrast, colour-blind, monochrome, ansi or your own."),
     click.option("--ascii", "ascii_only", is_flag=True, help="Draw with ASCII characters only."),
     click.option("--read-only", is_flag=True, help="No knob can be changed."),
     click.option("--no-mouse", is_flag=True, help="Leave the mouse to the terminal."),

@@ -64,6 +64,21 @@ def open_console(flags: Mapping[str, Any]) -> int:
     return code
 
 
+def _check_theme(name: str | None) -> None:
+    """Raise `CommandError` for a theme that neither comes with the program nor lies in the user's folder."""
+    if name is None:
+        return
+    from platformdirs import user_config_path
+    from schedtop.themes.load import load_themes
+
+    themes, failures = load_themes(user_config_path("schedtop") / "themes")
+    if name not in themes:
+        broken = next(
+            (f" ({failure.path} {failure.reason})" for failure in failures if failure.path == f"{name}.toml"), ""
+        )
+        raise CommandError(f"--theme {name}: no such theme{broken}; the themes are {', '.join(sorted(themes))}")
+
+
 @contextmanager
 def _ended_with(process: EngineProcess, within_s: float) -> Iterator[None]:
     """The engine ends with what runs inside, by force if it takes longer than `within_s`."""
@@ -101,6 +116,7 @@ def console_options(flags: Mapping[str, Any], *, embedded: bool = True, notice: 
     """The console's flags as its options."""
     from schedtop.console.options import ConsoleOptions
 
+    _check_theme(flags.get("theme"))
     slo = Slo() if flags.get("slo") is None else parse_slo(flags["slo"])
     if not 0 < flags["window_s"] < float("inf"):
         raise CommandError(f"--window {flags['window_s']:g}: must be above 0")

@@ -7,7 +7,7 @@ from collections import Counter
 import numpy as np
 from schedtop.console.explain import table
 from schedtop.console.explain.facts import FloatArray
-from schedtop.console.explain.finding import Advice, Finding, Link, Numbers, Severity, percent, seconds
+from schedtop.console.explain.finding import Advice, Finding, Link, Numbers, Severity, percent, seconds, some
 from schedtop.console.explain.window import Gaps, Mask, Window, marks
 from schedtop.engine.telemetry import Preemption
 
@@ -40,7 +40,7 @@ def find_loop(window: Window) -> Finding | None:
     worst, times = numbers.most_common(1)[0]
     count = max(item.event.count for item in loops if item.event.number == worst)
     lost = sum(item.event.lost_tokens for item in window.preemptions if item.event.number == worst)
-    others = f", and {len(numbers) - 1} more requests like it" if len(numbers) > 1 else ""
+    others = f", and {some(len(numbers) - 1, 'more request')} like it" if len(numbers) > 1 else ""
     link = Link(
         f"{window.name(worst)} was preempted {count} times; nothing finished between the last {times + 2}{others}",
         {"number": worst, "preemptions": count, "looping": len(numbers), "lost_tokens": lost},
@@ -76,7 +76,7 @@ def _sides(name: str, values_s: FloatArray | Gaps, later: Mask, share: float, le
     quantile, key = f"p{100 * share:.0f}", name.lower()
     since, before = values_s[later], values_s[~later]
     if len(since) < least:
-        return f"{name} has only {len(since)} samples since the first preemption", {f"{key}_n": len(since)}
+        return f"{name} has only {some(len(since), 'sample')} since the first preemption", {f"{key}_n": len(since)}
     since_s = float(np.quantile(since, share))
     numbers: Numbers = {f"{key}_{quantile}_s": since_s, f"{key}_n": len(since)}
     words = f"{name} {quantile} {seconds(since_s)} (n={len(since)})"
@@ -94,7 +94,8 @@ def _ledger_links(window: Window) -> tuple[Link, ...]:
     running = window.steps.mean("running")
     return (
         Link(
-            f"{len(events)} preemptions threw {lost} computed tokens away; {again:.0f} tokens were computed again,"
+            f"{some(len(events), 'preemption')} threw {some(lost, 'computed token')} away;"
+            f" {some(again, 'token')} computed again,"
             f" {percent(recomputed_share(window))} of all work",
             {
                 "preemptions": len(events),
@@ -104,7 +105,7 @@ def _ledger_links(window: Window) -> tuple[Link, ...]:
             },
         ),
         Link(
-            f"at those moments the pool was {percent(usage)} full, with {running:.0f} requests running",
+            f"at those moments the pool was {percent(usage)} full, with {some(running, 'request')} running",
             {"usage_before": usage, "running": running},
         ),
         Link(
@@ -125,8 +126,8 @@ def _describe(window: Window, event: Preemption) -> str:
     whom = "itself" if event.number == event.for_number else window.name(event.for_number)
     loop = ", loop" if event.loop else ""
     return (
-        f"{window.name(event.number)} gave way to {whom}: {event.freed_blocks} blocks freed,"
-        f" {event.lost_tokens} tokens lost{loop}"
+        f"{window.name(event.number)} gave way to {whom}: {some(event.freed_blocks, 'block')} freed,"
+        f" {some(event.lost_tokens, 'token')} lost{loop}"
     )
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from schedtop.console.explain import table
 from schedtop.console.explain.facts import FloatArray
-from schedtop.console.explain.finding import Advice, Finding, Link, Severity, Steps, percent, seconds
-from schedtop.console.explain.window import Mask, Table, Window
+from schedtop.console.explain.finding import Advice, Finding, Link, Severity, Steps, percent, seconds, some
+from schedtop.console.explain.window import Mask, Rows, Table, Window
 
 _PER_DOUBLING = 3.0
 """Steps of one mix differ by at most a third of a doubling (26 %) in decodes, prompt tokens and attended tokens."""
 
 _BAD_SHARE = 0.15
+_MAX_MIXES = 4096
 
 
 def find_slow(window: Window) -> Finding | None:
@@ -20,7 +20,7 @@ def find_slow(window: Window) -> Finding | None:
     steps = window.steps
     if len(steps) < table.SAME_MIX.value:
         return None
-    usual_s, group = _usual(steps)
+    usual_s, group, since = _usual(steps, window.facts.usual_s)
     slow: Mask = steps["execute_s"] >= table.SLOWER.value * usual_s
     lost_s = float((steps["execute_s"] - usual_s)[slow].sum())
     share = lost_s / max(steps.total("execute_s"), 1e-12)
@@ -29,6 +29,7 @@ def find_slow(window: Window) -> Finding | None:
     worst = int(np.argmax(np.where(slow, steps["execute_s"] / usual_s, 0.0)))
     same = group == group[worst]
     took_s, median_s = float(steps["execute_s"][worst]), float(usual_s[worst])
+    where = f"took {seconds(median_s)} up to step {since[worst]}" if since[worst] else f"take {seconds(median_s)}"
     links = (
         Link(
             f"{int(slow.sum())} of {len(steps)} steps take at least {table.SLOWER.value:g}× what their mix takes:"
@@ -37,7 +38,7 @@ def find_slow(window: Window) -> Finding | None:
         ),
         Link(
             f"step {steps['step'][worst]:.0f} took {seconds(took_s)}; {int(same.sum())} steps of the same mix"
-            f" ({_mix(Table(steps.matrix[worst : worst + 1]))}) take {seconds(median_s)} in the median",
+            f" ({_mix(Table(steps.matrix[worst : worst + 1]))}) {where} in the median",
             {"worst_s": took_s, "median_s": median_s, "same_mix": int(same.sum()), "times": took_s / median_s},
         ),
         Link("the scheduler asked for the same work: the time was lost on the device or on the way to it", {}),
@@ -49,20 +50,38 @@ def find_slow(window: Window) -> Finding | None:
     return Finding("slow-device", title, severity, links, spans, (remedy,), int(slow.sum()), "slow steps")
 
 
-def _usual(steps: Table) -> tuple[FloatArray, npt.NDArray[np.intp]]:
-    """For each step the median device time of its mix (infinite where too few share it), and the mix's number."""
+def _usual(steps: Table, best: dict[float, tuple[float, int]]) -> tuple[FloatArray, Rows, Rows]:
+    """For each step: the median device time of its mix, the mix's number, and up to which step that was seen.
+
+    The median is the window's own (and the step 0) or that of an earlier look at the same mix, kept in `best`,
+    where that was lower: a device that stays slow is slow against what it was. Infinite where too few share it.
+    """
     key = np.zeros(len(steps))
     for name in ("decodes", "prefill", "attended", "drafts"):
         # Each of the four stays below 1024, so that together they are one exact float.
         key = 1024 * key + np.rint(_PER_DOUBLING * np.log2(1 + steps[name]))
-    _, group = np.unique(key, return_inverse=True)
+    mixes, group = np.unique(key, return_inverse=True)
     order = np.lexsort((steps["execute_s"], group))
     counts = np.bincount(group)
     starts = np.cumsum(counts) - counts
     ordered = steps["execute_s"][order]
     medians = (ordered[starts + (counts - 1) // 2] + ordered[starts + counts // 2]) / 2
     medians[(counts < table.SAME_MIX.value) | (medians <= 0)] = np.inf
-    return medians[group], group
+    since = np.zeros(len(mixes), dtype=np.intp)
+    for index in np.flatnonzero(np.isfinite(medians)).tolist():
+        mix, median_s = float(mixes[index]), float(medians[index])
+        known_s, step = best.get(mix, (np.inf, 0))
+        if known_s < median_s:
+            medians[index], since[index] = known_s, step
+        else:
+            best[mix] = median_s, int(steps["step"][-1])
+            _forget(best)
+    return medians[group], group, since[group]
+
+
+def _forget(best: dict[float, tuple[float, int]]) -> None:
+    while len(best) > _MAX_MIXES:
+        del best[next(iter(best))]
 
 
 def _worst_first(window: Window, slow: Mask, lost: FloatArray) -> tuple[Steps, ...]:
@@ -72,7 +91,7 @@ def _worst_first(window: Window, slow: Mask, lost: FloatArray) -> tuple[Steps, .
 
 
 def _mix(step: Table) -> str:
-    return f"{step['decodes'][0]:.0f} decodes, {step['prefill'][0]:.0f} prompt tokens"
+    return f"{some(step['decodes'][0], 'decode')}, {some(step['prefill'][0], 'prompt token')}"
 
 
 def find_idle(window: Window) -> Finding | None:
@@ -87,8 +106,8 @@ def find_idle(window: Window) -> Finding | None:
     known = float(np.nansum(hosts))
     links = (
         Link(
-            f"the device works {percent(1 - share)} of the time while {steps.mean('running'):.0f} requests run and"
-            f" {steps.mean('waiting'):.0f} wait",
+            f"the device works {percent(1 - share)} of the time with {some(steps.mean('running'), 'request')} running"
+            f" and {steps.mean('waiting'):.0f} waiting",
             {"idle_share": share, "running": steps.mean("running"), "waiting": steps.mean("waiting")},
         ),
         Link(
@@ -113,7 +132,7 @@ def find_idle(window: Window) -> Finding | None:
     )
 
 
-def _gaps(window: Window) -> tuple[FloatArray, FloatArray, npt.NDArray[np.intp], FloatArray]:
+def _gaps(window: Window) -> tuple[FloatArray, FloatArray, Rows, FloatArray]:
     """For steps right after another, with requests in flight and nothing paused between them.
 
     Seconds the device idled before each, its device seconds, its row in `steps`, and what of the idling planning

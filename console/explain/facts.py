@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -118,7 +118,9 @@ class Facts:
         self.preemptions: deque[Marked[Preemption]] = deque(maxlen=_MAX_EVENTS)
         self.changes: deque[Marked[KnobChange]] = deque(maxlen=256)
         self.seconds: deque[Second] = deque(maxlen=_MAX_SECONDS)
-        self._prefixes: dict[bytes, None] = {}
+        # The best median seconds of each mix of steps that a look has seen, and at which step.
+        self.usual_s: dict[float, tuple[float, int]] = {}
+        self._prefixes: OrderedDict[bytes, None] = OrderedDict()
         self._repeats = self._repeat_prompts = self._repeat_cached = 0
         self._totals = Totals()
 
@@ -185,7 +187,7 @@ class Facts:
             known.repeats = self._prefixes.pop(key, 0) is None
             self._prefixes[key] = None
             if len(self._prefixes) > _MAX_PREFIXES:
-                del self._prefixes[next(iter(self._prefixes))]
+                self._prefixes.popitem(last=False)
 
     def _take_events(self, record: StepRecord) -> None:
         known = self.known

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
+from schedtop.console import text
 from schedtop.engine.knobs import BY_NAME
 
 Number = int | float | str | bool | None
@@ -140,6 +141,11 @@ def as_dict(finding: Finding) -> dict[str, Any]:
 def seconds(value: float) -> str:
     """`46.7 ms` or `2.31 s`."""
     return f"{value * 1e3:.1f} ms" if value < _MS_BELOW_S else f"{value:.2f} s"
+
+
+def some(number: float, noun: str) -> str:
+    """`1 block`, `12 blocks`; a mean is told as a whole number."""
+    return text.plural(round(number), noun)
 
 
 def percent(share: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from schedtop.console.explain import table
-from schedtop.console.explain.finding import Advice, Finding, Link, Severity, percent, seconds
+from schedtop.console.explain.finding import Advice, Finding, Link, Severity, percent, seconds, some
 from schedtop.console.explain.window import Mask, Table, Window
 
 _BAD_SHARE = 0.25
@@ -56,7 +56,7 @@ def _links(window: Window, slow: Mask, beside: float, slow_part: float, other_pa
             {"slow_prompt_part": slow_part, "other_prompt_part": other_part},
         ),
         Link(
-            f"a slow step takes {chunk:.0f} prompt tokens beside its decodes; the budget is {budget:.0f} tokens",
+            f"a slow step takes {some(chunk, 'prompt token')} beside its decodes; the budget is {budget:.0f} tokens",
             {"prompt_tokens": chunk, "budget": budget},
         ),
     )

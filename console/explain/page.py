@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from schedtop.console.explain.finding import Advice, Finding, as_dict, seconds
+from schedtop.console.explain.finding import Advice, Finding, as_dict, seconds, some
 from schedtop.console.explain.log import Entry, Episode, Log
 
 _MAX_EPISODES = 4
@@ -36,13 +36,20 @@ def document(log: Log) -> dict[str, Any]:
 def page(log: Log) -> str:
     """The same for reading; no colour, no escapes, no newline at the end."""
     extent, entries = _extent(log), _by_weight(log)
-    span = f"{extent['steps']:,} steps, {seconds(extent['clock_s'])} on the engine's clock"
+    span = (
+        f"{extent['steps']:,} {_noun(extent['steps'], 'step')}, {seconds(extent['clock_s'])} on the engine's clock"
+    )
     if not entries:
         return f"Nothing found over {span}: no symptom passed its threshold."
-    noun = "finding" if len(entries) == 1 else "findings"
-    parts = [f"{len(entries)} {noun} over {span}, {extent['requests']:,} requests"]
+    parts = [
+        f"{some(len(entries), 'finding')} over {span}, {extent['requests']:,} {_noun(extent['requests'], 'request')}"
+    ]
     parts += [_entry(number, entry) for number, entry in enumerate(entries, start=1)]
     return "\n\n".join(parts)
+
+
+def _noun(number: int, noun: str) -> str:
+    return some(number, noun).split(" ", 1)[1]
 
 
 def _extent(log: Log) -> dict[str, Any]:
@@ -76,8 +83,8 @@ def _entry(number: int, entry: Entry) -> str:
 def extent_words(finding: Finding) -> str:
     """What the figures rest on: window and samples."""
     return (
-        f"{seconds(finding.window_s)} up to {seconds(finding.to_s)}, {finding.num_steps} steps,"
-        f" n={finding.n} {finding.what}"
+        f"{seconds(finding.window_s)} up to {seconds(finding.to_s)}, {some(finding.num_steps, 'step')},"
+        f" n={finding.n} ({finding.what})"
     )
 
 
@@ -88,5 +95,5 @@ def trade(advice: Advice) -> list[str]:
 
 def _held(episodes: list[Episode]) -> str:
     words = [f"{seconds(episode.from_s)}..{seconds(episode.to_s)}" for episode in episodes[:_MAX_EPISODES]]
-    more = f" and {len(episodes) - _MAX_EPISODES} more times" if len(episodes) > _MAX_EPISODES else ""
+    more = f" and {some(len(episodes) - _MAX_EPISODES, 'more time')}" if len(episodes) > _MAX_EPISODES else ""
     return ", ".join(words) + more

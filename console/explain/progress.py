@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from schedtop.console.explain import table
-from schedtop.console.explain.finding import Advice, Finding, Link, Severity, Steps, seconds
+from schedtop.console.explain.finding import Advice, Finding, Link, Severity, Steps, seconds, some
 from schedtop.console.explain.window import Mask, Rows, Table, Window
 
 
@@ -61,7 +61,7 @@ def _empty(window: Window) -> Finding | None:
     links = (
         _in_flight(window.records),
         Link(
-            f"{len(rows)} steps computed nothing new: {part.total('tokens'):.0f} tokens, {again:.0f} of them again",
+            f"{len(rows)} steps computed nothing new: {some(part.total('tokens'), 'token')}, {again:.0f} of them again",
             {"steps": len(rows), "tokens": int(part.total("tokens")), "recomputed_tokens": int(again)},
         ),
         Link(f"the head is held by {window.main_reason.replace('_', ' ')}", {"reason": window.main_reason}),
@@ -73,7 +73,10 @@ def _empty(window: Window) -> Finding | None:
 
 def _in_flight(records: Table) -> Link:
     running, waiting = int(records["running"][-1]), int(records["waiting"][-1])
-    return Link(f"{waiting} requests wait, {running} run", {"waiting": waiting, "running": running})
+    return Link(
+        f"{some(waiting, 'request')} in the queue, {running} running",
+        {"waiting": waiting, "running": running},
+    )
 
 
 def _finding(

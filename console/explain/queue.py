@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from schedtop.console.explain import table
 from schedtop.console.explain.facts import REASONS
-from schedtop.console.explain.finding import Advice, Finding, Link, Severity, percent, seconds
+from schedtop.console.explain.finding import Advice, Finding, Link, Severity, percent, seconds, some
 from schedtop.console.explain.ttft import cap_knob
 from schedtop.console.explain.window import Mask, Rows, Table, Window
 from schedtop.engine.telemetry import Limiter
@@ -26,7 +26,8 @@ def find_low_use(window: Window) -> Finding | None:
     kv = queued.total("used") / max(queued.total("used") + queued.total("free"), 1.0)
     links = (
         Link(
-            f"{queued.mean('waiting'):.0f} requests wait on average, in {percent(window.queued_share)} of steps",
+            f"{some(queued.mean('waiting'), 'request')} in the queue on average,"
+            f" in {percent(window.queued_share)} of steps",
             {"waiting": queued.mean("waiting"), "queued_share": window.queued_share},
         ),
         Link(
@@ -49,7 +50,8 @@ def find_watermark(window: Window) -> Finding | None:
     pool = held["used"] + held["free"]
     links = (
         Link(
-            f"{queued.mean('waiting'):.0f} requests wait on average, in {percent(window.queued_share)} of steps",
+            f"{some(queued.mean('waiting'), 'request')} in the queue on average,"
+            f" in {percent(window.queued_share)} of steps",
             {"waiting": queued.mean("waiting"), "queued_share": window.queued_share},
         ),
         Link(
@@ -57,12 +59,12 @@ def find_watermark(window: Window) -> Finding | None:
             {"watermark_share": share},
         ),
         Link(
-            f"on average it needs {need:.0f} blocks of {have:.0f} free; {reserve:.0f} must stay free"
+            f"on average it needs {some(need, 'block')} of {have:.0f} free; {reserve:.0f} must stay free"
             f" ({percent(float(reserve / pool.mean()))} of the pool)",
             {"need_blocks": need, "free_blocks": have, "reserve_blocks": reserve},
         ),
         Link(
-            f"the reserve is for growth: {len(window.preemptions)} preemptions in this window",
+            f"the reserve is for growth: {some(len(window.preemptions), 'preemption')} in this window",
             {"preemptions": len(window.preemptions)},
         ),
     )
@@ -86,13 +88,13 @@ def find_head_blocks(window: Window) -> Finding | None:
     reserved = f", {reserve} of them to stay free" if reserve else ""
     links = (
         Link(
-            f"{len(fitting)} of {behind} requests behind the head would have fitted all the time they waited there:"
-            f" the smallest needs {smallest} blocks, {free} are free{reserved}",
+            f"of {some(behind, 'request')} behind the head, {len(fitting)} would have fitted all the time"
+            f" spent waiting there: the smallest needs {some(smallest, 'block')}, {free} free{reserved}",
             {"fitting": len(fitting), "behind": behind, "smallest_blocks": smallest, "free_blocks": free},
         ),
         Link("nobody overtakes the head of the queue, so they wait with it", {"span_s": span_s}),
         Link(
-            f"{window.name(number)} needs {need} blocks: at the head for {len(rows)} steps ({seconds(span_s)}),"
+            f"{window.name(number)} needs {some(need, 'block')}: at the head for {len(rows)} steps ({seconds(span_s)}),"
             f" held by {reason.replace('_', ' ')}",
             {"number": number, "need_blocks": need, "steps": len(rows), "reason": reason},
         ),
@@ -138,17 +140,17 @@ def _check_link(window: Window, queued: Table, reason: str, share: float) -> Lin
     need, have, reserve = (float(np.nan_to_num(held[name]).mean()) for name in ("need", "have", "reserve"))
     match reason:
         case Limiter.SEQUENCE_CAP:
-            words = f"the cap is {need:.0f} requests, {have:.0f} run"
+            words = f"the cap is {some(need, 'request')}, {have:.0f} running"
         case Limiter.FULL_SEQUENCE:
-            words = f"the whole sequence needs {need:.0f} blocks, {have:.0f} are free; the next chunk would fit"
+            words = f"the whole sequence needs {some(need, 'block')}, {have:.0f} free; the next chunk would fit"
         case Limiter.WATERMARK:
             words = f"it needs {need:.0f} of {have:.0f} free blocks, but {reserve:.0f} must stay free"
         case Limiter.BLOCKS:
-            words = f"it needs {need:.0f} blocks, {have:.0f} are free"
+            words = f"it needs {some(need, 'block')}, {have:.0f} free"
         case Limiter.CHUNKING_OFF:
-            words = f"its whole prompt of {need:.0f} tokens does not fit the {have:.0f} left of a step"
+            words = f"its whole prompt of {some(need, 'token')} does not fit the {have:.0f} left of a step"
         case _:
-            words = f"{len(window.preemptions)} preemptions in the window"
+            words = f"{some(len(window.preemptions), 'preemption')} in the window"
     told = reason.replace("_", " ")
     return Link(
         f"the head is held by {told} in {percent(share)} of those steps: {words}",

@@ -190,7 +190,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "slow-device",
         "Some steps are slow for what is in them: not the scheduler",
-        "steps whose device time is far above that of steps with the same mix",
+        "steps whose device time is far above that of steps with the same mix, in this window or before it",
         (SAME_MIX, SLOWER, SLOW_STEPS, SLOW_TIME),
     ),
     Rule(

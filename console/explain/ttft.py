@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from schedtop.console.explain import table
-from schedtop.console.explain.finding import Advice, Finding, Link, Severity, percent, seconds
+from schedtop.console.explain.finding import Advice, Finding, Link, Severity, percent, seconds, some
 from schedtop.console.explain.window import Table, Window
 from schedtop.engine.telemetry import Limiter
 
@@ -62,7 +62,7 @@ def find_sequence_cap(window: Window) -> Finding | None:
         *_symptom(window),
         _held_link(window, Limiter.SEQUENCE_CAP),
         Link(
-            f"the cap is {cap['need'][-1]:.0f} requests, reached with {percent(use)} of the token budget"
+            f"the cap is {some(cap['need'][-1], 'request')}, reached with {percent(use)} of the token budget"
             f" and {percent(kv)} of the pool in use",
             {"cap": float(cap["need"][-1]), "budget_use": use, "kv_use": kv},
         ),
@@ -83,7 +83,7 @@ def find_pool(window: Window) -> Finding | None:
         *_symptom(window),
         _held_link(window, *_POOL),
         Link(
-            f"the head needs {need:.0f} blocks on average, {have:.0f} are free: the pool is {percent(kv)} full",
+            f"the head needs {some(need, 'block')} on average, {have:.0f} free: the pool is {percent(kv)} full",
             {"need_blocks": need, "free_blocks": have, "kv_use": kv},
         ),
     )

@@ -62,6 +62,7 @@ Left and Right show an earlier step in all panels; End returns to the present.
         cap = self.view.moment.state.knobs.get("max_num_seqs")
         pieces = [
             (f"step {record.step}", "text"),
+            *self._in_sight(),
             (f"{text.ms(record.end_s - record.start_s)} ms", "text"),
             (f"tok {record.scheduled_tokens}/{record.token_budget}", "text"),
             (f"rows {record.input_rows}/{record.input_budget}", "text"),
@@ -70,6 +71,11 @@ Left and Right show an earlier step in all panels; End returns to the present.
         if self.view.steps_per_column > 1:
             pieces.append((f"{self.view.steps_per_column} steps/column", "accent"))
         return pieces
+
+    def _in_sight(self) -> Pieces:
+        """Which steps the columns stand for, while they do not end with the newest."""
+        steps = self.shown_steps() if self.view.pinned is not None else []
+        return [(f"columns {steps[0].step}-{steps[-1].step}", "accent")] if steps else []
 
     def body(self, width: int, height: int) -> list[Line]:
         record = self.step()
@@ -156,9 +162,17 @@ Left and Right show an earlier step in all panels; End returns to the present.
     # The steps before
 
     def columns(self, width: int) -> list[Column]:
-        """At most `width` columns that end at the view's edge."""
+        """At most `width` columns that end at the view's edge, which moves so that an inspected step is in sight."""
+        view = self.view
+        found = self._columns_up_to(view.edge, width)
+        if view.pinned is not None and found and view.moment.seq < found[0].first:
+            ahead = view.history.neighbour(view.moment.seq, width * view.steps_per_column // 2)
+            view.edge = view.moment.seq if ahead is None else ahead
+            found = self._columns_up_to(view.edge, width)
+        return found
+
+    def _columns_up_to(self, edge: int, width: int) -> list[Column]:
         per = self.view.steps_per_column
-        edge = self.view.edge
         steps = self.view.history.steps(edge, width * per)
         if per > 1 and steps:
             # Columns keep their steps while new ones come: cut at multiples of the column's size.
@@ -218,7 +232,9 @@ Left and Right show an earlier step in all panels; End returns to the present.
             line.add("  ", muted).add(letter, palette[dict(MARKS)[letter]]).add(f" {word}", muted)
         budget = max(column.budget for column in columns)
         line.add(f"  full height {budget:.0f} tokens", muted)
-        return line.right(width, Line().add(f"newest {history.records[newest].step}", muted), muted)
+        last, known = history.records[newest].step, history.live.step
+        words = f"newest {last}" if last >= known else f"up to {last}, newest {known}"
+        return line.right(width, Line().add(words, muted), muted)
 
     # Keys
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from rich.style import Style
 from schedtop.console.explain.desk import ExplainDesk
-from schedtop.console.explain.finding import Finding, Severity, Steps, seconds
+from schedtop.console.explain.finding import Finding, Severity, Steps, seconds, some
 from schedtop.console.explain.log import Entry
 from schedtop.console.explain.page import extent_words, trade
 from schedtop.console.explain.table import MIN_STEPS
@@ -157,7 +157,7 @@ class WhyPanel(_ExplainPanel):
         words = "Nothing found: no symptom passed its threshold."
         if facts.num_steps < MIN_STEPS.value:
             words = f"Too few steps yet to tell: {facts.num_steps}."
-        said = f"{facts.num_steps} steps so far, the newest 30 s are looked at once a second."
+        said = f"{some(facts.num_steps, 'step')} so far, the newest 30 s are looked at once a second."
         return [*self._wrap(words, width, "text", bold=True), *self._wrap(said, width, "muted")]
 
     def _explain(self, entry: Entry, width: int) -> Rows:

@@ -232,6 +232,26 @@ async def test_a_lowered_cap_shows_what_still_drains() -> None:
         assert running > 3 and f"draining {running}" in seat.text
 
 
+async def test_a_step_far_back_is_in_sight_with_the_steps_around_it() -> None:
+    async with seated(steps=600) as seat:
+        width = seat.live.batch_panel.size.width
+        first = seat.app.history.records[0].seq
+        seat.app.view.pin(first + 100)
+        await seat.settle()
+        shown = seat.live.batch_panel.shown_steps()
+        assert shown[0].seq < first + 100 < shown[-1].seq
+        assert f"columns {shown[0].step}-{shown[-1].step}" in seat.lines[1]
+        assert f"oldest {shown[0].step}" in seat.text and f"up to {shown[-1].step}, newest 600" in seat.text
+        assert "▲" in seat.text
+        text = await seat.press("1", "right")
+        assert seat.live.batch_panel.shown_steps() == shown, "what is in sight stays"
+        await seat.press("g")
+        shown = seat.live.batch_panel.shown_steps()
+        assert shown[0].seq == first == seat.app.view.pinned and len(shown) <= width
+        text = await seat.press("end")
+        assert "newest 600" in text and "up to" not in text
+
+
 async def test_an_out_of_range_value_is_refused_with_its_bound() -> None:
     async with seated() as seat:
         await seat.press("6", "down", "down", "equals_sign", *["backspace"] * 2, *"9999", "enter")

@@ -52,6 +52,8 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("--workload", "\x1b[2J\nno\u202esuch"),
         ("--slo", ""),
         ("--record", ""),
+        ("--theme", "zz"),
+        ("--theme", "\x1b[2J"),
         ("--device", "sim:@/dev/zero"),
         ("--scheduling-policy", "lifo"),
         ("--rate", "1e308"),

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from scenes import Run, ask, numbers, serve, stream
 from schedtop.console.explain.diagnosis import Diagnosis
+from schedtop.console.explain.log import Log, read
 from schedtop.engine.build import build_engine
 from schedtop.engine.config import EngineConfig
 from schedtop.engine.engine import Engine
+from schedtop.engine.plan import StepPlan, StepResult
 from schedtop.engine.request import Request
 from schedtop.engine.telemetry import StepRecord
 
@@ -87,6 +89,35 @@ def test_slow_steps_of_the_same_mix() -> None:
     assert told["times"] == pytest.approx(4.0, rel=0.25)
     assert {s.first_step % 50 for s in finding.steps} == {0}
     assert finding.advice[0].knob == ""
+
+
+def test_a_device_that_stays_slow_does_not_fall_silent() -> None:
+    """Slow from the tenth second on: long after, a window holds nothing but slow steps."""
+
+    class SlowFrom:
+        simulated = True
+
+        def __init__(self, engine: Engine) -> None:
+            self.worker, self.clock = engine.worker, engine.clock
+
+        def execute(self, plan: StepPlan) -> StepResult:
+            result = self.worker.execute(plan)
+            if self.clock.now_s() > 10:
+                result.elapsed_s = (result.elapsed_s or 0.0) * 4
+            return result
+
+    def slow_down(engine: Engine) -> None:
+        if not isinstance(engine.worker, SlowFrom):
+            engine.worker = SlowFrom(engine)
+
+    run = serve(stream(15, 2.0, 100, 40), 28, slow_down)
+    log = Log(window_s=5.0)
+    assert "slow-device" in {entry.finding.id for entry in read(run.messages, log).look()}
+    told = numbers(log.entries["slow-device"].finding)
+    assert told["slow_steps"] > 0.5 * len(run.window(5.0))
+    assert told["times"] == pytest.approx(4.0, rel=0.3)
+    words = log.entries["slow-device"].finding.links[1].words
+    assert "up to step" in words and "median" in words
 
 
 def test_steps_slow_for_what_is_in_them_are_silent() -> None:
