@@ -2,8 +2,8 @@
 
     python benchmarks/calibration.py [--model smollm2] [--seconds 60] [--save DEVICE.toml] [--cpu-time]
 
-One real run of the fitted workload, two identical real runs of the predicted one, and the same on simulated time.
-A prediction is good if it is within 10 %, or within 1.5 times what the two real runs differ by. The last line is
+Two identical real runs of the predicted workload between two of the fitted one, so that a machine that grows slower
+or faster meanwhile meets both alike, and the predicted one on simulated time. A prediction is good if it is within 10 %, or within 1.5 times what the two real runs differ by. The last line is
 JSON with every figure.
 
 With `--cpu-time` the engine's clock is the CPU time of this process, which jumps over idle time: for a machine that
@@ -108,16 +108,19 @@ def main() -> None:
     parser.add_argument("--save", type=Path, help="keep the device file")
     options = parser.parse_args()
     serve(options.model, WARM_UP, options.cpu_time)
-    header, records, _ = serve(options.model, for_seconds(FITTED, options.seconds), options.cpu_time)
-    calibration, fitted = calibrate([(header, records)])
+    fitted_to, predicted = for_seconds(FITTED, options.seconds), for_seconds(PREDICTED, options.seconds)
+    before, *real, after = (
+        serve(options.model, workload, options.cpu_time)
+        for workload in (fitted_to, predicted, predicted, fitted_to)
+    )
+    header = before[0]
+    calibration, fitted = calibrate([before[:2], after[:2]])
     print(f"{header.model} on {header.device}, fitted to {FITTED.source}\n\n{fit_text(fitted)}\n")
     if options.save:
         write_device(options.save, calibration, fitted)
-    predicted = for_seconds(PREDICTED, options.seconds)
-    real = [serve(options.model, predicted, options.cpu_time)[2] for _ in range(2)]
     device = CalibratedDevice(options.save or Path("fitted"), calibration)
     config = config_of(header, EngineConfig(workload=predicted), set())
-    rows = judge(real, run(Scenario(config, device)))
+    rows = judge([document for _, _, document in real], run(Scenario(config, device)))
     print(f"{'predicted ' + predicted.source:<20}{'real':>12}{'real again':>12}{'simulated':>12}", end="")
     print(f"{'error':>9}{'spread':>9}{'allowed':>9}")
     for row in rows:
