@@ -59,33 +59,40 @@ def _splitmix(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def sample(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
     """One token id for each row of `logits` [M, vocab]: int64 [M].
 
-    Temperature, then top-k, then top-p of what is left, then min-p; the draw inverts the cumulative distribution
-    in vocabulary order, where near-equal logits cannot change places.
+    Temperature, then min-p, top-k and top-p, each of what the one before left (vLLM's order, and the sampling
+    kernel's); the draw inverts the cumulative distribution in vocabulary order, where near-equal logits cannot
+    change places.
     """
-
-    def column(values: npt.NDArray[np.generic]) -> torch.Tensor:
-        return torch.from_numpy(values).to(logits.device)[:, None]
-
-    scaled = logits.double() / column(draws.temperature)
-    if draws.top_k.any() or (draws.top_p < 1).any():
-        kept = _top_kept(scaled, column(draws.top_k), column(draws.top_p))
-        scaled.masked_fill_(~kept, float("-inf"))
-    weights = torch.softmax(scaled, -1)
-    if draws.min_p.any():
-        floor = column(draws.min_p) * weights.amax(-1, keepdim=True)
-        weights.masked_fill_(weights < floor, 0.0)
-    ladder = weights.cumsum(-1)
-    place = torch.searchsorted(ladder, column(draws.uniform) * ladder[:, -1:], right=True)
+    ladder = kept_weights(logits, draws).cumsum(-1)
+    place = torch.searchsorted(ladder, _column(draws.uniform, logits) * ladder[:, -1:], right=True)
     return place.clamp_(max=logits.shape[-1] - 1)[:, 0]
 
 
-def _top_kept(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Which tokens top-k and then top-p keep: bool, as `scaled`. The likeliest token always stays."""
-    ordered, ids = scaled.sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(scaled.shape[-1], device=scaled.device)
-    ordered.masked_fill_((rank >= top_k) & (top_k > 0), float("-inf"))
-    mass = torch.softmax(ordered, -1)
-    before = mass.cumsum(-1) - mass
+def kept_weights(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+    """Each token's probability over the likeliest one's, 0 for those a filter leaves out: float64 [M, vocab].
+
+    The likeliest token always stays, and so does one that ties with the last one kept.
+    """
+    scaled = logits.double() / _column(draws.temperature, logits)
+    weights = torch.exp(scaled - scaled.amax(-1, keepdim=True))
+    if draws.min_p.any():
+        weights.masked_fill_(weights < _column(draws.min_p, logits), 0.0)
+    if draws.top_k.any() or (draws.top_p < 1).any():
+        least = _least_kept(weights, _column(draws.top_k, logits), _column(draws.top_p, logits))
+        weights.masked_fill_(weights < least, 0.0)
+    return weights
+
+
+def _least_kept(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """The smallest weight that top-k and then top-p keep: [M, 1]."""
+    ordered = weights.sort(dim=-1, descending=True).values
+    count = torch.where(top_k > 0, top_k, ordered.shape[-1]).clamp(max=ordered.shape[-1])
+    ordered.masked_fill_(ordered < ordered.gather(-1, count - 1), 0.0)
+    mass = ordered.cumsum(-1)
     # A cap of 1 keeps all, whatever rounding makes of the sum.
-    stays = ((before < top_p) | (top_p >= 1)) & (ordered > float("-inf"))
-    return torch.zeros_like(stays).scatter_(-1, ids, stays)
+    stays = (mass - ordered < top_p * mass[:, -1:]) | (top_p >= 1)
+    return ordered.masked_fill(~stays | (ordered == 0), float("inf")).amin(-1, keepdim=True)
+
+
+def _column(values: npt.NDArray[np.generic], like: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(values).to(like.device)[:, None]

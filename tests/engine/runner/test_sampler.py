@@ -11,20 +11,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedtop.engine.config import ConfigError
 from schedtop.engine.request import SamplingParams
-from schedtop.engine.runner.sampler import make_draws, sample, uniform
+from schedtop.engine.runner.kernel_sampler import setting_arrays
+from schedtop.engine.runner.sampler import RowSampling, kept_weights, make_draws, sample, uniform
 from schedtop.engine.sampling import check_sampling
+from schedtop.kernels import reference
+from schedtop.kernels.sampling_params import SamplingParams as KernelParams
 
 
 def kept_tokens(logits: np.ndarray[Any, Any], params: SamplingParams) -> set[int]:
-    """Straight from the definitions: temperature, top-k, top-p of what is left, min-p."""
+    """Straight from the definitions: temperature, min-p, top-k of what is left, top-p of what is left then."""
     weights = np.exp((logits - logits.max()) / params.temperature)
     order = np.argsort(-weights, kind="stable")
+    order = order[weights[order] >= params.min_p]
     if params.top_k:
-        order = order[: params.top_k]
+        order = order[weights[order] >= weights[order][: params.top_k][-1]]
     mass = weights[order] / weights[order].sum()
     before = np.cumsum(mass) - mass
-    order = order[(before < params.top_p) | (params.top_p >= 1)]
-    return {int(token) for token in order if weights[token] >= params.min_p * weights.max()}
+    cut = order[(before < params.top_p) | (params.top_p >= 1)]
+    return {int(token) for token in order if weights[token] >= weights[cut[-1]]}
 
 
 @settings(max_examples=60, deadline=None)
@@ -33,7 +37,7 @@ def kept_tokens(logits: np.ndarray[Any, Any], params: SamplingParams) -> set[int
     st.floats(0.2, 3),
     st.integers(0, 12),
     st.sampled_from([1.0, 0.9, 0.5, 0.1]),
-    st.sampled_from([0.0, 0.05, 0.5]),
+    st.sampled_from([0.0, 0.05, 0.5, 1.0]),
 )
 def test_only_kept_tokens_are_drawn(seed: int, temperature: float, top_k: int, top_p: float, min_p: float) -> None:
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
@@ -47,6 +51,33 @@ def test_only_kept_tokens_are_drawn(seed: int, temperature: float, top_k: int, t
     weights = {token: np.exp((logits[token] - logits[likely]) / temperature) for token in kept}
     share = weights[likely] / sum(weights.values())
     assert abs(drawn.count(likely) / count - share) < 5 * np.sqrt(share * (1 - share) / count) + 1e-9
+
+
+MIXED = [
+    SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    for temperature in (0.7, 1.9)
+    for top_k in (0, 1, 4, 10**6)
+    for top_p in (1.0, 0.9137, 0.5171, 0.0731)
+    for min_p in (0.0, 0.31, 1.0)
+]
+
+
+def test_the_cpu_and_the_kernels_keep_the_same_tokens() -> None:
+    """Many ties, and an order that shows: each filter leaves less for the share of the next.
+
+    `tests/kernels` hold the kernel to this reference token for token.
+    """
+    logits = torch.from_numpy(np.random.default_rng(3).integers(0, 5, (len(MIXED), 12)) * 0.5).float()
+    positions = np.arange(len(MIXED), dtype=np.int32)
+    draws = make_draws(MIXED, [7] * len(MIXED), positions)
+    arrays = setting_arrays([RowSampling(params, 7) for params in MIXED], positions)
+    settings = KernelParams(*(torch.from_numpy(array) for array in arrays))
+    kept = kept_weights(logits, draws) > 0
+    assert torch.equal(kept, reference.kept_tokens(reference.logit_gaps(logits, settings.temperature), settings))
+    for row, params in zip(kept, MIXED, strict=True):
+        assert row.any() and (row.all() or params.top_k or params.top_p < 1 or params.min_p)
+    one_by_one = [kept_tokens(row.numpy(), params) for row, params in zip(logits, MIXED, strict=True)]
+    assert [set(row.nonzero()[:, 0].tolist()) for row in kept] == one_by_one
 
 
 def test_uniform_is_uniform_and_a_function_of_seed_and_position() -> None:
