@@ -28,7 +28,7 @@ class RerunScreen(ConsoleScreen):
     AUTO_FOCUS: ClassVar[str | None] = None
 
     def __init__(self, view: View, registry: Registry, app: ReplayApp) -> None:
-        super().__init__(view, registry, "rerun")
+        super().__init__(view, registry)
         self.reruns, self.overlay = app.reruns, app.overlay
         self.header = HeaderBar(view, id="header")
         self.charts = ChartsPanel(view, self.overlay, id="charts")
@@ -70,6 +70,7 @@ class RerunScreen(ConsoleScreen):
 
     def place(self) -> None:
         width, height = self.app.size
+        self.footer.scope = "" if self.busy else "rerun"
         places = self._places(width, height)
         for widget in self.drawn:
             place = places.get(str(widget.id))

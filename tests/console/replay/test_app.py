@@ -170,13 +170,13 @@ async def test_an_event_leads_to_its_step(recording: Recording) -> None:
         assert "REPLAY PAUSED" in seat.lines[0]
 
 
-async def test_knobs_are_locked_and_say_why(recording: Recording) -> None:
+async def test_a_recording_takes_no_commands_and_says_so(recording: Recording) -> None:
+    """Knobs are staged for a re-run only."""
     async with seated(recording) as seat:
-        await seat.press("6")
-        assert "this is a recording" in await seat.press("plus")
-        assert "locked: a recording" in seat.text
+        assert "a recording: stage values for a re-run" in await seat.press("6")
         assert "this is a recording" in await seat.press("P")
-        assert not seat.app.live_screen.desk.staged
+        assert "this replay cannot run its recording again" in await seat.press("plus", "enter")
+        assert seat.app.live_screen.desk.staged and not seat.app.history.live.paused
 
 
 async def test_quitting_does_not_ask(recording: Recording) -> None:

@@ -1,0 +1,343 @@
+"""Running a recording again as an operator does: stage, run, look at both, go where they part, give up, be refused."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from schedtop.console.cli.rerun import RerunError, RerunProcess, beginner
+from schedtop.console.options import ConsoleOptions
+from schedtop.console.replay.app import ReplayApp
+from schedtop.console.replay.rerun_screen import RerunScreen
+from schedtop.console.screens.help import HelpScreen
+from schedtop.engine.build import build_engine
+from schedtop.engine.config import EngineConfig, WorkloadSpec
+from schedtop.engine.recording import Recording, RecordingWriter
+from schedtop.engine.telemetry import Snapshot
+from schedtop.engine.whatif.rerun import Question, rerun
+from textual.pilot import Pilot
+
+WIDE, COMPACT = (160, 45), (80, 24)
+
+
+class Here:
+    """A run worked out on the console's own thread for it, as its process would."""
+
+    def __init__(self, question: Question) -> None:
+        self.question = question
+
+    def __iter__(self) -> Iterator[Any]:
+        yield "running both", 0.25
+        yield rerun(self.question)
+
+    def cancel(self) -> None:
+        """It comes to its end unheard."""
+
+
+class Endless:
+    """A run that goes on until it is given up."""
+
+    def __init__(self) -> None:
+        self.given_up = threading.Event()
+
+    def __iter__(self) -> Iterator[Any]:
+        yield "running both", 0.25
+        self.given_up.wait()
+        raise RerunError("given up")
+
+    def cancel(self) -> None:
+        self.given_up.set()
+
+
+class Seat:
+    def __init__(self, app: ReplayApp, pilot: Pilot[None], asked: list[Question]) -> None:
+        self.app, self.pilot, self.asked = app, pilot, asked
+
+    async def press(self, *keys: str) -> str:
+        await self.pilot.press(*keys)
+        await self.pilot.pause()
+        return self.text
+
+    async def until(self, holds: Callable[[], bool]) -> str:
+        """Wait, however long it takes here."""
+        while not holds():
+            await self.pilot.pause(0.02)
+        self.app.paint()
+        await self.pilot.pause()
+        return self.text
+
+    async def outcome(self) -> str:
+        """Wait for the end of the run."""
+        return await self.until(lambda: self.app.reruns.doing is None and isinstance(self.app.screen, RerunScreen))
+
+    async def go(self, step: int) -> None:
+        with self.app.history.lock:
+            self.app.player.move_to_step(step)
+        self.app.paint()
+        await self.pilot.pause()
+
+    async def stage(self, name: str, value: str) -> str:
+        """Type a value for a knob in its panel."""
+        await self.press("6", "g")
+        names = [knob.name for knob in self.app.desk.live_knobs()]
+        await self.press(*["down"] * names.index(name), "equals_sign")
+        self.app.live_screen.prompt.value = value
+        return await self.press("enter")
+
+    @property
+    def text(self) -> str:
+        return "\n".join(strip.text for strip in self.app.screen_strips())
+
+    @property
+    def step(self) -> int:
+        return self.app.history.live.step
+
+    def panels(self) -> dict[str, list[str]]:
+        """Every panel of the replay's screen, as text."""
+        with self.app.history.lock:
+            self.app.view.look()
+            return {
+                name: ["".join(piece for piece, _ in line.pieces) for line in panel.lines(100, 14)]
+                for name, panel in self.app.live_screen.panels.items()
+                if name != "knobs"
+            }
+
+
+@asynccontextmanager
+async def seated(
+    source: Recording, size: tuple[int, int] = WIDE, begin: Any = None, **settings: Any
+) -> AsyncIterator[Seat]:
+    asked: list[Question] = []
+
+    def here(changes: Mapping[str, Any], index: int | None, snapshot: Snapshot | None) -> Here:
+        asked.append(Question(path=source.path, changes=dict(changes), index=index, snapshot=snapshot))
+        return Here(asked[-1])
+
+    options = ConsoleOptions(**({"theme": "dark", "embedded": False} | settings))
+    app = ReplayApp(source, options, lambda: 50.0, paused=True, rerun=here if begin is None else begin)
+    async with app.run_test(size=size) as pilot:
+        await pilot.pause()
+        yield Seat(app, pilot, asked)
+
+
+async def test_from_a_step_on_and_back(recording: Recording) -> None:
+    async with seated(recording) as seat:
+        await seat.go(300)
+        assert "→2*" in await seat.stage("max_num_seqs", "2")
+        before = seat.panels()
+        await seat.press("enter")
+        text = await seat.outcome()
+        assert seat.asked[0].index == seat.app.history.position and seat.asked[0].changes == {"max_num_seqs": 2}
+        assert "recorded" in text and "re-run with max_num_seqs" in text
+        for name in ("Batch", "TTFT p95", "ITL p95", "KV in use", "Running", "Waiting", "Preempt"):
+            assert name in text
+        for name in ("E2E p99", "throughput", "preemptions", "recomputed tokens", "hit rate", "budget use"):
+            assert name in text
+        assert "it is the recording, step for step" in text and "worse" in text
+        divergence = seat.app.reruns.outcome.divergence  # type: ignore[union-attr]
+        assert divergence is not None and f"step {divergence.step}" in text
+
+        await seat.press("escape")
+        assert seat.app.screen is seat.app.live_screen and seat.step == 300
+        assert seat.panels() == before
+        assert "Both runs" in await seat.press("v")
+
+
+async def test_the_first_difference_is_one_key_away_and_leads_to_its_step(recording: Recording) -> None:
+    async with seated(recording) as seat:
+        await seat.go(250)
+        await seat.stage("max_num_seqs", "2")
+        await seat.press("r")
+        await seat.outcome()
+        outcome = seat.app.reruns.outcome
+        assert outcome is not None and outcome.divergence is not None
+        await seat.press("G")
+        assert f"runs part at step {outcome.divergence.step}" in await seat.press("d")
+        text = await seat.press("enter")
+        assert seat.app.screen is seat.app.live_screen and seat.step == outcome.divergence.step
+        assert "v shows the re-run again" in text
+
+
+async def test_a_chosen_moment_leads_to_what_was_recorded_then(recording: Recording) -> None:
+    async with seated(recording) as seat:
+        await seat.stage("watermark", "0.3")
+        await seat.press("b")
+        await seat.outcome()
+        assert seat.asked[0].index is None and seat.asked[0].snapshot is None
+        overlay = seat.app.overlay
+        await seat.press("g", "plus", "plus", *["right"] * 30)
+        assert overlay.span.length_s == pytest.approx(overlay.whole.length_s / 4)
+        moment_s = overlay.moment_s
+        await seat.press("z")
+        assert overlay.span == overlay.whole and overlay.moment_s == moment_s
+        await seat.press("enter")
+        record = seat.app.view.moment.record
+        assert record is not None and record.start_s <= moment_s <= record.end_s
+
+
+async def test_from_the_start_settings_of_the_start_can_be_changed(recording: Recording) -> None:
+    async with seated(recording) as seat:
+        await seat.go(100)
+        await seat.stage("policy", "priority")
+        assert "policy is set at start-up only: b re-runs from the start" in await seat.press("r")
+        assert not seat.asked
+        await seat.press("b")
+        assert "re-run with policy fcfs→priority" in await seat.outcome()
+        assert seat.asked[0].index is None
+
+
+async def test_no_change_is_said(recording: Recording) -> None:
+    async with seated(recording) as seat:
+        await seat.stage("max_num_active_seqs", "900")
+        await seat.press("r")
+        text = await seat.outcome()
+        assert "no change: all 898 steps are the same" in text
+        assert "every step is the same" in await seat.press("d")
+        assert "worse" not in text and "better" not in text
+
+
+async def test_refused_values_name_their_bounds_and_are_not_staged(recording: Recording) -> None:
+    async with seated(recording) as seat:
+        text = await seat.stage("watermark", "0.9")
+        assert "watermark=0.9: must be at most 0.5" in text
+        assert "stage a knob first" in await seat.press("r")
+        assert not seat.asked and not seat.app.desk.staged
+
+
+async def test_esc_gives_up_and_the_replay_is_as_it_was(recording: Recording) -> None:
+    run = Endless()
+    async with seated(recording, begin=lambda *question: run) as seat:
+        await seat.go(40)
+        await seat.stage("watermark", "0.2")
+        await seat.press("r")
+        text = await seat.until(lambda: seat.app.reruns.doing == ("running both", 0.25))
+        assert "25%" in text and "Esc gives up" in text and "watermark=0.2 from step 40" in text
+        assert "d difference" not in text and seat.app.screen.why_not("moment_parting") == "there is no re-run yet"  # type: ignore[attr-defined]
+        await seat.press("escape")
+        assert run.given_up.is_set() and seat.app.reruns.doing is None
+        assert seat.app.screen is seat.app.live_screen and seat.step == 40
+        assert seat.app.desk.staged == {"watermark": 0.2}
+        assert "nothing was run again yet" in await seat.press("v")
+
+
+async def test_why_there_is_no_outcome_is_one_line(recording: Recording) -> None:
+    class Failing(Endless):
+        def __iter__(self) -> Iterator[Any]:
+            raise RerunError("the recording begins at step 5 of its engine")
+
+    async with seated(recording, begin=lambda *question: Failing()) as seat:
+        await seat.stage("watermark", "0.2")
+        await seat.press("b")
+        text = await seat.outcome()
+        assert "no re-run" in text and "the recording begins at step 5 of its engine" in text
+        await seat.press("escape")
+        assert seat.app.screen is seat.app.live_screen
+
+
+async def test_an_older_outcome_stays_while_a_new_run_is_given_up(recording: Recording) -> None:
+    runs: list[Any] = []
+
+    def begin(changes: Mapping[str, Any], index: int | None, snapshot: Snapshot | None) -> Any:
+        question = Question(path=recording.path, changes=dict(changes), index=index, snapshot=snapshot)
+        runs.append(Here(question) if not runs else Endless())
+        return runs[-1]
+
+    async with seated(recording, begin=begin) as seat:
+        await seat.stage("watermark", "0.2")
+        await seat.press("r")
+        await seat.outcome()
+        await seat.press("escape")
+        await seat.stage("watermark", "0.4")
+        await seat.press("r", "escape")
+        assert "watermark 0→0.2" in await seat.press("v")
+
+
+async def test_one_page_after_the_other_on_a_small_screen(recording: Recording) -> None:
+    async with seated(recording, COMPACT) as seat:
+        await seat.stage("max_num_seqs", "2")
+        await seat.press("b")
+        text = await seat.outcome()
+        assert "Preempt /min" in text and "Tab 1 of 3" in text and "TTFT p50" not in text
+        assert "TTFT p50" in await seat.press("tab")
+        assert "First difference" in await seat.press("tab") and "it is the recording" in seat.text
+        assert "Both runs" in await seat.press("tab")
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As recorded on a device that is not simulated."""
+    path = tmp_path_factory.mktemp("real") / "run.rec"
+    workload = WorkloadSpec(source="mixed", rate=3.0, limit=30)
+    engine = build_engine(
+        EngineConfig(device="sim:llama-3.1-8b@l4", workload=workload, scheduler={"num_blocks": 400})
+    )
+    header = msgspec.structs.replace(engine.header, device="cpu, 2 threads", simulated_clock=False)
+    with RecordingWriter(path, header, engine.snapshot) as writer:
+        while not engine.exhausted:
+            record = engine.step()
+            assert record is not None
+            writer.write(record)
+    return path
+
+
+async def test_a_real_device_is_compared_in_simulation_and_this_is_said(real: Path) -> None:
+    """The area is the recording run again; `o` lays the recorded run itself there."""
+    with Recording(real) as recording:
+        async with seated(recording) as seat:
+            await seat.stage("max_num_seqs", "3")
+            await seat.press("b")
+            text = await seat.outcome()
+            assert "simulated as recorded" in text and "simulated with max_num_seqs" in text
+            assert "recorded on cpu, 2 threads" in text and "off by" in text
+            assert "as rec." in text and "changed" in text
+            assert "the area is: recorded" in await seat.press("o")
+
+
+async def test_keys_are_in_help_palette_and_footer(recording: Recording) -> None:
+    async with seated(recording) as seat:
+        await seat.stage("watermark", "0.2")
+        assert "re-run" in seat.text
+        await seat.press("r")
+        text = await seat.outcome()
+        assert "difference" in text.splitlines()[-1] and "show" in text.splitlines()[-1]
+        await seat.press("question_mark")
+        assert isinstance(seat.app.screen, HelpScreen)
+        assert "Re-run from this step" in seat.app.screen._page().plain
+
+
+async def test_ascii_tells_the_runs_apart(recording: Recording) -> None:
+    async with seated(recording, theme="monochrome", ascii=True) as seat:
+        await seat.stage("max_num_seqs", "2")
+        await seat.press("b")
+        text = await seat.outcome()
+        assert text.isascii()
+        assert ":: recorded" in text and "oo re-run with" in text
+        drawn = text.split("Waiting")[1]
+        assert ":::" in drawn and "o" in drawn
+
+
+async def test_the_process_answers_and_can_be_ended(recording: Recording) -> None:
+    begin = beginner(recording.path, "ttft=1s", None)
+    async with seated(recording, begin=begin) as seat:
+        await seat.stage("max_num_seqs", "2")
+        await seat.press("b")
+        text = await seat.outcome()
+        assert "it is the recording, step for step" in text and "goodput" in text
+
+
+def test_a_process_that_was_ended_gives_no_outcome(recording: Recording) -> None:
+    running = RerunProcess(Question(path=recording.path, changes={"watermark": 0.1}))
+    running.cancel()
+    with pytest.raises(RerunError, match="has ended"):
+        list(running)
+
+
+def test_the_process_tells_what_is_wrong_in_one_line(recording: Recording) -> None:
+    with pytest.raises(RerunError) as refused:
+        list(RerunProcess(Question(path=recording.path, changes={"watermark": 0.9})))
+    assert "must be at most 0.5" in str(refused.value) and "\n" not in str(refused.value)
