@@ -3,8 +3,9 @@
     python benchmarks/calibration.py [--model smollm2] [--seconds 60] [--save DEVICE.toml] [--cpu-time]
 
 Two identical real runs of the predicted workload between two of the fitted one, so that a machine that grows slower
-or faster meanwhile meets both alike, and the predicted one on simulated time. A prediction is good if it is within 10 %, or within 1.5 times what the two real runs differ by. The last line is
-JSON with every figure.
+or faster meanwhile meets both alike, each in a process of its own, and the predicted one on simulated time. A
+prediction is good if it is within 10 %, or within 1.5 times what the two real runs differ by. The last line is JSON
+with every figure.
 
 With `--cpu-time` the engine's clock is the CPU time of this process, which jumps over idle time: for a machine that
 others use too. It needs OMP_NUM_THREADS=1, as it counts what all threads use.
@@ -16,6 +17,8 @@ import argparse
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +61,17 @@ class CpuClock:
         return True
 
 
-def serve(model: str, workload: WorkloadSpec, cpu_time: bool) -> tuple[Header, list[StepRecord], dict[str, Any]]:
+Session = tuple[Header, list[StepRecord], dict[str, Any]]
+
+
+def serve_apart(model: str, workload: WorkloadSpec, cpu_time: bool) -> Session:
+    """A real run in a new process: an engine's speed depends on what memory those before it left."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        pool.submit(serve, model, WARM_UP, cpu_time).result()
+        return pool.submit(serve, model, workload, cpu_time).result()
+
+
+def serve(model: str, workload: WorkloadSpec, cpu_time: bool) -> Session:
     """A real run to its end."""
     config = EngineConfig(device="cpu", model=model, workload=workload)
     engine, report, records = build_engine(config), Report(), []
@@ -107,10 +120,9 @@ def main() -> None:
     parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--save", type=Path, help="keep the device file")
     options = parser.parse_args()
-    serve(options.model, WARM_UP, options.cpu_time)
     fitted_to, predicted = for_seconds(FITTED, options.seconds), for_seconds(PREDICTED, options.seconds)
     before, *real, after = (
-        serve(options.model, workload, options.cpu_time)
+        serve_apart(options.model, workload, options.cpu_time)
         for workload in (fitted_to, predicted, predicted, fitted_to)
     )
     header = before[0]
