@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,9 @@ from schedtop.engine import telemetry as t
 from schedtop.engine.build import build_engine
 from schedtop.engine.config import EngineConfig, WorkloadSpec
 from schedtop.engine.recording import Recording, RecordingWriter
+
+# importlib mode puts no test folder on the path; what tests here share lies beside them.
+sys.path.insert(0, str(Path(__file__).parent))
 
 NUM_RECORDS = 900
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from rerun_here import Here
 from schedtop.console.cli.rerun import RerunError, RerunProcess, beginner
 from schedtop.console.options import ConsoleOptions
 from schedtop.console.replay.app import ReplayApp
@@ -19,24 +20,10 @@ from schedtop.engine.build import build_engine
 from schedtop.engine.config import EngineConfig, WorkloadSpec
 from schedtop.engine.recording import Recording, RecordingWriter
 from schedtop.engine.telemetry import Snapshot
-from schedtop.engine.whatif.rerun import Question, rerun
+from schedtop.engine.whatif.rerun import Question
 from textual.pilot import Pilot
 
 WIDE, COMPACT = (160, 45), (80, 24)
-
-
-class Here:
-    """A run worked out on the console's own thread for it, as its process would."""
-
-    def __init__(self, question: Question) -> None:
-        self.question = question
-
-    def __iter__(self) -> Iterator[Any]:
-        yield "running both", 0.25
-        yield rerun(self.question)
-
-    def cancel(self) -> None:
-        """It comes to its end unheard."""
 
 
 class Endless:

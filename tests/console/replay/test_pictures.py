@@ -1,0 +1,49 @@
+"""Pictures of the re-run screen. `--snapshot-update` takes them anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from rerun_here import Here
+from schedtop.console.options import ConsoleOptions
+from schedtop.console.replay.app import ReplayApp
+from schedtop.engine.recording import Recording
+from schedtop.engine.telemetry import Snapshot
+from schedtop.engine.whatif.rerun import Question
+from textual.pilot import Pilot
+
+WIDE, COMPACT = (160, 45), (80, 24)
+
+
+@pytest.mark.parametrize(
+    ("size", "keys"),
+    [(WIDE, ()), (COMPACT, ()), (COMPACT, ("tab",)), (COMPACT, ("tab", "tab"))],
+    ids=["wide", "compact", "figures", "difference"],
+)
+@pytest.mark.parametrize("theme", ["dark", "light", "monochrome"])
+def test_both_runs(
+    snap_compare: Any, recording: Recording, theme: str, size: tuple[int, int], keys: tuple[str, ...]
+) -> None:
+    def begin(changes: Mapping[str, Any], index: int | None, snapshot: Snapshot | None) -> Here:
+        return Here(Question(path=recording.path, changes=dict(changes), index=index, snapshot=snapshot))
+
+    options = ConsoleOptions(theme=theme, embedded=False, mouse=False)
+    app = ReplayApp(recording, options, lambda: 50.0, paused=True, rerun=begin)
+
+    async def before(pilot: Pilot[None]) -> None:
+        await pilot.pause()
+        with app.history.lock:
+            app.player.move_to_step(250)
+            app.desk.stage("max_num_seqs", 6)
+        await pilot.press("r")
+        while app.reruns.doing is not None:
+            await pilot.pause(0.02)
+        app.paint()
+        await pilot.pause()
+        if keys:
+            await pilot.press(*keys)
+            await pilot.pause()
+
+    assert snap_compare(app, terminal_size=size, run_before=before)
