@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,8 @@ MIXED = [
     for temperature in (0.7, 1.9)
     for top_k in (0, 1, 4, 10**6)
     for top_p in (1.0, 0.9137, 0.5171, 0.0731)
-    for min_p in (0.0, 0.31, 1.0)
+    for min_p in (0.0, 0.11, 0.31, 1.0)
+    for _ in range(3)
 ]
 
 
@@ -67,7 +69,7 @@ def test_the_cpu_and_the_kernels_keep_the_same_tokens() -> None:
 
     `tests/kernels` hold the kernel to this reference token for token.
     """
-    logits = torch.from_numpy(np.random.default_rng(3).integers(0, 5, (len(MIXED), 12)) * 0.5).float()
+    logits = torch.from_numpy(np.random.default_rng(3).integers(0, 12, (len(MIXED), 40)) * 0.25).float()
     positions = np.arange(len(MIXED), dtype=np.int32)
     draws = make_draws(MIXED, [7] * len(MIXED), positions)
     arrays = setting_arrays([RowSampling(params, 7) for params in MIXED], positions)
@@ -76,6 +78,10 @@ def test_the_cpu_and_the_kernels_keep_the_same_tokens() -> None:
     assert torch.equal(kept, reference.kept_tokens(reference.logit_gaps(logits, settings.temperature), settings))
     for row, params in zip(kept, MIXED, strict=True):
         assert row.any() and (row.all() or params.top_k or params.top_p < 1 or params.min_p)
+    late = make_draws([replace(params, min_p=0.0) for params in MIXED], [7] * len(MIXED), positions)
+    weights = kept_weights(logits, late)
+    min_p_last = weights.masked_fill(weights < torch.from_numpy(draws.min_p)[:, None], 0.0) > 0
+    assert (kept != min_p_last).any(-1).sum() > 10
     one_by_one = [kept_tokens(row.numpy(), params) for row, params in zip(logits, MIXED, strict=True)]
     assert [set(row.nonzero()[:, 0].tolist()) for row in kept] == one_by_one
 
