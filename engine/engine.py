@@ -110,6 +110,11 @@ class Engine:
         execute_s = end_s - start_s if self.clock.simulated else time.perf_counter() - began_s
         return end_s, execute_s, result
 
+    def skip_to(self, time_s: float) -> None:
+        """Steps up to `time_s` were taken elsewhere (see `stretch`)."""
+        self.clock.skip_to(time_s)
+        self._told_paused = self.paused
+
     def submit(self, request: Request) -> None:
         """Queue a request; one that can never be served is refused, which the next record tells."""
         refusal = self.scheduler.add(request)

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from typing import NamedTuple
 
 import msgspec
 from schedtop.engine.build import build_engine
@@ -16,6 +17,7 @@ from schedtop.engine.engine import Engine
 from schedtop.engine.report import Report
 from schedtop.engine.sinks import open_sinks
 from schedtop.engine.slo import Slo
+from schedtop.engine.stretch import MOST_OUTPUTS, Stretch, run_stretch
 from schedtop.engine.telemetry import StepRecord
 from schedtop.engine.workload.presets import BY_NAME
 
@@ -23,6 +25,13 @@ DEFAULT_DURATION_S = 60.0
 """A generator never ends by itself."""
 
 OnProgress = Callable[[float], None]
+
+
+class Ahead(NamedTuple):
+    """How far an engine goes by itself: steps that start before `until_s`, and so many."""
+
+    until_s: float = math.inf
+    steps: int = MOST_OUTPUTS
 
 
 def run_headless(
@@ -57,11 +66,13 @@ def serve(
 ) -> Report:
     """Step an engine until it is exhausted or its duration is over; report and sinks get every record."""
     began_s = time.monotonic()
-    for record in step_through(engine, config):
-        report.add(record)
-        if sinks:
-            _hand_out(record, sinks, notice)
-        on_progress(record.end_s)
+    # A recording looks at the state after each of its steps, and a pace is one of single steps.
+    walk = step_through if sinks or config.real_time else run_through
+    for done in walk(engine, config):
+        report.add(done)
+        if sinks and isinstance(done, StepRecord):
+            _hand_out(done, sinks, notice)
+        on_progress(done.end_s)
     report.wall_s = time.monotonic() - began_s
     report.close(config.duration_s or engine.clock_s)
     return report
@@ -69,6 +80,29 @@ def serve(
 
 def step_through(engine: Engine, config: EngineConfig) -> Iterator[StepRecord]:
     """Every record of an engine until it is exhausted or the config's duration is over, at the config's pace."""
+    for _ in _turns(engine, config):
+        record = engine.step()
+        if record is not None:
+            yield record
+
+
+def run_through(
+    engine: Engine, config: EngineConfig, ahead: Callable[[], Ahead] = lambda: Ahead()
+) -> Iterator[StepRecord | Stretch]:
+    """As `step_through`, flat out, with stretches in place of records where there are any.
+
+    `ahead` says how far the engine can go before the caller may want to change something.
+    """
+    until_s = math.inf if config.duration_s is None else config.duration_s
+    for _ in _turns(engine, config):
+        free = ahead()
+        done = run_stretch(engine, min(until_s, free.until_s), free.steps) or engine.step()
+        if done is not None:
+            yield done
+
+
+def _turns(engine: Engine, config: EngineConfig) -> Iterator[None]:
+    """Before each step until the engine is exhausted or the config's duration is over, at the config's pace."""
     began_s = time.monotonic()
     until_s = config.duration_s
     while until_s is None or engine.clock_s < until_s:
@@ -78,9 +112,7 @@ def step_through(engine: Engine, config: EngineConfig) -> Iterator[StepRecord]:
         ):
             return
         _keep_pace(engine, config, began_s, wake_s)
-        record = engine.step()
-        if record is not None:
-            yield record
+        yield
 
 
 def _keep_pace(engine: Engine, config: EngineConfig, began_s: float, wake_s: float | None) -> None:

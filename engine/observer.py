@@ -131,9 +131,9 @@ class Observer:
             running=state.table.size,
             waiting=len(state.waiting),
             oldest_wait_s=self._oldest_wait_s(timing.end_s),
-            head=self._head(draft.head, draft.now_s),
+            head=self.look_at(draft.head),
             blocks=self.blocks(),
-            changed_blocks=self._changed_blocks(),
+            changed_blocks=packed(state.kv.pool.drain_changes()),
             tables=self._tables(),
             arrivals=events.arrivals,
             admissions=draft.admissions,
@@ -148,46 +148,65 @@ class Observer:
 
     def idle_record(self, now_s: float, knobs_version: int, paused: bool) -> StepRecord:
         """A record of what happened while nothing ran."""
-        limits, waiting = self.scheduler.state.limits, self.scheduler.state.waiting
+        waiting = self.scheduler.state.waiting
         reason = Limiter.PAUSED if paused and len(waiting) else Limiter.NONE
         head = Head(waiting.head().number, reason) if reason is Limiter.PAUSED else None
-        state, events = self.scheduler.state, self._take_events()
-        return StepRecord(
+        events = self._take_events()
+        return msgspec.structs.replace(
+            self.blank_record(knobs_version),
             seq=self._next_seq(),
-            step=self.step,
-            executed=False,
             start_s=now_s,
             end_s=now_s,
+            limiter=reason.value,
+            oldest_wait_s=self._oldest_wait_s(now_s),
+            head=self.look_at(head),
+            changed_blocks=packed(self.scheduler.state.kv.pool.drain_changes()),
+            arrivals=events.arrivals,
+            refusals=events.refusals,
+            finishes=events.finishes,
+            knobs=events.knobs,
+            paused=paused,
+        )
+
+    def blank_record(self, knobs_version: int) -> StepRecord:
+        """The present standing as a record in which nothing happens, at no time."""
+        state = self.scheduler.state
+        return StepRecord(
+            seq=self.seq,
+            step=self.step,
+            executed=False,
+            start_s=0.0,
+            end_s=0.0,
             schedule_s=None,
             execute_s=0.0,
             update_s=None,
-            token_budget=limits.token_budget,
-            input_budget=limits.input_budget,
+            token_budget=state.limits.token_budget,
+            input_budget=state.limits.input_budget,
             scheduled_tokens=0,
             decode_tokens=0,
             prefill_tokens=0,
             draft_tokens=0,
             recomputed_tokens=0,
             input_rows=0,
-            limiter=reason.value,
+            limiter=Limiter.NONE.value,
             rows=b"",
             itl_s=b"",
             ttft_s=[],
             running=state.table.size,
-            waiting=len(waiting),
-            oldest_wait_s=self._oldest_wait_s(now_s),
-            head=self._head(head, now_s),
+            waiting=len(state.waiting),
+            oldest_wait_s=None,
+            head=None,
             blocks=self.blocks(),
-            changed_blocks=self._changed_blocks(),
+            changed_blocks=b"",
             tables=[],
-            arrivals=events.arrivals,
+            arrivals=[],
             admissions=[],
-            refusals=events.refusals,
-            finishes=events.finishes,
+            refusals=[],
+            finishes=[],
             preemptions=[],
-            knobs=events.knobs,
+            knobs=[],
             knobs_version=knobs_version,
-            paused=paused,
+            paused=False,
             totals=self.totals(),
         )
 
@@ -199,12 +218,14 @@ class Observer:
         events, self._events = self._events, Events()
         return events
 
-    def _oldest_wait_s(self, now_s: float) -> float | None:
-        oldest_s = next(iter(self._queued_s.values()), None)
-        return None if oldest_s is None else now_s - oldest_s
+    @property
+    def oldest_queued_s(self) -> float | None:
+        """Since when the request that waits longest has been waiting."""
+        return next(iter(self._queued_s.values()), None)
 
-    def _changed_blocks(self) -> bytes:
-        return array("i", self.scheduler.state.kv.pool.drain_changes()).tobytes()
+    def _oldest_wait_s(self, now_s: float) -> float | None:
+        oldest_s = self.oldest_queued_s
+        return None if oldest_s is None else now_s - oldest_s
 
     def totals(self) -> Totals:
         return Totals(*self.counts.values())  # type: ignore[arg-type]
@@ -249,6 +270,13 @@ class Observer:
             counts["cached_tokens"] += started.request.cached_tokens
         counts["reused_tokens"] += sum(entry.cached_tokens for entry in draft.admissions if entry.resumed)
 
+    def skip(self, steps: int, totals: Totals, finishes: list[Finish]) -> None:
+        """Steps were told of elsewhere; `totals` are those after them, but for what finished."""
+        self.step += steps
+        self.seq += steps
+        self.counts.update(msgspec.structs.asdict(totals))
+        self._count_finishes(finishes)
+
     def _count_finishes(self, finishes: list[Finish]) -> None:
         for finish in finishes:
             self._queued_s.pop(finish.number, None)
@@ -266,27 +294,18 @@ class Observer:
         for preemption in draft.preemptions:
             self._queued_s[preemption.number] = draft.now_s
 
-    def _head(self, head: Head | None, now_s: float) -> Head | None:
+    def look_at(self, head: Head | None) -> Head | None:
+        """The head of the queue with what the scheduler does not say of it."""
         if head is None:
             return None
-        state = self.scheduler.state
         since_s = self._queued_s.get(head.number)
-        return msgspec.structs.replace(head, inverted=mark_inverted(state, head), since_s=since_s)
+        return msgspec.structs.replace(head, inverted=mark_inverted(self.scheduler.state, head), since_s=since_s)
 
     def _tables(self) -> list[tuple[int, bytes]]:
         draft = self.scheduler.draft
         pairs = [*draft.new_blocks.items()]
         pairs += [(started.request.number, started.block_table) for started in draft.started]
-        return [
-            # One block, by far the most common, is quicker without an array.
-            (
-                number,
-                blocks[0].to_bytes(4, BYTE_ORDER, signed=True)
-                if len(blocks) == 1
-                else array("i", blocks).tobytes(),
-            )
-            for number, blocks in pairs
-        ]
+        return [(number, packed(blocks)) for number, blocks in pairs]
 
     def snapshot(self, clock_s: float, knobs: dict[str, object], knobs_version: int, paused: bool) -> Snapshot:
         """The whole present state. Walks every request: for a joining console, not for every step."""
@@ -341,6 +360,13 @@ def describe_arrival(request: Request, block_size: int) -> Arrival:
         client_wait_s=request.client_wait_s,
         preview=request.preview,
     )
+
+
+def packed(numbers: list[int]) -> bytes:
+    """The numbers as int32."""
+    if len(numbers) == 1:  # by far the most common, and quicker without an array
+        return numbers[0].to_bytes(4, BYTE_ORDER, signed=True)
+    return array("i", numbers).tobytes()
 
 
 def _cut_keys(keys: list[bytes]) -> bytes:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schedtop.engine.percentiles import Percentiles
 from schedtop.engine.slo import Slo, served
 from schedtop.engine.telemetry import StepRecord, Totals
+
+if TYPE_CHECKING:
+    from schedtop.engine.stretch import Stretch
 
 SHARES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
@@ -29,8 +32,8 @@ class Report:
         self._peak_blocks = 0
         self._pool_blocks = 0
 
-    def add(self, record: StepRecord) -> None:
-        """Take in the next record."""
+    def add(self, record: StepRecord | Stretch) -> None:
+        """Take in the next record, or many steps at once."""
         self.totals = record.totals
         self.clock_s = record.end_s
         if record.itl_s:
@@ -48,7 +51,7 @@ class Report:
         """The run went on to `clock_s`, if it did not end later than that."""
         self.clock_s = max(self.clock_s, clock_s)
 
-    def _add_finishes(self, record: StepRecord) -> None:
+    def _add_finishes(self, record: StepRecord | Stretch) -> None:
         for finish in record.finishes:
             if not served(finish):
                 continue

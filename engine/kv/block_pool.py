@@ -148,8 +148,12 @@ class BlockPool:
 
     def drain_changes(self) -> list[int]:
         """Blocks that changed class since the last call, once each in order, as `block * 4 + BlockClass`."""
+        return in_order(self.take_changes())
+
+    def take_changes(self) -> dict[int, int]:
+        """Blocks that changed class since the last call, and their `BlockClass`."""
         changed, self._changed = self._changed, {}
-        return sorted([block * 4 + kind for block, kind in changed.items()])
+        return changed
 
     def discard_changes(self) -> None:
         """Forget the touched blocks without looking at them."""
@@ -171,3 +175,8 @@ class BlockPool:
         assert sum(count - 1 for count in refs if count) == self.num_extra_refs, "extra references are miscounted"
         for block, key in enumerate(self._keys):
             assert key is None or self.index.find(key) is not None, f"block {block} has a key nobody finds"
+
+
+def in_order(changed: dict[int, int]) -> list[int]:
+    """Blocks and their `BlockClass` as `block * 4 + BlockClass`, ascending."""
+    return sorted([block * 4 + kind for block, kind in changed.items()])

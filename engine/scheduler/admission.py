@@ -30,7 +30,7 @@ class AdmissionPass:
     def run(self) -> None:
         """Admit from the head until something stops it; notes the limiter and the head's reason."""
         while self.state.waiting:
-            head = self._stop_before_look()
+            head = self.stop_before_look()
             if head is None:
                 head = self._try_admit(self.state.waiting.head())
             if head is not None:
@@ -38,7 +38,7 @@ class AdmissionPass:
                 self.draft.limiter = Limiter(head.reason)
                 return
 
-    def _stop_before_look(self) -> Head | None:
+    def stop_before_look(self) -> Head | None:
         """Limits that stop the pass whoever is at the head."""
         limits, number = self.state.limits, self.state.waiting.head().number
         if self.token_left <= 0:

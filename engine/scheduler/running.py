@@ -73,7 +73,7 @@ def _take_blocks(state: State, draft: Draft, first: int) -> int | None:
     if failed is not None:
         # As if rows were served one by one: those before the failed one have registered their blocks.
         full_rows = full_rows[full_rows < failed - first]
-    _register(state, first + full_rows, known[full_rows])
+    register(state, first + full_rows, known[full_rows])
     return None if failed is None else _make_room(state, draft, failed, end.item(failed - first))
 
 
@@ -119,7 +119,7 @@ def _grow_one_by_one(state: State, draft: Draft, rows: RowArray, needs: IntArray
     return failed
 
 
-def _register(state: State, rows: RowArray, num_known: IntArray) -> None:
+def register(state: State, rows: RowArray, num_known: IntArray) -> None:
     """The rows fill blocks with `num_known` tokens in this step: these get their prefix-cache entries."""
     if not rows.size:
         return
@@ -164,7 +164,7 @@ def _make_room(state: State, draft: Draft, row: int, need: int) -> int | None:
     table.note_blocks(rows)
     known = min(need, table.num_tokens.item(row))
     if known >= table.next_full.item(row):
-        _register(state, rows, np.array([known]))
+        register(state, rows, np.array([known]))
     return row + 1
 
 

@@ -60,7 +60,7 @@ def settle(state: State, plan: StepPlan, result: StepResult, now_s: float) -> Se
     first_tokens = _first_tokens(table, first_rows, now_s)
     columns = table.data[: len(ROW_FIELDS), :size].tobytes()
     ends = (table.num_tokens[:size] >= table.stop_at[:size]).nonzero()[0].tolist()
-    finishes = _finish(state, sorted({*ends, *stopped}), set(stopped), now_s) if ends or stopped else []
+    finishes = finish(state, sorted({*ends, *stopped}), set(stopped), now_s) if ends or stopped else []
     return Settled(columns, itl_s.tobytes(), first_tokens, finishes, num_outputs, recomputed, rejected)
 
 
@@ -139,7 +139,7 @@ def _first_tokens(table: RequestTable, rows: list[int], now_s: float) -> list[tu
     return firsts
 
 
-def _finish(state: State, rows: list[int], stopped: set[int], now_s: float) -> list[Finish]:
+def finish(state: State, rows: list[int], stopped: set[int], now_s: float) -> list[Finish]:
     table = state.table
     finishes = []
     for row in rows:

@@ -198,6 +198,15 @@ class RequestTable:
         self.cursor[rows] += emitted
         self.num_tokens[rows] += emitted
 
+    def append_steps(self, sampled: IntArray, gaps_s: npt.NDArray[np.float64]) -> None:
+        """Store the outputs of many steps (rows, steps), one delivery each, of every row."""
+        size, steps = sampled.shape
+        store = self.cursor[:size, None] + np.arange(steps)
+        self._ids[store] = sampled
+        self._gaps[store] = gaps_s
+        self.cursor[:size] += steps
+        self.num_tokens[:size] += steps
+
     def output_bytes(self, rows: RowArray, starts: IntArray, count: int) -> tuple[bytes, BoolArray]:
         """`count` token ids of each row from position `starts` on, int32, row after row.
 

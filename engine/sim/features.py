@@ -28,7 +28,7 @@ class StepCost(Protocol):
     """How long a device takes for a step."""
 
     def step_s(self, features: StepFeatures) -> float:
-        """Seconds; never falls when a feature grows."""
+        """Seconds; never falls when a feature grows. `kv_tokens` may be an array of them."""
         ...
 
 

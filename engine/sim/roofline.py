@@ -80,7 +80,9 @@ class Roofline:
 
     def step_s(self, features: StepFeatures) -> float:
         """Seconds of a step."""
-        return sum(self.terms(features))
+        terms = self.terms(features)
+        # Not `sum`, which may round otherwise for single numbers than for arrays of them.
+        return terms.matrices_s + terms.kv_read_s + terms.attention_s + terms.collectives_s + terms.overhead_s
 
     def terms(self, features: StepFeatures) -> StepTerms:
         """The parts of a step's time.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.plan import IntArray, StepPlan, StepResult
-from schedtop.engine.sim.features import StepCost, step_features
+from schedtop.engine.sim.features import StepCost, StepFeatures, step_features
 
 Words = npt.NDArray[np.uint32]
+Floats = npt.NDArray[np.float64]
 
 # Odd multipliers without common structure: numbers and positions spread over all 2**32 values. uint32 arrays wrap
 # silently, which is meant.
@@ -59,6 +62,14 @@ class SimWorker:
             result.drafts = self._propose(plan.numbers, first + num_sampled)
             result.num_drafts = np.where(num_sampled > 0, np.int32(self.num_speculative_tokens), np.int32(0))
         return result
+
+    def decode_s(self, computed: IntArray, steps: int) -> Floats:
+        """Seconds of each of the next `steps` steps of rows that decode one token in every one of them."""
+        size = len(computed)
+        kv_tokens: Any = int(np.add.reduce(computed)) + size * np.arange(1, steps + 1)  # of all the steps at once
+        elapsed_s: Floats = np.zeros(steps)
+        elapsed_s += self.cost.step_s(StepFeatures(size, 0, kv_tokens, size))
+        return elapsed_s
 
     def token_ids(self, numbers: IntArray, positions: IntArray) -> IntArray:
         """The model's tokens at `positions` of requests `numbers` (int32, shapes that broadcast)."""
