@@ -114,10 +114,9 @@ def weights_folder(model: str) -> str:
     import torch
     from schedtop.engine.runner.convert import convert
     from schedtop.engine.runner.files import find_model
-    from schedtop.engine.runner.pull import PULLABLE
 
     files = find_model(model)
-    return convert(files, torch.bfloat16).source if model in PULLABLE else files.source
+    return files.source if files.gguf is None else convert(files, torch.bfloat16).source
 
 
 def ratio(ours: Child, other: Child, figure: str) -> float:

@@ -42,7 +42,7 @@ def pull_model(name: str) -> None:
 
 
 def ensure_model(config: EngineConfig) -> None:
-    """Fetch the model that a real device needs if it can be pulled and is not here; asked on a terminal.
+    """Fetch the models that a real device needs if they can be pulled and are not here; asked on a terminal.
 
     Raises `CommandError` where nobody can be asked or the answer is no, `ConfigError` where no model could run.
     """
@@ -51,13 +51,15 @@ def ensure_model(config: EngineConfig) -> None:
     from schedtop.engine.runner.files import DEFAULT_MODEL, check_extra
     from schedtop.engine.runner.pull import PULLABLE, pulled_path
 
-    name = DEFAULT_MODEL if config.model is None else config.model
-    if name not in PULLABLE or pulled_path(name) is not None:
-        return
-    check_extra()
-    size = PULLABLE[name].num_bytes / 1e6
+    for name in (DEFAULT_MODEL if config.model is None else config.model, config.draft_model):
+        if name in PULLABLE and pulled_path(name) is None:
+            check_extra()
+            _ask_and_pull(name, PULLABLE[name].num_bytes / 1e6)
+
+
+def _ask_and_pull(name: str, size_mb: float) -> None:
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise CommandError(f"model {name} is not here yet: run `schedtop pull {name}` ({size:.0f} MB)")
-    if not click.confirm(f"{name} is not here yet. Fetch it now ({size:.0f} MB)?", default=True, err=True):
+        raise CommandError(f"model {name} is not here yet: run `schedtop pull {name}` ({size_mb:.0f} MB)")
+    if not click.confirm(f"{name} is not here yet. Fetch it now ({size_mb:.0f} MB)?", default=True, err=True):
         raise CommandError(f"model {name} is not here: run `schedtop pull {name}` when you like")
     pull_model(name)

@@ -30,7 +30,6 @@ from schedtop.engine.runner.kernel_sampler import KernelSampler
 from schedtop.engine.runner.lean import LeanDecoder, is_lean, layer_window
 from schedtop.engine.runner.memory import Tenant, pool_blocks
 from schedtop.engine.runner.native import load_native
-from schedtop.engine.runner.pull import PULLABLE
 from schedtop.engine.runner.texts import Texts
 from schedtop.engine.runner.tokenizer import Tokenizer, load_tokenizer
 from schedtop.engine.runner.weights import choose_dtype, load_config, load_weights
@@ -124,9 +123,11 @@ def open_model(
 
 def load_model(files: ModelFiles, dtype_name: str, device: torch.device, on_stage: OnStage) -> Loaded:
     """The model on its device, in the dtype that the setting means there. Raises `ConfigError`."""
-    if files.gguf is not None and files.name in PULLABLE:
+    if files.gguf is not None:
         on_stage(f"reading {files.name}")
         files = convert(files, choose_dtype(dtype_name, None, device))
+        if files.gguf is not None:
+            on_stage(f"{files.name} is too large for the model cache, or that has no room: expanded at each start")
     on_stage(f"loading {files.name}")
     config = load_config(files)
     dtype = choose_dtype(dtype_name, config, device)

@@ -93,7 +93,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
     monkeypatch.setattr(pull, "pull_model", pulled.append)
 
     def ask(answer: str) -> list[str]:
-        monkeypatch.setattr(sys, "stdin", Terminal(answer))
+        monkeypatch.setattr(sys, "stdin", Terminal(answer * 2))
         monkeypatch.setattr(sys, "stderr", Terminal())
         pull.ensure_model(EngineConfig(device="auto", model="smollm2"))
         return pulled
@@ -114,6 +114,12 @@ def test_no_is_an_answer(asked: Callable[[str], list[str]]) -> None:
 def test_a_simulated_device_and_a_model_of_ones_own_need_no_pull(asked: Callable[[str], list[str]]) -> None:
     pull.ensure_model(EngineConfig())
     pull.ensure_model(EngineConfig(device="auto", model="my-folder"))
+
+
+def test_a_draft_model_is_asked_for_too(asked: Callable[[str], list[str]]) -> None:
+    pulled = asked("y\n")
+    pull.ensure_model(EngineConfig(device="auto", model="my-folder", draft_model="smollm2"))
+    assert pulled == ["smollm2", "smollm2"]
 
 
 def config_of(text: str) -> Callable[[], None]:

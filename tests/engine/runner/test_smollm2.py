@@ -9,6 +9,7 @@ from schedtop.engine.build import build_engine
 from schedtop.engine.config import EngineConfig
 from schedtop.engine.request import Request
 from schedtop.engine.runner.convert import converted_folder
+from schedtop.engine.runner.files import find_model
 from schedtop.engine.runner.pull import pulled_path
 from transformers import AutoModelForCausalLM
 
@@ -36,7 +37,7 @@ def test_greedy_equals_transformers(speculation: int) -> None:
         engine.step()
     assert sum(request.num_preemptions for request in requests)
     reference = AutoModelForCausalLM.from_pretrained(
-        converted_folder("smollm2", torch.float32), dtype=torch.float32
+        converted_folder(find_model("smollm2"), torch.float32), dtype=torch.float32
     )
     reference.generation_config.eos_token_id = None
     for request in requests:
