@@ -116,6 +116,7 @@ class ReplayApp(ConsoleApp):
         super().__init__(cast(Any, source), options, None, now)
         self.reruns = Reruns(rerun, self._on_change)
         self.overlay = Overlay()
+        self._told: object = None
         self.damage = damage
         self.player = Player(cast(RecordedHistory, self.history), now, speed)
         self.jumps = Jumps(self.player, self.options.ttft_slo_s, self.options.itl_slo_s)
@@ -178,10 +179,20 @@ class ReplayApp(ConsoleApp):
 
     def paint(self) -> None:
         self.view.replay = self.player.status()
+        self._tell_rerun()
         try:
             super().paint()
         except self.damage as error:
             self._tell_damage(error)
+
+    def _tell_rerun(self) -> None:
+        """A run may come to its end while the operator looks at something else."""
+        ended = self.reruns.failed or self.reruns.outcome
+        if ended and ended is not self._told:
+            self._told = ended
+            if not isinstance(self.front, RerunScreen):
+                failed = f"no re-run: {self.reruns.failed}"
+                self.front.say(failed if self.reruns.failed else "the re-run is done: v shows it", "ok")
 
     async def on_unmount(self) -> None:
         self.reruns.cancel()

@@ -44,7 +44,7 @@ class ReplayCommands:
                 return self._why_no_rerun(from_step=name == "rerun_step")
             case "knob_rerun" if self.app.desk.staged:
                 return self._why_no_rerun(from_step=True)
-            case "rerun_show" if self.app.reruns.outcome is None and self.app.reruns.doing is None:
+            case "rerun_show" if not (self.app.reruns.outcome or self.app.reruns.doing or self.app.reruns.failed):
                 return "nothing was run again yet"
         return None
 

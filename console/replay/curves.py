@@ -10,7 +10,7 @@ import numpy.typing as npt
 from schedtop.console.replay.rerun import Course, Spread
 
 Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.signedinteger]
 
 
 class Span(NamedTuple):
@@ -66,7 +66,7 @@ class Curves:
             (np.array(spread.bins, dtype=np.int64) + 1, np.array(spread.sizes, dtype=np.int64)),
             np.array(spread.counts, dtype=np.int64),
         )
-        return counts.cumsum(axis=0)
+        return counts.cumsum(axis=0, out=counts)
 
     def _edges(self, span: Span, width: int) -> tuple[Ints, Ints]:
         """First and last (exclusive) bin of each column; neighbours share one where bins are wider than columns."""
@@ -79,14 +79,14 @@ class Curves:
         """A sum's mean over the steps of each column; NaN where none ran."""
         first, last = self._edges(span, width)
         sums, steps = (self._sums[key][last] - self._sums[key][first] for key in (name, "steps"))
-        return np.divide(sums, steps, out=np.full(width, np.nan), where=steps > 0)
+        return _ratio(sums, steps)
 
     def per_minute(self, span: Span, width: int) -> Floats:
         """Preemptions a minute; NaN where the run is over."""
         first, last = self._edges(span, width)
         counts = self._preemptions[last] - self._preemptions[first]
-        seconds = (last - first) * self.course.bin_s
-        return np.divide(60 * counts, seconds, out=np.full(width, np.nan), where=seconds > 0)
+        seconds: Floats = np.asarray((last - first) * self.course.bin_s, dtype=np.float64)
+        return _ratio(60 * counts, seconds)
 
     def quantile(self, kind: str, share: float, span: Span, width: int) -> Floats:
         """A latency's quantile in seconds; NaN of no samples."""
@@ -94,12 +94,20 @@ class Curves:
         counts = (self._spreads[kind][last] - self._spreads[kind][first]).cumsum(axis=1)
         totals = counts[:, -1]
         places = (counts >= np.ceil(np.maximum(totals, 1) * share)[:, None]).argmax(axis=1)
-        return np.where(totals > 0, self._sizes_s[places], np.nan)
+        found: Floats = np.where(totals > 0, self._sizes_s[places], np.nan)
+        return found
+
+
+def _ratio(parts: Floats, wholes: Floats) -> Floats:
+    """NaN of nothing."""
+    found: Floats = np.divide(parts, wholes, out=np.full(len(parts), np.nan), where=wholes > 0)
+    return found
 
 
 def _running(sums: Floats) -> Floats:
     """Sums before each bin, with a last entry behind all of them."""
-    return np.c_[np.zeros(len(sums)), sums.cumsum(axis=1)]
+    before: Floats = np.c_[np.zeros(len(sums)), sums.cumsum(axis=1)]
+    return before
 
 
 @dataclass(frozen=True, slots=True)

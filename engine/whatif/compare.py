@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
@@ -11,10 +12,13 @@ from schedtop.engine.config import EngineConfig
 from schedtop.engine.engine import Engine
 from schedtop.engine.report import Report
 from schedtop.engine.slo import Slo
+from schedtop.engine.stretch import Stretch, records_of
 from schedtop.engine.telemetry import StepRecord
 from schedtop.engine.whatif.divergence import Divergence, first_difference
 from schedtop.engine.whatif.figures import change_text, setting_text, shown, value_text
 from schedtop.engine.whatif.scenario import Scenario, check_changes
+
+OnProgress = Callable[[float], None]
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -85,7 +89,7 @@ def compare(
     slo: Slo | None = None,
     *,
     from_step: int = 0,
-    on_progress: Callable[[float], None] = lambda clock_s: None,
+    on_progress: OnProgress = lambda clock_s: None,
 ) -> Comparison:
     """Run a scenario as it is and with `changes` (knob names to values), on the same simulated device and pool.
 
@@ -99,9 +103,14 @@ def compare(
     variant_run = base_run.changed(typed, from_step)
     base, variant = base_run.build(), variant_run.build()
     old = {name: setting(base, name) for name in typed}
-    reports = Report(slo), Report(slo)
-    divergence = _run_both(base_run, variant_run, base, variant, reports, on_progress)
-    documents = [report.as_dict() for report in reports]
+    sides = (
+        _Side(base_run.run(base), Report(slo), on_progress),
+        _Side(variant_run.run(variant), Report(slo), lambda clock_s: None),
+    )
+    divergence = _run_both(sides)
+    for side, engine in zip(sides, (base, variant), strict=True):
+        side.report.close(base_run.config.duration_s or engine.clock_s)
+    documents = [side.report.as_dict() for side in sides]
     return Comparison(
         source=scenario.source,
         device=base.header.device,
@@ -119,34 +128,46 @@ def compare(
 def run(scenario: Scenario, slo: Slo | None = None) -> dict[str, Any]:
     """The report's document of one run, without wall time: the same for the same scenario."""
     engine, report = scenario.build(), Report(slo)
-    for record in scenario.records(engine):
-        report.add(record)
+    for done in scenario.run(engine):
+        report.add(done)
     report.close(scenario.config.duration_s or engine.clock_s)
     return report.as_dict()
 
 
-def _run_both(
-    base_run: Scenario,
-    variant_run: Scenario,
-    base: Engine,
-    variant: Engine,
-    reports: tuple[Report, Report],
-    on_progress: Callable[[float], None],
-) -> Divergence | None:
+@dataclass(slots=True)
+class _Side:
+    """One of the two runs. `report` has all that `done` gave so far."""
+
+    done: Iterator[StepRecord | Stretch]
+    report: Report
+    on_progress: OnProgress
+
+    def records(self) -> Iterator[StepRecord]:
+        for done in self.done:
+            yield from records_of(self._told(done))
+
+    def finish(self) -> None:
+        for done in self.done:
+            self._told(done)
+
+    def _told(self, done: StepRecord | Stretch) -> StepRecord | Stretch:
+        self.report.add(done)
+        self.on_progress(done.end_s)
+        return done
+
+
+def _run_both(sides: tuple[_Side, _Side]) -> Divergence | None:
+    """Run both to their ends; step by step only until they part."""
     divergence: Divergence | None = None
     ids: dict[int, str] = {}
-    pairs: Any = zip_longest(base_run.records(base), variant_run.records(variant))
+    pairs: Any = zip_longest(*(side.records() for side in sides))
     for one, other in pairs:
-        if divergence is None:
-            _learn_ids(ids, one or other)
-            divergence = first_difference(one, other, ids)
-        if one is not None:
-            reports[0].add(one)
-            on_progress(one.end_s)
-        if other is not None:
-            reports[1].add(other)
-    for report, scenario, engine in zip(reports, (base_run, variant_run), (base, variant), strict=True):
-        report.close(scenario.config.duration_s or engine.clock_s)
+        _learn_ids(ids, one or other)
+        divergence = first_difference(one, other, ids)
+        if divergence is not None:
+            break
+    for side in sides:
+        side.finish()
     return divergence
 
 

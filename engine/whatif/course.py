@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -72,9 +73,11 @@ class Tracer:
     def _widen(self) -> None:
         """Twice as wide bins: each takes in its neighbour."""
         self.bin_s *= 2
-        self._sums = _halved(self._sums, np.add)
-        self._longest_s = _halved(self._longest_s, np.maximum)
-        self._spreads = {kind: _halved(counts, np.add) for kind, counts in self._spreads.items()}
+        bins: npt.NDArray[Any]
+        for bins in (self._sums, *self._spreads.values()):
+            bins[: MAX_BINS // 2], bins[MAX_BINS // 2 :] = bins[0::2] + bins[1::2], 0
+        longest_s = np.maximum(self._longest_s[0::2], self._longest_s[1::2])
+        self._longest_s[: MAX_BINS // 2], self._longest_s[MAX_BINS // 2 :] = longest_s, 0
 
     def course(self, bin_s: float) -> Course:
         """What was taken in, in bins of `bin_s`, which must be this tracer's width or a later one."""
@@ -124,12 +127,6 @@ def _gaps(record: StepRecord) -> Floats:
 def _sizes(values: Floats) -> npt.NDArray[np.int64]:
     sizes = np.floor(np.log(np.maximum(values, LEAST_S) / LEAST_S) / math.log(RATIO))
     return np.minimum(sizes, NUM_SIZES - 1).astype(np.int64)
-
-
-def _halved(bins: npt.NDArray[np.generic], join: np.ufunc) -> npt.NDArray[np.generic]:
-    joined = np.zeros_like(bins)
-    joined[: MAX_BINS // 2] = join(bins[0::2], bins[1::2])
-    return joined
 
 
 def _spread(counts: npt.NDArray[np.int64]) -> Spread:

@@ -136,13 +136,8 @@ def _expected(header: Header, known: Sequence[Arrival], rate: float, clock_s: fl
 def _run(engine: Engine, until_s: float, horizon_s: float) -> dict[str, float | None]:
     """The figures of FORETOLD from now to `until_s`."""
     report = Report()
-    while engine.clock_s < until_s and not engine.exhausted:
-        wake_s = engine.next_wake_s()
-        if not engine.num_unfinished and wake_s is not None and wake_s >= until_s:
-            break
-        record = engine.step()
-        if record is not None:
-            report.add(record)
+    for done in run_through(engine, EngineConfig(duration_s=until_s)):
+        report.add(done)
     document = report.as_dict()
     document["clock_s"] = horizon_s
     return {figure.name: figure.of(document) for figure in FORETOLD}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,11 @@ from schedtop.engine.case_source import looks_like_case
 from schedtop.engine.config import ConfigError, EngineConfig, SchedulerConfig, check_scheduler_config
 from schedtop.engine.engine import Engine
 from schedtop.engine.golden import read_case
-from schedtop.engine.headless import step_through
+from schedtop.engine.headless import Ahead, run_through
 from schedtop.engine.knobs import BY_NAME, KnobError, check_value
 from schedtop.engine.request import Request
 from schedtop.engine.sim.spec import PREFIX, SimDevice
+from schedtop.engine.stretch import MOST_OUTPUTS, Stretch, records_of
 from schedtop.engine.telemetry import StepRecord
 from schedtop.engine.workload.source import Source
 
@@ -91,17 +94,25 @@ class Scenario:
         limits = check_scheduler_config(msgspec.structs.replace(case.config, **changes))
         return case_engine(msgspec.structs.replace(case, config=limits), self.config)
 
-    def records(self, engine: Engine) -> Iterator[StepRecord]:
-        """Every record of an engine that `build` made, with the scenario's changes on the way."""
+    def run(self, engine: Engine) -> Iterator[StepRecord | Stretch]:
+        """All that an engine which `build` made does, with the scenario's changes on the way."""
         due = due_events(self.events, self.changes)
         late = bool(self.from_step and self.changes)
+
+        def ahead() -> Ahead:
+            return Ahead(due_s(due), self.from_step - engine.observer.step if late else MOST_OUTPUTS)
+
         apply_due(engine, due)
-        for record in step_through(engine, msgspec.structs.replace(self.config, duration_s=None, real_time=False)):
-            yield record
+        for done in run_through(engine, msgspec.structs.replace(self.config, duration_s=None), ahead):
+            yield done
             apply_due(engine, due)
-            if late and record.step >= self.from_step:
+            if late and engine.observer.step >= self.from_step:
                 set_knobs(engine, self.changes)
                 late = False
+
+    def records(self, engine: Engine) -> Iterator[StepRecord]:
+        """Every record of `run`; the engine may be ahead of the last one."""
+        return chain.from_iterable(map(records_of, self.run(engine)))
 
     def pinned(self) -> Scenario:
         """This scenario with its pool as a setting of its own, so that no other setting changes it."""
@@ -169,6 +180,11 @@ def due_events(events: Iterable[KnobEvent], held: Iterable[str]) -> list[KnobEve
     """What is to happen, last first, for `apply_due`; knobs that are `held` keep what they were set to."""
     left = [replace(event, values=_except(event.values, set(held))) for event in events]
     return [event for event in left if event.values or event.aborts][::-1]
+
+
+def due_s(due: list[KnobEvent]) -> float:
+    """Until when nothing is to happen; `apply_due` may still find nothing then."""
+    return due[-1].at_s - 2 * ROUNDING_S if due else math.inf
 
 
 def apply_due(engine: Engine, due: list[KnobEvent]) -> None:

@@ -244,6 +244,39 @@ async def test_an_older_outcome_stays_while_a_new_run_is_given_up(recording: Rec
         assert "watermark 0→0.2" in await seat.press("v")
 
 
+async def test_from_the_knobs_screen(recording: Recording) -> None:
+    async with seated(recording) as seat:
+        await seat.press("K", "j", "j", "minus")
+        assert "1 staged" in seat.text and "re-run" in seat.text.splitlines()[-1]
+        await seat.press("enter")
+        await seat.outcome()
+        assert seat.asked[0].changes == {"max_num_seqs": 15}
+        await seat.press("escape")
+        assert seat.app.screen is seat.app.live_screen
+
+
+async def test_a_run_that_ends_while_one_looks_elsewhere_says_so(recording: Recording) -> None:
+    run = Endless()
+
+    class Later(Here):
+        def __iter__(self) -> Iterator[Any]:
+            yield "running both", 0.25
+            run.given_up.wait()
+            yield from super().__iter__()
+
+    def begin(changes: Mapping[str, Any], index: int | None, snapshot: Snapshot | None) -> Later:
+        return Later(Question(path=recording.path, changes=dict(changes), index=index, snapshot=snapshot))
+
+    async with seated(recording, begin=begin) as seat:
+        await seat.stage("watermark", "0.2")
+        await seat.press("b", "1")
+        assert seat.app.screen is seat.app.live_screen and seat.app.reruns.doing is not None
+        run.given_up.set()
+        text = await seat.until(lambda: seat.app.reruns.outcome is not None)
+        assert "the re-run is done: v shows it" in text
+        assert "Both runs" in await seat.press("v")
+
+
 async def test_one_page_after_the_other_on_a_small_screen(recording: Recording) -> None:
     async with seated(recording, COMPACT) as seat:
         await seat.stage("max_num_seqs", "2")
