@@ -28,17 +28,22 @@ class LinkBroken(Exception):  # noqa: N818
 
 
 class PlayedLink:
-    """Gives `messages`, then waits; `push` adds more, `break_off` ends it with an exception."""
+    """Gives `messages`, then waits; `push` adds more, `break_off` ends it with an exception.
+
+    `taken` says that all of them have been dealt with: the reader came back for more and there was nothing.
+    """
 
     def __init__(self, messages: Iterable[Outgoing]) -> None:
         self.messages = deque(messages)
         self.sent: list[Incoming] = []
         self.closed = False
+        self.taken = False
         self._cause: str | None = None
         self._arrived = threading.Condition()
 
     def receive(self, timeout_s: float) -> Outgoing | None:
         with self._arrived:
+            self.taken = not self.messages and self._cause is None
             if not self.messages and self._cause is None and not self.closed:
                 self._arrived.wait(timeout_s)
             if self.messages:
@@ -49,12 +54,13 @@ class PlayedLink:
 
     def push(self, *messages: Outgoing) -> None:
         with self._arrived:
+            self.taken = False
             self.messages.extend(messages)
             self._arrived.notify()
 
     def break_off(self, cause: str) -> None:
         with self._arrived:
-            self._cause = cause
+            self._cause, self.taken = cause, False
             self._arrived.notify()
 
     def send(self, command: Incoming) -> None:

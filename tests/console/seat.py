@@ -14,6 +14,7 @@ from schedtop.console.screens.live import LiveScreen
 from synthetic import SyntheticEngine
 from textual.pilot import Pilot
 
+PATIENCE_S = 60.0
 WIDE, COMPACT, STRIP = (160, 45), (80, 24), (60, 12)
 
 
@@ -25,9 +26,11 @@ class Seat:
 
     async def settle(self) -> None:
         """Let the feed take all messages and the screen draw them."""
-        for _ in range(400):
+        until_s = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until_s:
             await self.pilot.pause(0.005)
-            if not self.link.messages and self.app._next_frame is None:
+            taken = self.link.taken or self.app.feed.status.state in ("lost", "ended")
+            if taken and self.app._next_frame is None:
                 break
         await self.pilot.pause()
         self.app.paint()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -421,7 +422,7 @@ async def test_footer_words_can_be_clicked() -> None:
 
 
 async def test_loading_shows_the_stage_and_its_seconds() -> None:
-    async with seated(link=PlayedLink([Stage("loading weights", 3.0)])) as seat:
+    async with seated(link=PlayedLink([Stage("loading weights", 3.0)]), now=lambda: 100.0) as seat:
         assert "LOADING" in seat.text and "loading weights, 3." in seat.text
         await seat.pilot.press("q")
         assert seat.app._exit
@@ -453,8 +454,10 @@ async def test_a_lost_engine_fades_counts_and_comes_back_with_a_visible_gap() ->
     engine = SyntheticEngine(rate=12.0, num_blocks=300)
     first = EngineLink(engine, 100)
     second: list[EngineLink] = []
+    back = threading.Event()
 
     def reopen() -> PlayedLink:
+        back.wait()
         engine.records(30)
         second.append(EngineLink(engine, 5))
         return second[0]
@@ -464,10 +467,12 @@ async def test_a_lost_engine_fades_counts_and_comes_back_with_a_visible_gap() ->
         await seat.settle()
         assert "DISCONNECTED" in seat.text and "the connection was closed" in seat.text
         assert seat.app.view.palette.faded
-        for _ in range(300):
+        back.set()
+        while not second:
             await seat.pilot.pause(0.01)
-            if second and not second[0].messages:
-                break
+        seat.link = second[0]
+        while not seat.link.taken:
+            await seat.pilot.pause(0.01)
         await seat.settle()
         assert "LIVE" in seat.text and not seat.app.view.palette.faded
         assert seat.app.history.live.step == 135
