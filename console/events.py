@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from schedtop.console import text
 from schedtop.engine.telemetry import Admission, Finish, KnobChange, Notice, Preemption, Refusal, StepRecord
 
@@ -21,8 +21,7 @@ KINDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True, gc=False):
     """One happening. `name` is the request it is about, `other` the one it happened for (already cleaned)."""
 
     kind: str

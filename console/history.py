@@ -111,9 +111,10 @@ class History:
         self.texts: OrderedDict[int, str] = OrderedDict()
         self.latency = LatencyBuckets()
         self.num_applied = 0
-        self._num_bytes = 0
         self._keyframes: deque[State] = deque()
-        self._since_keyframe = self._bytes_since_keyframe = 0
+        self._bytes: deque[int] = deque([0])
+        self._num_bytes = 0
+        self._since_keyframe = 0
         self._inspected: Moment | None = None
 
     # Taking messages in
@@ -168,7 +169,7 @@ class History:
         if record.seq != live.seq + 1 and self.num_applied:
             self._note_gap(record.seq, record.seq - live.seq - 1)
             live.exact = False
-        if self._since_keyframe >= self.keyframe_every or self._bytes_since_keyframe > self.max_bytes // 8:
+        if self._since_keyframe >= self.keyframe_every or self._bytes[-1] > self.max_bytes // 8:
             self._add_keyframe()
         self._since_keyframe += 1
         if record.executed and not self.synced:
@@ -186,7 +187,7 @@ class History:
         self.num_applied += 1
         size = _size(record)
         self._num_bytes += size
-        self._bytes_since_keyframe += size
+        self._bytes[-1] += size
         if len(self.records) > self.max_records or self._num_bytes > self.max_bytes:
             self._forget_oldest()
 
@@ -197,15 +198,18 @@ class History:
 
     def _add_keyframe(self) -> None:
         self._keyframes.append(self.live.copy())
-        self._since_keyframe = self._bytes_since_keyframe = 0
+        self._bytes.append(0)
+        self._since_keyframe = 0
 
     def _forget_oldest(self) -> None:
         """Drop the records before the second keyframe, so that every kept one can still be reached from a state."""
         if len(self._keyframes) < 2:
             return
         self._keyframes.popleft()
+        self._num_bytes -= self._bytes.popleft() + self._bytes.popleft()
+        self._bytes.appendleft(0)
         while self.records and self.records[0].seq <= self._keyframes[0].seq:
-            self._num_bytes -= _size(self.records.popleft())
+            self.records.popleft()
 
     def _keep_finished(self, tracked: Tracked | None, finish: Finish, record: StepRecord) -> None:
         arrival = tracked.arrival if tracked is not None else None

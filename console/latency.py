@@ -47,13 +47,11 @@ class Samples:
 EMPTY = Samples(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
 
-def collect(seconds: npt.NDArray[np.float64]) -> Samples:
+def collect(seconds: npt.NDArray[np.floating]) -> Samples:
     """Samples of durations in seconds; NaN means none."""
-    known = seconds[~np.isnan(seconds)]
-    if not len(known):
-        return EMPTY
-    values, counts = np.unique(np.rint(known / _UNIT_S).astype(np.int64), return_counts=True)
-    return Samples(values, counts)
+    # The requests of one step wait equally long: few of many are different, and only they need be converted.
+    known, counts = np.unique(seconds[~np.isnan(seconds)], return_counts=True)
+    return _summed(np.rint(known.astype(np.float64) / _UNIT_S).astype(np.int64), counts)
 
 
 def merge(parts: Sequence[Samples]) -> Samples:
@@ -63,9 +61,13 @@ def merge(parts: Sequence[Samples]) -> Samples:
         return EMPTY
     if len(parts) == 1:
         return parts[0]
-    values, inverse = np.unique(np.concatenate([part.values for part in parts]), return_inverse=True)
-    counts = np.bincount(inverse, weights=np.concatenate([part.counts for part in parts]))
-    return Samples(values, counts.astype(np.int64))
+    return _summed(np.concatenate([part.values for part in parts]), np.concatenate([part.counts for part in parts]))
+
+
+def _summed(values: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> Samples:
+    """Each value once, in order."""
+    distinct, places = np.unique(values, return_inverse=True)
+    return Samples(distinct, np.bincount(places, weights=counts, minlength=len(distinct)).astype(np.int64))
 
 
 def of_records(records: Iterable[StepRecord]) -> dict[str, Samples]:
@@ -73,7 +75,7 @@ def of_records(records: Iterable[StepRecord]) -> dict[str, Samples]:
     records = list(records)
     itl = np.frombuffer(b"".join([record.itl_s for record in records]), dtype=np.float32)
     ttft = [seconds for record in records if record.ttft_s for _, seconds in record.ttft_s]
-    return {"ttft": collect(np.array(ttft, dtype=np.float64)), "itl": collect(itl.astype(np.float64))}
+    return {"ttft": collect(np.array(ttft, dtype=np.float64)), "itl": collect(itl)}
 
 
 class LatencyBuckets:

@@ -22,6 +22,7 @@ from schedtop.engine.telemetry import (
 NUMBER, TOKENS, DRAFTS, ACCEPTED, COMPUTED, NEEDED, EMITTED, BLOCKS, FLAGS = range(len(ROW_FIELDS))
 
 MAX_UNSETTLED = 1024
+MAX_GROWN = 16 * MAX_UNSETTLED
 
 Classes = npt.NDArray[np.uint8]
 
@@ -63,8 +64,10 @@ class State:
         "_changed",
         "_classes",
         "_front",
+        "_grown",
         "_newest",
         "_rows",
+        "_tables",
         "clock_s",
         "exact",
         "knobs",
@@ -73,7 +76,6 @@ class State:
         "requests",
         "seq",
         "step",
-        "tables",
         "totals",
     )
 
@@ -90,8 +92,9 @@ class State:
         # The queue in two parts: victims go before all others, the newest first.
         self._front: dict[int, None] = {}
         self._back: dict[int, None] = {}
-        self.tables: dict[int, bytes] = {}
         # Worked out when they are looked at: records come far more often than anyone looks.
+        self._tables: dict[int, bytes] = {}
+        self._grown: list[tuple[int, bytes]] = []
         self._newest: StepRecord | None = None
         self._rows: IntArray | None = None
         self._classes: Classes = np.zeros(0, dtype=np.uint8)
@@ -103,6 +106,22 @@ class State:
         if self._rows is None:
             self._rows = _NO_ROWS if self._newest is None else row_matrix(self._newest)
         return self._rows
+
+    @property
+    def tables(self) -> dict[int, bytes]:
+        """Ids of the blocks that each live request holds, int32."""
+        if self._grown:
+            self._settle_tables()
+        return self._tables
+
+    def _settle_tables(self) -> None:
+        parts: dict[int, list[bytes]] = {}
+        for number, ids in self._grown:
+            parts.setdefault(number, []).append(ids)
+        self._grown = []
+        for number, grown in parts.items():
+            if number in self.requests:
+                self._tables[number] = b"".join([self._tables.get(number, b""), *grown])
 
     @property
     def classes(self) -> Classes:
@@ -126,13 +145,13 @@ class State:
     def copy(self) -> State:
         """An independent copy; requests and rows are shared, as they are never edited."""
         twin = State()
-        classes = self.classes
+        classes, tables = self.classes, self.tables
         for name in self.__slots__:
             setattr(twin, name, getattr(self, name))
         twin.knobs = dict(self.knobs)
         twin.requests = dict(self.requests)
         twin._front, twin._back = dict(self._front), dict(self._back)
-        twin.tables = dict(self.tables)
+        twin._tables, twin._grown = dict(tables), []
         twin._classes, twin._changed = classes.copy(), []
         return twin
 
@@ -149,7 +168,8 @@ class State:
         }
         self._front, self._back = {}, dict.fromkeys(snapshot.waiting)
         self._newest, self._rows = None, None
-        self.tables = {item.arrival.number: item.table for item in snapshot.requests if item.table}
+        self._tables = {item.arrival.number: item.table for item in snapshot.requests if item.table}
+        self._grown = []
         self._classes, self._changed = np.frombuffer(snapshot.block_classes, dtype=np.uint8).copy(), []
 
     def apply(self, record: StepRecord) -> None:
@@ -169,9 +189,9 @@ class State:
         if record.ttft_s:
             self._first_tokens(record)
         if record.tables:
-            tables = self.tables
-            for number, ids in record.tables:
-                tables[number] = tables.get(number, b"") + ids
+            self._grown += record.tables
+            if len(self._grown) >= MAX_GROWN:
+                self._settle_tables()
         for finish in record.finishes:
             self._drop(finish.number)
         if record.changed_blocks:
@@ -215,7 +235,7 @@ class State:
                 preemptions=preemption.count,
                 queued_since_s=record.start_s,
             )
-            self.tables.pop(preemption.number, None)
+            self.tables.pop(preemption.number, None)  # settled: it may be admitted again before anyone looks
             # A victim returns to the front of the queue; under priority the order is worked out when it is shown.
             self._front[preemption.number] = None
 
@@ -228,7 +248,7 @@ class State:
 
     def _drop(self, number: int) -> None:
         self.requests.pop(number, None)
-        self.tables.pop(number, None)
+        self._tables.pop(number, None)
         self._leave_queue(number)
 
     def _leave_queue(self, number: int) -> None:

@@ -16,6 +16,9 @@ from schedtop.engine.telemetry import PROTOCOL, ROW_FIELDS, Incoming, Message, O
 MAX_OUTGOING_BYTES = 128 << 20
 MAX_INCOMING_BYTES = 1 << 20
 
+_ROOMY = 16
+"""Times the next read: a buffer that one long message made larger than that is given back."""
+
 _LENGTH = struct.Struct("<I")
 _ROW_BYTES = 4 * len(ROW_FIELDS)
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError, MemoryError)
@@ -129,7 +132,7 @@ def _check_arrays(record: StepRecord) -> None:
         len(record.rows) % _ROW_BYTES == 0
         and len(record.itl_s) * len(ROW_FIELDS) == len(record.rows)
         and len(record.changed_blocks) % 4 == 0
-        and all(len(table) % 4 == 0 for _, table in record.tables)
+        and not [table for _, table in record.tables if len(table) % 4]
     )
     if not whole:
         raise ChannelError(f"the engine sent step {record.step} with arrays of unequal length")
@@ -140,31 +143,49 @@ def _one_line(value: object) -> str:
 
 
 class FrameBuffer:
-    """Bytes as they come in, frames as they become whole."""
+    """Bytes as they come in, frames as they become whole. Bytes are received where they stay until a frame is out."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._data = bytearray()
-        self._start = 0
+        self._view = memoryview(bytearray())
+        self._start = self._stop = 0
+
+    def room(self, num_bytes: int) -> memoryview:
+        """Where the next bytes may be written, `num_bytes` at least; `took` says how many were."""
+        if self._start == self._stop:
+            self._start = self._stop = 0
+            if len(self._view) > _ROOMY * num_bytes:
+                self._view = memoryview(bytearray())
+        if self._stop + num_bytes > len(self._view):
+            unread = self._view[self._start : self._stop]
+            if len(unread) + num_bytes > len(self._view):
+                self._view = memoryview(bytearray(2 * (len(unread) + num_bytes)))
+            self._view[: len(unread)] = unread
+            self._start, self._stop = 0, len(unread)
+        return self._view[self._stop :]
+
+    def __len__(self) -> int:
+        """Bytes received and not yet taken out."""
+        return self._stop - self._start
+
+    def took(self, num_bytes: int) -> None:
+        """So many bytes were written to `room`."""
+        self._stop += num_bytes
 
     def feed(self, data: bytes) -> None:
-        """Append what was received."""
-        if self._start:
-            del self._data[: self._start]
-            self._start = 0
-        self._data += data
+        """Append what was received elsewhere."""
+        self.room(len(data))[: len(data)] = data
+        self.took(len(data))
 
     def next(self) -> bytes | None:
         """The next frame's body, None until it is whole. Raises `ChannelError` when it claims to be too long."""
         body_start = self._start + _LENGTH.size
-        if len(self._data) < body_start:
+        if self._stop < body_start:
             return None
-        (length,) = _LENGTH.unpack_from(self._data, self._start)
+        (length,) = _LENGTH.unpack_from(self._view, self._start)
         if length > self._max_bytes:
             raise ChannelError(f"a message claims {length} bytes, more than the {self._max_bytes} allowed")
-        if len(self._data) < body_start + length:
+        if self._stop < body_start + length:
             return None
-        with memoryview(self._data) as view:
-            body = bytes(view[body_start : body_start + length])
         self._start = body_start + length
-        return body
+        return bytes(self._view[body_start : self._start])
