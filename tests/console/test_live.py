@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from links import EngineLink, PlayedLink
+from rich.color import ColorType
 from schedtop.console import text
 from schedtop.console.screens.help import HelpScreen
 from schedtop.console.screens.live import LiveScreen
@@ -512,6 +513,21 @@ async def test_no_color_leaves_only_bold_reverse_and_underline(monkeypatch: pyte
         for style in styles:
             assert style.color is None or style.color.is_default
             assert style.bgcolor is None or style.bgcolor.is_default
+
+
+@pytest.mark.parametrize("key", ["1", "K", "x", "question_mark"])
+async def test_sixteen_colours_are_enough(key: str) -> None:
+    """Nothing but the terminal's own colours, and every class has its own pattern besides."""
+    async with seated(theme="ansi") as seat:
+        await seat.press(key)
+        styles = [part.style for strip in seat.app.screen_strips() for part in strip if part.style]
+        colours = [colour for style in styles for colour in (style.color, style.bgcolor) if colour is not None]
+        assert {colour.type for colour in colours} <= {ColorType.STANDARD, ColorType.DEFAULT}
+        glyphs = seat.app.view.glyphs
+        for classes in (("decode", "prefill", "draft", "unused"), ("held", "shared", "cached", "empty")):
+            assert len({getattr(glyphs, name) for name in classes}) == 4
+            if key == "1":
+                assert all(getattr(glyphs, name) in seat.text for name in classes if name != "empty")
 
 
 async def test_a_broken_theme_is_a_notice_and_a_good_one_is_offered(tmp_path: Path) -> None:

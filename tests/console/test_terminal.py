@@ -188,6 +188,22 @@ def test_no_colour_sends_no_colour(home: str) -> None:
     assert all(byte < 128 for byte in text)
 
 
+@pytest.mark.parametrize(
+    ("terminal", "beyond"),
+    [("xterm-16color", rb"\x1b\[[\d;]*[34]8;[25];"), ("tmux-256color", rb"\x1b\[[\d;]*[34]8;2;")],
+)
+def test_no_colour_is_sent_that_the_terminal_has_not(home: str, terminal: str, beyond: bytes) -> None:
+    child = Child(*CONSOLE, XDG_CONFIG_HOME=home, TERM=terminal, COLORTERM="")
+    child.wait_for(b"LIVE")
+    child.press(b"K", b"Presets")
+    child.press(b"x", b"Findings")
+    os.kill(child.pid, signal.SIGTERM)
+    child.ends_with(128 + signal.SIGTERM)
+    drawn = child.seen
+    assert re.search(rb"\x1b\[[\d;]*(3|4|9|10)[0-7](;\d+)*m|\x1b\[[\d;]*[34]8;5;", drawn), "there are colours"
+    assert not re.search(beyond, drawn)
+
+
 def test_suspended_and_brought_back(home: str) -> None:
     child = Child(*CONSOLE, XDG_CONFIG_HOME=home)
     child.wait_for(b"LIVE")
