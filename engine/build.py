@@ -142,8 +142,13 @@ def _build_real(config: EngineConfig, settings: dict[str, Any], on_stage: OnStag
 
     if config.workload is not None:
         find_source(config.workload)
-    look_up(config)
+    files = look_up(config)
     check_extra()
+    from schedtop.engine.runner.hub import fetch
+
+    if files.on_hub:
+        on_stage(f"fetching {files.name}")
+        fetch(files)
     from schedtop.engine.runner.open import open_model
 
     worker, info = open_model(config, on_stage)

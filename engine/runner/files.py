@@ -30,11 +30,12 @@ class ModelMissingError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """Where a model lies: a folder or hub id in transformers' sense, and the GGUF file in it, if it is one."""
+    """Where a model lies: a folder, the GGUF file in it, if it is one; or a hub id whose files are yet to be had."""
 
     name: str
     source: str
     gguf: str | None = None
+    on_hub: bool = False
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -84,7 +85,7 @@ def find_model(name: str) -> ModelFiles:
     try:
         path = Path(name).expanduser()
         if name and path.is_dir():
-            _check_folder(name, path)
+            check_folder(name, path)
             return ModelFiles(path.resolve().name, str(path))
         if path.is_file():
             _check_gguf(path)
@@ -95,27 +96,44 @@ def find_model(name: str) -> ModelFiles:
         if isinstance(error, ConfigError):
             raise
     if name.count("/") == 1 and not name.startswith((".", "/", "~")):
-        return ModelFiles(name, name)
+        return ModelFiles(name, name, on_hub=True)
     known = ", ".join(PULLABLE)
     raise ConfigError(f"no model {name!r}: give a model folder, a .gguf file, a hub id (owner/name) or {known}")
 
 
-def _check_folder(name: str, path: Path) -> None:
+def check_folder(name: str, path: Path) -> None:
+    """Raises `ConfigError` for a folder without what makes a model of it; reads its small files only."""
     config = path / "config.json"
     if not config.is_file():
         found = sorted(path.glob("*.gguf"))
         hint = f"; name the file: {found[0]}" if found else ""
         raise ConfigError(f"{name}: no config.json in this folder, so it is no model{hint}")
-    try:
-        values = json.loads(config.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{config}: not valid JSON ({error}): fetch the model again") from None
-    if not isinstance(values, dict) or not isinstance(values.get("model_type"), str):
+    values = _read_json(config)
+    if not isinstance(values.get("model_type"), str):
         raise ConfigError(f"{config}: it names no model_type, so it is no model's configuration")
-    check_model_type(path.resolve().name, values["model_type"])
+    check_model_type(name, values["model_type"])
     if not any(path.glob("*.safetensors")):
         other = "; weights in .bin files are not loaded: convert them" if any(path.glob("*.bin")) else ""
         raise ConfigError(f"{name}: no .safetensors weights in this folder{other}")
+    index = path / "model.safetensors.index.json"
+    parts = _parts(_read_json(index)) if index.is_file() else []
+    missing = [part for part in parts if not (path / part).is_file()]
+    if missing:
+        raise ConfigError(f"{name}: {len(missing)} files of its weights are missing ({missing[0]}): fetch it again")
+
+
+def _parts(index: dict[str, Any]) -> list[str]:
+    """The files that an index of weights names."""
+    places = index.get("weight_map")
+    return sorted({str(part) for part in places.values()}) if isinstance(places, dict) else []
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: not valid JSON ({error}): fetch the model again") from None
+    return values if isinstance(values, dict) else {}
 
 
 def check_model_type(name: str, model_type: str) -> None:

@@ -25,6 +25,7 @@ from schedtop.engine.runner.fused import NativeAttention, NativeOperations, can_
 from schedtop.engine.runner.general import GeneralDecoder
 from schedtop.engine.runner.graphs import DecodeGraphs
 from schedtop.engine.runner.guard import GuardedDecoder
+from schedtop.engine.runner.hub import fetch
 from schedtop.engine.runner.hugepages import advise_huge_pages
 from schedtop.engine.runner.kernel_sampler import KernelSampler
 from schedtop.engine.runner.lean import LeanDecoder, is_lean, layer_window
@@ -129,6 +130,7 @@ def load_model(files: ModelFiles, dtype_name: str, device: torch.device, on_stag
         if files.gguf is not None:
             on_stage(f"{files.name} is too large for the model cache, or that has no room: expanded at each start")
     on_stage(f"loading {files.name}")
+    files = fetch(files)
     config = load_config(files)
     dtype = choose_dtype(dtype_name, config, device)
     model = load_weights(files, config, dtype, device)

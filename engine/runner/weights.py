@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -37,10 +36,6 @@ def reading(files: ModelFiles, what: str) -> Iterator[None]:
 
 
 def _explain(files: ModelFiles, what: str, error: Exception) -> str:
-    if files.source == files.name and not Path(files.source).exists():
-        return (
-            f"model {files.name}: not in the local hub cache and not to be had from the hub: check name and network"
-        )
     text = " ".join(str(error).split())[:200] or type(error).__name__
     return f"model {files.name}: its {what} cannot be read ({text}): fetch the model again"
 

@@ -156,6 +156,18 @@ def test_what_is_cheap_to_see_is_told_before_torch_is_imported(
     assert says in refused(["run", *flags.split()], capsys)
 
 
+@pytest.mark.usefixtures("no_torch")
+def test_a_hub_id_is_looked_for_before_torch_is_imported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--model", "nobody/nothing-at-all"])
+    fetching, refusal = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and fetching == "schedtop: fetching nobody/nothing-at-all"
+    assert "not in the local hub cache" in refusal and "check name and network" in refusal
+
+
 @pytest.mark.usefixtures("no_torch", "folder")
 @pytest.mark.parametrize(
     ("flags", "says"),

@@ -105,11 +105,18 @@ def drop_a_weight(folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
+def name_a_part(folder: Path) -> None:
+    """As a folder of which one of two files of weights was not copied."""
+    parts = {"a": "model.safetensors", "b": "model-2.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": parts}))
+
+
 DAMAGES: list[tuple[Callable[[Path], None], str]] = [
     (lambda folder: (folder / "config.json").unlink(), "no config.json"),
     (truncate("config.json"), "not valid JSON"),
     (lambda folder: (folder / "model.safetensors").unlink(), "no .safetensors weights"),
     (truncate("model.safetensors"), "its weights cannot be read"),
+    (name_a_part, "1 files of its weights are missing"),
     (drop_a_weight, "1 weights are missing or misshapen"),
     (truncate("tokenizer.json"), "its tokenizer cannot be read"),
     (edit("config.json", model_type="gpt2"), "architecture 'gpt2' is not served"),
@@ -172,3 +179,26 @@ def test_hub_id_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match="not in the local hub cache"):
         open_model(settings("nobody/nothing-at-all"))
+
+
+@pytest.fixture
+def cached(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The hub's snapshot of me/tiny in a local hub cache, without a network."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    repo = tmp_path / "models--me--tiny"
+    (repo / "refs").mkdir(parents=True)
+    (repo / "refs" / "main").write_text("0" * 40)
+    return Path(shutil.copytree(saved, repo / "snapshots" / ("0" * 40)))
+
+
+@pytest.mark.usefixtures("cached")
+def test_a_hub_id_in_the_local_cache_needs_no_network() -> None:
+    _, info = open_model(settings("me/tiny", scheduler={"num_blocks": 8}))
+    assert info.model == "me/tiny" and info.tokenizer is not None
+
+
+def test_a_hub_id_of_which_the_cache_holds_a_part(cached: Path) -> None:
+    (cached / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match="me/tiny: not in the local hub cache"):
+        open_model(settings("me/tiny"))
