@@ -7,7 +7,7 @@ from pathlib import Path
 
 from huggingface_hub import model_info, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-from huggingface_hub.utils import disable_progress_bars
+from huggingface_hub.utils.tqdm import disable_progress_bars
 from schedtop.engine.config import ConfigError
 from schedtop.engine.runner.files import ModelFiles, check_folder
 
