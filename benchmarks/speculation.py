@@ -1,6 +1,12 @@
-"""When drafts by prompt look-up help and when they cost, on a CPU.
+"""When drafts help and when they cost, on a CPU.
 
     python benchmarks/speculation.py [--model smollm2] [--drafts 4] [--max-tokens 48]
+    python benchmarks/speculation.py --draft-model FOLDER
+    python benchmarks/speculation.py --draft-layers 24 [--more-layers 90]
+
+Drafts come from prompt look-up, or from a draft model: one of your own, or the model's own first layers. With
+`--more-layers` the model served is the same with so many layers more that add nothing: it stands for a large model,
+says what the small one says, and takes the time of all its layers.
 
 Repetitive text (a list to be gone on with, greedy) and free text (sampled at temperature 1), 1 and 16 requests at
 a time, without drafts and with. Tokens per second of CPU time hardly depend on what else the machine does; waiting
@@ -11,8 +17,12 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
+import tempfile
 import time
+from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from cpu_load import make_prompts
@@ -76,19 +86,59 @@ def run(
     return Outcome(outputs, sum(map(len, outputs)) / spent_s, steps, scheduled, drafted, rejected)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--drafts", type=int, default=4)
-    parser.add_argument("--max-tokens", type=int, default=48)
-    options = parser.parse_args()
+def write_variant(source: str, folder: Path, layers: int | None, more: int) -> str:
+    """A model's first `layers` layers, then `more` that add nothing, as a model folder; its name."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    stack = list(model.model.layers)[:layers]
+    for _ in range(more):
+        layer = deepcopy(stack[0])
+        for linear in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            torch.nn.init.zeros_(linear.weight)
+        stack.append(layer)
+    for index, layer in enumerate(stack):
+        layer.self_attn.layer_idx = index
+    model.model.layers = torch.nn.ModuleList(stack)
+    model.config.num_hidden_layers = len(stack)
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(source).save_pretrained(folder)
+    return str(folder)
+
+
+def model_folder(name: str) -> str:
+    """Where a model lies as a folder; a pulled one is converted, as it is for serving."""
+    import torch
+    from schedtop.engine.runner.convert import convert
+    from schedtop.engine.runner.files import find_model
+
+    files = find_model(name)
+    return files.source if files.gguf is None else convert(files, torch.float32).source
+
+
+def choose_models(options: argparse.Namespace, work: Path) -> tuple[str, str | None]:
+    """The model to serve and the one that drafts for it, as the options say; variants are written into `work`."""
+    model, draft = options.model, options.draft_model
+    if options.draft_layers is not None:
+        draft = write_variant(model_folder(options.model), work / "draft", options.draft_layers, 0)
+    if options.more_layers:
+        model = write_variant(model_folder(options.model), work / "model", None, options.more_layers)
+    return model, draft
+
+
+def measure(model: str, draft: str | None, options: argparse.Namespace) -> None:
+    """Print the table."""
     scheduler = {"max_num_batched_tokens": 512, "max_model_len": 2048, "max_num_seqs": 16}
     # float32: what a batch is made of changes roundings, which in half precision can turn a near tie
     engine = build_engine(
-        EngineConfig(device="cpu", model=options.model, dtype="float32", workload=None, scheduler=scheduler)
+        EngineConfig(
+            device="cpu", model=model, draft_model=draft, dtype="float32", workload=None, scheduler=scheduler
+        )
     )
     run(engine, make_prompts(2, 5), 2, 0, 4, 0.0)
     head = ("text", "at a time", "tokens/CPU s", "with drafts", "gain", "steps", "with drafts")
+    print(f"drafts by {engine.header.settings['drafts']}")
     print("| " + " | ".join((*head, "accepted", "rejected of batch")) + " |")
     print("|" + "---|" * 9)
     texts = (("repetitive", repetitive_prompts(16), 0.0), ("free", make_prompts(16, 7), 1.0))
@@ -97,7 +147,7 @@ def main() -> None:
             chosen = prompts if concurrency > 1 else prompts[:3]
             plain = run(engine, chosen, concurrency, 0, options.max_tokens, temperature)
             drafted = run(engine, chosen, concurrency, options.drafts, options.max_tokens, temperature)
-            assert drafted.outputs == plain.outputs, "drafts changed an output"
+            compare(plain, drafted, greedy=temperature == 0)
             gain = drafted.tokens_per_cpu_s / plain.tokens_per_cpu_s
             print(
                 f"| {text} | {concurrency} | {plain.tokens_per_cpu_s:.1f} | {drafted.tokens_per_cpu_s:.1f}"
@@ -105,6 +155,30 @@ def main() -> None:
                 f" | {drafted.rejected / drafted.scheduled:.0%} |",
                 flush=True,
             )
+
+
+def compare(plain: Outcome, drafted: Outcome, greedy: bool) -> None:
+    """Drafts change no output. A draw may still fall so close to the border of two tokens that rounding decides."""
+    parted = sum(ours != theirs for ours, theirs in zip(drafted.outputs, plain.outputs, strict=True))
+    if not parted:
+        return
+    assert not greedy and parted <= 1 + len(plain.outputs) // 8, "drafts changed an output"
+    print(f"{parted} of {len(plain.outputs)} outputs parted where rounding decided a draw", file=sys.stderr)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--draft-model", help="drafts come from this model")
+    parser.add_argument("--draft-layers", type=int, help="drafts come from so many first layers of the model")
+    parser.add_argument(
+        "--more-layers", type=int, default=0, help="layers that the model served has beside its own"
+    )
+    parser.add_argument("--drafts", type=int, default=4)
+    parser.add_argument("--max-tokens", type=int, default=48)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as work:
+        measure(*choose_models(options, Path(work)), options)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,9 @@ def run_headless(
         sinks = open_sinks(config, engine, stack, notice)
         config = with_end(config, notice)
         progress = stack.enter_context(Progress(config.duration_s, show_progress))
-        return serve(engine, config, Report(slo), sinks, progress.update, notice)
+        return serve(
+            engine, config, Report(slo, engine.header.settings.get("drafts")), sinks, progress.update, notice
+        )
 
 
 def with_end(config: EngineConfig, notice: Callable[[str], None]) -> EngineConfig:
@@ -89,7 +91,7 @@ def step_through(engine: Engine, config: EngineConfig) -> Iterator[StepRecord]:
 def run_through(
     engine: Engine, config: EngineConfig, ahead: Callable[[], Ahead] = lambda: Ahead()
 ) -> Iterator[StepRecord | Stretch]:
-    """As `step_through`, flat out, with stretches in place of records where there are any.
+    """As `step_through`, but flat out, with stretches in place of records where there are any.
 
     `ahead` says how far the engine can go before the caller may want to change something.
     """

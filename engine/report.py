@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from schedtop.engine.percentiles import Percentiles
 from schedtop.engine.slo import Slo, served
-from schedtop.engine.telemetry import StepRecord, Totals
+from schedtop.engine.telemetry import MOST_DRAFTS, StepRecord, Totals, draft_positions
 
 if TYPE_CHECKING:
     from schedtop.engine.stretch import Stretch
@@ -17,11 +18,13 @@ SHARES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 class Report:
     """Accumulates step records; figures are since the session's start, as its totals are.
 
+    `drafter` names who drafts, where that is known.
     `wall_s` is for the caller to set; `close` says how long the run went on after its last record.
     """
 
-    def __init__(self, slo: Slo | None = None) -> None:
+    def __init__(self, slo: Slo | None = None, drafter: str | None = None) -> None:
         self.slo = slo
+        self.drafter = drafter
         self.clock_s = 0.0
         self.wall_s: float | None = None
         self.totals = Totals()
@@ -31,6 +34,7 @@ class Report:
         self._itl_s = Percentiles("f")
         self._peak_blocks = 0
         self._pool_blocks = 0
+        self._drafts = np.zeros((2, MOST_DRAFTS), dtype=np.int64)
 
     def add(self, record: StepRecord | Stretch) -> None:
         """Take in the next record, or many steps at once."""
@@ -42,6 +46,8 @@ class Report:
             self._ttft_s.add(ttft_s)
         if record.finishes:
             self._add_finishes(record)
+        if isinstance(record, StepRecord) and record.draft_tokens:
+            self._drafts += draft_positions(record)
         blocks = record.blocks
         used = blocks.held + blocks.shared
         if used >= self._peak_blocks:
@@ -94,6 +100,8 @@ class Report:
             "clock_s": self.clock_s,
             "wall_s": self.wall_s,
         }
+        if totals.draft_tokens:
+            document["drafts"] = self._describe_drafts()
         if self.slo is not None:
             document["goodput"] = {
                 "slo": str(self.slo),
@@ -103,6 +111,17 @@ class Report:
                 "n": self._served,
             }
         return document
+
+    def _describe_drafts(self) -> dict[str, Any]:
+        verified, rejected = self.totals.draft_tokens, self.totals.rejected_draft_tokens
+        drafted, accepted = self._drafts.tolist()
+        return {
+            "by": self.drafter,
+            "verified": verified,
+            "accepted": verified - rejected,
+            "accepted_share": _ratio(verified - rejected, verified),
+            "by_position": [_ratio(held, all) for held, all in zip(accepted, drafted, strict=True) if all],
+        }
 
     def as_text(self) -> str:
         """The document as aligned lines of plain ASCII, without a newline at the end."""
@@ -129,6 +148,8 @@ def report_text(document: dict[str, Any]) -> str:
             f"{duration_text(clock_s)} on the engine's clock, {duration_text(document['wall_s'])} of wall time",
         ),
     ]
+    if "drafts" in document:
+        lines.insert(-1, _line("drafts", drafts_text(document["drafts"])))
     if "goodput" in document:
         good = document["goodput"]
         share = (
@@ -136,6 +157,14 @@ def report_text(document: dict[str, Any]) -> str:
         )
         lines.insert(8, _line("goodput", share))
     return "\n".join(lines)
+
+
+def drafts_text(drafts: dict[str, Any]) -> str:
+    """Who drafted and what held; by position, the first draft first."""
+    by = f" by {drafts['by']}" if drafts["by"] else ""
+    places = ", ".join(percent_text(share) for share in drafts["by_position"])
+    held = f"{percent_text(drafts['accepted_share'])} accepted"
+    return f"{drafts['verified']:,} verified{by}, {held}" + (f"; by position {places}" if places else "")
 
 
 def _summary(values: Percentiles) -> dict[str, float | int | None]:
