@@ -12,13 +12,12 @@ from schedtop.engine.telemetry import StepRecord
 
 MAX_BINS = 1024
 FIRST_BIN_S = 0.01
+PENDING = 1024
 LEAST_S, RATIO, NUM_SIZES = 2e-5, 1.05, 420
 """Latencies are counted by size: the smallest, the ratio between neighbours (so a size is within 2.5 %), how many."""
 
 SUMS = ("steps", "decode", "prefill", "draft", "budget", "usage", "running", "waiting", "preemptions")
 """Of every bin; `usage` is a share of the pool. All are sums over the bin's steps."""
-
-Floats = npt.NDArray[np.float64]
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -53,22 +52,37 @@ class Tracer:
         self.bin_s = FIRST_BIN_S
         self._sums = np.zeros((MAX_BINS, len(SUMS)))
         self._longest_s = np.zeros(MAX_BINS)
+        self._pending: list[StepRecord] = []
         self._spreads = {kind: np.zeros((MAX_BINS, NUM_SIZES), dtype=np.int64) for kind in ("ttft", "itl")}
 
     def add(self, record: StepRecord) -> None:
         """Take in the next record; one of an idle engine only moves the end."""
         self.end_s = max(self.end_s, record.end_s)
-        if not record.executed:
+        if record.executed:
+            self._pending.append(record)
+            if len(self._pending) >= PENDING:
+                self.settle()
+
+    def settle(self) -> None:
+        """Work in what was taken: many records at once cost little more than one."""
+        records, self._pending = self._pending, []
+        if not records:
             return
-        at_s = max(0.0, record.end_s - self.start_s)
-        while at_s >= MAX_BINS * self.bin_s:
+        at_s = np.maximum(np.array([record.end_s for record in records]) - self.start_s, 0.0)
+        while at_s.max() >= MAX_BINS * self.bin_s:
             self._widen()
-        place = int(at_s / self.bin_s)
-        self._sums[place] += _sums_of(record)
-        self._longest_s[place] = max(self._longest_s[place], record.end_s - record.start_s)
-        for kind, values in (("itl", _gaps(record)), ("ttft", np.array([late_s for _, late_s in record.ttft_s]))):
-            if len(values):
-                self._spreads[kind][place] += np.bincount(_sizes(values), minlength=NUM_SIZES)
+        places = (at_s / self.bin_s).astype(np.int64)
+        np.add.at(self._sums, places, np.array([_sums_of(record) for record in records], dtype=np.float64))
+        np.maximum.at(self._longest_s, places, np.array([record.end_s - record.start_s for record in records]))
+        gaps = np.frombuffer(b"".join([record.itl_s for record in records]), dtype=np.float32)
+        self._count("itl", np.repeat(places, [len(record.itl_s) // 4 for record in records]), gaps)
+        late_s = np.array([late_s for record in records for _, late_s in record.ttft_s])
+        self._count("ttft", np.repeat(places, [len(record.ttft_s) for record in records]), late_s)
+
+    def _count(self, kind: str, places: npt.NDArray[np.int64], values: npt.NDArray[Any]) -> None:
+        """Count latencies by bin and size; NaN is none."""
+        known = ~np.isnan(values)
+        np.add.at(self._spreads[kind], (places[known], _sizes(values[known])), 1)
 
     def _widen(self) -> None:
         """Twice as wide bins: each takes in its neighbour."""
@@ -81,6 +95,7 @@ class Tracer:
 
     def course(self, bin_s: float) -> Course:
         """What was taken in, in bins of `bin_s`, which must be this tracer's width or a later one."""
+        self.settle()
         while self.bin_s < bin_s:
             self._widen()
         num = min(MAX_BINS, math.floor((self.end_s - self.start_s) / self.bin_s) + 1)
@@ -96,35 +111,30 @@ class Tracer:
 
 def courses(tracers: list[Tracer]) -> list[Course]:
     """All of them in bins of the same width."""
+    for tracer in tracers:
+        tracer.settle()
     widest_s = max(tracer.bin_s for tracer in tracers)
     return [tracer.course(widest_s) for tracer in tracers]
 
 
-def _sums_of(record: StepRecord) -> Floats:
+def _sums_of(record: StepRecord) -> tuple[float, ...]:
+    """In the order of `SUMS`."""
     blocks = record.blocks
     used = blocks.held + blocks.shared
-    return np.array(
-        (
-            1,
-            record.decode_tokens,
-            record.prefill_tokens,
-            record.draft_tokens,
-            record.token_budget,
-            used / (used + blocks.cached_free + blocks.empty),
-            record.running,
-            record.waiting,
-            len(record.preemptions),
-        ),
-        dtype=np.float64,
+    return (
+        1,
+        record.decode_tokens,
+        record.prefill_tokens,
+        record.draft_tokens,
+        record.token_budget,
+        used / (used + blocks.cached_free + blocks.empty),
+        record.running,
+        record.waiting,
+        len(record.preemptions),
     )
 
 
-def _gaps(record: StepRecord) -> Floats:
-    gaps = np.frombuffer(record.itl_s, dtype=np.float32)
-    return gaps[~np.isnan(gaps)].astype(np.float64)
-
-
-def _sizes(values: Floats) -> npt.NDArray[np.int64]:
+def _sizes(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     sizes = np.floor(np.log(np.maximum(values, LEAST_S) / LEAST_S) / math.log(RATIO))
     return np.minimum(sizes, NUM_SIZES - 1).astype(np.int64)
 
