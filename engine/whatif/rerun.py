@@ -31,6 +31,9 @@ from schedtop.engine.whatif.scenario import (
     set_knobs,
 )
 
+NOTABLE = 0.01
+"""Differences below this share are neither better nor worse."""
+
 OnProgress = Callable[[str, float], None]
 """Gets what is being done, and a share of it."""
 
@@ -361,6 +364,8 @@ def _rows(stage: Stage) -> list[Row]:
         if old is not None and new is not None:
             gain = (new - old) * figure.better
             verdict = "same" if texts[1] == texts[2] else "better" if gain > 0 else "worse" if gain < 0 else ""
+            if verdict != "same" and abs(new - old) < NOTABLE * abs(old):
+                verdict = ""
         rows.append(
             Row(
                 name=figure.name,
