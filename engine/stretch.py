@@ -7,7 +7,7 @@ at: whoever needs that, as a recording does for its keyframes, takes single step
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 import numpy as np
@@ -148,6 +148,11 @@ def _counted(common: StepRecord, steps: int, busy_s: float) -> Totals:
         input_budget=totals.input_budget + steps * common.input_budget,
         busy_s=busy_s,
     )
+
+
+def records_of(done: StepRecord | Stretch) -> Iterable[StepRecord]:
+    """A record, or each of a stretch."""
+    return done.records() if isinstance(done, Stretch) else (done,)
 
 
 def run_stretch(engine: Engine, until_s: float = math.inf, most_steps: int = MOST_OUTPUTS) -> Stretch | None:

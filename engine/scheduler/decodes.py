@@ -46,8 +46,6 @@ def foresee(state: State) -> Outlook | None:
         return None
     if size > limits.token_budget or size * (1 + state.config.draft_slots) > limits.input_budget:
         return None
-    if table.num_recomputing and (table.high_water[:size] > table.num_computed[:size]).any():
-        return None
     head = None
     if state.waiting:
         table.tokens[:size] = 1

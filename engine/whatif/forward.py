@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from schedtop.engine.config import ConfigError
+from schedtop.engine.config import ConfigError, EngineConfig
 from schedtop.engine.engine import Engine
+from schedtop.engine.headless import run_through
 from schedtop.engine.report import Report
 from schedtop.engine.sim.features import StepCost
 from schedtop.engine.sim.spec import PREFIX, parse_device

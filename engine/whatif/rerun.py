@@ -10,11 +10,12 @@ from typing import Any
 import msgspec
 from schedtop.engine.config import ConfigError, EngineConfig, WorkloadSpec
 from schedtop.engine.engine import Engine
-from schedtop.engine.headless import step_through
+from schedtop.engine.headless import Ahead, run_through
 from schedtop.engine.recording.reader import Recording
 from schedtop.engine.report import Report
 from schedtop.engine.sim.spec import parse_device
 from schedtop.engine.slo import Slo, parse_slo
+from schedtop.engine.stretch import records_of
 from schedtop.engine.telemetry import Snapshot, StepRecord, Totals
 from schedtop.engine.whatif.compare import setting
 from schedtop.engine.whatif.course import Course, Tracer, courses, size_s
@@ -28,6 +29,7 @@ from schedtop.engine.whatif.scenario import (
     apply_due,
     check_changes,
     due_events,
+    due_s,
     set_knobs,
 )
 
@@ -247,8 +249,8 @@ def _until(records: Iterator[StepRecord], end_s: float) -> Iterator[StepRecord]:
 def _going_on(engine: Engine, fork: Fork, held: Iterable[str]) -> Iterator[StepRecord]:
     due = due_events(fork.events, held)
     apply_due(engine, due)
-    for record in step_through(engine, EngineConfig()):
-        yield record
+    for done in run_through(engine, EngineConfig(), lambda: Ahead(due_s(due))):
+        yield from records_of(done)
         apply_due(engine, due)
 
 

@@ -180,6 +180,17 @@ def test_who_waits_at_the_sequence_cap_waits_through_a_stretch() -> None:
     assert records[-1].oldest_wait_s == records[-1].end_s
 
 
+def test_a_head_that_outranks_who_leaves_is_inverted_no_more() -> None:
+    engine = engine_of(
+        ask("a", 3, outputs=10, priority=5), ask("b", 3, outputs=14), policy="priority", max_num_seqs=2
+    )
+    step(engine)
+    engine.submit(ask("c", 3, priority=1))
+    step(engine)
+    heads = [record.head for record in stretch_of(engine).records()]
+    assert [head.inverted for head in heads if head is not None] == [True] * 7 + [False]
+
+
 def test_what_may_change_on_the_way_is_no_stretch() -> None:
     def refuses(engine: Engine) -> bool:
         step(engine)
