@@ -211,8 +211,7 @@ def _from_step(
     cost = device.step_cost(config.tensor_parallel_size, config.pipeline_parallel_size)
     fork = Fork(recording, index, cost, config.seed, question.snapshot)
     what = f"going to step {record.step}"
-    base = fork.engine(lambda share: on_progress(what, share / 2))
-    variant = fork.engine(lambda share: on_progress(what, 0.5 + share / 2))
+    base, variant = fork.engine(lambda share: on_progress(what, share)), fork.engine()
     old = {name: base.knobs.get(name) for name in changes}
     if "rate" in changes:
         old["rate"] = recording.header.workload.get("rate")
