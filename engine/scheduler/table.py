@@ -7,6 +7,7 @@ cross a block boundary, finish, or come and go. The first columns are a telemetr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -101,8 +102,16 @@ class RequestTable:
         self._ids = np.pad(self._ids, (0, extra * self._width))
         self._gaps = np.pad(self._gaps, (0, extra * self._width))
         self._free_slots.extend(range(capacity - 1, old - 1, -1))
+        self._name_columns()
+
+    def _name_columns(self) -> None:
         for index, name in enumerate(COLUMNS):
             setattr(self, name, self.data[index])
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy's columns are of its own data."""
+        self.__dict__.update(state)
+        self._name_columns()
 
     def _widen(self, width: int) -> None:
         """Give every line of the store at least `width` places."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from itertools import islice
+from typing import Any
 
 import msgspec
 from schedtop.engine.clock import SimulatedClock
@@ -50,12 +52,16 @@ class Fork:
         self.events: tuple[KnobEvent, ...] = outside_events(recording, index, 0.0)
         self._snapshot = snapshot
         self._from_snapshot = False
+        self._decided: Engine | None = None
 
     def engine(self, on_progress: Callable[[float], None] = lambda share: None) -> Engine:
         """An engine on simulated time with all that follows as its source. `on_progress` gets a share of the way."""
         if not self._from_snapshot:
             try:
-                engine = self._decided_again(on_progress)
+                if self._decided is None:
+                    self._decided = self._decide_again(on_progress)
+                engine = copied(self._decided)
+                engine.source = self._source(request_of)
             except _NOT_TO_DECIDE as error:
                 if self._snapshot is None:
                     raise ConfigError(f"the state of this step cannot be built again: {error}") from None
@@ -76,7 +82,7 @@ class Fork:
 
     # The past decided again
 
-    def _decided_again(self, on_progress: Callable[[float], None]) -> Engine:
+    def _decide_again(self, on_progress: Callable[[float], None]) -> Engine:
         recording = self.recording
         snapshot, _ = recording.keyframe_before(0)
         if snapshot.step or snapshot.requests:
@@ -99,7 +105,6 @@ class Fork:
         engine = driver.engine
         worker.num_speculative_tokens = engine.knobs.get("num_speculative_tokens") or 0
         engine.worker = worker
-        engine.source = self._source(lambda arrival: request_of(arrival))
         return engine
 
     def _lengthened(self, record: StepRecord) -> StepRecord:
@@ -142,6 +147,17 @@ class Fork:
         for arrival in self.arrivals:
             at_s = max(at_s, arrival.arrival_s)
             yield Ask(at_s, arrival.number, arrival.id, arrival.prompt_tokens, arrival.max_tokens, arrival.priority)
+
+
+def copied(engine: Engine) -> Engine:
+    """Another engine in the same state, without a workload. What never changes is shared."""
+    requests = engine.scheduler.state.requests.values()
+    memo: dict[int, Any] = {id(request.key_hasher): request.key_hasher.copy() for request in requests}
+    memo |= {id(request.prompt_token_ids): request.prompt_token_ids for request in requests}
+    source, engine.source = engine.source, None
+    copy = deepcopy(engine, memo)
+    engine.source = source
+    return copy
 
 
 def _play(driver: Driver, record: StepRecord, following: StepRecord | None) -> None:
