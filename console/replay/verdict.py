@@ -25,7 +25,7 @@ class FiguresPanel(Panel):
     HELP: ClassVar[str] = """\
 Figures of the whole stretch that was run again. The difference is between two runs that can be compared: the one as
 recorded and the one with changed knobs, both simulated if the recording is of a real device. A difference that does
-not show in the figures is called none (=).
+not show in the figures is called none (=), one of less than 1 % is neither better nor worse.
 If requests were in flight when the recording ended, all runs end with it and latencies are of what came before;
 else all runs serve every request."""
 

@@ -45,8 +45,11 @@ class HelpScreen(ModalScreen[None]):
             page.append(f"{title}\n", heading).append(f"{words}\n\n", plain)
         own = self.over.scope
         for scope in sorted(SCOPES, key=lambda scope: scope != own):
+            actions = self.over.registry.of_scope(scope)
+            if not actions:
+                continue
             page.append(f"{SCOPES[scope]}\n", heading)
-            for action in self.over.registry.of_scope(scope):
+            for action in actions:
                 self._line(page, action, heading, plain, quiet)
             page.append("\n")
         page.append("Esc closes this page.", quiet)
