@@ -12,6 +12,7 @@ TABS = ("requests", "queue", "knobs", "events")
 """Panels that share the lower pane where the screen is compact, in the order of the tabs."""
 
 _RIGHT_SHARE = 0.347
+_LIST_SHARE, _LEAST_LIST, _MOST_LIST = 0.3, 24, 44
 
 
 class Place(NamedTuple):
@@ -103,11 +104,29 @@ def _stack(x: int, y: int, width: int, heights: dict[str, int]) -> Places:
     return places
 
 
-def arrange_knobs(width: int, height: int) -> Places:
-    """The Knobs screen: side by side where there is room, else one above the other, the least needed left out."""
+def arrange_one(width: int, height: int, name: str) -> Places:
+    """One panel between header and footer."""
     if mode(width, height) == "small":
         return {}
     bars = {"header": Place(0, 0, width, 1), "footer": Place(0, height - 1, width, 1)}
+    return {**bars, name: Place(0, 1, width, height - 2)}
+
+
+def arrange_explain(width: int, height: int) -> Places:
+    """List and explanation side by side."""
+    places = arrange_one(width, height, "finding")
+    if places:
+        left = min(_MOST_LIST, max(_LEAST_LIST, round(width * _LIST_SHARE)))
+        places["findings"] = Place(0, 1, left, height - 2)
+        places["finding"] = Place(left + 1, 1, width - left - 1, height - 2)
+    return places
+
+
+def arrange_knobs(width: int, height: int) -> Places:
+    """The Knobs screen: side by side where there is room, else one above the other, the least needed left out."""
+    bars = arrange_one(width, height, "knobs")
+    if not bars:
+        return {}
     room = height - 2
     if width >= WIDE[0] and height >= COMPACT[1]:
         left = width // 2 - 1
@@ -116,4 +135,4 @@ def arrange_knobs(width: int, height: int) -> Places:
         return {**bars, "knobs": Place(0, 1, left, room), **right}
     if room >= 20:
         return {**bars, **_stack(0, 1, width, {"knobs": room - 13, "presets": 4, "changes": 9})}
-    return {**bars, "knobs": Place(0, 1, width, room)}
+    return bars

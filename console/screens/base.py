@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, cast
 
-from schedtop.console import text
+from rich.text import Text
+from schedtop.console import layout, text
 from schedtop.console.actions import Registry
 from schedtop.console.view import View
 from schedtop.console.widgets.bars import FooterBar
 from textual.events import Blur, Focus
 from textual.screen import Screen
+from textual.widgets import Static
 
 if TYPE_CHECKING:
     from schedtop.console.app import ConsoleApp
@@ -25,6 +27,19 @@ class Commands(Protocol):
     def why_not(self, name: str) -> str | None:
         """Why an action cannot be taken now; None if it can, or if it is not one of these."""
         ...
+
+
+class TooSmall(Static):
+    """In place of everything where the terminal is too small: what is needed, what there is."""
+
+    def __init__(self) -> None:
+        super().__init__("", id="small")
+
+    def tell(self, width: int, height: int) -> None:
+        self.display = layout.mode(width, height) == "small"
+        least = layout.STRIP
+        words = f"schedtop needs {least[0]}x{least[1]}\nthis terminal is {width}x{height}\n\nq quits"
+        self.update(Text(words if self.display else "", justify="center"))
 
 
 class ConsoleScreen(Screen[None]):
@@ -106,9 +121,7 @@ class ConsoleScreen(Screen[None]):
             return
         with self.view.history.lock:
             getattr(handler, f"do_{name}")()
-        self.view.hurried = self.view.keyed = True
-        self.console.paint()
-        self.view.hurried = self.view.keyed = False
+        self.console.answer_key()
 
     def why_not(self, name: str) -> str | None:
         """Why an action cannot be taken now; None if it can."""

@@ -102,34 +102,6 @@ class LiveCommands:
         self.screen.prompt.on_help = EverywhereCommands(self.screen).do_help
         self.screen.prompt.ask("filter: words for id or state, !word, kv>40, age>2s", before, done, changed)
 
-    # Moving
-
-    def do_up(self) -> None:
-        self._move(-1)
-
-    def do_down(self) -> None:
-        self._move(1)
-
-    def _move(self, lines: int) -> None:
-        if self.screen.focused_panel is not None:
-            self.screen.focused_panel.move(lines)
-
-    def do_page_up(self) -> None:
-        if self.screen.focused_panel is not None:
-            self.screen.focused_panel.move_page(-1)
-
-    def do_page_down(self) -> None:
-        if self.screen.focused_panel is not None:
-            self.screen.focused_panel.move_page(1)
-
-    def do_first(self) -> None:
-        if self.screen.focused_panel is not None:
-            self.screen.focused_panel.move_end(last=False)
-
-    def do_last(self) -> None:
-        if self.screen.focused_panel is not None:
-            self.screen.focused_panel.move_end(last=True)
-
     # Panels
 
     def do_step_back(self) -> None:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from schedtop.console import layout
 from schedtop.console.actions import Registry
 from schedtop.console.desk import KnobDesk
 from schedtop.console.presets import PresetError, load_presets, save_preset
-from schedtop.console.screens.base import ConsoleScreen
 from schedtop.console.screens.everywhere import EverywhereCommands
 from schedtop.console.screens.knob_commands import KnobCommands
+from schedtop.console.screens.panels import MoveCommands, PanelScreen
 from schedtop.console.view import View
 from schedtop.console.widgets.changes import ChangesPanel
-from schedtop.console.widgets.header import HeaderBar
 from schedtop.console.widgets.knobs import KnobsPanel
-from schedtop.console.widgets.panel import Panel
 from schedtop.console.widgets.presets import PresetsPanel
 from schedtop.console.widgets.prompt import Prompt
 
 if TYPE_CHECKING:
-    from textual.app import ComposeResult
-    from textual.events import DescendantFocus, Resize
+    from collections.abc import Iterable
+
+    from textual.widget import Widget
 
 
 class KnobsScreenCommands:
@@ -53,24 +52,6 @@ class KnobsScreenCommands:
 
     def do_previous_panel(self) -> None:
         self.screen.focus_panel(-1)
-
-    def do_up(self) -> None:
-        self.screen.panel.move(-1)
-
-    def do_down(self) -> None:
-        self.screen.panel.move(1)
-
-    def do_page_up(self) -> None:
-        self.screen.panel.move_page(-1)
-
-    def do_page_down(self) -> None:
-        self.screen.panel.move_page(1)
-
-    def do_first(self) -> None:
-        self.screen.panel.move_end(last=False)
-
-    def do_last(self) -> None:
-        self.screen.panel.move_end(last=True)
 
     def do_preset_stage(self) -> None:
         preset = self.screen.presets.selected()
@@ -119,73 +100,30 @@ class KnobsScreenCommands:
         self.screen.console.pop_screen()
 
 
-class KnobsScreen(ConsoleScreen):
+class KnobsScreen(PanelScreen):
     """Esc drops what is staged, then returns; everything else works as on the Live screen."""
 
-    AUTO_FOCUS: ClassVar[str | None] = "#knobs"
-
     def __init__(self, view: View, registry: Registry, desk: KnobDesk) -> None:
-        super().__init__(view, registry, scope="knobs")
         presets, self.problems = load_presets(view.options.config_dir)
-        self.header = HeaderBar(view, id="header")
         self.knobs = KnobsPanel(view, desk, id="knobs")
         self.presets = PresetsPanel(view, desk, presets, id="presets")
         self.changes = ChangesPanel(view, id="changes")
-        self.panels: tuple[Panel, ...] = (self.knobs, self.presets, self.changes)
+        super().__init__(view, registry, (self.knobs, self.presets, self.changes))
         self.prompt = Prompt(id="prompt")
         self.knob_commands = KnobCommands(self, self.knobs, self.prompt)
-        self.commands = (self.knob_commands, KnobsScreenCommands(self), EverywhereCommands(self))
+        own = KnobsScreenCommands(self)
+        self.commands = (self.knob_commands, own, MoveCommands(self), EverywhereCommands(self))
 
-    def compose(self) -> ComposeResult:
-        yield self.header
-        yield from self.panels
-        yield self.footer
-        yield self.prompt
+    def places(self, width: int, height: int) -> layout.Places:
+        return layout.arrange_knobs(width, height)
+
+    def more(self) -> Iterable[Widget]:
+        return (self.prompt,)
 
     def on_mount(self) -> None:
-        self.place()
         for problem in self.problems[:1]:
             self.say(problem, "warn")
-
-    def on_resize(self, event: Resize) -> None:
-        self.place()
-
-    def place(self) -> None:
-        places = layout.arrange_knobs(*self.app.size)
-        for widget in (self.header, *self.panels, self.footer):
-            place = places.get(str(widget.id))
-            widget.display = place is not None
-            if place is not None:
-                widget.styles.width, widget.styles.height = place.width, place.height
-                widget.styles.offset = (place.x, place.y)
-
-    @property
-    def panel(self) -> Panel:
-        """The panel that has the focus."""
-        return self.focused if isinstance(self.focused, Panel) else self.knobs
 
     @property
     def typing(self) -> bool:
         return bool(self.prompt.display)
-
-    def focus_panel(self, direction: int) -> None:
-        shown = [panel for panel in self.panels if panel.display]
-        index = shown.index(self.panel) if self.panel in shown else 0
-        self.set_focus(shown[(index + direction) % len(shown)])
-
-    def on_descendant_focus(self, event: DescendantFocus) -> None:
-        if isinstance(self.focused, Panel):
-            self.footer.scope = str(self.focused.id)
-        self.paint()
-
-    def paint(self) -> None:
-        with self.view.history.lock:
-            self.view.look()
-            for widget in (self.header, *self.panels, self.footer):
-                widget.paint()
-
-    def help_page(self) -> tuple[str, str]:
-        return f"[{self.panel.NUMBER}] {self.panel.TITLE}", self.panel.HELP
-
-    def copied_line(self) -> str:
-        return self.panel.copied()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from rich.text import Text
 from schedtop.console import layout
 from schedtop.console.actions import Registry
 from schedtop.console.desk import KnobDesk
-from schedtop.console.screens.base import ConsoleScreen
+from schedtop.console.screens.base import ConsoleScreen, TooSmall
 from schedtop.console.screens.commands import LiveCommands
 from schedtop.console.screens.everywhere import EverywhereCommands
 from schedtop.console.screens.knob_commands import KnobCommands
+from schedtop.console.screens.panels import MoveCommands
 from schedtop.console.view import View
 from schedtop.console.widgets.banner import BannerBar, banner
 from schedtop.console.widgets.bars import Divider, TabBar, Ticker
@@ -25,7 +25,6 @@ from schedtop.console.widgets.panel import Drawn, Panel
 from schedtop.console.widgets.prompt import Prompt
 from schedtop.console.widgets.queue import QueuePanel
 from schedtop.console.widgets.requests import RequestsPanel
-from textual.widgets import Static
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -56,12 +55,14 @@ class LiveScreen(ConsoleScreen):
         ticker = Ticker(view, self.events, id="ticker")
         self.bars: tuple[Drawn, ...] = (self.banner, self.tabs, ticker, Divider(view, id="divider"))
         self.prompt = Prompt(id="prompt")
+        self.small = TooSmall()
         self.tab = "requests"
         self.zoomed: str | None = None
         self._placed: tuple[object, ...] = ()
         self.commands = (
             KnobCommands(self, self.knobs, self.prompt),
             LiveCommands(self),
+            MoveCommands(self),
             EverywhereCommands(self),
         )
         self._last_panel: Panel | None = None
@@ -72,7 +73,7 @@ class LiveScreen(ConsoleScreen):
         yield from self.bars
         yield self.footer
         yield self.prompt
-        yield Static("", id="small")
+        yield self.small
 
     def on_mount(self) -> None:
         self.place()
@@ -84,7 +85,7 @@ class LiveScreen(ConsoleScreen):
 
     def paint(self) -> None:
         """Draw every visible panel from the view as it is now."""
-        if not self.query("#small"):
+        if not self.small.is_attached:
             return  # not composed yet, or already being taken apart
         with self.view.history.lock:
             self.view.look()
@@ -100,8 +101,7 @@ class LiveScreen(ConsoleScreen):
         if key == self._placed:
             return
         self._placed = key
-        small = layout.mode(width, height) == "small"
-        self._tell_small(small, width, height)
+        self.small.tell(width, height)
         places = layout.arrange(width, height, self.tab, self.zoomed, told, self.TIMELINE)
         tabbed = "tabs" in places
         self.tabs.tab = self.tab
@@ -114,14 +114,11 @@ class LiveScreen(ConsoleScreen):
                 widget.styles.width, widget.styles.height = place.width, place.height
                 widget.styles.offset = (place.x, place.y)
 
-    def _tell_small(self, small: bool, width: int, height: int) -> None:
-        note = self.query_one("#small", Static)
-        note.display = small
-        least = layout.STRIP
-        words = f"schedtop needs {least[0]}x{least[1]}\nthis terminal is {width}x{height}\n\nq quits"
-        note.update(Text(words if small else "", justify="center"))
-
     # Focus
+
+    @property
+    def panel(self) -> Panel | None:
+        return self.focused_panel
 
     @property
     def focused_panel(self) -> Panel | None:

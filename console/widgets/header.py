@@ -45,7 +45,7 @@ class HeaderBar(Drawn):
         if view.link.state == "lost":
             return "DISCONNECTED", "breach"
         if view.pinned is not None:
-            return f"PAUSED +{view.behind} steps" if view.behind >= 0 else "PAUSED", "warn"
+            return f"PAUSED +{text.plural(view.behind, 'step')}" if view.behind >= 0 else "PAUSED", "warn"
         if not view.history.synced:
             return "LOADING", "warn"
         if view.moment.state.paused:
@@ -60,6 +60,11 @@ class HeaderBar(Drawn):
         if view.replay is not None:
             found.append(("step", f"{state.step}/{view.replay.last_step}", "text"))
             found.append(("at", _position(view.replay), "text"))
+        age_s = view.age_s
+        old = age_s is not None and age_s > _OLD_S
+        age = [("age", text.duration(age_s), "breach" if old else "text")] if view.replay is None else []
+        if old:
+            found += age
         if view.badge:
             found.append(("", view.badge, "breach"))
         if header is not None:
@@ -71,11 +76,8 @@ class HeaderBar(Drawn):
         rates = history.rates(view.moment)
         if rates is not None:
             found.append(("", f"{text.rate(rates.steps)} step/s", "text"))
-        age_s = view.age_s
-        if view.replay is None:
-            found.append(
-                ("age", text.duration(age_s), "breach" if age_s is not None and age_s > _OLD_S else "text")
-            )
+        if not old:
+            found += age
         if wide and rates is not None:
             found.append(("out", f"{text.rate(rates.output_tokens)} tok/s", "text"))
             found.append(("in", f"{text.rate(rates.prompt_tokens)} tok/s", "text"))

@@ -252,7 +252,7 @@ n and N go to the next and the previous request."""
         words = f" step {visit.step}: {kind} {text.plural(visit.tokens, 'token')}"
         if visit.drafts:
             words += f" ({visit.accepted}/{visit.drafts} drafts accepted)"
-        words += f" from {visit.computed}, {visit.emitted} out, {visit.blocks} blocks"
+        words += f" from {visit.computed}, {visit.emitted} out, {text.plural(visit.blocks, 'block')}"
         line = Line().add(words, palette["text"])
         batch = f"batch {visit.batch_tokens}/{visit.budget} tokens, {text.ms(visit.end_s - visit.start_s)} ms"
         gap = f", gap {text.ms(visit.gap_s)} ms" if visit.gap_s is not None else ""
