@@ -14,7 +14,7 @@ import numpy as np
 from schedtop.engine.engine import Engine
 from schedtop.engine.kv.block_pool import HELD, in_order
 from schedtop.engine.observer import packed
-from schedtop.engine.scheduler.decodes import Floats, Needs, block_needs, decode, foresee, take_blocks
+from schedtop.engine.scheduler.decodes import Floats, Gaps, Needs, block_needs, decode, foresee, take_blocks
 from schedtop.engine.scheduler.table import BEFORE, COLUMNS, NOW, IntArray
 from schedtop.engine.sim.worker import SimWorker
 from schedtop.engine.telemetry import ROW_FIELDS, Blocks, Finish, Head, Limiter, RowFlag, StepRecord, Totals
@@ -202,12 +202,12 @@ def _run(engine: Engine, worker: SimWorker, needs: Needs, times_s: Floats, head:
     )
     columns = table.data[: len(COLUMNS), :size].copy()
     new_blocks = take_blocks(state, needs)
-    offsets: IntArray = np.arange(1, steps + 1, dtype=np.int32)
-    sampled = worker.token_ids(table.request[:size, None], table.num_computed[:size, None] + offsets)
+    offsets: IntArray = np.arange(1, steps + 1, dtype=np.int32)[:, None]
+    sampled = worker.token_ids(table.request[:size], table.num_computed[:size] + offsets)
     lengths_s = times_s[1:] - times_s[:-1]
-    gaps_s = np.empty((size, steps))
-    gaps_s[:] = lengths_s
-    gaps_s[:, 0] = times_s[1] - table.last_s[:size]
+    gaps_s: Gaps = np.empty((steps, size), dtype=np.float32)
+    gaps_s[:] = lengths_s[:, None]
+    gaps_s[0] = times_s[1] - table.last_s[:size]
     busy_s = common.totals.busy_s
     for length_s in lengths_s.tolist():  # one by one, as the totals add up: any other order rounds otherwise
         busy_s += length_s
@@ -221,7 +221,7 @@ def _run(engine: Engine, worker: SimWorker, needs: Needs, times_s: Floats, head:
         times_s=times_s,
         needs=needs,
         new_blocks=new_blocks,
-        itl_s=gaps_s.T.astype(np.float32).tobytes(),
+        itl_s=gaps_s.tobytes(),
         oldest_queued_s=observer.oldest_queued_s,
         head=observer.look_at(head),
         running=table.size,

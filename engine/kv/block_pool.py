@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
 
 from schedtop.engine.kv.prefix_cache import PrefixIndex
 from schedtop.engine.telemetry import BlockClass
@@ -12,6 +12,55 @@ from schedtop.engine.telemetry import BlockClass
 EMPTY, CACHED_FREE, HELD, SHARED = (
     int(kind) for kind in (BlockClass.EMPTY, BlockClass.CACHED_FREE, BlockClass.HELD, BlockClass.SHARED)
 )
+
+
+class CachedQueue:
+    """Free blocks that carry keys, least recently freed first, any of which may leave from the middle.
+
+    One that does stays in the queue, and is passed over when its turn comes: `_gone` counts those of each block.
+    """
+
+    def __init__(self) -> None:
+        self._queue: deque[int] = deque()
+        self._gone: dict[int, int] = {}
+        self._num_gone = 0
+
+    def __len__(self) -> int:
+        return len(self._queue) - self._num_gone
+
+    def __iter__(self) -> Iterator[int]:
+        gone = dict(self._gone)
+        for block in self._queue:
+            if gone.get(block):
+                gone[block] -= 1
+            else:
+                yield block
+
+    def add(self, blocks: list[int]) -> None:
+        self._queue.extend(blocks)
+
+    def remove(self, block: int) -> None:
+        self._gone[block] = self._gone.get(block, 0) + 1
+        self._num_gone += 1
+        if self._num_gone > len(self) + 64:
+            self._queue, self._gone, self._num_gone = deque(self), {}, 0
+
+    def pop(self, count: int) -> list[int]:
+        """The first `count` blocks, which leave; there must be so many."""
+        queue, gone = self._queue, self._gone
+        if not gone:
+            return [queue.popleft() for _ in range(count)]
+        blocks: list[int] = []
+        while len(blocks) < count:
+            block = queue.popleft()
+            left = gone.pop(block, 0)
+            if not left:
+                blocks.append(block)
+                continue
+            self._num_gone -= 1
+            if left > 1:
+                gone[block] = left - 1
+        return blocks
 
 
 class BlockPool:
@@ -29,7 +78,7 @@ class BlockPool:
         self._refs = [0] * num_blocks
         self._keys = self.index.keys
         self._empty = list(range(num_blocks - 1, -1, -1))
-        self._cached: OrderedDict[int, None] = OrderedDict()
+        self._cached = CachedQueue()
         self._changed: dict[int, int] = {}
 
     @property
@@ -63,10 +112,8 @@ class BlockPool:
 
     def _evict(self, count: int) -> list[int]:
         """The next `count` cached blocks of the free queue, their keys taken away."""
-        cached, remove = self._cached, self.index.remove
-        blocks = [cached.popitem(last=False)[0] for _ in range(count)]
-        for block in blocks:
-            remove(block)
+        blocks = self._cached.pop(count)
+        self.index.remove_all(blocks)
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -74,7 +121,7 @@ class BlockPool:
         for block in blocks:
             refs = self._refs[block]
             if refs == 0:
-                del self._cached[block]
+                self._cached.remove(block)
             else:
                 self.num_extra_refs += 1
                 self.num_shared += refs == 1
@@ -97,7 +144,7 @@ class BlockPool:
         for block in plain:
             refs[block] = 0
         self._empty += plain[::-1]  # the first one freed is the next one taken
-        self._cached.update(dict.fromkeys(keyed))
+        self._cached.add(keyed)
         self._changed.update(dict.fromkeys(plain, EMPTY))
         self._changed.update(dict.fromkeys(keyed, CACHED_FREE))
         return len(keyed) + len(plain)
@@ -169,7 +216,9 @@ class BlockPool:
         assert refs == self._refs, "reference counts differ from the block tables"
         free = {block for block in range(self.num_blocks) if refs[block] == 0}
         cached = {block for block in free if self._keys[block] is not None}
-        assert cached == set(self._cached), "the cached part of the free queue is not the free blocks with keys"
+        assert sorted(cached) == sorted(self._cached), (
+            "the cached part of the free queue is not the free blocks with keys"
+        )
         assert sorted(free - cached) == sorted(self._empty), "the empty part is not the free blocks without keys"
         assert sum(count > 1 for count in refs) == self.num_shared, "shared blocks are miscounted"
         assert sum(count - 1 for count in refs if count) == self.num_extra_refs, "extra references are miscounted"

@@ -70,6 +70,17 @@ class PrefixIndex:
         if not others:
             del self._others[key]
 
+    def remove_all(self, blocks: list[int]) -> None:
+        """The blocks, all of which have keys, no longer carry them."""
+        first, keys = self._first, self.keys
+        if self._others:
+            for block in blocks:
+                self.remove(block)
+            return
+        for block in blocks:
+            del first[keys[block]]  # type: ignore[arg-type]
+            keys[block] = None
+
     def longest_prefix(self, keys: list[bytes]) -> list[int]:
         """Blocks of the longest run of cached keys from the start."""
         blocks = []

@@ -17,6 +17,7 @@ from schedtop.engine.scheduler.table import IntArray, RowArray
 from schedtop.engine.telemetry import Finish, Head
 
 Floats = npt.NDArray[np.float64]
+Gaps = npt.NDArray[np.float32]
 
 
 class Outlook(msgspec.Struct, frozen=True):
@@ -40,9 +41,9 @@ class Needs(msgspec.Struct, frozen=True):
 def foresee(state: State) -> Outlook | None:
     """What lies ahead between two steps; None if the next one does not decode one token of every row, or does more."""
     table, limits, size = state.table, state.limits, state.table.size
-    if not size or not table.decoding[:size].all() or table.has_drafts or limits.num_speculative_tokens:
+    if not size or np.count_nonzero(table.decoding[:size]) < size:
         return None
-    if table.num_with_stops or state.kv.window is not None:
+    if table.has_drafts or limits.num_speculative_tokens or table.num_with_stops or state.kv.window is not None:
         return None
     if size > limits.token_budget or size * (1 + state.config.draft_slots) > limits.input_budget:
         return None
@@ -53,7 +54,7 @@ def foresee(state: State) -> Outlook | None:
         head = AdmissionPass(state, Draft(0.0)).stop_before_look()
         if head is None:
             return None
-    return Outlook(int((table.stop_at[:size] - table.num_tokens[:size]).min()), head)
+    return Outlook(int(np.minimum.reduce(table.stop_at[:size] - table.num_tokens[:size])), head)
 
 
 def block_needs(state: State, steps: int) -> Needs:
@@ -100,9 +101,12 @@ def take_blocks(state: State, needs: Needs) -> list[int]:
     return blocks
 
 
-def decode(state: State, sampled: IntArray, gaps_s: Floats, end_s: float) -> list[Finish]:
-    """Give every row its outputs (rows, steps), which have their blocks; `end_s`: when the last were delivered."""
-    table, size, steps = state.table, state.table.size, sampled.shape[1]
+def decode(state: State, sampled: IntArray, gaps_s: Gaps, end_s: float) -> list[Finish]:
+    """Give every row its outputs, `gaps_s` apart, both (steps, rows); `end_s`: when the last were delivered.
+
+    Blocks for them have been taken.
+    """
+    table, (steps, size) = state.table, sampled.shape
     computed = table.num_computed[:size]
     at, rows = _crossings(table.next_full[:size] - computed - 1, steps, state.kv.block_size)
     known = computed[rows] + at + 1

@@ -207,10 +207,10 @@ class RequestTable:
         self.cursor[rows] += emitted
         self.num_tokens[rows] += emitted
 
-    def append_steps(self, sampled: IntArray, gaps_s: npt.NDArray[np.float64]) -> None:
-        """Store the outputs of many steps (rows, steps), one delivery each, of every row."""
-        size, steps = sampled.shape
-        store = self.cursor[:size, None] + np.arange(steps)
+    def append_steps(self, sampled: IntArray, gaps_s: npt.NDArray[np.float32]) -> None:
+        """Store the outputs (steps, rows) of many steps, each a delivery of its own, of every row."""
+        steps, size = sampled.shape
+        store = self.cursor[:size] + np.arange(steps)[:, None]
         self._ids[store] = sampled
         self._gaps[store] = gaps_s
         self.cursor[:size] += steps

@@ -56,6 +56,23 @@ def test_a_shared_block_is_free_when_its_last_holder_lets_go() -> None:
     assert pool.release([0]) == 1
 
 
+def test_cached_blocks_that_come_and_go_are_taken_in_the_order_they_were_last_freed() -> None:
+    """However often: their old places in the queue are cleared up now and then."""
+    pool = BlockPool(5)
+    blocks = pool.take(5)
+    assert blocks is not None
+    pool.register(blocks, [b"0", b"1", b"2", b"3", b"4"])
+    pool.release(blocks)
+    order = blocks
+    for turn in range(400):
+        block = turn * turn % 5
+        pool.share([block])
+        pool.release([block])
+        order = [other for other in order if other != block] + [block]
+        pool.audit([])
+    assert pool.take(5) == order
+
+
 def test_the_audit_names_what_is_off() -> None:
     pool = BlockPool(4)
     pool.take(2)
