@@ -4,13 +4,13 @@
     python benchmarks/speculation.py --draft-model FOLDER
     python benchmarks/speculation.py --draft-layers 24 [--more-layers 90]
 
-Drafts come from prompt look-up, or from a draft model: one of your own, or the model's own first layers. With
+Drafts come from prompt look-up, or from a draft model: one of your own, or the model without its middle layers. With
 `--more-layers` the model served is the same with so many layers more that add nothing: it stands for a large model,
 says what the small one says, and takes the time of all its layers.
 
 Repetitive text (a list to be gone on with, greedy) and free text (sampled at temperature 1), 1 and 16 requests at
 a time, without drafts and with. Tokens per second of CPU time hardly depend on what else the machine does; waiting
-threads spin, so run it under OMP_NUM_THREADS=1. Outputs with drafts must be those without. One table comes last.
+threads spin, so run it under OMP_NUM_THREADS=1. Greedy outputs in float32 must be those without drafts.
 """
 
 from __future__ import annotations
@@ -87,12 +87,14 @@ def run(
 
 
 def write_variant(source: str, folder: Path, layers: int | None, more: int) -> str:
-    """A model's first `layers` layers, then `more` that add nothing, as a model folder; its name."""
+    """A model with `layers` layers, those in the middle left out, and `more` that add nothing, as a model folder."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
-    stack = list(model.model.layers)[:layers]
+    stack = list(model.model.layers)
+    if layers is not None:
+        stack = stack[: layers - layers // 2] + stack[len(stack) - layers // 2 :]
     for _ in range(more):
         layer = deepcopy(stack[0])
         for linear in (layer.self_attn.o_proj, layer.mlp.down_proj):
@@ -130,10 +132,9 @@ def choose_models(options: argparse.Namespace, work: Path) -> tuple[str, str | N
 def measure(model: str, draft: str | None, options: argparse.Namespace) -> None:
     """Print the table."""
     scheduler = {"max_num_batched_tokens": 512, "max_model_len": 2048, "max_num_seqs": 16}
-    # float32: what a batch is made of changes roundings, which in half precision can turn a near tie
     engine = build_engine(
         EngineConfig(
-            device="cpu", model=model, draft_model=draft, dtype="float32", workload=None, scheduler=scheduler
+            device="cpu", model=model, draft_model=draft, dtype=options.dtype, workload=None, scheduler=scheduler
         )
     )
     run(engine, make_prompts(2, 5), 2, 0, 4, 0.0)
@@ -143,11 +144,11 @@ def measure(model: str, draft: str | None, options: argparse.Namespace) -> None:
     print("|" + "---|" * 9)
     texts = (("repetitive", repetitive_prompts(16), 0.0), ("free", make_prompts(16, 7), 1.0))
     for text, prompts, temperature in texts:
-        for concurrency in (1, 16):
+        for concurrency in options.at_a_time if text in options.texts else ():
             chosen = prompts if concurrency > 1 else prompts[:3]
             plain = run(engine, chosen, concurrency, 0, options.max_tokens, temperature)
             drafted = run(engine, chosen, concurrency, options.drafts, options.max_tokens, temperature)
-            compare(plain, drafted, greedy=temperature == 0)
+            compare(plain, drafted, exact=temperature == 0 and options.dtype == "float32")
             gain = drafted.tokens_per_cpu_s / plain.tokens_per_cpu_s
             print(
                 f"| {text} | {concurrency} | {plain.tokens_per_cpu_s:.1f} | {drafted.tokens_per_cpu_s:.1f}"
@@ -157,25 +158,27 @@ def measure(model: str, draft: str | None, options: argparse.Namespace) -> None:
             )
 
 
-def compare(plain: Outcome, drafted: Outcome, greedy: bool) -> None:
-    """Drafts change no output. A draw may still fall so close to the border of two tokens that rounding decides."""
+def compare(plain: Outcome, drafted: Outcome, exact: bool) -> None:
+    """Drafts change no output; but what a batch is made of changes roundings, which can turn a near tie."""
     parted = sum(ours != theirs for ours, theirs in zip(drafted.outputs, plain.outputs, strict=True))
-    if not parted:
-        return
-    assert not greedy and parted <= 1 + len(plain.outputs) // 8, "drafts changed an output"
-    print(f"{parted} of {len(plain.outputs)} outputs parted where rounding decided a draw", file=sys.stderr)
+    assert not (exact and parted), "drafts changed an output"
+    if parted:
+        print(f"{parted} of {len(plain.outputs)} outputs parted where rounding decided", file=sys.stderr)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--draft-model", help="drafts come from this model")
-    parser.add_argument("--draft-layers", type=int, help="drafts come from so many first layers of the model")
+    parser.add_argument("--draft-layers", type=int, help="drafts come from the model, cut to so many layers")
     parser.add_argument(
         "--more-layers", type=int, default=0, help="layers that the model served has beside its own"
     )
+    parser.add_argument("--dtype", default="float32", help="in half precision near ties are no rarity")
     parser.add_argument("--drafts", type=int, default=4)
     parser.add_argument("--max-tokens", type=int, default=48)
+    parser.add_argument("--texts", nargs="+", default=["repetitive", "free"], choices=["repetitive", "free"])
+    parser.add_argument("--at-a-time", nargs="+", type=int, default=[1, 16], help="requests served at a time")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
         measure(*choose_models(options, Path(work)), options)
