@@ -207,8 +207,10 @@ def build_worker(name: str, route: str, config: SchedulerConfig, **options: Any)
     if draft is not None:
         num_rows = options.pop("scratch_rows", config.max_num_seqs)
         spare = num_rows * scratch_columns(config.block_size)
+        decoder_of_draft = build_decoder(draft, route, config, tell, spare)
+        graphs_of_draft = None if options.get("graphs") is None else options["graphs"](decoder_of_draft, config)
         options["drafter"] = DraftModel(
-            Forward(build_decoder(draft, route, config, tell, spare), CPU),
+            Forward(decoder_of_draft, CPU, graphs_of_draft),
             block_size=config.block_size,
             num_blocks=config.num_blocks,
             num_rows=num_rows,

@@ -6,9 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from schedtop.engine.request import SamplingParams
 from schedtop.engine.runner.draft_model import share
+from schedtop.engine.runner.graphs import DecodeGraphs
 
+CPU = torch.device("cpu")
 MAX_TOKENS = 32
 
 
@@ -249,3 +252,30 @@ def test_on_kernels(lab: Any) -> None:
 )
 def test_shares(wanted: list[int], limit: int, given: list[int]) -> None:
     assert share(np.array(wanted), limit).tolist() == given
+
+
+def test_in_recorded_steps(lab: Any) -> None:
+    """Drafts, too, are decode steps: one after another they are replayed, with block tables of their own."""
+    pytest.importorskip("triton")
+    name = "llama@kernels"
+    made: list[DecodeGraphs] = []
+
+    def with_graphs(guarded: Any, config: Any) -> DecodeGraphs:
+        def replay(run: Any) -> Any:
+            return run
+
+        graphs = DecodeGraphs(
+            guarded, replay, max_model_len=config.max_model_len, block_size=8, device=CPU, tell=print
+        )
+        made.append(graphs)
+        return graphs
+
+    prompts = lab.prompts(3, seed=48, low=3, high=12)
+    served = lab.serve(
+        name, "kernels", draft=name, graphs=with_graphs, num_speculative_tokens=3, draft_slots=1, max_model_len=64
+    )
+    for prompt in prompts:
+        served.add(prompt, 10)
+    assert served.run() == expected(lab, prompts, 10, name)
+    assert served.accepted == served.drafts > 0
+    assert made[0].num_graphs > 0

@@ -9,6 +9,17 @@ from schedtop.engine.runner.profile import REST, STEP, profiled
 from schedtop.engine.runner.worker import ModelWorker
 
 
+def test_all_that_a_draft_model_does_is_drafts(lab: Any) -> None:
+    served = lab.serve("llama", draft="llama", num_speculative_tokens=2, draft_slots=1)
+    served.add([5, 6, 7, 8], 6)
+    with profiled() as profile:
+        served.run()
+    shares = profile.shares()
+    assert served.accepted and shares["drafts"][0] > 0
+    assert sum(ms for name, (ms, _) in shares.items() if name != STEP) == pytest.approx(shares[STEP][0])
+    assert shares[REST][0] > 0
+
+
 @pytest.mark.parametrize("route", ["lean", "native", "general"])
 def test_parts_add_up_to_the_step(lab: Any, route: str) -> None:
     before = ModelWorker.execute
