@@ -147,6 +147,7 @@ class Reruns:
 
     def __init__(self, begin: Begin | None, on_change: Callable[[], None]) -> None:
         self._begin, self._on_change = begin, on_change
+        self._lock = threading.Lock()
         self._running: Running | None = None
         self.doing: tuple[str, float] | None = None
         self.outcome: Outcome | None = None
@@ -160,13 +161,15 @@ class Reruns:
         """Start a run; one that is under way is given up."""
         assert self._begin is not None
         self.cancel()
-        self.failed, self.doing = "", ("starting", 0.0)
-        running = self._running = self._begin(changes, index, snapshot)
+        running = self._begin(changes, index, snapshot)
+        with self._lock:
+            self._running, self.failed, self.doing = running, "", ("starting", 0.0)
         threading.Thread(target=self._follow, args=(running,), name="console-rerun", daemon=True).start()
 
     def cancel(self) -> bool:
         """Give up what is under way; whether anything was. The last outcome stays."""
-        running, self._running, self.doing = self._running, None, None
+        with self._lock:
+            running, self._running, self.doing = self._running, None, None
         if running is not None:
             running.cancel()
         return running is not None
@@ -179,14 +182,15 @@ class Reruns:
             self._take(running, error)
 
     def _take(self, running: Running, told: Told | Exception) -> None:
-        if running is not self._running:
-            return  # given up
-        if isinstance(told, tuple):
-            self.doing = told
-        else:
-            self._running = self.doing = None
-            if isinstance(told, Exception):
-                self.failed = text.clean(told, 400) or type(told).__name__
+        with self._lock:
+            if running is not self._running:
+                return  # given up
+            if isinstance(told, tuple):
+                self.doing = told
             else:
-                self.outcome = told
+                if isinstance(told, Exception):
+                    self.failed = text.clean(told, 400) or type(told).__name__
+                else:
+                    self.outcome = told
+                self._running = self.doing = None  # last: whoever sees this sees the outcome
         self._on_change()

@@ -136,7 +136,8 @@ def _sums_of(record: StepRecord) -> tuple[float, ...]:
 
 def _sizes(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     sizes = np.floor(np.log(np.maximum(values, LEAST_S) / LEAST_S) / math.log(RATIO))
-    return np.minimum(sizes, NUM_SIZES - 1).astype(np.int64)
+    found: npt.NDArray[np.int64] = np.minimum(sizes, NUM_SIZES - 1).astype(np.int64)
+    return found
 
 
 def _spread(counts: npt.NDArray[np.int64]) -> Spread:

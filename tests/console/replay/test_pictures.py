@@ -1,4 +1,4 @@
-"""Pictures of the re-run screen. `--snapshot-update` takes them anew."""
+"""Pictures of a replay and of the re-run screen. `--snapshot-update` takes them anew."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from rerun_here import Here
 from schedtop.console.options import ConsoleOptions
-from schedtop.console.replay.app import ReplayApp
+from schedtop.console.replay.app import ReplayApp, ReplayScreen
+from schedtop.console.replay.timeline import Timeline
 from schedtop.engine.recording import Recording
 from schedtop.engine.telemetry import Snapshot
 from schedtop.engine.whatif.rerun import Question
@@ -45,5 +46,27 @@ def test_both_runs(
         if keys:
             await pilot.press(*keys)
             await pilot.pause()
+
+    assert snap_compare(app, terminal_size=size, run_before=before)
+
+
+@pytest.mark.parametrize("size", [WIDE, COMPACT], ids=["wide", "compact"])
+@pytest.mark.parametrize("theme", ["dark", "light", "monochrome"])
+def test_replay(snap_compare: Any, recording: Recording, theme: str, size: tuple[int, int]) -> None:
+    options = ConsoleOptions(theme=theme, embedded=False, mouse=False)
+    app = ReplayApp(recording, options, lambda: 50.0, paused=True)
+
+    async def before(pilot: Pilot[None]) -> None:
+        await pilot.pause()
+        with app.history.lock:
+            app.player.move_to_step(250)
+        screen = app.live_screen
+        assert isinstance(screen, ReplayScreen)
+        # Mark by mark: how a file was cut into chunks is a matter of its writer's pace.
+        timeline = screen.timeline.timeline = Timeline(app.player.history.source)
+        while not timeline.done:
+            timeline.look(10**6)
+        app.paint()
+        await pilot.pause()
 
     assert snap_compare(app, terminal_size=size, run_before=before)

@@ -272,7 +272,7 @@ async def test_a_run_that_ends_while_one_looks_elsewhere_says_so(recording: Reco
         await seat.press("b", "1")
         assert seat.app.screen is seat.app.live_screen and seat.app.reruns.doing is not None
         run.given_up.set()
-        text = await seat.until(lambda: seat.app.reruns.outcome is not None)
+        text = await seat.until(lambda: seat.app.reruns.doing is None)
         assert "the re-run is done: v shows it" in text
         assert "Both runs" in await seat.press("v")
 
