@@ -56,7 +56,12 @@ class KnobCommands:
     def _nudge(self, direction: int) -> None:
         knob = self.panel.selected()
         if knob is not None:
+            before = self.desk.shown(knob.name)
             self.desk.nudge(knob.name, direction)
+            if self.desk.shown(knob.name) == before:
+                self.screen.say(
+                    f"{knob.name} {text.value(before)} is as far as it goes: {self.desk.range_of(knob)}"
+                )
             self.foresee()
 
     def do_knob_type(self) -> None:

@@ -113,6 +113,8 @@ class LiveScreen(ConsoleScreen):
             if place is not None:
                 widget.styles.width, widget.styles.height = place.width, place.height
                 widget.styles.offset = (place.x, place.y)
+        if self.focused is None and self._last_panel is not None and self._last_panel.display:
+            self.set_focus(self._last_panel)  # hidden widgets lose it
 
     # Focus
 

@@ -73,6 +73,7 @@ class PanelScreen(ConsoleScreen):
         self.header = HeaderBar(view, id="header")
         self.panels = panels
         self.small = TooSmall()
+        self._last = panels[0]
 
     def places(self, width: int, height: int) -> layout.Places:
         """Where the panels go, by their ids; nothing where the terminal is too small."""
@@ -91,7 +92,6 @@ class PanelScreen(ConsoleScreen):
 
     def on_mount(self) -> None:
         self.place()
-        self.set_focus(self.panels[0])
 
     def on_resize(self, event: Resize) -> None:
         self.place()
@@ -106,11 +106,15 @@ class PanelScreen(ConsoleScreen):
             if place is not None:
                 widget.styles.width, widget.styles.height = place.width, place.height
                 widget.styles.offset = (place.x, place.y)
+        if self.focused is None and self.is_attached:
+            self.set_focus(self._last)  # hidden widgets lose it
 
     @property
     def panel(self) -> Panel:
-        """The panel that has the focus."""
-        return self.focused if isinstance(self.focused, Panel) else self.panels[0]
+        """The panel that has the focus, or had it before a prompt or a small terminal took it."""
+        if isinstance(self.focused, Panel):
+            self._last = self.focused
+        return self._last
 
     def focus_panel(self, direction: int) -> None:
         """Give the focus to the next (1) or the previous (-1) panel in sight."""

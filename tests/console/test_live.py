@@ -6,6 +6,7 @@ import json
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 from links import EngineLink, PlayedLink
 from rich.color import ColorType
@@ -18,12 +19,15 @@ from schedtop.console.widgets.batch import DRAFT_STEPS
 from schedtop.engine.telemetry import (
     Abort,
     Bye,
+    Head,
+    Limiter,
     Notice,
     Pause,
     Resume,
     SetKnobs,
     Stage,
     StepOnce,
+    StepRecord,
     draft_positions,
 )
 from seat import COMPACT, STRIP, WIDE, seated
@@ -252,6 +256,40 @@ async def test_a_step_far_back_is_in_sight_with_the_steps_around_it() -> None:
         assert shown[0].seq == first == seat.app.view.pinned and len(shown) <= width
         text = await seat.press("end")
         assert "newest 600" in text and "up to" not in text
+
+
+@pytest.mark.parametrize(
+    ("reason", "need", "have", "reserve", "words"),
+    [
+        (Limiter.BLOCKS, 44, 38, 0, "blocks: needs 44, 38 free, short 6"),
+        (Limiter.WATERMARK, 5, 7, 3, "watermark: 7 − 5 < 3"),
+        (Limiter.FULL_SEQUENCE, 4, 9, 20, "full sequence: needs 24, 9 free, short 15"),
+        (Limiter.SEQUENCE_CAP, 3, 8, 0, "sequence cap 3, 8 running, draining"),
+        (Limiter.TOKEN_BUDGET, 512, 0, 0, "token budget: 0 left of 512"),
+        (Limiter.CHUNKING_OFF, 700, 120, 0, "chunking off: needs 700 tokens, 120 left in this step"),
+        (Limiter.PREEMPTED_NOW, None, None, 0, "preempted now"),
+        (Limiter.PAUSED, None, None, 0, "paused"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, Limiter) else "",
+)
+async def test_the_head_says_what_holds_it_and_how_much_is_short(
+    reason: Limiter, need: int | None, have: int | None, reserve: int, words: str
+) -> None:
+    link = EngineLink(SyntheticEngine(rate=40.0, num_blocks=200), 200)
+    last = link.messages[-1]
+    assert isinstance(last, StepRecord) and last.head is not None
+    head = Head(last.head.number, reason, need, have, reserve)
+    link.messages[-1] = msgspec.structs.replace(last, head=head)
+    async with seated((240, 45), link=link) as seat:
+        assert f"HEAD {words}" in seat.text
+        assert f"r-{head.number:04d}" in seat.text and "behind r-" in seat.text
+
+
+async def test_a_knob_at_its_bound_says_so() -> None:
+    async with seated() as seat:
+        text = await seat.press("6", "+")
+        assert "max_num_batched_tokens 2048 is as far as it goes: 1..2048" in text
+        assert not seat.app.desk.staged
 
 
 async def test_an_out_of_range_value_is_refused_with_its_bound() -> None:

@@ -1,4 +1,7 @@
-"""Pictures of every screen: a fixed run, a clock that stands still. `--snapshot-update` takes them anew."""
+"""Pictures of every screen: a fixed run, a clock that stands still. `--snapshot-update` takes them anew.
+
+Explain, replay and the re-run screen have theirs beside their own tests.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,19 @@ import pytest
 from links import EngineLink
 from schedtop.console.app import ConsoleApp
 from schedtop.console.options import ConsoleOptions
-from seat import COMPACT, WIDE, Seat
+from seat import COMPACT, STRIP, WIDE, Seat
 from synthetic import SyntheticEngine
 from textual.pilot import Pilot
+
+STEPS = 300
+SCREENS = {
+    "live": (),
+    "request": ("3", "enter"),
+    "knobs": ("6", "down", "down", "minus", "enter", "K", "down", "minus"),
+    "help": ("1", "left", "left", "question_mark"),
+    "palette": ("ctrl+p", "k", "n", "o", "b"),
+}
+"""Keys that lead there."""
 
 
 class StillEngine(SyntheticEngine):
@@ -22,40 +35,34 @@ class StillEngine(SyntheticEngine):
 
 
 def pictured(theme: str, *keys: str) -> tuple[ConsoleApp, Callable[[Pilot[None]], Any]]:
-    """A console on 300 steps, and what is done before its picture is taken."""
-    link = EngineLink(StillEngine(rate=12.0, num_blocks=400), 300)
+    """A console on the recorded steps, and what is done before its picture is taken."""
+    link = EngineLink(StillEngine(rate=12.0, num_blocks=400), STEPS)
     options = ConsoleOptions(theme=theme, ttft_slo_s=0.5, itl_slo_s=0.045, mouse=False)
     app = ConsoleApp(link, options, now=lambda: 100.0)
 
     async def before(pilot: Pilot[None]) -> None:
         seat = Seat(app, pilot, link)
         await seat.settle()
-        assert app.history.live.step == 300
+        assert app.history.live.step == STEPS
         if keys:
             await seat.press(*keys)
-        await seat.settle()
 
     return app, before
 
 
 @pytest.mark.parametrize("theme", ["dark", "light", "monochrome"])
 @pytest.mark.parametrize("size", [WIDE, COMPACT], ids=["wide", "compact"])
-def test_live(snap_compare: Any, theme: str, size: tuple[int, int]) -> None:
-    app, before = pictured(theme)
+@pytest.mark.parametrize("screen", list(SCREENS))
+def test_screen(snap_compare: Any, screen: str, theme: str, size: tuple[int, int]) -> None:
+    app, before = pictured(theme, *SCREENS[screen])
     assert snap_compare(app, terminal_size=size, run_before=before)
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        ("3", "enter"),
-        ("6", "down", "down", "minus", "enter", "K", "plus"),
-        ("1", "left", "left", "question_mark"),
-        ("ctrl+p", "k", "n", "o", "b"),
-    ],
-    ids=["request", "knobs", "help", "palette"],
-)
-@pytest.mark.parametrize(("theme", "size"), [("dark", WIDE), ("monochrome", COMPACT)], ids=["dark", "monochrome"])
-def test_screens(snap_compare: Any, keys: tuple[str, ...], theme: str, size: tuple[int, int]) -> None:
-    app, before = pictured(theme, *keys)
-    assert snap_compare(app, terminal_size=size, run_before=before)
+def test_strip(snap_compare: Any) -> None:
+    app, before = pictured("dark")
+    assert snap_compare(app, terminal_size=STRIP, run_before=before)
+
+
+def test_too_small(snap_compare: Any) -> None:
+    app, before = pictured("dark", "K")
+    assert snap_compare(app, terminal_size=(50, 10), run_before=before)
