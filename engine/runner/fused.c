@@ -6,6 +6,8 @@
 #include <string.h>
 
 #define MAX_BLOCK 256
+#define MAX_SIZE 256
+#define TOGETHER 2048 /* elements of all heads that one thread attends for at once */
 #define KEYS 64 /* keys of a tile, scored together */
 #define STEP 4  /* query rows whose sums stay in registers */
 #define WORTH_THREADS 32768
@@ -133,10 +135,10 @@ static inline void load(const T *from, V *to, int64_t size) {
     }
 }
 
-/* Ask for one head's rows of a block ahead of their use: they lie too far apart for the processor to guess. */
-static inline void fetch(const T *from, int64_t rows, int64_t stride, int64_t size) {
-    for (int64_t j = 0; j < rows; j++)
-        for (int64_t i = 0; i < size; i += LINE) __builtin_prefetch(from + j * stride + i);
+/* Ask for a head's row ahead of its use, into the second cache, which waits for more lines at once than the first:
+ * blocks lie too far apart for the processor to guess. */
+static inline void ask_for(const T *from, int64_t size) {
+    for (int64_t i = 0; i < size; i += LINE) __builtin_prefetch(from + i, 0, 2);
 }
 
 static inline float sum_of(V v) {
@@ -149,15 +151,77 @@ static inline float sum_of(V v) {
     return (q[0] + q[2]) + (q[1] + q[3]);
 }
 
-/* One token, one key head and the `shared` query heads that read it: softmax over blocks, one after the other
+#if defined(BF16) && defined(__AVX512BF16__)
+#include <immintrin.h>
+#define PAIRS(size) ((size) % 32 == 0)
+
+/* The sum of each of 16 vectors, one per lane. */
+static inline __m512 sums_of(const __m512 *v) {
+    __m512 pairs[8], fours[4], eights[2];
+    for (int64_t i = 0; i < 8; i++)
+        pairs[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]), _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+    for (int64_t i = 0; i < 4; i++) {
+        __m512d a = _mm512_castps_pd(pairs[2 * i]), b = _mm512_castps_pd(pairs[2 * i + 1]);
+        fours[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)) + _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+    }
+#define LANES_OF(a, b) (_mm512_shuffle_f32x4(a, b, 0x88) + _mm512_shuffle_f32x4(a, b, 0xdd))
+    for (int64_t i = 0; i < 2; i++) eights[i] = LANES_OF(fours[2 * i], fours[2 * i + 1]);
+    return LANES_OF(eights[0], eights[1]);
+}
+
+/* As `score_keys`, by pairs of bfloat16 and for 16 keys at a time; `query` is as it came. */
+static inline __attribute__((always_inline)) void score_pairs(
+    const T *query, const T *key, int64_t ahead, int64_t stride, int64_t count, int64_t shared, int64_t size,
+    float scale, float (*scores)[MAX_BLOCK]) {
+    for (int64_t g = 0; g < shared; g++) {
+        __m512bh asked[MAX_SIZE / 32];
+        for (int64_t i = 0; i < size / 32; i++) asked[i] = (__m512bh)_mm512_loadu_si512(query + g * size + 32 * i);
+        for (int64_t j = 0; j < count; j += LANES) {
+            __m512 dots[LANES];
+#pragma GCC unroll 16
+            for (int64_t k = 0; k < LANES; k++) {
+                const T *from = key + (j + k < count ? j + k : count - 1) * stride;
+                dots[k] = _mm512_setzero_ps();
+                for (int64_t i = 0; i < size / 32; i++)
+                    dots[k] = _mm512_dpbf16_ps(dots[k], asked[i], (__m512bh)_mm512_loadu_si512(from + 32 * i));
+                if (g == 0) ask_for(from + ahead, size);
+            }
+            _mm512_storeu_ps(scores[g] + j, sums_of(dots) * _mm512_set1_ps(scale));
+        }
+    }
+}
+#else
+#define PAIRS(size) 0
+#define score_pairs(...)
+#endif
+
+/* scores[g][j] of `count` keys for the `shared` query heads that read them, `asked` scaled and widened; the keys
+ * `ahead` are asked for meanwhile. */
+static inline __attribute__((always_inline)) void score_keys(
+    const V *asked, const T *key, int64_t ahead, int64_t stride, int64_t count, int64_t shared, int64_t size,
+    float (*scores)[MAX_BLOCK]) {
+    const int64_t vectors = (size + LANES - 1) / LANES;
+    V row[vectors];
+    for (int64_t j = 0; j < count; j++) {
+        load(key + j * stride, row, size);
+        for (int64_t g = 0; g < shared; g++) {
+            V dot = asked[g * vectors] * row[0];
+            for (int64_t i = 1; i < vectors; i++) dot += asked[g * vectors + i] * row[i];
+            scores[g][j] = sum_of(dot);
+        }
+        ask_for(key + ahead + j * stride, size);
+    }
+}
+
+/* One token, `num` key heads and the `shared` query heads that read each: softmax over blocks, one after the other
  * (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018). */
 static inline __attribute__((always_inline)) void attend_one(
     const T *query, const T *keys, const T *values, const int32_t *table, int64_t first, int64_t length,
-    int64_t block_size, int64_t stride, int64_t shared, int64_t size, float scale, T *out) {
-    const int64_t vectors = (size + LANES - 1) / LANES;
-    V asked[shared][vectors], sums[shared][vectors], row[vectors];
-    float scores[shared][MAX_BLOCK], top[shared], total[shared];
-    for (int64_t g = 0; g < shared; g++) {
+    int64_t block_size, int64_t stride, int64_t num, int64_t shared, int64_t size, float scale, T *out) {
+    const int64_t vectors = (size + LANES - 1) / LANES, heads = num * shared;
+    V asked[heads][vectors], sums[heads][vectors], row[vectors];
+    float scores[shared][MAX_BLOCK], top[heads], total[heads];
+    for (int64_t g = 0; g < heads; g++) {
         load(query + g * size, asked[g], size);
         for (int64_t i = 0; i < vectors; i++) {
             asked[g][i] *= scale;
@@ -169,43 +233,38 @@ static inline __attribute__((always_inline)) void attend_one(
     for (int64_t begin = first; begin < length;) {
         int64_t offset = begin % block_size, count = block_size - offset;
         if (count > length - begin) count = length - begin;
-        int64_t slot = (int64_t)table[begin / block_size] * block_size + offset;
-        const T *key = keys + slot * stride, *value = values + slot * stride;
-        if (begin == first) fetch(value, count, stride, size);
-        if (begin + count < length) {
-            int64_t next = (int64_t)table[(begin + count) / block_size] * block_size, ahead = length - begin - count;
-            if (ahead > block_size) ahead = block_size;
-            fetch(keys + next * stride, ahead, stride, size);
-            fetch(values + next * stride, ahead, stride, size);
-        }
-        for (int64_t j = 0; j < count; j++) {
-            load(key + j * stride, row, size);
+        int64_t slot = (int64_t)table[begin / block_size] * block_size + offset, next = slot;
+        if (begin + count < length) next = (int64_t)table[(begin + count) / block_size] * block_size;
+        int64_t ahead = (next - slot) * stride;
+        for (int64_t h = 0; h < num; h++) {
+            const T *key = keys + slot * stride + h * size, *value = values + slot * stride + h * size;
+            if (PAIRS(size))
+                score_pairs(query + h * shared * size, key, ahead, stride, count, shared, size, scale, scores);
+            else
+                score_keys(asked[h * shared], key, ahead, stride, count, shared, size, scores);
             for (int64_t g = 0; g < shared; g++) {
-                V dot = asked[g][0] * row[0];
-                for (int64_t i = 1; i < vectors; i++) dot += asked[g][i] * row[i];
-                scores[g][j] = sum_of(dot);
+                int64_t head = h * shared + g;
+                float high = top[head], part = 0;
+                for (int64_t j = 0; j < count; j++) high = scores[g][j] > high ? scores[g][j] : high;
+                float fade = exp_of(top[head] - high);
+                for (int64_t j = 0; j < count; j++) {
+                    scores[g][j] = exp_of(scores[g][j] - high);
+                    part += scores[g][j];
+                }
+                top[head] = high;
+                total[head] = total[head] * fade + part;
+                for (int64_t i = 0; i < vectors; i++) sums[head][i] *= fade;
             }
-        }
-        for (int64_t g = 0; g < shared; g++) {
-            float high = top[g], part = 0;
-            for (int64_t j = 0; j < count; j++) high = scores[g][j] > high ? scores[g][j] : high;
-            float fade = exp_of(top[g] - high);
             for (int64_t j = 0; j < count; j++) {
-                scores[g][j] = exp_of(scores[g][j] - high);
-                part += scores[g][j];
+                load(value + j * stride, row, size);
+                for (int64_t g = 0; g < shared; g++)
+                    for (int64_t i = 0; i < vectors; i++) sums[h * shared + g][i] += scores[g][j] * row[i];
+                ask_for(value + ahead + j * stride, size);
             }
-            top[g] = high;
-            total[g] = total[g] * fade + part;
-            for (int64_t i = 0; i < vectors; i++) sums[g][i] *= fade;
-        }
-        for (int64_t j = 0; j < count; j++) {
-            load(value + j * stride, row, size);
-            for (int64_t g = 0; g < shared; g++)
-                for (int64_t i = 0; i < vectors; i++) sums[g][i] += scores[g][j] * row[i];
         }
         begin += count;
     }
-    for (int64_t g = 0; g < shared; g++)
+    for (int64_t g = 0; g < heads; g++)
         for (int64_t i = 0; i < size; i++) out[g * size + i] = down(sums[g][i / LANES][i % LANES] / total[g]);
 }
 
@@ -217,16 +276,20 @@ void attend(const T *query, const T *keys, const T *values, T *out, const int32_
             int64_t heads, int64_t kv_heads, int64_t size, int64_t block_size, int64_t window, float scale,
             int threads) {
     int64_t shared = heads / kv_heads, stride = kv_heads * size;
+    /* All heads of a token together read its blocks from end to end; a few tokens are shared out by head, and many
+     * heads' sums would not stay in the first cache. */
+    int64_t num = count < 2 * threads || heads * size > TOGETHER ? 1 : kv_heads;
 #pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)
     for (int64_t n = 0; n < count; n++)
-        for (int64_t head = 0; head < kv_heads; head++) {
+        for (int64_t head = 0; head < kv_heads; head += num) {
             int64_t token = tokens[n], length = positions[token] + 1;
             int64_t first = window && length > window ? length - window : 0;
             const T *q = query + token * query_stride + head * shared * size;
             const T *k = keys + head * size, *v = values + head * size;
             const int32_t *blocks = table + rows[n] * columns;
             T *o = out + (token * heads + head * shared) * size;
-#define ATTEND(SHARED, SIZE) attend_one(q, k, v, blocks, first, length, block_size, stride, SHARED, SIZE, scale, o)
+#define ATTEND(SHARED, SIZE) \
+    attend_one(q, k, v, blocks, first, length, block_size, stride, num, SHARED, SIZE, scale, o)
             if (size == 64 && shared == 3) ATTEND(3, 64);
             else if (size == 64) ATTEND(shared, 64);
             else if (size == 128 && shared == 4) ATTEND(4, 128);
