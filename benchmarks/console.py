@@ -1,10 +1,11 @@
 """What the console costs while 2,000 records a second at 256 running come in, and how soon it draws.
 
-    python benchmarks/console.py [--seconds 20] [--rate 2000] [--running 256]
+    python benchmarks/console.py [--seconds 20] [--rate 2000] [--running 256] [--hour]
 
 An engine process sends records over a private socket; the console runs in a pseudo-terminal of 160x45, where keys
 are pressed and what it paints is read. The last line is JSON: seconds to the first frame of a simulated device and
-to `--help`, share of a core, milliseconds from key to paint, keys that had no effect, growth of memory.
+to `--help`, share of a core, milliseconds from key to paint, keys that had no effect, growth of memory in MiB.
+`--hour` adds the growth while an hour's records at that rate go into one history, as fast as it takes them.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ SIZE = (45, 160)
 FIRST_FRAME = b"[1]"
 KEYS = ((b"1", b"m Batch \x1b"), (b"3", b"m Requests \x1b"))
 """Keys that are pressed in turn, and what only the painted answer to each holds: the focused panel's title."""
+FILLED_S = 6.0
+"""By then a history keeps as much as it ever will."""
 
 
 class Terminal:
@@ -68,7 +71,7 @@ class Terminal:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def memory_mib(self) -> float:
-        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+        return _memory_mib(self.pid)
 
     def end(self) -> int:
         os.kill(self.pid, signal.SIGTERM)
@@ -78,6 +81,10 @@ class Terminal:
         except OSError:
             pass
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def _memory_mib(pid: int) -> float:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def serve(path: str, rate: float, running: int) -> None:
@@ -170,7 +177,7 @@ def measure(seconds: float, rate: float, running: int) -> dict[str, float]:
         terminal = Terminal([*me, "--show", path])
         try:
             terminal.wait_for(b"LIVE", 20.0)
-            terminal.drain(2.0)
+            terminal.drain(FILLED_S)
             memory_mib, cpu_s, began_s = terminal.memory_mib(), terminal.cpu_s(), time.perf_counter()
             waits_s, dropped = _press(terminal, seconds)
             share = (terminal.cpu_s() - cpu_s) / (time.perf_counter() - began_s)
@@ -207,6 +214,39 @@ def _press(terminal: Terminal, seconds: float) -> tuple[list[float], int]:
     return waits_s, dropped
 
 
+def hour(rate: float, running: int, kept: int = 20_000) -> dict[str, float]:
+    """Memory of a history with its diagnosis over an hour, in MiB: what it grew by after the first two minutes.
+
+    The same `kept` steps come again and again, each time as those of a later time.
+    """
+    from msgspec.structs import replace
+    from schedtop.console.explain.log import Log
+    from schedtop.console.history import History
+    from schedtop.engine.channel.protocol import decode_outgoing, encode
+
+    engine = _steady_engine(1 / rate, running)
+    while engine.scheduler.state.table.size < running:
+        engine.step()
+    first = engine.snapshot()
+    steps = [encode(engine.step()) for _ in range(kept)]
+    history, log = History(), Log()
+    history.watchers.append(log.take)
+    history.apply(engine.header)
+    sizes_mib = []
+    for turn in range(round(3600 * rate / kept)):
+        seq, later_s = turn * kept, turn * kept / rate
+        history.apply(replace(first, seq=first.seq + seq, clock_s=first.clock_s + later_s))
+        for body in steps:
+            record = decode_outgoing(body)
+            start_s, end_s = record.start_s + later_s, record.end_s + later_s
+            history.apply(replace(record, seq=record.seq + seq, start_s=start_s, end_s=end_s))
+            if record.seq % round(rate) == 0:
+                log.look()
+        sizes_mib.append(_memory_mib(os.getpid()))
+    settled_mib = sizes_mib[min(len(sizes_mib) - 1, round(120 * rate / kept))]
+    return {"hour_mib": round(sizes_mib[-1], 1), "hour_grown_mib": round(sizes_mib[-1] - settled_mib, 1)}
+
+
 def first_frame_s(tries: int = 3) -> float:
     """Seconds from the command to the first frame of a simulated device, the best of some."""
     found = []
@@ -232,6 +272,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="how long keys are pressed under load")
     parser.add_argument("--rate", type=float, default=2000.0, help="records a second")
     parser.add_argument("--running", type=int, default=256, help="requests in every record")
+    parser.add_argument("--hour", action="store_true", help="also feed an hour's records: some minutes")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--show", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -241,7 +282,8 @@ def main() -> None:
         show(args.show)
     else:
         found = {"help_s": help_s(), "first_frame_s": first_frame_s()}
-        print(json.dumps(found | measure(args.seconds, args.rate, args.running)))
+        found |= measure(args.seconds, args.rate, args.running)
+        print(json.dumps(found | (hour(args.rate, args.running) if args.hour else {})))
 
 
 if __name__ == "__main__":

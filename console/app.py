@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from textual.strip import Strip
 
 PAINT_EVERY_S = 0.1
-UNHURRIED_EVERY = 3
-"""Percentiles and tables follow in every third frame of telemetry; a key paints all."""
+UNHURRIED_EVERY = 5
+"""Percentiles and tables follow in every fifth frame of telemetry."""
 
 TICK_S = 0.5
 
@@ -210,6 +210,12 @@ class ConsoleApp(App[None], inherit_bindings=False):
         if outcome is not None:
             self.front.say(outcome.text, "ok" if outcome.level == "info" else "warn")
         self.front.paint()
+
+    def answer_key(self) -> None:
+        """Draw what a key was meant for; the rest follows with the frame that is due, or now if none is."""
+        self.view.keyed = self._next_frame is not None and self.front is self.live_screen
+        self.paint()
+        self.view.keyed = False
 
     @property
     def front(self) -> ConsoleScreen:

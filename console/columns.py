@@ -41,26 +41,22 @@ def _smooth(parts: Parts, rows: int, layers: Layers, palette: Palette, glyphs: G
         for role, bare in zip(roles, blank, strict=True)
     ]
     letters = [" " if bare else layer.letter for bare, layer in zip(blank, layers, strict=False)] + [" "]
-    fills = [[palette.fill(lower, upper) for upper in roles] for lower in roles]
+    num = len(roles)
+    styles = whole + [palette.fill(lower, upper) for lower in roles for upper in roles]
+    marks = letters + list(glyphs.eighths[:8])
     levels = column_levels(parts, rows * 8)
-    lines = []
-    for row in range(rows - 1, -1, -1):
-        low = row * 8
-        inside = np.clip(levels - low, 0, 8)
-        lower = (levels <= low).sum(axis=1)
-        upper = (levels < low + 8).sum(axis=1)
-        tops = np.c_[inside, np.full(len(inside), 8)]
-        split = np.where(lower == upper, 8, tops[np.arange(len(tops)), np.minimum(lower, len(layers))])
-        chars, styles = [], []
-        for under, over, height in zip(lower.tolist(), upper.tolist(), split.tolist(), strict=True):
-            if height == 8 or blank[under]:
-                chars.append(letters[under])
-                styles.append(whole[under])
-            else:
-                chars.append(glyphs.eighths[height])
-                styles.append(fills[under][over])
-        lines.append(Line().cells(chars, styles))
-    return lines
+    low = 8 * np.arange(rows - 1, -1, -1)[:, None]
+    # By row and column: the layers at the cell's lower and upper edge, and where between them the lower one ends.
+    lower = (levels <= low[:, :, None]).sum(axis=2)
+    upper = (levels < low[:, :, None] + 8).sum(axis=2)
+    ends = np.take_along_axis(np.c_[levels, levels[:, -1:]], lower.T, axis=1).T - low
+    is_whole = (lower == upper) | np.array(blank)[lower]
+    style = np.where(is_whole, lower, num + num * lower + upper)
+    mark = np.where(is_whole, lower, num + ends)
+    return [
+        Line().runs("".join([marks[cell] for cell in chars]), codes, styles)
+        for chars, codes in zip(mark.tolist(), style, strict=True)
+    ]
 
 
 def _textured(parts: Parts, rows: int, layers: Layers, palette: Palette) -> list[Line]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+import numpy.typing as npt
 from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
@@ -68,6 +70,15 @@ class Line:
         if run and last is not None:
             self.pieces.append(("".join(run), last))
             self.length += len(run)
+        return self
+
+    def runs(self, chars: str, codes: npt.NDArray[np.integer], styles: Sequence[Style]) -> Line:
+        """As `cells`, by the number of each character's style."""
+        start, ends = 0, np.flatnonzero(codes[1:] != codes[:-1]) + 1
+        for end in [*ends.tolist(), len(chars)] if chars else []:
+            self.pieces.append((chars[start:end], styles[codes[start]]))
+            start = end
+        self.length += len(chars)
         return self
 
     def strip(self, width: int, base: Style, ascii_only: bool) -> Strip:

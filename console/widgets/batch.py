@@ -146,7 +146,8 @@ Left and Right show an earlier step in all panels; End returns to the present.
     def _drafts(self, width: int) -> Line | None:
         """Share of drafts accepted at each position, over the last steps in sight; None if there were none."""
         steps = self.view.history.steps(self.view.edge, DRAFT_STEPS)
-        drafted, accepted = sum((draft_positions(record) for record in steps), np.zeros((2, MOST_DRAFTS), int))
+        found = [draft_positions(record) for record in steps if record.draft_tokens]
+        drafted, accepted = sum(found, np.zeros((2, MOST_DRAFTS), int))
         if not drafted.any():
             return None
         palette, header = self.view.palette, self.view.history.header
@@ -276,7 +277,6 @@ def step_classes(record: StepRecord) -> tuple[int, int, int, int]:
 
 
 def _column(steps: list[StepRecord], gaps: set[int]) -> Column:
-    num = len(steps)
     mark = ""
     for record in steps:
         found = "K" if record.knobs else "V" if record.preemptions else "A" if record.admissions else ""
@@ -284,12 +284,8 @@ def _column(steps: list[StepRecord], gaps: set[int]) -> Column:
             found = found or "G"
         if found and (not mark or "KVAG".index(found) < "KVAG".index(mark)):
             mark = found
-    return Column(
-        decode=sum(record.decode_tokens for record in steps) / num,
-        prefill=sum(record.prefill_tokens for record in steps) / num,
-        draft=sum(record.draft_tokens for record in steps) / num,
-        budget=sum(record.token_budget for record in steps) / num,
-        first=steps[0].seq,
-        last=steps[-1].seq,
-        mark=mark,
-    )
+    tokens = [
+        (record.decode_tokens, record.prefill_tokens, record.draft_tokens, record.token_budget) for record in steps
+    ]
+    decode, prefill, draft, budget = (sum(part) / len(steps) for part in zip(*tokens, strict=True))
+    return Column(decode, prefill, draft, budget, steps[0].seq, steps[-1].seq, mark)

@@ -106,8 +106,8 @@ the map; it shows the class most of them are in."""
         cells = map_cells(classes, width * rows)
         lines = []
         for row in range(rows):
-            kinds = cells[row * width : (row + 1) * width].tolist()
-            lines.append(Line().cells([glyph[kind] for kind in kinds], [style[kind] for kind in kinds]))
+            kinds = cells[row * width : (row + 1) * width]
+            lines.append(Line().runs("".join([glyph[kind] for kind in kinds.tolist()]), kinds, style))
         return lines
 
     def _legend(self, blocks: Blocks, width: int) -> Line:

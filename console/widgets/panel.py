@@ -41,6 +41,7 @@ class Drawn(Widget):
         """Draw from the view as it is now. The history must be locked."""
         width, height = self.size
         if not (width and height and self.display):
+            self._painted_for = None
             return
         if self._may_wait():
             return
@@ -66,7 +67,11 @@ class Drawn(Widget):
         """True if this frame can do without the widget: nothing but the newest figures differs from the last."""
         view = self.view
         same = self._painted_for == (view.palette, view.pinned)
-        return self.UNHURRIED and view.hurried and same and bool(self._pieces)
+        return same and bool(self._pieces) and self._is_left_out()
+
+    def _is_left_out(self) -> bool:
+        """True in frames that are not about this widget."""
+        return self.UNHURRIED and self.view.hurried
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """The lines are finished: Textual's style cache would only go through every piece of them again."""
@@ -115,9 +120,10 @@ class Panel(Drawn, can_focus=True):
         self.show_rule = True
         self._drawn_active = False
 
-    def _may_wait(self) -> bool:
-        concerned = self.view.keyed and (self.active or self._drawn_active)
-        return super()._may_wait() and not concerned
+    def _is_left_out(self) -> bool:
+        if self.view.keyed:
+            return not (self.active or self._drawn_active)
+        return super()._is_left_out()
 
     @property
     def active(self) -> bool:
