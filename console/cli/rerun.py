@@ -100,8 +100,9 @@ def main() -> None:
 
     try:
         found = rerun(msgspec.msgpack.decode(body, type=Question), on_progress)
-    except (ValueError, OSError, MemoryError) as error:
-        tell("", 1.0, str(error) or type(error).__name__)
+    except Exception as error:  # whatever it is, it is why there is no outcome
+        known = isinstance(error, ValueError | OSError) and str(error)
+        tell("", 1.0, str(error) if known else f"{type(error).__name__}: {error}".rstrip(": "))
     else:
         tell("", 1.0, None, found)
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from rerun_here import Here
+from schedtop.console.cli.main import main
 from schedtop.console.cli.rerun import RerunError, RerunProcess, beginner
 from schedtop.console.options import ConsoleOptions
 from schedtop.console.replay.app import ReplayApp
@@ -361,3 +362,12 @@ def test_the_process_tells_what_is_wrong_in_one_line(recording: Recording) -> No
     with pytest.raises(RerunError) as refused:
         list(RerunProcess(Question(path=recording.path, changes={"watermark": 0.9})))
     assert "must be at most 0.5" in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_device_for_re_runs_is_checked_before_the_console_opens(
+    recording: Recording, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["replay", recording.path, "--device", "sim:llama-3.1-8b@abacus"])
+    told = capsys.readouterr().err
+    assert ended.value.code == 2 and "abacus" in told and len(told.splitlines()) == 1
