@@ -57,6 +57,8 @@ class Summary:
     cached_tokens: int = 0
     preemptions: int = 0
     chunks: int = 0
+    drafts: int = 0
+    rejected_drafts: int = 0
     elapsed_s: float = 0.0
     interrupted: bool = False
     finished: int = 0
@@ -74,6 +76,8 @@ class Summary:
             f"{self.preemptions} preemptions",
             f"{self.chunks} chunks",
         ]
+        if self.drafts:
+            parts.append(f"{self.drafts} drafts, {1 - self.rejected_drafts / self.drafts:.0%} accepted")
         return "; ".join(parts + ([f"ended by: {reasons}"] if reasons else []))
 
 
@@ -251,6 +255,8 @@ def _count(summary: Summary, record: StepRecord) -> None:
     summary.preemptions = record.totals.preemptions
     summary.cached_tokens = record.totals.cached_tokens
     summary.output_tokens = record.totals.output_tokens
+    summary.drafts = record.totals.draft_tokens
+    summary.rejected_drafts = record.totals.rejected_draft_tokens
     columns = row_columns(record)
     chunked = (columns["tokens"] > 0) & (columns["flags"] & int(RowFlag.SAMPLED) == 0)
     summary.chunks += int(chunked.sum())

@@ -301,6 +301,10 @@ class Lab:
         return Served(config, build_worker(name, route, config, **options))
 
     @staticmethod
+    def decoder(name: str, route: str, config: SchedulerConfig) -> Any:
+        return build_decoder(name, route, config, refuse)
+
+    @staticmethod
     def prompts(count: int, seed: int, shared: int = 0, low: int = 3, high: int = 60) -> list[list[int]]:
         """Random prompts of `low` to `high` own tokens, every second one behind the same `shared` tokens."""
         rng = np.random.default_rng(seed)

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 from schedtop.engine.request import SamplingParams
+from schedtop.engine.runner.batch import flatten
 from schedtop.engine.runner.draft_model import share
+from schedtop.engine.runner.forward import Forward
 from schedtop.engine.runner.graphs import DecodeGraphs
 
 CPU = torch.device("cpu")
@@ -224,6 +226,56 @@ def test_up_to_the_models_length(lab: Any) -> None:
     assert served.run() == [
         output[: 64 - len(p)] for p, output in zip(prompts, expected(lab, prompts, 100), strict=True)
     ]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 4])
+def test_what_it_knows_is_what_it_would_compute(lab: Any, seed: int) -> None:
+    """Arrivals, aborts, preemptions, prefix hits and changing numbers of drafts: its cache holds each sequence."""
+    rng = np.random.default_rng(seed)
+    served = serve(lab, "llama", num_blocks=18, draft_tokens=24, scratch_rows=3)
+    drafter = served.worker._drafter
+    prompts = lab.prompts(24, seed=seed, shared=24, low=3, high=50)
+    checked = 0
+    for step in range(70):
+        if prompts and rng.random() < 0.6:
+            served.add(prompts.pop(), int(rng.integers(1, MAX_TOKENS)))
+        if rng.random() < 0.1:
+            served.worker.num_speculative_tokens = int(rng.integers(0, 9))
+        if served.scheduler.num_unfinished and rng.random() < 0.05:
+            served.scheduler.abort(next(iter(served.scheduler.state.requests)), 0.0)
+        if served.scheduler.num_unfinished:
+            served.step()
+        if step % 3 == 0:
+            checked += sum(
+                known_as_computed(lab, served, drafter, row) for row in range(served.scheduler.state.table.size)
+            )
+    assert checked > 500
+    served.run()
+    assert served.preemptions and served.cached and served.accepted
+
+
+def known_as_computed(lab: Any, served: Any, drafter: Any, row: int) -> int:
+    """Compares the draft model's cache of one running request with a fresh run; the number of tokens compared."""
+    request = served.scheduler.state.table.requests[row]
+    rows, size = served.worker._rows, served.scheduler.config.block_size
+    slots = rows.slots_of(np.array([request.number]))
+    known = int(drafter._known[slots[0]])
+    if not known:
+        return 0
+    fresh = lab.decoder("llama", "lean", served.scheduler.config)
+    columns = -(-known // size)
+    own = np.arange(columns, dtype=np.int32)[None]
+    counts, begins = np.array([known], dtype=np.int32), np.zeros(1, dtype=np.int32)
+    host = flatten(rows, slots, own, np.zeros(1, dtype=np.intp), begins, counts, np.zeros(0, dtype=np.int64))
+    Forward(fresh, CPU)(host)
+    cache, wanted = drafter._forward.decoder.attention.cache, fresh.attention.cache
+    held = torch.from_numpy(rows.blocks[slots[0], :columns].astype(np.int64))
+    for have, want in ((cache.keys, wanted.keys), (cache.values, wanted.values)):
+        for layer, alone in zip(have, want, strict=True):
+            torch.testing.assert_close(
+                layer[held].flatten(0, 1)[:known], alone[:columns].flatten(0, 1)[:known], rtol=1e-3, atol=1e-4
+            )
+    return known
 
 
 @pytest.mark.parametrize("route", ["native", "general"])
