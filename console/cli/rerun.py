@@ -82,6 +82,7 @@ def beginner(path: str, slo: str | None, device: str | None) -> Callable[..., Re
 
 def main() -> None:
     """Answer the question on stdin."""
+    from schedtop.engine.recording.frames import RecordingError
     from schedtop.engine.whatif.rerun import Question, rerun
 
     body = read_message(sys.stdin.buffer)
@@ -101,7 +102,7 @@ def main() -> None:
     try:
         found = rerun(msgspec.msgpack.decode(body, type=Question), on_progress)
     except Exception as error:  # whatever it is, it is why there is no outcome
-        known = isinstance(error, ValueError | OSError) and str(error)
+        known = isinstance(error, ValueError | OSError | RecordingError) and str(error)
         tell("", 1.0, str(error) if known else f"{type(error).__name__}: {error}".rstrip(": "))
     else:
         tell("", 1.0, None, found)

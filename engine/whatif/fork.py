@@ -12,6 +12,7 @@ from schedtop.engine.clock import SimulatedClock
 from schedtop.engine.config import ConfigError
 from schedtop.engine.engine import Engine
 from schedtop.engine.inspect.driver import Driver, pairs, request_of
+from schedtop.engine.recording.frames import RecordingError
 from schedtop.engine.recording.reader import Recording
 from schedtop.engine.request import Request
 from schedtop.engine.sim.features import StepCost
@@ -23,7 +24,7 @@ from schedtop.engine.whatif.scenario import KnobEvent
 from schedtop.engine.workload.build import RequestBuilder
 from schedtop.engine.workload.paced import Ask, PacedSource, Tempo
 
-_NOT_TO_DECIDE = (AssertionError, IndexError, KeyError, ValueError)
+_NOT_TO_DECIDE = (AssertionError, IndexError, KeyError, RecordingError, ValueError)
 
 
 class Fork:

@@ -124,7 +124,7 @@ class Run:
 def rerun(question: Question, on_progress: OnProgress = lambda what, share: None) -> Rerun:
     """Answer a question. Pure: the same file and question give the same answer.
 
-    Raises `ConfigError` with one line for knobs and recordings that cannot be used.
+    Raises `ConfigError` with one line for knobs and recordings that cannot be used, `RecordingError` for damage.
     """
     changes = check_changes(question.changes, live=question.index is not None)
     slo = parse_slo(question.slo) if question.slo else None

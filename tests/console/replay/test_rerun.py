@@ -364,6 +364,12 @@ def test_the_process_tells_what_is_wrong_in_one_line(recording: Recording) -> No
     assert "must be at most 0.5" in str(refused.value) and "\n" not in str(refused.value)
 
 
+def test_a_file_that_is_gone_is_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(RerunError) as gone:
+        list(RerunProcess(Question(path=str(tmp_path / "gone.rec"), changes={"watermark": 0.1})))
+    assert "gone.rec" in str(gone.value) and "Error" not in str(gone.value)
+
+
 def test_a_device_for_re_runs_is_checked_before_the_console_opens(
     recording: Recording, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -217,6 +217,17 @@ def test_a_recording_without_its_first_steps_is_run_again_from_a_step_only(
     assert rows["finished"].recorded == rows["finished"].base
 
 
+def test_what_another_scheduler_decided_is_gone_on_from_its_snapshot(tmp_path: Path) -> None:
+    """Its header says otherwise than its steps."""
+    path, engine = tmp_path / "other.rec", built(limit=25)
+    config = {**engine.header.config, "policy": "priority", "max_num_batched_tokens": 256}
+    _, snapshots = write(path, engine, None, config=config)
+    with pytest.raises(ConfigError, match="cannot be built again: step"):
+        ask(path, 150, max_num_seqs=4)
+    found = ask(path, 150, snapshots[150], max_num_seqs=4)
+    assert "decided otherwise" in found.notes[0] and not found.exact
+
+
 def test_a_recording_that_is_cut_off_is_used_as_far_as_it_goes(busy: Path, tmp_path: Path) -> None:
     path = tmp_path / "cut.rec"
     path.write_bytes(busy.read_bytes()[: busy.stat().st_size * 2 // 3])
