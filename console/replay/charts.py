@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 GUTTER = 20
 LEAST_ROWS = 2
+GAP = 0.125
+"""Of a row, above the highest value: charts do not run into each other."""
 _BATCH_SHARE = 1.5
 
 
@@ -103,7 +105,8 @@ fairly: the area is then the recording run again as it was, and o puts the recor
         if chart is BATCH and rows >= 2:
             drawn = self._two_batches(cells, rows)
         else:
-            drawn = self._over(under / top * rows, over / top * rows, rows, chosen)
+            full = rows - GAP
+            drawn = self._over(under / top * full, over / top * full, rows, chosen)
         return [note.extend(line.pieces) for note, line in zip(notes, drawn, strict=True)]
 
     def _notes(self, chart: Chart, under: float, over: float, top: float, rows: int) -> list[Line]:
@@ -139,7 +142,7 @@ fairly: the area is then the recording run again as it was, and o puts the recor
         top = max(float(stack.sum(axis=1).max()) for stack in stacks) or 1.0
         lines = []
         for stack, share in zip(stacks, (rows - rows // 2, rows // 2), strict=True):
-            lines += draw_columns(stack / top, share, layers, palette, glyphs)
+            lines += draw_columns(stack / top * (1 - GAP / share), share, layers, palette, glyphs)
         return lines
 
     def _over(self, under: Floats, over: Floats, rows: int, chosen: int) -> list[Line]:
