@@ -15,6 +15,7 @@ from schedtop.engine.config import ConfigError, EngineConfig, SchedulerConfig, c
 from schedtop.engine.engine import Engine
 from schedtop.engine.golden import Case, read_case
 from schedtop.engine.knobs import BY_NAME, KnobError, check_value
+from schedtop.engine.runner.files import check_extra, look_up
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.sim.spec import PREFIX, SimDevice, parse_device
 from schedtop.engine.sim.worker import SimWorker
@@ -39,17 +40,41 @@ def build_engine(
 
     Raises `ConfigError` (or a `ValueError` with one clear line).
     """
+    settings = check_config(config, device)
+    if _is_case(config):
+        return _build_case(config)
+    if device is not None or config.device.startswith(PREFIX):
+        return _build_simulated(config, settings, device or parse_device(config.device))
+    return _build_real(config, settings, on_stage)
+
+
+def check_config(config: EngineConfig, device: SimDevice | None = None) -> dict[str, Any]:
+    """Refuse what can be refused before anything is loaded; the explicitly set scheduler settings, typed.
+
+    Raises `ConfigError`, last of all for a model that is not here.
+    """
+    from schedtop.engine.workload.open import find_source
+
     settings = check_settings(config)
     simulated = device is not None or config.device.startswith(PREFIX)
     if simulated and config.draft_model is not None:
         raise ConfigError(
             f"--draft-model={config.draft_model}: a simulated device runs no model: give --model, too"
         )
-    if config.workload is not None and looks_like_case(Path(config.workload.source)):
-        return _build_case(config)
-    if simulated:
-        return _build_simulated(config, settings, device or parse_device(config.device))
-    return _build_real(config, settings, on_stage)
+    if _is_case(config):
+        return settings
+    if config.workload is not None:
+        find_source(config.workload)
+    if not simulated:
+        if config.device not in ("cpu", "cuda", "auto"):
+            raise ConfigError(f"device {config.device!r}: write cpu, cuda, auto or sim:MODEL@GPU")
+        check_extra()
+        look_up(config)
+    return settings
+
+
+def _is_case(config: EngineConfig) -> bool:
+    return config.workload is not None and looks_like_case(Path(config.workload.source))
 
 
 def check_settings(config: EngineConfig) -> dict[str, Any]:
@@ -134,16 +159,7 @@ def _simulated_blocks(config: EngineConfig, settings: dict[str, Any], device: Si
 
 
 def _build_real(config: EngineConfig, settings: dict[str, Any], on_stage: OnStage) -> Engine:
-    if config.device not in ("cpu", "cuda", "auto"):
-        raise ConfigError(f"device {config.device!r}: write cpu, cuda, auto or sim:MODEL@GPU")
-    # Before torch is imported and weights are read, which takes seconds.
-    from schedtop.engine.runner.files import check_extra, look_up
-    from schedtop.engine.workload.open import find_source
-
-    if config.workload is not None:
-        find_source(config.workload)
     files = look_up(config)
-    check_extra()
     from schedtop.engine.runner.hub import fetch
 
     if files.on_hub:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 from schedtop.console.cli.engine_flags import add_engine_flags, engine_config
 from schedtop.console.cli.errors import INTERRUPTED, say
-from schedtop.console.cli.pull import ensure_model
+from schedtop.console.cli.pull import check_start
 from schedtop.engine.generate import generate
 from schedtop.engine.runner.files import DEFAULT_MODEL
 
@@ -46,7 +46,7 @@ def command(
     if flags.get("device") is None and flags.get("model") is None:
         flags["model"] = DEFAULT_MODEL
     config = engine_config(flags)
-    ensure_model(config)
+    check_start(config)
     watched = sys.stderr.isatty()
 
     def tell(text: str) -> None:

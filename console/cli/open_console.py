@@ -14,7 +14,7 @@ from schedtop.console.cli.defaults import choose_default
 from schedtop.console.cli.engine_flags import engine_config
 from schedtop.console.cli.errors import FAILED, CommandError, check_writable, one_line, say
 from schedtop.console.cli.foretell import ForecastProcess
-from schedtop.console.cli.pull import ensure_model
+from schedtop.console.cli.pull import check_start
 from schedtop.engine.channel.protocol import ChannelError
 from schedtop.engine.channel.spawn import EngineProcess, start_engine
 from schedtop.engine.config import EngineConfig
@@ -39,7 +39,7 @@ def open_console(flags: Mapping[str, Any]) -> int:
     options = console_options(flags, notice=notice)
     if config.record is not None:
         check_writable(config.record)
-    ensure_model(config)
+    check_start(config)
     if not on_terminal:
         return _print_report(config, parse_slo(flags["slo"]) if flags["slo"] is not None else None)
     if notice:

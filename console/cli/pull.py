@@ -41,20 +41,25 @@ def pull_model(name: str) -> None:
     say(f"{name} is ready: {path}")
 
 
-def ensure_model(config: EngineConfig) -> None:
-    """Fetch the models that a real device needs if they can be pulled and are not here; asked on a terminal.
+def check_start(config: EngineConfig) -> None:
+    """Refuse what a real device cannot serve before anything is loaded; fetch models that can be pulled, if asked to.
 
-    Raises `CommandError` where nobody can be asked or the answer is no, `ConfigError` where no model could run.
+    They are asked for on a terminal. Raises `ConfigError`, or `CommandError` where nobody can be asked or the
+    answer is no. What a simulated device cannot serve its engine says soon enough.
     """
     if config.device.startswith(PREFIX):
         return
-    from schedtop.engine.runner.files import DEFAULT_MODEL, check_extra
+    from schedtop.engine.build import check_config
+    from schedtop.engine.runner.files import DEFAULT_MODEL, ModelMissingError
     from schedtop.engine.runner.pull import PULLABLE, pulled_path
 
-    for name in (DEFAULT_MODEL if config.model is None else config.model, config.draft_model):
-        if name in PULLABLE and pulled_path(name) is None:
-            check_extra()
-            _ask_and_pull(name, PULLABLE[name].num_bytes / 1e6)
+    try:
+        check_config(config)
+    except ModelMissingError:
+        for name in (DEFAULT_MODEL if config.model is None else config.model, config.draft_model):
+            if name in PULLABLE and pulled_path(name) is None:
+                _ask_and_pull(name, PULLABLE[name].num_bytes / 1e6)
+        check_config(config)
 
 
 def _ask_and_pull(name: str, size_mb: float) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 from schedtop.console.cli.engine_flags import add_engine_flags, engine_config
 from schedtop.console.cli.errors import check_writable
-from schedtop.console.cli.pull import ensure_model
+from schedtop.console.cli.pull import check_start
 
 
 @click.command("serve")
@@ -26,5 +26,5 @@ def command(ctx: click.Context, /, socket: str | None, **flags: Any) -> None:
     config = engine_config(flags, socket=socket, real_time=flags.get("real_time") is not False)
     if config.record is not None:
         check_writable(config.record)
-    ensure_model(config)
+    check_start(config)
     ctx.exit(serve(config))

@@ -66,7 +66,7 @@ def look_up_draft(name: str) -> ModelFiles:
     try:
         return find_model(name)
     except ConfigError as error:
-        raise ConfigError(f"--draft-model: {error}") from None
+        raise type(error)(f"--draft-model: {error}") from None
 
 
 def check_dtype(dtype: str, device: str) -> None:

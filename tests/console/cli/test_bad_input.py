@@ -104,7 +104,7 @@ def test_pipes_and_devices_are_no_input(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("schedtop.console.cli.generate.ensure_model", lambda config: None)
+    monkeypatch.setattr("schedtop.console.cli.generate.check_start", lambda config: None)
     Path("answered.jsonl").write_text('{"prompt": "a"}\n')
     os.mkfifo("pipe")
     for path in ("pipe", "/dev/zero"):

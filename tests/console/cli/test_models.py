@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,8 +17,8 @@ pytest.importorskip("torch")
 
 from schedtop.console.cli import pull
 from schedtop.console.cli.main import main
-from schedtop.engine.config import EngineConfig
-from schedtop.engine.runner.pull import model_folder
+from schedtop.engine.config import ConfigError, EngineConfig, WorkloadSpec
+from schedtop.engine.runner.pull import PULLABLE, model_folder
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -87,39 +88,53 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], list[str]]:
-    """Ask for the model on a terminal where `answer` is typed; what was pulled."""
+def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Start with settings on a terminal where `answer` is typed; what was pulled (as a file of the right size)."""
     pulled: list[str] = []
-    monkeypatch.setattr(pull, "pull_model", pulled.append)
 
-    def ask(answer: str) -> list[str]:
-        monkeypatch.setattr(sys, "stdin", Terminal(answer * 2))
+    def fake(name: str) -> None:
+        pulled.append(name)
+        model_folder(name).mkdir(parents=True)
+        package = PULLABLE[name]
+        with (model_folder(name) / package.file).open("wb") as file:
+            file.truncate(package.num_bytes)
+
+    monkeypatch.setattr(pull, "pull_model", fake)
+
+    def ask(answer: str, **settings: Any) -> list[str]:
+        monkeypatch.setattr(sys, "stdin", Terminal(answer))
         monkeypatch.setattr(sys, "stderr", Terminal())
-        pull.ensure_model(EngineConfig(device="auto", model="smollm2"))
+        pull.check_start(EngineConfig(**{"device": "auto", "model": "smollm2", **settings}))
         return pulled
 
     return ask
 
 
 @pytest.mark.parametrize("answer", ["\n", "y\n"])
-def test_on_a_terminal_it_is_fetched_after_asking(answer: str, asked: Callable[[str], list[str]]) -> None:
+def test_on_a_terminal_it_is_fetched_after_asking(answer: str, asked: Callable[..., list[str]]) -> None:
     assert asked(answer) == ["smollm2"]
 
 
-def test_no_is_an_answer(asked: Callable[[str], list[str]]) -> None:
+def test_no_is_an_answer(asked: Callable[..., list[str]]) -> None:
     with pytest.raises(pull.CommandError, match="schedtop pull smollm2"):
         asked("n\n")
 
 
-def test_a_simulated_device_and_a_model_of_ones_own_need_no_pull(asked: Callable[[str], list[str]]) -> None:
-    pull.ensure_model(EngineConfig())
-    pull.ensure_model(EngineConfig(device="auto", model="my-folder"))
+def test_nothing_is_fetched_for_what_cannot_be_served(asked: Callable[..., list[str]]) -> None:
+    with pytest.raises(ConfigError, match="no such file and no generator"):
+        asked("y\n", workload=WorkloadSpec(source="nosuch"))
 
 
-def test_a_draft_model_is_asked_for_too(asked: Callable[[str], list[str]]) -> None:
-    pulled = asked("y\n")
-    pull.ensure_model(EngineConfig(device="auto", model="my-folder", draft_model="smollm2"))
-    assert pulled == ["smollm2", "smollm2"]
+@pytest.mark.usefixtures("folder")
+def test_only_what_is_needed_is_asked_for(asked: Callable[..., list[str]]) -> None:
+    assert asked("", device="sim:llama-3.1-8b@h100", model=None) == []
+    assert asked("", model="tiny") == []
+    assert asked("y\n", model="tiny", draft_model="smollm2") == ["smollm2"]
+
+
+@pytest.mark.usefixtures("no_torch")
+def test_serve_refuses_before_it_listens(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no model 'nope'" in refused(["serve", "--model", "nope"], capsys)
 
 
 def config_of(text: str) -> Callable[[], None]:
