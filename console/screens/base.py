@@ -9,13 +9,13 @@ from schedtop.console import layout, text
 from schedtop.console.actions import Registry
 from schedtop.console.view import View
 from schedtop.console.widgets.bars import FooterBar
-from textual.events import Blur, Focus
+from schedtop.console.widgets.prompt import Prompt
+from textual.events import Blur, Focus, Key
 from textual.screen import Screen
 from textual.widgets import Static
 
 if TYPE_CHECKING:
     from schedtop.console.app import ConsoleApp
-    from textual.events import Key
     from textual.widget import Widget
 
 SAID_S = 6.0
@@ -54,6 +54,7 @@ class ConsoleScreen(Screen[None]):
         self.footer = FooterBar(view, registry, id="footer")
         self.footer.scope = scope
         self.commands: tuple[Commands, ...] = ()
+        self.prompt: Prompt | None = None
         self._saying = 0
 
     @property
@@ -80,6 +81,10 @@ class ConsoleScreen(Screen[None]):
             before.post_message(Blur())
         if widget is not None:
             widget.post_message(Focus(from_app_focus=from_app_focus))
+        self.focus_moved()
+
+    def focus_moved(self) -> None:
+        """What depends on the focus follows at once: the next key may be here already."""
 
     def on_screen_resume(self) -> None:
         self.paint()
@@ -89,11 +94,17 @@ class ConsoleScreen(Screen[None]):
     @property
     def typing(self) -> bool:
         """True while keys are text for a prompt."""
-        return False
+        return self.prompt is not None and bool(self.prompt.display)
 
     def on_key(self, event: Key) -> None:
         # Not to be overridden: Textual calls the handler of every class in line.
-        if self.typing:
+        # Keys that were on their way when an earlier one turned to a prompt or another screen are meant for that.
+        if self.app.screen is not self:
+            self._pass_on(event, self.app.screen)
+            return
+        if self.prompt is not None and self.typing:
+            if event is not self.prompt.heard:
+                self._pass_on(event, self.prompt)
             return
         action = self.registry.find(event.key, self.scope)
         if action is None and event.character is not None:
@@ -102,6 +113,11 @@ class ConsoleScreen(Screen[None]):
             event.stop()
             event.prevent_default()
             self.action_act(action.id)
+
+    def _pass_on(self, event: Key, to: Widget) -> None:
+        event.stop()
+        event.prevent_default()
+        to._forward_event(Key(event.key, event.character).set_sender(self.app))
 
     @property
     def hands(self) -> tuple[Commands, ...]:

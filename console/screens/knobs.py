@@ -123,7 +123,3 @@ class KnobsScreen(PanelScreen):
     def on_mount(self) -> None:
         for problem in self.problems[:1]:
             self.say(problem, "warn")
-
-    @property
-    def typing(self) -> bool:
-        return bool(self.prompt.display)

@@ -139,18 +139,16 @@ class LiveScreen(ConsoleScreen):
         self.place()
         self.set_focus(self.panels[name])
 
-    def on_descendant_focus(self, event: DescendantFocus) -> None:
+    def focus_moved(self) -> None:
         panel = self.focused_panel
         self.footer.scope = str(panel.id) if panel is not None else ""
+
+    def on_descendant_focus(self, event: DescendantFocus) -> None:
         with self.view.history.lock:
             self.footer.paint()
             self.tabs.paint()
 
     # Keys
-
-    @property
-    def typing(self) -> bool:
-        return bool(self.prompt.display)
 
     def action_act(self, name: str) -> None:
         scope = self.registry[name].scope

@@ -123,8 +123,10 @@ class PanelScreen(ConsoleScreen):
             index = shown.index(self.panel) if self.panel in shown else 0
             self.set_focus(shown[(index + direction) % len(shown)])
 
-    def on_descendant_focus(self, event: DescendantFocus) -> None:
+    def focus_moved(self) -> None:
         self.footer.scope = str(self.panel.id)
+
+    def on_descendant_focus(self, event: DescendantFocus) -> None:
         self.paint()
 
     def paint(self) -> None:

@@ -12,13 +12,17 @@ if TYPE_CHECKING:
 
 
 class Prompt(Input):
-    """`ask` shows it; Enter hands the text over, Esc gives up; ? asks for help and is never text."""
+    """`ask` shows it; Enter hands the text over, Esc gives up; ? asks for help and is never text.
+
+    `heard` is the newest key that came to it.
+    """
 
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id, compact=True)
         self._changed: Callable[[str], None] | None = None
         self._done: Callable[[str | None], None] | None = None
         self.on_help: Callable[[], None] | None = None
+        self.heard: Key | None = None
 
     def ask(
         self,
@@ -34,7 +38,7 @@ class Prompt(Input):
         self.cursor_position = len(value)
         self._changed = changed
         self.display = True
-        self.focus()
+        self.screen.set_focus(self)
 
     def _finish(self, value: str | None) -> None:
         done, self._done, self._changed = self._done, None, None
@@ -52,6 +56,7 @@ class Prompt(Input):
         self._finish(event.value)
 
     def on_key(self, event: Key) -> None:
+        self.heard = event
         if event.key == "escape":
             event.stop()
             event.prevent_default()

@@ -30,8 +30,9 @@ from schedtop.engine.telemetry import (
     StepRecord,
     draft_positions,
 )
-from seat import COMPACT, STRIP, WIDE, seated
+from seat import COMPACT, STRIP, WIDE, Seat, seated
 from synthetic import SyntheticEngine
+from textual.events import Key
 
 
 @pytest.mark.parametrize(("size", "panels"), [(WIDE, "1234567"), (COMPACT, "1234"), (STRIP, "124")])
@@ -283,6 +284,30 @@ async def test_the_head_says_what_holds_it_and_how_much_is_short(
     async with seated((240, 45), link=link) as seat:
         assert f"HEAD {words}" in seat.text
         assert f"r-{head.number:04d}" in seat.text and "behind r-" in seat.text
+
+
+async def test_no_key_is_lost_however_fast_they_come() -> None:
+    """As when they are pasted, or typed while the machine is busy: each means what it would have meant alone."""
+
+    async def burst(seat: Seat, *keys: str) -> None:
+        for key in keys:
+            name = {"-": "minus", "/": "slash"}.get(key, key)
+            seat.app.post_message(Key(name, key if len(key) == 1 else None))
+        await seat.settle()
+
+    async with seated() as seat:
+        await burst(seat, "6", "home", "down", "down", "-", "-")
+        assert seat.app.desk.staged == {"max_num_seqs": 14}
+        await burst(seat, "c", "4", "5", "enter")
+        assert seat.asked(SetKnobs)[-1].trial_s == 45.0
+        await burst(seat, "1", "5", "enter")
+        assert not seat.live.typing
+        await burst(seat, "3", "/", *"r-04", "enter")
+        assert seat.live.requests.filter.words == "r-04" and not seat.live.typing
+        await burst(seat, "K", "tab", "down", "enter")
+        assert "watermark" in seat.app.desk.staged
+        await burst(seat, "escape", "escape", "q", "y")
+        assert seat.app._exit
 
 
 async def test_a_knob_at_its_bound_says_so() -> None:
