@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 PAINT_EVERY_S = 0.1
 UNHURRIED_EVERY = 5
-"""Percentiles and tables follow in every fifth frame of telemetry."""
+"""Percentiles, tables and lists follow in every fifth frame of telemetry."""
 
 TICK_S = 0.5
 

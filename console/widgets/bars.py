@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.style import Style
 from schedtop.console.actions import GLOBAL, Action, Registry, key_name
@@ -103,6 +103,8 @@ class Ticker(Drawn):
 
 class Divider(Drawn):
     """The line between the two columns of a wide screen."""
+
+    UNHURRIED: ClassVar[bool] = True
 
     def lines(self, width: int, height: int) -> list[Line]:
         palette = self.view.palette
