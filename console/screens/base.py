@@ -9,13 +9,13 @@ from schedtop.console import layout, text
 from schedtop.console.actions import Registry
 from schedtop.console.view import View
 from schedtop.console.widgets.bars import FooterBar
-from schedtop.console.widgets.prompt import Prompt
 from textual.events import Blur, Focus, Key
 from textual.screen import Screen
 from textual.widgets import Static
 
 if TYPE_CHECKING:
     from schedtop.console.app import ConsoleApp
+    from schedtop.console.widgets.prompt import Prompt
     from textual.widget import Widget
 
 SAID_S = 6.0
@@ -54,7 +54,6 @@ class ConsoleScreen(Screen[None]):
         self.footer = FooterBar(view, registry, id="footer")
         self.footer.scope = scope
         self.commands: tuple[Commands, ...] = ()
-        self.prompt: Prompt | None = None
         self._saying = 0
 
     @property
@@ -94,7 +93,12 @@ class ConsoleScreen(Screen[None]):
     @property
     def typing(self) -> bool:
         """True while keys are text for a prompt."""
-        return self.prompt is not None and bool(self.prompt.display)
+        return self.open_prompt is not None
+
+    @property
+    def open_prompt(self) -> Prompt | None:
+        """The prompt that keys are text for; None while there is none."""
+        return None
 
     def on_key(self, event: Key) -> None:
         # Not to be overridden: Textual calls the handler of every class in line.
@@ -102,9 +106,10 @@ class ConsoleScreen(Screen[None]):
         if self.app.screen is not self:
             self._pass_on(event, self.app.screen)
             return
-        if self.prompt is not None and self.typing:
-            if event is not self.prompt.heard:
-                self._pass_on(event, self.prompt)
+        prompt = self.open_prompt
+        if prompt is not None:
+            if event is not prompt.heard:
+                self._pass_on(event, prompt)
             return
         action = self.registry.find(event.key, self.scope)
         if action is None and event.character is not None:

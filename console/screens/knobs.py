@@ -123,3 +123,7 @@ class KnobsScreen(PanelScreen):
     def on_mount(self) -> None:
         for problem in self.problems[:1]:
             self.say(problem, "warn")
+
+    @property
+    def open_prompt(self) -> Prompt | None:
+        return self.prompt if self.prompt.display else None

@@ -150,6 +150,10 @@ class LiveScreen(ConsoleScreen):
 
     # Keys
 
+    @property
+    def open_prompt(self) -> Prompt | None:
+        return self.prompt if self.prompt.display else None
+
     def action_act(self, name: str) -> None:
         scope = self.registry[name].scope
         if scope in self.panels and self.focused_panel is not self.panels[scope]:
