@@ -1,11 +1,14 @@
-"""How often the console draws."""
+"""How often the console draws, how much of it, and what that leaves behind."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
+from rich.style import Style
+from schedtop.console.line import Line, WholeStrip
 from schedtop.console.messages import DataArrived
 from seat import seated
 
@@ -29,3 +32,35 @@ async def test_keys_between_frames_of_telemetry_add_none(monkeypatch: pytest.Mon
         app._paint_frame()
         app.on_data_arrived(DataArrived())
         assert len(asked) == 2
+
+
+async def test_a_key_is_answered_while_the_next_frame_is_still_due() -> None:
+    async with seated() as seat:
+        app = seat.app
+        await seat.press("3")
+        if app._next_frame is not None:
+            app._next_frame.cancel()
+        # It never comes: what is seen, the key has drawn.
+        app._next_frame = due = asyncio.get_running_loop().call_later(3600.0, app._paint_frame)
+        await seat.pilot.press("1")
+        await seat.pilot.pause()
+        assert "[1] Batch " in seat.text and "[3]Requests " in seat.text
+        assert app._next_frame is due
+
+
+def test_a_drawn_line_is_freed_without_the_collector_of_cycles() -> None:
+    def kept() -> int:
+        return sum(type(thing) is WholeStrip for thing in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = kept()
+        strip = Line().add("decode", Style()).strip(20, Style(), False)
+        assert [part.cell_length for part in strip.divide([20])] == [20]
+        assert [part.cell_length for part in strip.divide([6, 20])] == [6, 14]
+        assert kept() == before + 1
+        del strip
+        assert kept() == before
+    finally:
+        gc.enable()
