@@ -16,12 +16,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of everything in this file; both ends of a channel and a recording's reader compare it."""
 
-PREFIX_KEY_BYTES = 5
-"""Of a prompt block's key, which covers all before it: among a million requests without a common prefix, one pair
-or none look alike in their first block. Keys do not compress, so their size is what recordings pay for."""
+PREFIX_KEY_BYTES = 4
+"""Of a prompt block's key. A block is told by these bytes and those of all blocks before it, so two prompts look alike
+by chance only if they part right there; keys do not compress, so their size is what recordings pay for."""
 
 MOST_DRAFTS = 8
 """Draft tokens of a row in one step, as `num_speculative_tokens` allows."""

@@ -11,11 +11,11 @@ import numpy as np
 from schedtop.engine.config import ConfigError, SchedulerConfig
 from schedtop.engine.engine import Engine
 from schedtop.engine.plan import StepPlan, StepResult
+from schedtop.engine.recording.arrivals import path_keys
 from schedtop.engine.recording.frames import RecordingError
 from schedtop.engine.request import Request
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.telemetry import (
-    PREFIX_KEY_BYTES,
     Arrival,
     FinishReason,
     Header,
@@ -182,8 +182,6 @@ def pairs(records: Iterable[StepRecord]) -> Iterator[tuple[StepRecord, StepRecor
 
 def request_of(arrival: Arrival) -> Request:
     """A request as long and as alike to others as the recorded one; its tokens are made up."""
-    width = PREFIX_KEY_BYTES
-    keys = [arrival.prefix_keys[at : at + width] for at in range(0, len(arrival.prefix_keys), width)]
     length = min(max(arrival.prompt_tokens, 0), MAX_PROMPT_TOKENS)
     return Request(
         id=arrival.id,
@@ -193,7 +191,7 @@ def request_of(arrival: Arrival) -> Request:
         priority=arrival.priority,
         client_wait_s=arrival.client_wait_s,
         preview=arrival.preview,
-        block_keys=keys,
+        block_keys=path_keys(arrival.prefix_keys),
         key_hasher=sha256(str(arrival.number).encode()),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,8 @@ from schedtop.engine.workload.trace import (
     TraceRow,
     register_reader,
 )
+
+PATH_KEY_BYTES = 8
 
 
 def looks_like_recording(path: Path) -> bool:
@@ -47,11 +50,20 @@ def read_arrivals(path: Path, tally: Tally) -> Trace:
 
 
 def prefix_ids(arrival: Arrival) -> PrefixIds | None:
-    """An arrival's keys, one per full block of its prompt; None without any."""
+    """One number per full block of an arrival's prompt, equal where all up to there is; None without any."""
     if not arrival.prefix_keys:
         return None
-    parts = np.frombuffer(arrival.prefix_keys, dtype=np.uint8).reshape(-1, PREFIX_KEY_BYTES)
-    return np.pad(parts, ((0, 0), (0, 8 - PREFIX_KEY_BYTES))).view("<u8").reshape(-1).astype(np.uint64)
+    return np.frombuffer(b"".join(path_keys(arrival.prefix_keys)), dtype="<u8").astype(np.uint64)
+
+
+def path_keys(prefix_keys: bytes) -> list[bytes]:
+    """`PATH_KEY_BYTES` for each full prompt block, from its part of `prefix_keys` and those of all before it."""
+    keys, path = [], b""
+    for at in range(0, len(prefix_keys), PREFIX_KEY_BYTES):
+        part = prefix_keys[at : at + PREFIX_KEY_BYTES]
+        path = blake2b(path + part, digest_size=PATH_KEY_BYTES).digest()
+        keys.append(path)
+    return keys
 
 
 def _rows(recording: Recording) -> list[TraceRow]:

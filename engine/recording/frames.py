@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import zstandard
 
-FORMAT = 1
+FORMAT = 2
 MARK_BYTES = 16
 _NAME = b"\x8aschedtop\r\n\x1a\n"
 MARK = (_NAME + bytes([FORMAT])).ljust(MARK_BYTES, b"\0")

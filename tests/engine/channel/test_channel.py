@@ -167,10 +167,10 @@ def test_another_protocol_is_one_clear_line_on_both_sides(server: ChannelServer,
     sock.sendall(b"".join(frame(msgspec.msgpack.encode([107, 0, 99, "a field of the future"]))))
     (bye,) = last_words(server, sock)
     assert isinstance(bye, t.Bye)
-    assert "protocol 1 and the console 99" in bye.reason
+    assert f"protocol {t.PROTOCOL} and the console 99" in bye.reason
     sock.close()
     future = msgspec.msgpack.encode([2, 99, "engine", {"unknown": []}])
-    with pytest.raises(ChannelError, match=r"^the engine speaks protocol 99 and the console 1: .*\Z"):
+    with pytest.raises(ChannelError, match=rf"^the engine speaks protocol 99 and the console {t.PROTOCOL}: .*\Z"):
         decode_outgoing(future)
     longer = msgspec.msgpack.encode([*msgspec.msgpack.decode(encode(fake.header())), "appended", 1, 2])
     assert decode_outgoing(longer) == fake.header(), "appended fields are no mismatch"

@@ -23,7 +23,7 @@ import zstandard
 from schedtop.engine import telemetry as t
 from schedtop.engine.recording import Mark, Recording, RecordingError, RecordingWriter
 from schedtop.engine.recording.batch import Batch, decode_batch, encode_batch
-from schedtop.engine.recording.frames import MARK, Kind, Span, make_frame
+from schedtop.engine.recording.frames import FORMAT, MARK, Kind, Span, make_frame
 
 MUTATIONS = int(os.environ.get("SCHEDTOP_MUTATIONS", "1500"))
 """Set it to 100000 for a long run."""
@@ -205,7 +205,7 @@ def test_a_decompression_bomb_is_damage(run: Any, tmp_path: Path) -> None:
         (b"PK\x03\x04 something else", "is not a schedtop recording"),
         (MARK[:5], "is cut off within its first 16 bytes"),
         (MARK.replace(b"\r\n", b"\n"), "line ends were changed"),
-        (MARK[:13] + b"\x07\0\0", "has recording format 7, this schedtop reads 1"),
+        (MARK[:13] + b"\x07\0\0", f"has recording format 7, this schedtop reads {FORMAT}"),
         (MARK, "is damaged in its first bytes"),
         (MARK + bytes(500), "is damaged in its first bytes"),
     ],
@@ -221,7 +221,7 @@ def test_another_protocol_is_named(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "file"
     raw = msgspec.msgpack.encode([2, 99, "who knows"])
     path.write_bytes(MARK + make_frame(Kind.HEADER, raw, COMPRESSOR, Span()))
-    with pytest.raises(RecordingError, match="was recorded with protocol 99, this schedtop reads 1"):
+    with pytest.raises(RecordingError, match=f"was recorded with protocol 99, this schedtop reads {t.PROTOCOL}"):
         Recording(path)
     with pytest.raises(RecordingError, match="No such file"):
         Recording(tmp_path / "absent")
