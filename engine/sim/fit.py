@@ -120,8 +120,8 @@ def fit(steps: Steps) -> Fit:
     coefficients, kept = _fit_robustly(steps)
     half = Steps(steps.design[::2], steps.times_s[::2])
     other = Steps(steps.design[1::2], steps.times_s[1::2])
-    # The order of TERMS is that of the fields.
-    cost = LinearCost(*(float(value) for value in coefficients), floor_tokens=floor)
+    fixed_s, per_token_s, per_pair_s, per_kv_token_s, per_request_s = map(float, coefficients)
+    cost = LinearCost(fixed_s, per_token_s, per_pair_s, per_kv_token_s, per_request_s, floor)
     return Fit(
         cost=cost,
         all=_errors(coefficients, steps),
