@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
+from collections.abc import Sequence
 
 from rich.cells import cell_len, set_cell_size
 
@@ -11,6 +12,7 @@ NONE = "-"
 UNKNOWN = "n/a"
 
 _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Mn", "Me"))
+_SECONDS_FROM_S = 99.9995
 _SCALES = ((1e3, "k"), (1e6, "M"), (1e9, "G"), (1e12, "T"))
 
 
@@ -69,8 +71,23 @@ def ms(seconds: float | None) -> str:
         return NONE
     value = seconds * 1000
     if value >= 99.95:
-        return f"{value:.0f}" if value < 99_999.5 else f"{value / 1000:.0f}s"
+        return f"{value:.0f}" if seconds < _SECONDS_FROM_S else f"{value / 1000:.0f}s"
     return f"{value:.1f}" if value >= 0.995 or value == 0 else f"{value:.2f}"
+
+
+def ms_unit(seconds: float | None) -> str:
+    """As `ms`, with its unit: 46.7 ms, 182 ms, 115s."""
+    figure = ms(seconds)
+    return figure if figure == NONE or figure.endswith("s") else f"{figure} ms"
+
+
+def times(seconds: Sequence[float | None]) -> tuple[list[str], str]:
+    """Times beside each other, and the one unit that fits the longest: ms, or s from 100 s on."""
+    if max((value for value in seconds if value is not None), default=0.0) < _SECONDS_FROM_S:
+        return [ms(value) for value in seconds], "ms"
+    return [
+        NONE if value is None else f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" for value in seconds
+    ], "s"
 
 
 def duration(seconds: float | None) -> str:

@@ -63,7 +63,7 @@ Left and Right show an earlier step in all panels; End returns to the present.
         pieces = [
             (f"step {record.step}", "text"),
             *self._in_sight(),
-            (f"{text.ms(record.end_s - record.start_s)} ms", "text"),
+            (text.ms_unit(record.end_s - record.start_s), "text"),
             (f"tok {record.scheduled_tokens}/{record.token_budget}", "text"),
             (f"rows {record.input_rows}/{record.input_budget}", "text"),
             (f"seq {record.running}/{text.value(cap)}", "text"),

@@ -81,12 +81,13 @@ Each column of the graph is the p95 of its part of the window; the dashed line i
     def _figures(self, kind: str, samples: Samples, slo_s: float | None, names: bool = True) -> Line:
         palette = self.view.palette
         line = Line().add(f"{kind.upper():4s}", palette["text"] + Style(bold=True))
-        for place, (share, name) in enumerate(QUANTILES):
-            value = samples.quantile(share)
+        values = [samples.quantile(share) for share, _ in QUANTILES]
+        figures, unit = text.times(values)
+        for place, ((_, name), value, figure) in enumerate(zip(QUANTILES, values, figures, strict=True)):
             late = slo_s is not None and value is not None and value > slo_s
             line.add(f"  {name} " if names else "/" if place else " ", palette["muted"])
-            line.add(f"{text.ms(value)}{'!' if late else ''}", palette["breach" if late else "text"])
-        return line.add(" ms", palette["muted"])
+            line.add(f"{figure}{'!' if late else ''}", palette["breach" if late else "text"])
+        return line.add(f" {unit}", palette["muted"])
 
     def _scale(self, columns: list[Samples], slo_s: float | None, rows: int) -> tuple[float, int | None]:
         """What the graph's full height stands for, and the row of the SLO, counted from below."""
@@ -107,7 +108,7 @@ Each column of the graph is the p95 of its part of the window; the dashed line i
             if free and whole.n:
                 notes[free[0]] = [(f"{met} ok", palette["muted"])]
         if rows > 1 and not notes[0] and whole.n:
-            notes[0] = [(f"{text.ms(top_s)} ms", palette["faint"])]
+            notes[0] = [(text.ms_unit(top_s), palette["faint"])]
         return notes
 
     def _graph(self, columns: list[Samples], slo_s: float | None, width: int, rows: int) -> list[Line]:

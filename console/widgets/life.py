@@ -254,8 +254,8 @@ n and N go to the next and the previous request."""
             words += f" ({visit.accepted}/{visit.drafts} drafts accepted)"
         words += f" from {visit.computed}, {visit.emitted} out, {text.plural(visit.blocks, 'block')}"
         line = Line().add(words, palette["text"])
-        batch = f"batch {visit.batch_tokens}/{visit.budget} tokens, {text.ms(visit.end_s - visit.start_s)} ms"
-        gap = f", gap {text.ms(visit.gap_s)} ms" if visit.gap_s is not None else ""
+        batch = f"batch {visit.batch_tokens}/{visit.budget} tokens, {text.ms_unit(visit.end_s - visit.start_s)}"
+        gap = f", gap {text.ms_unit(visit.gap_s)}" if visit.gap_s is not None else ""
         return line.right(width, Line().add(batch + gap + " ", palette["muted"]), palette["text"])
 
     def _blocks(self, life: Life, width: int) -> Line:
@@ -292,7 +292,7 @@ n and N go to the next and the previous request."""
     def _blames(self, life: Life, width: int, height: int) -> list[Line]:
         palette, glyphs = self.view.palette, self.view.glyphs
         own = sum(not blame.caused for blame in life.blames)
-        limit = "" if life.slow_s == float("inf") else f" over {text.ms(life.slow_s)} ms"
+        limit = "" if life.slow_s == float("inf") else f" over {text.ms_unit(life.slow_s)}"
         title = Line().add(f" slow gaps{limit}: {own}, and what made them long", palette.on("muted", "surface"))
         title.pad(width, palette.on("muted", "surface"))
         if not life.blames:
@@ -306,7 +306,7 @@ n and N go to the next and the previous request."""
             line = Line().add(glyphs.cursor if index == self.cursor else " ", palette.on("accent", under))
             mark, role = (">", "accent") if blame.caused else ("!", "warn")
             line.add(f"{mark} ", palette.on(role, under))
-            line.add(f"step {blame.step:<7} {text.ms(blame.seconds):>6} ms  ", palette.on("muted", under))
+            line.add(f"step {blame.step:<7} {text.ms_unit(blame.seconds):>9}  ", palette.on("muted", under))
             line.add(blame.words, palette.on("text", under))
             lines.append(line.pad(width, palette.on("text", under)))
         return lines
