@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,8 +22,8 @@ from schedtop.engine.telemetry import (
 
 NUMBER, TOKENS, DRAFTS, ACCEPTED, COMPUTED, NEEDED, EMITTED, BLOCKS, FLAGS = range(len(ROW_FIELDS))
 
-MAX_UNSETTLED = 1024
-MAX_GROWN = 16 * MAX_UNSETTLED
+MAX_UNSETTLED = 2048
+"""Records. Whatever they tell of a request that has ended by then need not be worked out at all."""
 
 Classes = npt.NDArray[np.uint8]
 
@@ -94,7 +95,7 @@ class State:
         self._back: dict[int, None] = {}
         # Worked out when they are looked at: records come far more often than anyone looks.
         self._tables: dict[int, bytes] = {}
-        self._grown: list[tuple[int, bytes]] = []
+        self._grown: list[list[tuple[int, bytes]]] = []
         self._newest: StepRecord | None = None
         self._rows: IntArray | None = None
         self._classes: Classes = np.zeros(0, dtype=np.uint8)
@@ -115,13 +116,15 @@ class State:
         return self._tables
 
     def _settle_tables(self) -> None:
-        parts: dict[int, list[bytes]] = {}
-        for number, ids in self._grown:
-            parts.setdefault(number, []).append(ids)
+        requests = self.requests
+        parts: defaultdict[int, list[bytes]] = defaultdict(list)
+        for tables in self._grown:
+            for number, ids in tables:
+                if number in requests:
+                    parts[number].append(ids)
         self._grown = []
         for number, grown in parts.items():
-            if number in self.requests:
-                self._tables[number] = b"".join([self._tables.get(number, b""), *grown])
+            self._tables[number] = b"".join([self._tables.get(number, b""), *grown])
 
     @property
     def classes(self) -> Classes:
@@ -145,13 +148,13 @@ class State:
     def copy(self) -> State:
         """An independent copy; requests and rows are shared, as they are never edited."""
         twin = State()
-        classes, tables = self.classes, self.tables
+        classes = self.classes
         for name in self.__slots__:
             setattr(twin, name, getattr(self, name))
         twin.knobs = dict(self.knobs)
         twin.requests = dict(self.requests)
         twin._front, twin._back = dict(self._front), dict(self._back)
-        twin._tables, twin._grown = dict(tables), []
+        twin._tables, twin._grown = dict(self._tables), list(self._grown)
         twin._classes, twin._changed = classes.copy(), []
         return twin
 
@@ -189,8 +192,8 @@ class State:
         if record.ttft_s:
             self._first_tokens(record)
         if record.tables:
-            self._grown += record.tables
-            if len(self._grown) >= MAX_GROWN:
+            self._grown.append(record.tables)
+            if len(self._grown) >= MAX_UNSETTLED:
                 self._settle_tables()
         for finish in record.finishes:
             self._drop(finish.number)
