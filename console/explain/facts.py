@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections import OrderedDict, deque
 from collections.abc import Iterable
@@ -42,9 +43,12 @@ counts running requests without a token; `attended` is the sum of a row's tokens
 length of its ITL column. NaN is unknown."""
 
 REASONS = tuple(limiter.value for limiter in Limiter)
+_ROW = struct.Struct(f"{len(COLUMNS)}d")
 _CODES = {reason: code for code, reason in enumerate(REASONS)}
 _UNKNOWN = float("nan")
 _NO_HEAD = (-1.0, _UNKNOWN, _UNKNOWN, 0.0, 0.0, _UNKNOWN)
+_ZERO = bytes(4)
+_FOLDED_AT_ONCE = 64
 _MAX_EVENTS = 4096
 _MAX_SECONDS = 600
 _MAX_PREFIXES = 8192
@@ -112,6 +116,7 @@ class Facts:
         self.num_arrivals = 0
         self.flat = array("d")
         self.itl: list[bytes] = []
+        self._unfolded: list[StepRecord] = []
         self.known: dict[int, Known] = {}
         self.firsts: deque[tuple[int, float, float, float]] = deque(maxlen=_MAX_EVENTS)
         self.client_waits: deque[tuple[int, int, float, float]] = deque(maxlen=_MAX_EVENTS)
@@ -165,7 +170,9 @@ class Facts:
         for change in record.knobs:
             self.knobs[change.name] = change.new
             self.changes.append(Marked(record.seq, record.step, record.end_s, change))
-        self._take_numbers(record)
+        self._unfolded.append(record)
+        if len(self._unfolded) >= _FOLDED_AT_ONCE:
+            self._fold()
         self._totals = record.totals
         if not self.seconds or record.end_s >= self.seconds[-1].end_s + 1.0:
             self.seconds.append(self.second(record.end_s))
@@ -217,43 +224,14 @@ class Facts:
         for refusal in record.refusals:
             known.pop(refusal.number, None)
 
-    def _take_numbers(self, record: StepRecord) -> None:
-        head, blocks = record.head, record.blocks
-        starved, attended = _rows(record.rows)
-        self.flat.extend(
-            (
-                record.seq,
-                record.step,
-                record.executed,
-                record.start_s,
-                record.end_s,
-                record.execute_s,
-                _UNKNOWN if record.schedule_s is None else record.schedule_s,
-                _UNKNOWN if record.update_s is None else record.update_s,
-                record.scheduled_tokens,
-                record.decode_tokens,
-                record.prefill_tokens,
-                record.draft_tokens,
-                record.recomputed_tokens,
-                record.token_budget,
-                record.input_rows,
-                record.input_budget,
-                _CODES.get(record.limiter if head is None else head.reason, 0),
-                record.running,
-                record.waiting,
-                len(record.admissions),
-                len(record.preemptions),
-                starved,
-                attended,
-                len(record.itl_s) // 4,
-                blocks.cached_free + blocks.empty,
-                blocks.held + blocks.shared,
-                blocks.cached_free,
-                *(_NO_HEAD if head is None else _of_head(head)),
-                record.paused,
-            )
-        )
-        self.itl.append(record.itl_s)
+    def _fold(self) -> None:
+        """Turn the records that came since the last time into rows: many at once cost little more than one."""
+        records, self._unfolded = self._unfolded, []
+        if not records:
+            return
+        starved, attended = _of_rows(records)
+        self.flat.frombytes(b"".join(map(_numbers, records, starved, attended)))
+        self.itl += [record.itl_s for record in records]
         if len(self.itl) >= 2 * MAX_STEPS:
             del self.flat[: MAX_STEPS * len(COLUMNS)]
             del self.itl[:MAX_STEPS]
@@ -273,12 +251,49 @@ class Facts:
 
     def matrix(self) -> FloatArray:
         """The newest `MAX_STEPS` rows (rows, columns), a copy."""
+        self._fold()
         width = len(COLUMNS)
         return np.array(self.flat[-MAX_STEPS * width :], dtype=np.float64).reshape(-1, width)
 
     def waiting(self) -> Iterable[tuple[int, Known]]:
         """Requests in the queue now, by number."""
         return ((number, known) for number, known in self.known.items() if known.waiting)
+
+
+def _numbers(record: StepRecord, starved: int, attended: int) -> bytes:
+    """One row of `COLUMNS`, packed."""
+    head, blocks = record.head, record.blocks
+    return _ROW.pack(
+        record.seq,
+        record.step,
+        record.executed,
+        record.start_s,
+        record.end_s,
+        record.execute_s,
+        _UNKNOWN if record.schedule_s is None else record.schedule_s,
+        _UNKNOWN if record.update_s is None else record.update_s,
+        record.scheduled_tokens,
+        record.decode_tokens,
+        record.prefill_tokens,
+        record.draft_tokens,
+        record.recomputed_tokens,
+        record.token_budget,
+        record.input_rows,
+        record.input_budget,
+        _CODES.get(record.limiter if head is None else head.reason, 0),
+        record.running,
+        record.waiting,
+        len(record.admissions),
+        len(record.preemptions),
+        starved,
+        attended,
+        len(record.itl_s) // 4,
+        blocks.cached_free + blocks.empty,
+        blocks.held + blocks.shared,
+        blocks.cached_free,
+        *(_NO_HEAD if head is None else _of_head(head)),
+        record.paused,
+    )
 
 
 def _of_head(head: Any) -> tuple[float, float, float, float, float, float]:
@@ -292,13 +307,20 @@ def _of_head(head: Any) -> tuple[float, float, float, float, float, float]:
     )
 
 
-def _rows(packed: bytes) -> tuple[int, float]:
-    """Running requests without a token in the step, and the sum of tokens times computed tokens."""
-    if not packed:
-        return 0, 0.0
-    flat = np.frombuffer(packed, dtype=np.int32)
-    size = len(flat) // len(ROW_FIELDS)
-    tokens = flat[size : 2 * size]
-    # In float64: the products of long contexts leave int32.
-    attended = np.dot(tokens.astype(np.float64), flat[4 * size : 5 * size])
-    return size - int(np.count_nonzero(tokens)), float(attended)
+def _of_rows(records: list[StepRecord]) -> tuple[list[int], list[int]]:
+    """By record: running requests without a token in the step, and the sum of tokens times computed ones."""
+    # With the bytes that one column of each takes.
+    packed = [(record.rows, len(record.rows) // len(ROW_FIELDS)) for record in records]
+    tokens = _joined([rows[size : 2 * size] for rows, size in packed])
+    computed = _joined([rows[4 * size : 5 * size] for rows, size in packed])
+    sizes = np.array([size // 4 for _, size in packed])
+    starts = np.cumsum(sizes + 1) - sizes - 1
+    served = np.add.reduceat(tokens != 0, starts, dtype=np.int64)
+    # In int64: the products of long contexts leave int32.
+    attended = np.add.reduceat(np.multiply(tokens, computed, dtype=np.int64), starts)
+    return (sizes - served).tolist(), attended.tolist()
+
+
+def _joined(parts: list[bytes]) -> npt.NDArray[np.int32]:
+    """int32 columns one after another, with a zero behind each, so that none is empty."""
+    return np.frombuffer(_ZERO.join([*parts, b""]), dtype=np.int32)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 from functools import cache
 
+import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from scenes import Run, ask, serve, stream
 from schedtop.console.explain.facts import COLUMNS, MAX_STEPS, Facts
 from schedtop.console.explain.log import Log
 from schedtop.console.explain.page import document, page
+from schedtop.console.explain.window import Table
 from schedtop.engine.config import WorkloadSpec
 from schedtop.engine.engine import Engine
+from schedtop.engine.telemetry import row_columns, row_matrix
 
 
 @cache
@@ -71,7 +75,7 @@ def test_the_same_records_twice_change_nothing() -> None:
         once.take_record(record)
         twice.take_record(record)
         twice.take_record(record)
-    assert once.flat.tobytes() == twice.flat.tobytes()
+    assert once.matrix().tobytes() == twice.matrix().tobytes()
     assert len(once.firsts) == len(twice.firsts) > 0
 
 
@@ -126,3 +130,24 @@ def test_names_of_requests_are_made_harmless() -> None:
     assert "\x1b" not in text
     assert "\u202e" not in text
     assert "evil?[2J?" in text
+
+
+def test_rows_are_read_alike_one_by_one_and_many_at_once() -> None:
+    run = serve([ask(i, 200, 60, i * 0.02) for i in range(60)], 5, max_num_seqs=6, num_blocks=90)
+    bare = [replace(record, rows=b"", itl_s=b"") for record in run.records[:2]]
+    rows = row_matrix(run.records[100]).copy()
+    rows[1, 0] = 0
+    records = [bare[0], *run.records[:200], replace(run.records[100], rows=rows.tobytes()), bare[1]]
+    several, each = Facts(), Facts()
+    for seq, record in enumerate(records):
+        for facts in (several, each):
+            facts.take_record(replace(record, seq=seq))
+        each.matrix()
+    table = Table(several.matrix())
+    assert table.matrix.tobytes() == each.matrix().tobytes()
+    columns = [row_columns(record) for record in records]
+    assert table["starved"].tolist() == [(found["tokens"] == 0).sum() for found in columns]
+    assert table["attended"].tolist() == [
+        (found["tokens"].astype(np.int64) * found["computed"]).sum() for found in columns
+    ]
+    assert table["starved"].any()
