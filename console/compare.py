@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from schedtop.console.events import Event
 from schedtop.console.history import History
 from schedtop.console.latency import BUCKET_S, Samples, merge
-from schedtop.engine.telemetry import KnobChange, StepRecord
+from schedtop.engine.telemetry import KnobChange, Totals
 
 SPAN_S = 60.0
 """The longest window on either side of a change."""
@@ -83,9 +83,9 @@ def compare(history: History, change: Change, all_changes: list[Change]) -> Comp
     # The second in which the change fell belongs to neither side.
     sides = ((first, bucket - 1), (bucket + 1, last))
     figures = [_quantile_figure(history, kind, share, sides) for kind in ("ttft", "itl") for share in MIN_SAMPLES]
-    rates: tuple[tuple[str, Callable[[StepRecord], float], bool], ...] = (
-        ("out tok/s", lambda record: record.totals.output_tokens, False),
-        ("preempt/min", lambda record: 60 * record.totals.preemptions, True),
+    rates: tuple[tuple[str, Callable[[Totals], float], bool], ...] = (
+        ("out tok/s", lambda totals: totals.output_tokens, False),
+        ("preempt/min", lambda totals: 60 * totals.preemptions, True),
     )
     figures += [_rate_figure(history, name, count, lower, sides) for name, count, lower in rates]
     spans = [max(0, stop - start + 1) * BUCKET_S for start, stop in sides]
@@ -109,15 +109,15 @@ def _quantile_figure(history: History, kind: str, share: float, sides: Sides) ->
 
 
 def _rate_figure(
-    history: History, name: str, count: Callable[[StepRecord], float], lower: bool, sides: Sides
+    history: History, name: str, count: Callable[[Totals], float], lower: bool, sides: Sides
 ) -> Figure:
-    """A rate from running totals, where the records of both ends are kept."""
+    """A rate from running totals, where those of both ends are known; `n` counts steps."""
     values: list[float | None] = []
     steps: list[int] = []
     for start, stop in sides:
-        records = history.in_seconds(start * BUCKET_S, (stop + 1) * BUCKET_S)
-        steps.append(len(records))
-        enough = len(records) >= 2 and records[0].start_s < (start + 1) * BUCKET_S
-        span_s = records[-1].end_s - records[0].end_s if enough else 0.0
-        values.append((count(records[-1]) - count(records[0])) / span_s if span_s > 0 else None)
+        readings = history.latency.readings(start, stop + 1)
+        steps.append(readings[-1].step - readings[0].step if readings else 0)
+        enough = len(readings) >= 2 and readings[0].end_s < (start + 1) * BUCKET_S
+        span_s = readings[-1].end_s - readings[0].end_s if enough else 0.0
+        values.append((count(readings[-1].totals) - count(readings[0].totals)) / span_s if span_s > 0 else None)
     return Figure(name, values[0], values[1], steps[0], steps[1], lower)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.telemetry import StepRecord
+from schedtop.engine.telemetry import StepRecord, Totals
 
 BUCKET_S = 1.0
 KINDS = ("ttft", "itl")
@@ -78,6 +78,15 @@ def of_records(records: Iterable[StepRecord]) -> dict[str, Samples]:
     return {"ttft": collect(np.array(ttft, dtype=np.float64)), "itl": collect(itl)}
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The running totals at the end of one step; they outlive its record."""
+
+    end_s: float
+    step: int
+    totals: Totals
+
+
 class LatencyBuckets:
     """Samples by second of the engine's clock. Records are taken in order; the newest second stays open."""
 
@@ -86,12 +95,14 @@ class LatencyBuckets:
         self._open = dict.fromkeys(KINDS, EMPTY)
         self._open_bucket = -1
         self._pending: list[StepRecord] = []
+        self._firsts: dict[int, Reading] = {}
 
     def take(self, record: StepRecord) -> None:
         bucket = int(record.end_s // BUCKET_S)
         if bucket != self._open_bucket:
             self._close()
             self._open_bucket = bucket
+            self._firsts[bucket] = Reading(record.end_s, record.step, record.totals)
         self._pending.append(record)
 
     def _close(self) -> None:
@@ -100,7 +111,8 @@ class LatencyBuckets:
             self._closed[self._open_bucket] = self._open
         self._open = dict.fromkeys(KINDS, EMPTY)
         while len(self._closed) > _KEEP_BUCKETS:
-            del self._closed[next(iter(self._closed))]
+            oldest = next(iter(self._closed))
+            del self._closed[oldest], self._firsts[oldest]
 
     def _settle(self) -> None:
         """Work in what was taken since the last look: many records at once cost little more than one."""
@@ -115,6 +127,10 @@ class LatencyBuckets:
             return self._closed.get(index)
         self._settle()
         return self._open
+
+    def readings(self, first: int, last: int) -> list[Reading]:
+        """The running totals at the first record of each of these seconds, where there is one."""
+        return [self._firsts[index] for index in range(first, last + 1) if index in self._firsts]
 
     def columns(
         self, kind: str, end_s: float, window_s: float, num_columns: int, newest: dict[str, Samples] | None = None

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from links import EngineLink
 from schedtop.console.compare import MIN_SAMPLES, changes, compare
-from schedtop.console.history import History
+from schedtop.console.history import MAX_RECORDS, History
 from schedtop.console.presets import BUILT_IN, PresetError, load_presets, save_preset
 from schedtop.console.screens.knobs import KnobsScreen
 from schedtop.console.screens.live import LiveScreen
@@ -29,10 +29,12 @@ class Clock:
         return self.now_s
 
 
-def served(steps: int, after: int, **knobs: object) -> tuple[History, SyntheticEngine]:
+def served(
+    steps: int, after: int, max_records: int = MAX_RECORDS, **knobs: object
+) -> tuple[History, SyntheticEngine]:
     """An engine that ran `steps` steps, changed `knobs`, and ran `after` more."""
     engine = SyntheticEngine(rate=6.0, num_blocks=600)
-    history = History()
+    history = History(max_records)
     for message in (engine.header(), engine.snapshot(), *engine.records(steps)):
         history.apply(message)
     history.apply(engine.run_step(knobs))
@@ -61,6 +63,21 @@ def test_too_few_samples_give_no_figure() -> None:
     found = changes(history)
     figures = compare(history, found[0], found).figures
     assert all(figure.after is None for figure in figures if figure.after_n < min(MIN_SAMPLES.values()))
+
+
+def test_what_was_before_a_change_outlives_its_records() -> None:
+    long, short = (served(600, 600, max_records, max_num_scheduled_tokens=256)[0] for max_records in (8192, 200))
+    found = changes(long)
+    assert short.records[0].end_s > found[0].clock_s
+    figures = compare(long, found[0], found).figures
+    assert compare(short, found[0], found).figures == figures
+    rate = next(figure for figure in figures if figure.name == "out tok/s")
+    second = int(found[0].clock_s)
+    inside = [record for record in long.records if record.end_s >= 1.0 and record.end_s < second + 1.0]
+    last = next(record for record in inside if record.end_s >= second)
+    span_s = last.end_s - inside[0].end_s
+    tokens = last.totals.output_tokens - inside[0].totals.output_tokens
+    assert rate.before == pytest.approx(tokens / span_s)
 
 
 def test_windows_never_reach_past_another_change() -> None:
