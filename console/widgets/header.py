@@ -50,7 +50,16 @@ class HeaderBar(Drawn):
             return "LOADING", "warn"
         if view.moment.state.paused:
             return "ENGINE PAUSED", "warn"
-        return "LIVE", "ok"
+        return ("IDLE" if self.idle else "LIVE"), "ok"
+
+    @property
+    def idle(self) -> bool:
+        """The present is shown, there is no request, and no step came for a while: nothing is late."""
+        view = self.view
+        state = view.moment.state
+        if view.replay is not None or view.stale or view.pinned is not None or not view.history.synced:
+            return False
+        return not state.paused and not state.requests and (view.age_s or 0.0) > _OLD_S
 
     def fields(self, wide: bool) -> list[tuple[str, str, str]]:
         """Label, value and role of the value, the most important first."""
@@ -61,7 +70,7 @@ class HeaderBar(Drawn):
             found.append(("step", f"{state.step}/{view.replay.last_step}", "text"))
             found.append(("at", _position(view.replay), "text"))
         age_s = view.age_s
-        old = age_s is not None and age_s > _OLD_S
+        old = age_s is not None and age_s > _OLD_S and not self.idle
         age = [("age", text.duration(age_s), "breach" if old else "text")] if view.replay is None else []
         if old:
             found += age
@@ -73,7 +82,7 @@ class HeaderBar(Drawn):
                 found.append(("on", text.clean(header.device, 28), "text"))
         if view.replay is None:
             found.append(("step", str(state.step), "text"))
-        rates = history.rates(view.moment)
+        rates = None if self.idle else history.rates(view.moment)
         if rates is not None:
             found.append(("", f"{text.rate(rates.steps)} step/s", "text"))
         if not old:

@@ -105,6 +105,23 @@ async def test_an_inspected_step_holds_while_new_ones_come_and_end_returns() -> 
         assert f"step {newest + 30}" in text and "LIVE" in text
 
 
+async def test_an_engine_without_requests_is_idle_not_late_and_makes_no_tokens() -> None:
+    now_s = 0.0
+    engine = SyntheticEngine(rate=12.0, num_blocks=300)
+    async with seated(link=EngineLink(engine, 60), now=lambda: now_s) as seat:
+        assert "tok/s" in seat.lines[0]
+        now_s += 5.0
+        await seat.settle()
+        assert "LIVE" in seat.lines[0] and "age 5.0s" in seat.lines[0]
+        engine.next_arrival_s = float("inf")
+        while engine.running or engine.waiting:
+            await seat.steps(20)
+        assert "LIVE" in seat.lines[0]
+        now_s += 5.0
+        await seat.settle()
+        assert "IDLE" in seat.lines[0] and "tok/s" not in seat.lines[0]
+
+
 async def test_right_past_the_newest_step_is_live_again() -> None:
     async with seated() as seat:
         await seat.press("1", "left")
