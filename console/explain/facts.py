@@ -118,6 +118,7 @@ class Facts:
         self.itl: list[bytes] = []
         self._unfolded: list[StepRecord] = []
         self.known: dict[int, Known] = {}
+        self._ids: OrderedDict[int, str] = OrderedDict()
         self.firsts: deque[tuple[int, float, float, float]] = deque(maxlen=_MAX_EVENTS)
         self.client_waits: deque[tuple[int, int, float, float]] = deque(maxlen=_MAX_EVENTS)
         self.preemptions: deque[Marked[Preemption]] = deque(maxlen=_MAX_EVENTS)
@@ -220,9 +221,23 @@ class Facts:
                 (record.seq, record.end_s, ttft_s, _UNKNOWN if queue_s is None else min(queue_s, ttft_s))
             )
         for finish in record.finishes:
-            known.pop(finish.number, None)
+            self._part(finish.number)
         for refusal in record.refusals:
-            known.pop(refusal.number, None)
+            self._part(refusal.number)
+
+    def _part(self, number: int) -> None:
+        """Let a request go, but for its id: events that are still told name it."""
+        gone = self.known.pop(number, None)
+        if gone is not None:
+            self._ids[number] = gone.arrival.id
+            if len(self._ids) > _MAX_EVENTS:
+                self._ids.popitem(last=False)
+
+    def name(self, number: int) -> str:
+        """A request's id, cleaned; its number where the id is not known any more."""
+        known = self.known.get(number)
+        found = self._ids.get(number) if known is None else known.arrival.id
+        return f"#{number}" if found is None else text.clean(found, 40)
 
     def _fold(self) -> None:
         """Turn the records that came since the last time into rows: many at once cost little more than one."""

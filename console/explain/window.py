@@ -188,8 +188,7 @@ class Window:
 
     def name(self, number: float) -> str:
         """A request's id, cleaned; its number where the id is not known any more."""
-        known = self.facts.known.get(int(number))
-        return known.name if known is not None else f"#{int(number)}"
+        return self.facts.name(int(number))
 
     # Events
 

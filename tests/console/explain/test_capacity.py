@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scenes import Run, ask, numbers, serve
+from schedtop.console.explain.diagnosis import Diagnosis
 from schedtop.engine.config import WorkloadSpec
 
 
@@ -24,6 +25,18 @@ def looping(**scheduler: Any) -> Run:
         enable_prefix_caching=False,
         **scheduler,
     )
+
+
+def test_evidence_names_requests_that_are_gone() -> None:
+    run = pressed(9000)
+    diagnosis = Diagnosis()
+    for message in run.messages:
+        diagnosis.take(message)
+    ids = {arrival.number: arrival.id for record in run.records for arrival in record.arrivals}
+    finished = {finish.number for record in run.records for finish in record.finishes}
+    helped = {event.for_number for record in run.records for event in record.preemptions}
+    assert helped & finished
+    assert all(diagnosis.facts.name(number) == ids[number] for number in helped)
 
 
 def test_preemptions_that_cost_work() -> None:
