@@ -332,13 +332,15 @@ def live_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_assignments(items: Iterable[str]) -> dict[str, str]:
-    """`name=value` strings as a dict; raises `KnobError` for one without `=`."""
-    pairs = {}
+    """`name=value` strings as a dict; raises `KnobError` for one without `=` and for a name that comes twice."""
+    pairs: dict[str, str] = {}
     for item in items:
         name, sep, value = item.partition("=")
         if not sep:
             raise KnobError(f"{item!r}: write name=value")
-        pairs[name.strip()] = value.strip()
+        if (name := name.strip()) in pairs:
+            raise KnobError(f"{name} is set twice: give it one value")
+        pairs[name] = value.strip()
     return pairs
 
 

@@ -34,8 +34,9 @@ def command(ctx: click.Context, file: Path, name: str, output: str | None) -> No
                 raise CommandError("-o -: stdout is a terminal; send it to a file or a pipe")
             target = cast(BinaryIO, sys.stdout.buffer)
         else:
-            target = Path(output) if output else default_path(recording.path, name)
-            check_writable(str(target))
+            out = str(default_path(recording.path, name)) if output is None else output
+            check_writable(out)
+            target = Path(out)
         with progress("exporting", len(recording)) as on_progress:
             export(recording, name, target, on_progress)
     if isinstance(target, Path):

@@ -50,6 +50,7 @@ def command(
 
     A sweep that was interrupted goes on where it was when the same command is given again.
     """
+    from schedtop.engine.whatif.results import Results
     from schedtop.engine.whatif.sweep import parse_vary, sweep
 
     if as_json and as_csv:
@@ -60,6 +61,8 @@ def command(
     path = Path(results) if results else _default_results(scenario, bounds)
     _check(path)
     if fresh:
+        if results:
+            Results(path)  # refuses a file of another kind: only results of a sweep are ever removed
         path.unlink(missing_ok=True)
     with _progress(path, shown=sys.stderr.isatty()) as on_done:
         outcome = sweep(scenario, values, bounds, jobs=jobs or _cores(), results=path, on_done=on_done)

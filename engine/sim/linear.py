@@ -66,10 +66,12 @@ def read_calibration(path: Path) -> Calibration:
     if odd := odd_file(path):
         raise ConfigError(odd)
     try:
-        calibration = msgspec.toml.decode(path.read_bytes(), type=Calibration)
+        calibration = msgspec.toml.decode(path.read_text(encoding="utf-8"), type=Calibration)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not a device file that schedtop calibrate wrote: it is no text") from None
+    except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: {error}") from None
     cost = calibration.cost
     # A step that takes no time would leave the simulated clock standing.

@@ -50,6 +50,8 @@ def find_source(spec: WorkloadSpec) -> Preset | Path:
         return preset
     for module in READER_MODULES:
         importlib.import_module(module)
+    if not spec.source:
+        raise ConfigError("workload '': name a generator or a file")
     path = Path(spec.source)
     try:
         exists, is_dir = path.exists(), path.is_dir()

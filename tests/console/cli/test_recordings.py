@@ -171,6 +171,11 @@ def test_export_refuses_to_write_over_a_file(
     assert code == 2 and "exists already" in err and there.read_text() == "mine"
 
 
+def test_export_needs_a_name(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = call(capsys, "export", str(good), "--to", "csv", "-o", "")
+    assert code == 2 and "needs a name" in err and not good.with_suffix(".csv").exists()
+
+
 def test_export_to_a_pipe_has_no_escape_byte(good: Path) -> None:
     code = (
         f"from schedtop.console.cli.main import main; main(['export', {str(good)!r}, '--to', 'jsonl', '-o', '-'])"

@@ -54,6 +54,8 @@ def test_whatif_without_effect(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (("whatif", "mixed", "--set", "seqs=2"), "no knob is called 'seqs'"),
         (("whatif", "mixed", "--set", "max_num_seqs"), "name=value"),
+        (("whatif", "mixed", "--set", "max_num_seqs=4", "--set", "max_num_seqs=5"), "max_num_seqs is set twice"),
+        (("whatif", "", "--set", "max_num_seqs=4"), "workload '': name a generator or a file"),
         (("whatif", "mixed", "--set", "max_num_seqs=0"), "at least 1"),
         (("whatif", "no-such", "--set", "max_num_seqs=1"), "no-such"),
         (("whatif", "mixed", "--set", "watermark=0.1", "--workload", "burst"), "name it as FILE"),
@@ -94,6 +96,16 @@ def test_sweep_goes_on_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert "2 of 2 runs were done before" in err
     _, fresh, err = call(capsys, *command, "--fresh")
     assert (fresh, err) == (out, "")
+
+
+def test_fresh_removes_nothing_but_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "run.rec"
+    mine.write_bytes(b"not results\n")
+    command = ("sweep", *RUN, "--vary", "max_num_seqs=2", "--jobs", "1", "--fresh", "--results", str(mine))
+    code, _, err = call(capsys, *command)
+    assert code == 2 and "not a result of a sweep" in err and mine.read_bytes() == b"not results\n"
+    mine.unlink()
+    assert [call(capsys, *command)[0] for _ in range(2)] == [0, 0]
 
 
 def test_a_killed_sweep_keeps_its_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

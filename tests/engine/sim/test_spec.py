@@ -186,7 +186,7 @@ def test_unreadable_calibrations(tmp_path: Path) -> None:
     assert "Is a directory" in refusal(f"sim:@{tmp_path}")
     file = tmp_path / "binary.toml"
     file.write_bytes(b"\xff\xfe\x00")
-    assert "binary.toml" in refusal(f"sim:@{file}")
+    assert "binary.toml: not a device file" in refusal(f"sim:@{file}")
 
 
 def test_documentation_names_every_preset_and_its_example_loads(tmp_path: Path) -> None:
