@@ -225,4 +225,6 @@ def _when(entry: Entry) -> str:
     last = entry.episodes[-1]
     if entry.active:
         return f"now, since {seconds(last.from_s)}"
+    if seconds(last.from_s) == seconds(last.to_s):
+        return f"held at {seconds(last.to_s)}"
     return f"held {seconds(last.from_s)} to {seconds(last.to_s)}"
