@@ -11,6 +11,9 @@ from types import MappingProxyType
 LIVE, REPLAY = "live", "replay"
 GLOBAL = "global"
 PANEL = "panel"
+TURNS = frozenset(("next_panel", "previous_panel", *(f"panel_{number}" for number in range(1, 8))))
+"""Actions that only move the focus."""
+
 SCOPES: Mapping[str, str] = MappingProxyType(
     {
         GLOBAL: "Everywhere",

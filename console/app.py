@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from platformdirs import user_config_path
 from rich.text import Text
-from schedtop.console.actions import LIVE, Registry, key_name, load_keymap
+from schedtop.console.actions import LIVE, TURNS, Registry, key_name, load_keymap
 from schedtop.console.desk import KnobDesk
 from schedtop.console.explain.desk import ExplainDesk
 from schedtop.console.explain.window import Bounds
@@ -211,11 +211,12 @@ class ConsoleApp(App[None], inherit_bindings=False):
             self.front.say(outcome.text, "ok" if outcome.level == "info" else "warn")
         self.front.paint()
 
-    def answer_key(self) -> None:
+    def answer_key(self, action: str) -> None:
         """Draw what a key was meant for; the rest follows with the frame that is due, or now if none is."""
         self.view.keyed = self._next_frame is not None and self.front is self.live_screen
+        self.view.turned = action in TURNS
         self.paint()
-        self.view.keyed = False
+        self.view.keyed = self.view.turned = False
 
     @property
     def front(self) -> ConsoleScreen:

@@ -142,7 +142,7 @@ class ConsoleScreen(Screen[None]):
             return
         with self.view.history.lock:
             getattr(handler, f"do_{name}")()
-        self.console.answer_key()
+        self.console.answer_key(name)
 
     def why_not(self, name: str) -> str | None:
         """Why an action cannot be taken now; None if it can."""

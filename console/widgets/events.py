@@ -30,6 +30,7 @@ class EventsPanel(Panel):
     NUMBER: ClassVar[int] = 7
     TITLE: ClassVar[str] = "Events"
     UNHURRIED: ClassVar[bool] = True
+    BODY_TELLS_FOCUS: ClassVar[bool] = True
     HELP: ClassVar[str] = """\
   A admitted   waited = time in the queue, cached = prompt tokens the prefix cache gave
   V preempted  the victim, who needed the room (for), blocks freed, tokens to compute again (lost)

@@ -18,6 +18,7 @@ class KnobsPanel(Panel):
     NUMBER: ClassVar[int] = 6
     TITLE: ClassVar[str] = "Knobs"
     UNHURRIED: ClassVar[bool] = True
+    BODY_TELLS_FOCUS: ClassVar[bool] = True
     HELP: ClassVar[str] = """\
 Changes are staged first: + and - move the selected knob by its step, = types a value, Enter applies all staged
 values together, Esc drops them. Nothing reaches the engine before Enter.

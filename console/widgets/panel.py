@@ -48,26 +48,33 @@ class Drawn(Widget):
         self._painted_for = (self.view.palette, self.view.pinned)
         lines = self.lines(width, height)[:height]
         lines += [Line() for _ in range(height - len(lines))]
-        old, pieces = self._pieces, [line.pieces for line in lines]
-        if len(old) != height or self._strips[0].cell_length != width:
-            old, self._strips = [[] for _ in range(height)], [Strip([])] * height
-            changed = list(range(height))
+        if self._fits(width, height):
+            changed = [y for y in range(height) if lines[y].pieces != self._pieces[y]]
         else:
-            changed = [y for y in range(height) if pieces[y] != old[y]]
-        if not changed:
-            return
-        base, ascii_only = self.view.palette["text"], self.view.options.ascii
+            self._pieces, self._strips = [[] for _ in range(height)], [Strip([])] * height
+            changed = list(range(height))
+        if changed:
+            self._show(lines, changed)
+
+    def _fits(self, width: int, height: int) -> bool:
+        """True if what is shown has this size."""
+        return len(self._pieces) == height and self._strips[0].cell_length == width
+
+    def _show(self, lines: list[Line], changed: list[int]) -> None:
+        """Take over some of the lines."""
+        width, base, ascii_only = self.size.width, self.view.palette["text"], self.view.options.ascii
         for y in changed:
             # A line is compared as it was drawn, before it was padded.
-            self._strips[y] = lines[y].strip(width, base, ascii_only)
-        self._pieces = pieces
+            self._pieces[y], self._strips[y] = lines[y].pieces, lines[y].strip(width, base, ascii_only)
         self.refresh(*[Region(0, first, width, last - first + 1) for first, last in runs(changed)])
 
     def _may_wait(self) -> bool:
         """True if this frame can do without the widget: nothing but the newest figures differs from the last."""
-        view = self.view
-        same = self._painted_for == (view.palette, view.pinned)
-        return same and bool(self._pieces) and self._is_left_out()
+        return self._is_painted() and self._is_left_out()
+
+    def _is_painted(self) -> bool:
+        """True if it shows this step in these colours."""
+        return self._painted_for == (self.view.palette, self.view.pinned) and bool(self._pieces)
 
     def _is_left_out(self) -> bool:
         """True in frames that are not about this widget."""
@@ -108,12 +115,14 @@ def runs(numbers: list[int]) -> list[tuple[int, int]]:
 class Panel(Drawn, can_focus=True):
     """One numbered part of the screen. Subclasses draw `body` and say in `headline` what the rule tells.
 
-    `compact` panels are drawn without their rule where tabs name them (`show_rule` False).
+    `compact` panels are drawn without their rule where tabs name them (`show_rule` False). `BODY_TELLS_FOCUS` is for
+    those whose body looks different while they have the focus.
     """
 
     NUMBER: ClassVar[int] = 0
     TITLE: ClassVar[str] = ""
     HELP: ClassVar[str] = ""
+    BODY_TELLS_FOCUS: ClassVar[bool] = False
 
     def __init__(self, view: View, *, id: str) -> None:
         super().__init__(view, id=id)
@@ -124,6 +133,20 @@ class Panel(Drawn, can_focus=True):
         if self.view.keyed:
             return not (self.active or self._drawn_active)
         return super()._is_left_out()
+
+    def paint(self) -> None:
+        if self._has_only_turned():
+            self._drawn_active = self.active
+            self._show([self.rule(self.size.width)], [0])
+        else:
+            super().paint()
+
+    def _has_only_turned(self) -> bool:
+        """True if the key that this frame answers changed no more than the rule."""
+        turned = self.active != self._drawn_active and (self.view.turned or not self.active)
+        if not (self.view.keyed and turned and self.display and self.show_rule) or self.BODY_TELLS_FOCUS:
+            return False
+        return self._is_painted() and self._fits(*self.size)
 
     @property
     def active(self) -> bool:

@@ -16,6 +16,7 @@ from schedtop.console.widgets.panel import Panel, Pieces
 class PresetsPanel(Panel):
     NUMBER: ClassVar[int] = 8
     TITLE: ClassVar[str] = "Presets"
+    BODY_TELLS_FOCUS: ClassVar[bool] = True
     HELP: ClassVar[str] = """\
 Enter stages a preset's values where they differ from the present ones; nothing reaches the engine before you
 apply them in [6]. w saves the present values of all live knobs under a name of yours."""

@@ -48,6 +48,23 @@ async def test_a_key_is_answered_while_the_next_frame_is_still_due() -> None:
         assert app._next_frame is due
 
 
+async def test_a_key_that_acts_on_the_panel_it_turns_to_draws_all_of_it() -> None:
+    async with seated() as seat:
+        app, screen = seat.app, seat.app.live_screen
+        await seat.press("1")
+        if app._next_frame is not None:
+            app._next_frame.cancel()
+        app._next_frame = asyncio.get_running_loop().call_later(3600.0, app._paint_frame)
+        before = [line.text for line in screen.requests._strips]
+        screen.action_act("panel_3")
+        assert [line.text for line in screen.requests._strips][1:] == before[1:]
+        screen.action_act("panel_1")
+        screen.action_act("sort_right")
+        after = [line.text for line in screen.requests._strips]
+        assert screen.focused is screen.requests
+        assert after[1:] != before[1:]  # the titles mark the column
+
+
 def test_a_drawn_line_is_freed_without_the_collector_of_cycles() -> None:
     def kept() -> int:
         return sum(type(thing) is WholeStrip for thing in gc.get_objects())
