@@ -86,7 +86,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     if odd := odd_file(path):
         raise ConfigError(odd)
     try:
-        lines = path.read_bytes().splitlines()
+        lines = path.read_bytes().removeprefix(b"\xef\xbb\xbf").splitlines()
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     prompts = []
@@ -309,32 +309,37 @@ class Answers:
         self.done: dict[int, dict[str, Any]] = self._read_part()
 
     def _read_part(self) -> dict[int, dict[str, Any]]:
+        if odd := odd_file(self._part_path):
+            raise ConfigError(odd)
         if not self._part_path.exists():
             return {}
+        # Bytes: an answer's text may hold characters that end a line of text, such as U+2028.
+        first, *lines = self._part_path.read_bytes().split(b"\n")
+        head = json.dumps({"run": self._run}).encode()
+        if first != head and (lines or not head.startswith(first)):
+            raise ConfigError(
+                f"{self._part_path} belongs to a run with other prompts or settings:"
+                " remove it or name another output"
+            )
         done: dict[int, dict[str, Any]] = {}
-        for number, line in enumerate(self._part_path.read_text().splitlines()):
+        for line in lines:
             try:
                 entry = json.loads(line)
+                done[entry.pop("index")] = entry
             except ValueError:
                 break  # the last line of a run that was killed while it wrote
-            if number == 0:
-                if entry.get("run") != self._run:
-                    raise ConfigError(
-                        f"{self._part_path} belongs to a run with other prompts or settings:"
-                        " remove it or name another output"
-                    )
-            else:
-                done[entry.pop("index")] = entry
         return done
 
     def __enter__(self) -> Answers:
+        whole = self._part_path.with_name(self._part_path.name + "ial")
         try:
-            self._file = self._part_path.open("w")
+            self._file = whole.open("w", encoding="utf-8")
         except OSError as error:
-            raise ConfigError(f"{self._part_path}: {error.strerror}") from None
+            raise ConfigError(f"{whole}: {error.strerror}") from None
         self._write({"run": self._run})
         for index, answer in self.done.items():
             self._write({"index": index, **answer})
+        os.replace(whole, self._part_path)  # not before all that was kept is in it again
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -349,7 +354,7 @@ class Answers:
     def finish(self, count: int) -> None:
         """All answers in order under the final name."""
         whole = self._part_path.with_name(self._part_path.name + "ial")
-        with whole.open("w") as file:
+        with whole.open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(self.done[index], ensure_ascii=False) + "\n" for index in range(count))
         os.replace(whole, self._out_path)
         self._part_path.unlink(missing_ok=True)

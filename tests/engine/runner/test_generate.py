@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from schedtop.engine.config import ConfigError, EngineConfig
-from schedtop.engine.generate import Summary, generate
+from schedtop.engine.generate import Answers, Summary, generate, read_prompts
 
 SMALL_STEPS = {"num_blocks": 14, "max_num_batched_tokens": 24, "max_num_seqs": 4}
 
@@ -79,6 +79,30 @@ def test_an_interrupted_run_goes_on(lab: Any, config: EngineConfig, tmp_path: Pa
     assert second.resumed == first.finished and second.finished == 9
     assert second.output_tokens == 20 * (9 - first.finished)
     assert [answer["token_ids"] for answer in read(out)] == [lab.reference("llama")(p, 20) for p in prompts]
+
+
+def test_kept_answers_survive_any_text_and_are_not_foreign_files(tmp_path: Path) -> None:
+    out, part = tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
+    texts = ["a\u2028b", "c\x85d", "e"]
+    with Answers(out, b"prompts", {}) as answers:
+        for index, text in enumerate(texts):
+            answers.add(index, {"text": text})
+    again = Answers(out, b"prompts", {})
+    assert [again.done[index]["text"] for index in range(3)] == texts
+    with again:
+        pass
+    assert len(Answers(out, b"prompts", {}).done) == 3
+    for foreign in (b"mine\n", b"[1]\n", b"\xff\xfe", b"5"):
+        part.write_bytes(foreign)
+        with pytest.raises(ConfigError, match="remove it or name another output"):
+            Answers(out, b"prompts", {})
+        assert part.read_bytes() == foreign
+
+
+def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n{"prompt": "b"}')
+    assert [prompt.prompt for prompt in read_prompts(path)] == ["a", "b"]
 
 
 def test_lines_have_settings_of_their_own(lab: Any, config: EngineConfig, tmp_path: Path) -> None:
