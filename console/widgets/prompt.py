@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from rich.segment import Segment
+from textual.strip import Strip
 from textual.widgets import Input
 
 if TYPE_CHECKING:
@@ -23,6 +25,15 @@ class Prompt(Input):
         self._done: Callable[[str | None], None] | None = None
         self.on_help: Callable[[], None] | None = None
         self.heard: Key | None = None
+        self._question = ""
+
+    def render_line(self, y: int) -> Strip:
+        """Before a text, the question it answers: the placeholder that asks it is gone with the first character."""
+        line = super().render_line(y)
+        if not self.value:
+            return line
+        question = Strip([Segment(f"{self._question}: ", self.rich_style)])
+        return Strip.join([question, line]).crop(0, self.content_size.width)
 
     def ask(
         self,
@@ -34,6 +45,7 @@ class Prompt(Input):
         """Ask for a text; `done` gets it, or None. `changed` hears every key."""
         self._changed, self._done = None, done
         self.placeholder = what
+        self._question = what.partition(":")[0]
         self.value = value
         self.cursor_position = len(value)
         self._changed = changed

@@ -177,6 +177,15 @@ async def test_a_filter_narrows_help_opens_over_it_and_escape_takes_one_level_ea
         assert not seat.live.requests.filter
 
 
+async def test_what_is_typed_stands_beside_the_question_it_answers() -> None:
+    async with seated() as seat:
+        await seat.press("6", "down", "down", "-")
+        text = await seat.press("c", *"12")
+        assert "seconds until it goes back" in text and "(30): 12" in text
+        await seat.press("escape")
+        assert "filter: chat" in await seat.press("slash", *"chat")
+
+
 async def test_a_filter_given_up_leaves_the_old_one() -> None:
     async with seated() as seat:
         await seat.press("slash", *"r-04", "enter")
