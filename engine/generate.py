@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -9,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 import msgspec
 import numpy as np
@@ -313,6 +314,8 @@ class Answers:
             raise ConfigError(odd)
         if not self._part_path.exists():
             return {}
+        with self._part_path.open("rb") as file:
+            self._claim(file)  # let go at once: the answers it holds go into a new file
         # Bytes: an answer's text may hold characters that end a line of text, such as U+2028.
         first, *lines = self._part_path.read_bytes().split(b"\n")
         head = json.dumps({"run": self._run}).encode()
@@ -333,14 +336,25 @@ class Answers:
     def __enter__(self) -> Answers:
         whole = self._part_path.with_name(self._part_path.name + "ial")
         try:
-            self._file = whole.open("w", encoding="utf-8")
+            self._file = whole.open("a", encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"{whole}: {error.strerror}") from None
+        self._claim(self._file)
+        self._file.truncate(0)
         self._write({"run": self._run})
         for index, answer in self.done.items():
             self._write({"index": index, **answer})
         os.replace(whole, self._part_path)  # not before all that was kept is in it again
         return self
+
+    def _claim(self, file: IO[Any]) -> None:
+        """Two runs that answer into one file would lose each other's answers. Raises `ConfigError` for the second."""
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                f"{self._part_path}: another run is writing it; wait for its end or name another output"
+            ) from None
 
     def __exit__(self, *_: object) -> None:
         assert self._file is not None

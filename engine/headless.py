@@ -66,17 +66,21 @@ def serve(
     on_progress: OnProgress,
     notice: Callable[[str], None],
 ) -> Report:
-    """Step an engine until it is exhausted or its duration is over; report and sinks get every record."""
+    """Step an engine until it is exhausted, its duration is over or Ctrl+C; report and sinks get every record."""
     began_s = time.monotonic()
     # A recording looks at the state after each of its steps, and a pace is one of single steps.
     walk = step_through if sinks or config.real_time else run_through
-    for done in walk(engine, config):
-        report.add(done)
-        if sinks and isinstance(done, StepRecord):
-            _hand_out(done, sinks, notice)
-        on_progress(done.end_s)
+    try:
+        for done in walk(engine, config):
+            report.add(done)
+            if sinks and isinstance(done, StepRecord):
+                _hand_out(done, sinks, notice)
+            on_progress(done.end_s)
+    except KeyboardInterrupt:
+        report.interrupted = True
+        notice(f"interrupted at {engine.clock_s:.1f} s: the report tells of what was served until then")
     report.wall_s = time.monotonic() - began_s
-    report.close(config.duration_s or engine.clock_s)
+    report.close(engine.clock_s if report.interrupted else config.duration_s or engine.clock_s)
     return report
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import click
 from schedtop.console.cli.defaults import choose_default
 from schedtop.console.cli.engine_flags import engine_config
-from schedtop.console.cli.errors import FAILED, CommandError, check_writable, one_line, say
+from schedtop.console.cli.errors import FAILED, INTERRUPTED, CommandError, check_writable, one_line, say
 from schedtop.console.cli.foretell import ForecastProcess
 from schedtop.console.cli.pull import check_start
 from schedtop.engine.channel.protocol import ChannelError
@@ -101,7 +101,7 @@ def _print_report(config: EngineConfig, slo: Slo | None) -> int:
     source = config.workload.source if config.workload else ""
     click.echo(one_line(f"schedtop: {duration_s:g} s of {config.device}, {source}"))
     click.echo(report.as_text())
-    return 0
+    return INTERRUPTED if report.interrupted else 0
 
 
 def check_terminal() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 from schedtop.console.cli.engine_flags import add_engine_flags, engine_config
-from schedtop.console.cli.errors import CommandError, check_writable, say
+from schedtop.console.cli.errors import INTERRUPTED, CommandError, check_writable, say
 from schedtop.console.cli.pull import check_start
 from schedtop.engine.slo import parse_slo
 
@@ -37,7 +37,7 @@ def command(ctx: click.Context, /, as_json: bool, slo: str | None, profile: bool
     with _profiled(profile):
         report = run_headless(config, bounds, notice=say, show_progress=sys.stderr.isatty())
     click.echo(json.dumps(report.as_dict()) if as_json else report.as_text())
-    ctx.exit(0)
+    ctx.exit(INTERRUPTED if report.interrupted else 0)
 
 
 @contextmanager

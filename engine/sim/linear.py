@@ -27,7 +27,7 @@ class LinearCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     per_attention_pair_s: Seconds = 0.0
     per_kv_token_s: Seconds = 0.0
     per_request_s: Seconds = 0.0
-    floor_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    floor_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
 
     def step_s(self, features: StepFeatures) -> float:
         """Seconds of a step."""

@@ -90,7 +90,7 @@ class Outcome:
 
 
 class FakeEngine:
-    """Takes `steps` steps of 10 ms each (None: for ever), then idles; fails at one; aborting a number below 0 hangs it."""
+    """Takes `steps` steps of 10 ms (None: for ever), then idles; fails at one; aborting a number below 0 hangs it."""
 
     def __init__(
         self,

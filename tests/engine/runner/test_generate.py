@@ -99,6 +99,15 @@ def test_kept_answers_survive_any_text_and_are_not_foreign_files(tmp_path: Path)
         assert part.read_bytes() == foreign
 
 
+def test_two_runs_do_not_answer_into_one_file(tmp_path: Path) -> None:
+    out = tmp_path / "out.jsonl"
+    with Answers(out, b"prompts", {}) as first:
+        first.add(0, {"text": "kept"})
+        with pytest.raises(ConfigError, match="another run is writing it"):
+            Answers(out, b"prompts", {})
+    assert Answers(out, b"prompts", {}).done == {0: {"text": "kept"}}
+
+
 def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n{"prompt": "b"}')
