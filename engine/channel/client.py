@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import threading
@@ -123,7 +124,8 @@ class ChannelClient:
     def _receive(self) -> int | None:
         """Bytes received without waiting; None if there were none, 0 at the end of the stream."""
         try:
-            num_bytes = self._sock.recv_into(self._frames.room(_READ_BYTES), 0, socket.MSG_DONTWAIT)
+            # Not by the socket's own methods: under its timeout for sending they would wait for bytes to come.
+            num_bytes = os.readv(self._sock.fileno(), [self._frames.room(_READ_BYTES)])
         except (BlockingIOError, InterruptedError):
             return None
         self._frames.took(num_bytes)

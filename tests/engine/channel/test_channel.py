@@ -7,6 +7,7 @@ import socket
 import stat
 import struct
 import threading
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -360,3 +361,26 @@ def test_frames_survive_any_fragmentation(bodies: list[bytes], size: int) -> Non
         while (body := buffer.next()) is not None:
             got.append(body)
     assert got == bodies
+
+
+def test_a_message_is_not_held_back_until_the_next_one_comes() -> None:
+    """Whatever the time allowed for sending."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(3600)
+    client = ChannelClient(ours, "a pair")
+    got: list[Any] = []
+
+    def read() -> None:
+        while len(got) < 20:
+            got.append(client.receive())
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    for number in range(20):
+        theirs.sendall(b"".join(frame(encode(t.Reply(number, True, "", 0)))))
+        deadline_s = time.monotonic() + 30
+        while len(got) <= number and time.monotonic() < deadline_s:
+            time.sleep(0.001)
+        assert len(got) == number + 1
+    reader.join(30)
+    assert [message.command for message in got] == list(range(20))
