@@ -10,8 +10,9 @@ from schedtop.console import text
 from schedtop.console.columns import Layer, draw_columns
 from schedtop.console.line import Line
 from schedtop.console.replay.curves import BATCH, CHARTS, TOKENS, Chart, Floats
+from schedtop.console.replay.panels import RunsPanel
 from schedtop.console.replay.timeline import clock
-from schedtop.console.widgets.panel import Panel, Pieces
+from schedtop.console.widgets.panel import Pieces
 
 if TYPE_CHECKING:
     from schedtop.console.replay.overlay import Overlay
@@ -24,7 +25,7 @@ GAP = 0.125
 _BATCH_SHARE = 1.5
 
 
-class ChartsPanel(Panel):
+class ChartsPanel(RunsPanel):
     TITLE: ClassVar[str] = "Both runs"
     HELP: ClassVar[str] = """\
 Every chart shows two runs against time on the recording's clock: the area is the recorded run, the line the re-run
@@ -37,13 +38,8 @@ What was recorded on a real device is simulated with step times fitted to it. On
 fairly: the area is then the recording run again as it was, and o puts the recorded run itself there."""
 
     def __init__(self, view: View, overlay: Overlay, *, id: str) -> None:
-        super().__init__(view, id=id)
-        self.overlay = overlay
-        self._top = 0
+        super().__init__(view, overlay, id=id)
         self._known: tuple[object, list[tuple[Chart, Floats, Floats, float]]] = (None, [])
-
-    def rule(self, width: int) -> Line:
-        return unnumbered(self, width)
 
     def headline(self) -> Pieces:
         overlay, glyphs = self.overlay, self.view.glyphs
@@ -203,9 +199,6 @@ fairly: the area is then the recording run again as it was, and o puts the recor
         styles[chosen] = palette["accent"] + Style(reverse=True)
         return line.cells(chars, styles)
 
-    def move(self, lines: int) -> None:
-        self._top += lines
-
     def click_line(self, y: int, x: int) -> None:
         cells = self.size.width - GUTTER
         if self.overlay.outcome is not None and x >= GUTTER:
@@ -224,13 +217,3 @@ def _figure(value: float) -> str:
     if np.isnan(value):
         return text.NONE
     return f"{value:.1f}" if 0 < abs(value) < 99.95 else text.count(value)
-
-
-def unnumbered(panel: Panel, width: int) -> Line:
-    """A panel's rule without a number: digits belong to the Live screen."""
-    palette, glyphs = panel.view.palette, panel.view.glyphs
-    rule = palette["rule"]
-    line = Line().add(glyphs.rule, rule).add(panel.TITLE, palette["text"] + Style(bold=True))
-    for piece, role in panel.headline():
-        line.add(f" {glyphs.rule} ", rule).add(piece, palette[role])
-    return line.add(" ", rule).pad(width, rule, glyphs.rule)

@@ -125,7 +125,7 @@ class TimelineBar(Drawn):
 
     def _letters(self, cells: int) -> dict[int, str]:
         self.timeline.look(cells)
-        key = (cells, self.timeline.version)
+        key = (self.timeline, cells, self.timeline.version)
         if self._known[0] != key:
             self._known = (key, self.timeline.letters(cells))
         return self._known[1]

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, ClassVar
 from rich.style import Style
 from schedtop.console import text
 from schedtop.console.line import Line
-from schedtop.console.replay.charts import unnumbered
+from schedtop.console.replay.panels import RunsPanel, UnnumberedPanel
 from schedtop.console.widgets.knobs import wrap
-from schedtop.console.widgets.panel import Panel, Pieces
+from schedtop.console.widgets.panel import Pieces
 
 if TYPE_CHECKING:
-    from schedtop.console.replay.overlay import Overlay
     from schedtop.console.replay.rerun import Outcome, Reruns, Row
     from schedtop.console.view import View
 
@@ -20,7 +19,7 @@ LABEL, VALUE, CHANGE, VERDICT = 19, 10, 19, 6
 _ROLES = {"better": "ok", "worse": "breach"}
 
 
-class FiguresPanel(Panel):
+class FiguresPanel(RunsPanel):
     TITLE: ClassVar[str] = "Figures"
     HELP: ClassVar[str] = """\
 Figures of the whole stretch that was run again. The difference is between two runs that can be compared: the one as
@@ -28,14 +27,6 @@ recorded and the one with changed knobs, both simulated if the recording is of a
 not show in the figures is called none (=), one of less than 1 % is neither better nor worse.
 If requests were in flight when the recording ended, all runs end with it and latencies are of what came before;
 else all runs serve every request."""
-
-    def __init__(self, view: View, overlay: Overlay, *, id: str) -> None:
-        super().__init__(view, id=id)
-        self.overlay = overlay
-        self._top = 0
-
-    def rule(self, width: int) -> Line:
-        return unnumbered(self, width)
 
     def headline(self) -> Pieces:
         outcome = self.overlay.outcome
@@ -85,9 +76,6 @@ else all runs serve every request."""
         line.add(f"  {text.fit(row.change, CHANGE)}", palette[role])
         return line.add(row.verdict if row.verdict in _ROLES else "", palette[role])
 
-    def move(self, lines: int) -> None:
-        self._top += lines
-
     def copied(self) -> str:
         outcome = self.overlay.outcome
         rows = outcome.rows if outcome is not None else ()
@@ -99,20 +87,12 @@ def _idle(row: Row) -> bool:
     return row.name == "refused" and {row.recorded, row.base, row.variant} == {"0"}
 
 
-class PartingPanel(Panel):
+class PartingPanel(RunsPanel):
     TITLE: ClassVar[str] = "First difference"
     HELP: ClassVar[str] = """\
 The first step that is not the same in the run as recorded and in the changed one, and in what: who got tokens, who
 was admitted or preempted, what stopped the scheduler, why the head of the queue waits. Limits themselves are no
 difference, only what was decided under them. Below it: how the runs were made."""
-
-    def __init__(self, view: View, overlay: Overlay, *, id: str) -> None:
-        super().__init__(view, id=id)
-        self.overlay = overlay
-        self._top = 0
-
-    def rule(self, width: int) -> Line:
-        return unnumbered(self, width)
 
     def headline(self) -> Pieces:
         outcome = self.overlay.outcome
@@ -154,9 +134,6 @@ difference, only what was decided under them. Below it: how the runs were made."
             for number, piece in enumerate(wrap(text.clean(words, 600), width - 4))
         ]
 
-    def move(self, lines: int) -> None:
-        self._top += lines
-
 
 def made(outcome: Outcome) -> list[tuple[str, str]]:
     """How the runs came about, each line with its role."""
@@ -183,7 +160,7 @@ def made(outcome: Outcome) -> list[tuple[str, str]]:
     return lines
 
 
-class ProgressPanel(Panel):
+class ProgressPanel(UnnumberedPanel):
     """In the place of all others while a run is under way, or came to nothing."""
 
     TITLE: ClassVar[str] = "Re-run"
@@ -193,9 +170,6 @@ class ProgressPanel(Panel):
         super().__init__(view, id=id)
         self.reruns = reruns
         self.words = ""
-
-    def rule(self, width: int) -> Line:
-        return unnumbered(self, width)
 
     def headline(self) -> Pieces:
         return [(self.words, "text")]
