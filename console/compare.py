@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from schedtop.console import enough
 from schedtop.console.events import Event
 from schedtop.console.history import History
 from schedtop.console.latency import BUCKET_S, Samples, merge
@@ -13,8 +14,8 @@ from schedtop.engine.telemetry import KnobChange, Totals
 SPAN_S = 60.0
 """The longest window on either side of a change."""
 
-MIN_SAMPLES = {0.5: 10, 0.95: 40}
-"""How many samples a quantile must rest on: two of them beyond it."""
+SHARES = (0.5, 0.95)
+"""The quantiles that are compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure on both sides, in the unit of its name; None where `n` is too few. `lower_is_better`."""
+    """One figure on both sides, in the unit of its name; None where `n` is too few. `lower_is_better`.
+
+    `share` is that of a quantile; None for a rate, whose `n` counts steps.
+    """
 
     name: str
     before: float | None
@@ -42,6 +46,7 @@ class Figure:
     before_n: int
     after_n: int
     lower_is_better: bool
+    share: float | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -82,7 +87,7 @@ def compare(history: History, change: Change, all_changes: list[Change]) -> Comp
     last = min(int(later // BUCKET_S) - 1, bucket + int(SPAN_S / BUCKET_S))
     # The second in which the change fell belongs to neither side.
     sides = ((first, bucket - 1), (bucket + 1, last))
-    figures = [_quantile_figure(history, kind, share, sides) for kind in ("ttft", "itl") for share in MIN_SAMPLES]
+    figures = [_quantile_figure(history, kind, share, sides) for kind in ("ttft", "itl") for share in SHARES]
     rates: tuple[tuple[str, Callable[[Totals], float], bool], ...] = (
         ("out tok/s", lambda totals: totals.output_tokens, False),
         ("preempt/min", lambda totals: 60 * totals.preemptions, True),
@@ -102,10 +107,10 @@ def _samples(history: History, kind: str, side: tuple[int, int]) -> Samples:
 
 def _quantile_figure(history: History, kind: str, share: float, sides: Sides) -> Figure:
     before, after = (_samples(history, kind, side) for side in sides)
-    values = [samples.quantile(share) if samples.n >= MIN_SAMPLES[share] else None for samples in (before, after)]
+    values = [enough.quantile(samples, share) for samples in (before, after)]
     name = f"{kind.upper()} p{share * 100:.0f} ms"
     scaled = [None if value is None else value * 1000 for value in values]
-    return Figure(name, scaled[0], scaled[1], before.n, after.n, lower_is_better=True)
+    return Figure(name, scaled[0], scaled[1], before.n, after.n, lower_is_better=True, share=share)
 
 
 def _rate_figure(
@@ -117,7 +122,7 @@ def _rate_figure(
     for start, stop in sides:
         readings = history.latency.readings(start, stop + 1)
         steps.append(readings[-1].step - readings[0].step if readings else 0)
-        enough = len(readings) >= 2 and readings[0].end_s < (start + 1) * BUCKET_S
-        span_s = readings[-1].end_s - readings[0].end_s if enough else 0.0
+        known = len(readings) >= 2 and readings[0].end_s < (start + 1) * BUCKET_S
+        span_s = readings[-1].end_s - readings[0].end_s if known else 0.0
         values.append((count(readings[-1].totals) - count(readings[0].totals)) / span_s if span_s > 0 else None)
     return Figure(name, values[0], values[1], steps[0], steps[1], lower)

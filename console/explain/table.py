@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from schedtop.console.enough import needed
+
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
@@ -33,8 +35,8 @@ LOOKS = Threshold(
 )
 MIN_SPAN = Threshold("span", 10.0, "s", "the first seconds of a session are not its usual traffic")
 MIN_STEPS = Threshold("steps", 20, "steps", "fewer steps cannot tell a state from a moment")
-MIN_FIRSTS = Threshold("first tokens", 8, "samples", "a median of fewer moves with each one")
-MIN_GAPS = Threshold("gaps", 50, "samples", "a p95 of fewer is its largest few")
+MIN_FIRSTS = Threshold("first tokens", needed(0.5), "samples", "a median of fewer moves with each one")
+MIN_GAPS = Threshold("gaps", needed(0.95), "samples", "a p95 of fewer is its largest few")
 STALL = Threshold("stall", 3.0, "× median ITL", "the project's own definition of a stall; an ITL SLO replaces it")
 STALL_SHARE = Threshold(
     "stalled gaps", 0.05, "of gaps", "a p95 that is itself a stall: what people call not smooth"

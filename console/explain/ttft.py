@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from schedtop.console import enough
 from schedtop.console.explain import table
-from schedtop.console.explain.finding import Advice, Finding, Link, Severity, percent, seconds, some
+from schedtop.console.explain.finding import Advice, Finding, Link, Numbers, Severity, percent, seconds, some
 from schedtop.console.explain.window import Table, Window
 from schedtop.engine.telemetry import Limiter
 
@@ -130,14 +131,15 @@ def _threshold_on(window: Window) -> bool:
 
 def _symptom(window: Window) -> tuple[Link, ...]:
     firsts = window.firsts
-    ttft50, ttft95 = (float(value) for value in np.quantile(firsts[:, 2], (0.5, 0.95)))
-    queue50 = float(np.median(firsts[:, 3]))
+    ttft50, queue50 = float(np.median(firsts[:, 2])), float(np.median(firsts[:, 3]))
+    numbers: Numbers = {"ttft_p50_s": ttft50, "n": len(firsts), "stall_share": window.stall_share}
+    p95 = enough.lack(0.95)
+    if len(firsts) >= enough.needed(0.95):
+        ttft95 = numbers["ttft_p95_s"] = float(np.quantile(firsts[:, 2], 0.95))
+        p95 = seconds(ttft95)
     part = queue50 / ttft50 if ttft50 else 0.0
     return (
-        Link(
-            f"TTFT p50 {seconds(ttft50)}, p95 {seconds(ttft95)} (n={len(firsts)}); {window.itl_words()}",
-            {"ttft_p50_s": ttft50, "ttft_p95_s": ttft95, "n": len(firsts), "stall_share": window.stall_share},
-        ),
+        Link(f"TTFT p50 {seconds(ttft50)}, p95 {p95} (n={len(firsts)}); {window.itl_words()}", numbers),
         Link(
             f"{percent(part)} of it is queue: p50 {seconds(queue50)}, {queue50 / window.step_s:.0f} median steps",
             {"queue_p50_s": queue50, "queue_part": part, "step_s": window.step_s},

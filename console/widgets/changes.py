@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rich.style import Style
-from schedtop.console import text
-from schedtop.console.compare import MIN_SAMPLES, Change, Comparison, Figure, changes, compare
+from schedtop.console import enough, text
+from schedtop.console.compare import Change, Comparison, Figure, changes, compare
 from schedtop.console.line import Line
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
@@ -21,7 +21,7 @@ class ChangesPanel(Panel):
     HELP: ClassVar[str] = """\
 Every change of a knob that is still remembered, newest first. Below them: figures of up to a minute before the
 selected change beside up to a minute after it, neither reaching past another change. n are the samples; a median
-needs 10 on both sides and a p95 needs 40, else it says `too few`. Windows are of the engine's clock, and what
+needs 10 and a p95 needs 40, else n<10 or n<40 stands in its place. Windows are of the engine's clock, and what
 was sampled after a change may have been queued before it. Enter shows the change's step on the Live screen."""
 
     def __init__(self, view: View, *, id: str) -> None:
@@ -115,7 +115,6 @@ was sampled after a change may have been queued before it. Enter shows the chang
 def _value(figure: Figure, value: float | None, n: int, span_s: float) -> str:
     if value is not None:
         return f"{value:.1f}" if value < 1000 else text.count(value)
-    if "p95" in figure.name or "p50" in figure.name:
-        needs = MIN_SAMPLES[0.95 if "p95" in figure.name else 0.5]
-        return "too few" if n < needs else text.UNKNOWN
+    if figure.share is not None:
+        return enough.lack(figure.share) if n < enough.needed(figure.share) else text.UNKNOWN
     return "too short" if span_s < 1 else text.UNKNOWN

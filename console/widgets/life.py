@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 from rich.style import Style
-from schedtop.console import text
+from schedtop.console import enough, text
 from schedtop.console.columns import Layer, draw_columns
 from schedtop.console.life import Life, Visit, read_life, sharers
 from schedtop.console.line import Line
@@ -190,9 +190,9 @@ n and N go to the next and the previous request."""
         gaps = np.array([visit.gap_s for visit in life.visits if visit.gap_s is not None])
         figures = [("TTFT", text.ms(life.ttft_s))]
         if len(gaps):
-            p50, p95 = np.quantile(gaps, (0.5, 0.95)).tolist()
-            figures.append(("ITL p50", text.ms(p50)))
-            figures.append(("p95", text.ms(p95)))
+            for name, share in (("ITL p50", 0.5), ("p95", 0.95)):
+                known = len(gaps) >= enough.needed(share)
+                figures.append((name, text.ms(float(np.quantile(gaps, share))) if known else enough.lack(share)))
             figures.append(("max", text.ms(float(gaps.max()))))
             figures.append(("n", str(len(gaps))))
         if life.finish is not None:

@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 from links import EngineLink
-from schedtop.console.compare import MIN_SAMPLES, changes, compare
+from schedtop.console import enough
+from schedtop.console.compare import changes, compare
 from schedtop.console.history import MAX_RECORDS, History
 from schedtop.console.presets import BUILT_IN, PresetError, load_presets, save_preset
 from schedtop.console.screens.knobs import KnobsScreen
@@ -62,7 +63,8 @@ def test_too_few_samples_give_no_figure() -> None:
     history, _ = served(600, 30, max_num_scheduled_tokens=256)
     found = changes(history)
     figures = compare(history, found[0], found).figures
-    assert all(figure.after is None for figure in figures if figure.after_n < min(MIN_SAMPLES.values()))
+    lacking = [item for item in figures if item.share is not None and item.after_n < enough.needed(item.share)]
+    assert lacking and all(figure.after is None for figure in lacking)
 
 
 def test_what_was_before_a_change_outlives_its_records() -> None:
