@@ -68,7 +68,7 @@ def _plain(record: StepRecord) -> dict[str, object]:
     """A record as JSON values, its rows spelt out."""
     plain: dict[str, object] = msgspec.structs.asdict(record)
     plain["rows"] = row_matrix(record).T.tolist()
-    for packed in ("itl_s", "changed_blocks", "tables"):
+    for packed in ("itl_s", "changed_blocks", "grown", "grown_blocks"):
         del plain[packed]
     return plain
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -95,7 +94,7 @@ class State:
         self._back: dict[int, None] = {}
         # Worked out when they are looked at: records come far more often than anyone looks.
         self._tables: dict[int, bytes] = {}
-        self._grown: list[list[tuple[int, bytes]]] = []
+        self._grown: list[tuple[bytes, bytes]] = []
         self._newest: StepRecord | None = None
         self._rows: IntArray | None = None
         self._classes: Classes = np.zeros(0, dtype=np.uint8)
@@ -116,15 +115,19 @@ class State:
         return self._tables
 
     def _settle_tables(self) -> None:
-        requests = self.requests
-        parts: defaultdict[int, list[bytes]] = defaultdict(list)
-        for tables in self._grown:
-            for number, ids in tables:
-                if number in requests:
-                    parts[number].append(ids)
+        grown, grown_blocks = map(b"".join, zip(*self._grown, strict=True))
         self._grown = []
-        for number, grown in parts.items():
-            self._tables[number] = b"".join([self._tables.get(number, b""), *grown])
+        pairs = np.frombuffer(grown, dtype=np.int32).reshape(-1, 2)
+        ids = np.frombuffer(grown_blocks, dtype=np.int32)
+        if (pairs[:, 1] < 0).any() or pairs[:, 1].sum() != len(ids):
+            self.exact = False  # damaged: nobody knows whose blocks these are
+            return
+        owners = np.repeat(pairs[:, 0], pairs[:, 1])
+        order = np.argsort(owners, kind="stable")
+        numbers, starts = np.unique(owners[order], return_index=True)
+        for number, part in zip(numbers.tolist(), np.split(ids[order], starts[1:]), strict=False):
+            if number in self.requests:
+                self._tables[number] = self._tables.get(number, b"") + part.tobytes()
 
     @property
     def classes(self) -> Classes:
@@ -191,8 +194,8 @@ class State:
             self._newest, self._rows = record, None
         if record.ttft_s:
             self._first_tokens(record)
-        if record.tables:
-            self._grown.append(record.tables)
+        if record.grown:
+            self._grown.append((record.grown, record.grown_blocks))
             if len(self._grown) >= MAX_UNSETTLED:
                 self._settle_tables()
         for finish in record.finishes:

@@ -106,6 +106,7 @@ class Observer:
         flags = np.frombuffer(settled.rows, dtype=np.int32)[-len(settled.itl_s) // 4 :]
         decodes = int(np.count_nonzero(flags & DECODE))
         state = self.scheduler.state
+        grown, grown_blocks = self._growth()
         events = self._take_events()
         return StepRecord(
             seq=self._next_seq(),
@@ -134,7 +135,8 @@ class Observer:
             head=self.look_at(draft.head),
             blocks=self.blocks(),
             changed_blocks=packed(state.kv.pool.drain_changes()),
-            tables=self._tables(),
+            grown=grown,
+            grown_blocks=grown_blocks,
             arrivals=events.arrivals,
             admissions=draft.admissions,
             refusals=events.refusals,
@@ -198,7 +200,8 @@ class Observer:
             head=None,
             blocks=self.blocks(),
             changed_blocks=b"",
-            tables=[],
+            grown=b"",
+            grown_blocks=b"",
             arrivals=[],
             admissions=[],
             refusals=[],
@@ -301,11 +304,17 @@ class Observer:
         since_s = self._queued_s.get(head.number)
         return msgspec.structs.replace(head, inverted=mark_inverted(self.scheduler.state, head), since_s=since_s)
 
-    def _tables(self) -> list[tuple[int, bytes]]:
+    def _growth(self) -> tuple[bytes, bytes]:
+        """`grown` and `grown_blocks` of the step."""
         draft = self.scheduler.draft
-        pairs = [*draft.new_blocks.items()]
-        pairs += [(started.request.number, started.block_table) for started in draft.started]
-        return [(number, packed(blocks)) for number, blocks in pairs]
+        pairs, blocks = array("i"), array("i")
+        for number, ids in draft.new_blocks.items():
+            pairs.extend((number, len(ids)))
+            blocks.extend(ids)
+        for started in draft.started:
+            pairs.extend((started.request.number, len(started.block_table)))
+            blocks.extend(started.block_table)
+        return pairs.tobytes(), blocks.tobytes()
 
     def snapshot(self, clock_s: float, knobs: dict[str, object], knobs_version: int, paused: bool) -> Snapshot:
         """The whole present state. Walks every request: for a joining console, not for every step."""

@@ -94,10 +94,8 @@ class Stretch(msgspec.Struct, frozen=True):
                 oldest_wait_s=None if oldest_s is None else end_s - oldest_s,
                 blocks=_taken(common.blocks, end, (step + 1) * size),
                 changed_blocks=packed(in_order(dict.fromkeys(new_blocks, HELD))),
-                tables=[
-                    (number, packed([block]))
-                    for number, block in zip(rows[0, grown].tolist(), new_blocks, strict=True)
-                ],
+                grown=np.stack([rows[0, grown], np.ones_like(grown)], axis=1).astype(np.int32).tobytes(),
+                grown_blocks=packed(new_blocks),
                 totals=_counted(common, step + 1, busy_s),
             )
             yield record if step < steps - 1 else self._closing(record)

@@ -9,6 +9,7 @@ Requests are named by `number`, unique within a session; `Arrival` gives the tex
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import IntEnum, StrEnum
 from typing import Any
 
@@ -16,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of everything in this file; both ends of a channel and a recording's reader compare it."""
 
 PREFIX_KEY_BYTES = 4
@@ -207,10 +208,10 @@ class StepRecord(Message, tag=1, frozen=True):
     """One step of the engine, whole. A record with `executed` false carries events of an idle engine.
 
     `rows` is an int32 matrix (`len(ROW_FIELDS)`, rows), every running request in order, admitted ones last;
-    `itl_s` float32, one per row, NaN where the step delivered no second or later output. `tables` gives block ids
-    (int32) appended to a request's table, or the whole table at an admission. `schedule_s` and `update_s` are None
-    on a simulated clock, where they are part of the device's cost. `changed_blocks` is int32
-    `block * 4 + BlockClass`.
+    `itl_s` float32, one per row, NaN where the step delivered no second or later output. `grown` are int32 pairs: a
+    request, and how many blocks its table gained, or holds from its admission on; `grown_blocks` the ids of those
+    blocks (int32), end to end: see `table_growth`. `schedule_s` and `update_s` are None on a simulated clock, where
+    they are part of the device's cost. `changed_blocks` is int32 `block * 4 + BlockClass`.
     """
 
     seq: int
@@ -239,7 +240,8 @@ class StepRecord(Message, tag=1, frozen=True):
     head: Head | None
     blocks: Blocks
     changed_blocks: bytes
-    tables: list[tuple[int, bytes]]
+    grown: bytes
+    grown_blocks: bytes
     arrivals: list[Arrival]
     admissions: list[Admission]
     refusals: list[Refusal]
@@ -400,6 +402,15 @@ def block_changes(record: StepRecord) -> tuple[IntArray, IntArray]:
     """Ids of blocks whose class changed, and their new `BlockClass` values."""
     packed = np.frombuffer(record.changed_blocks, dtype=np.int32)
     return packed >> 2, packed & 3
+
+
+def table_growth(grown: bytes, grown_blocks: bytes) -> Iterator[tuple[int, bytes]]:
+    """From the two fields of a record: each request whose table grew, and the block ids it gained (int32)."""
+    pairs, start = memoryview(grown).cast("i").tolist(), 0
+    for number, count in zip(pairs[::2], pairs[1::2], strict=True):
+        stop = start + 4 * count
+        yield number, grown_blocks[start:stop]
+        start = stop
 
 
 def describe_head(head: Head) -> str:

@@ -132,7 +132,8 @@ def _check_arrays(record: StepRecord) -> None:
         len(record.rows) % _ROW_BYTES == 0
         and len(record.itl_s) * len(ROW_FIELDS) == len(record.rows)
         and len(record.changed_blocks) % 4 == 0
-        and not [table for _, table in record.tables if len(table) % 4]
+        and len(record.grown) % 8 == 0
+        and len(record.grown_blocks) % 4 == 0
     )
     if not whole:
         raise ChannelError(f"the engine sent step {record.step} with arrays of unequal length")

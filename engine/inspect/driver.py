@@ -21,6 +21,7 @@ from schedtop.engine.telemetry import (
     Header,
     StepRecord,
     row_columns,
+    table_growth,
 )
 
 MAX_PROMPT_TOKENS = 1 << 24
@@ -134,7 +135,7 @@ class Driver:
 
     def _learn_contents(self, record: StepRecord) -> None:
         """Where an admission found blocks whose content only the model knew, take over what they hold."""
-        state, tables = self.engine.scheduler.state, dict(record.tables)
+        state, tables = self.engine.scheduler.state, dict(table_growth(record.grown, record.grown_blocks))
         for admission in record.admissions:
             request, table = state.requests.get(admission.number), tables.get(admission.number)
             if request is None or table is None:

@@ -7,7 +7,15 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from schedtop.engine.telemetry import ROW_FIELDS, StepRecord, block_changes, describe_head, itl_column, row_matrix
+from schedtop.engine.telemetry import (
+    ROW_FIELDS,
+    StepRecord,
+    block_changes,
+    describe_head,
+    itl_column,
+    row_matrix,
+    table_growth,
+)
 
 Cell = int | float | str | bool | None
 
@@ -78,14 +86,17 @@ def document_of(record: StepRecord) -> dict[str, Any]:
     blocks, classes = block_changes(record)
     gaps_s = [None if gap_s != gap_s else gap_s for gap_s in itl_column(record).tolist()]
     rows = row_matrix(record).T.tolist()
+    growth = table_growth(record.grown, record.grown_blocks)
     packed = {
         "rows": [dict(zip(ROW_FIELDS, row, strict=True)) for row in rows],
         "itl_s": gaps_s,
         "changed_blocks": [list(pair) for pair in zip(blocks.tolist(), classes.tolist(), strict=True)],
-        "tables": {str(number): np.frombuffer(ids, dtype=np.int32).tolist() for number, ids in record.tables},
+        "grown": {str(number): np.frombuffer(ids, dtype=np.int32).tolist() for number, ids in growth},
     }
     return {
-        name: packed[name] if name in packed else _named(getattr(record, name)) for name in record.__struct_fields__
+        name: packed[name] if name in packed else _named(getattr(record, name))
+        for name in record.__struct_fields__
+        if name != "grown_blocks"
     }
 
 

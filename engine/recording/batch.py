@@ -64,7 +64,7 @@ _INTS = (
 )
 _BOOLS = ("executed", "paused")
 _TIMES = ("start_s", "end_s", "execute_s", "schedule_s", "update_s", "oldest_wait_s")
-_OTHERS = ("rows", "itl_s", "blocks", "changed_blocks", "tables", "totals")
+_OTHERS = ("rows", "itl_s", "blocks", "changed_blocks", "grown", "grown_blocks", "totals")
 _EVENTS = tuple(name for name in _FIELDS if name not in (*_INTS, *_TIMES, *_OTHERS))
 """All that is left, `limiter` among them, is kept as it is, one list per field; of lists only those not empty."""
 _LISTS = tuple(name for name in _EVENTS if get_origin(_FIELDS[name]) is list)
@@ -154,7 +154,7 @@ def decode_batch(data: bytes, block_size: int, tables: Tables) -> list[StepRecor
         columns[name] = _spread(columns[name], np.flatnonzero(unpack(places, n)).tolist(), n)
     columns["blocks"] = [Blocks(*row) for row in zip(*pool, strict=True)]
     columns["totals"] = _rebuild(Totals, dict(zip(_COUNTS, counts, strict=True)) | {"busy_s": times.busy_s})
-    columns["tables"] = unpack_gains(batch.blocks, n)
+    columns["grown"], columns["grown_blocks"] = unpack_gains(batch.blocks, n)
     columns["changed_blocks"] = unpack_changes(batch.blocks, _moves(columns), tables)
     columns["rows"], columns["itl_s"] = _unpack_matrix(batch, np.array(times.end_s), block_size)
     return _rebuild(StepRecord, columns)
@@ -186,7 +186,7 @@ def _spread(kept: list[Any], places: list[int], count: int) -> list[Any]:
 
 
 def _moves(columns: dict[str, Any]) -> Moves:
-    return Moves(columns["tables"], columns["admissions"], columns["preemptions"], columns["finishes"])
+    return Moves(**{name: columns[name] for name in Moves.__struct_fields__})
 
 
 def _changed_orders(numbers: Any, row_counts: Any) -> tuple[Any, Any]:

@@ -20,19 +20,16 @@ from schedtop.engine.recording.columns import (
     differences,
     pack,
     sums,
-    unpack,
     unpack32,
     unpack_counts,
 )
-from schedtop.engine.telemetry import Admission, BlockClass, Finish, Preemption, Snapshot
+from schedtop.engine.telemetry import Admission, BlockClass, Finish, Preemption, Snapshot, table_growth
 
 MAX_IDS = 1 << 20
 """Block ids in one batch, of tables and of changes each."""
 
 Tables = dict[int, bytes]
 """Block ids (int32) of every request that holds some, by number."""
-
-Gains = Sequence[Sequence[tuple[int, bytes]]]
 
 _UNTOUCHED = 4
 """Stored as the class of a block that was foreseen to change and did not."""
@@ -59,7 +56,8 @@ class StoredBlocks(msgspec.Struct, array_like=True, frozen=True):
 class Moves(msgspec.Struct, frozen=True):
     """What moves blocks in each record of a batch."""
 
-    gains: Gains
+    grown: Sequence[bytes]
+    grown_blocks: Sequence[bytes]
     admissions: Sequence[list[Admission]]
     preemptions: Sequence[list[Preemption]]
     finishes: Sequence[list[Finish]]
@@ -73,12 +71,12 @@ def tables_of(snapshot: Snapshot) -> Tables:
 def follow(tables: Tables, moves: Moves) -> list[bytes]:
     """Move `tables` on; returns the block ids that each record should have freed."""
     freed = []
-    each = zip(moves.gains, moves.admissions, moves.preemptions, moves.finishes, strict=True)
-    for gains, admissions, preemptions, finishes in each:
+    each = zip(*msgspec.structs.astuple(moves), strict=True)
+    for grown, grown_blocks, admissions, preemptions, finishes in each:
         gone = [tables.pop(preemption.number, b"") for preemption in preemptions]
         for admission in admissions:
             tables.pop(admission.number, None)
-        for number, ids in gains:
+        for number, ids in table_growth(grown, grown_blocks):
             tables[number] = tables.get(number, b"") + ids
         gone += [tables.pop(finish.number, b"") for finish in finishes]
         freed.append(b"".join(gone))
@@ -86,12 +84,12 @@ def follow(tables: Tables, moves: Moves) -> list[bytes]:
 
 
 def pack_blocks(moves: Moves, changed: Sequence[bytes], tables: Tables) -> StoredBlocks:
-    """`tables` and `changed_blocks` of a batch; moves `tables` on."""
-    entries, lengths, ids = _flatten(moves.gains)
+    """What moved in a batch, and `changed_blocks`; moves `tables` on."""
+    entries, pairs, ids = _flatten(moves)
     counts = np.array([len(data) // 4 for data in changed], dtype=np.int64)
     packed = np.frombuffer(b"".join(changed), dtype=np.int32)
     keys, classes = _keys(counts, packed >> 2), packed & 3
-    gained, gone = _gained(entries, lengths, ids), _gone(follow(tables, moves))
+    gained, gone = _gained(entries, pairs[:, 1], ids), _gone(follow(tables, moves))
     foreseen = bool(np.all(keys[1:] > keys[:-1]))
     freed = BlockClass.CACHED_FREE
     if foreseen:
@@ -101,8 +99,8 @@ def pack_blocks(moves: Moves, changed: Sequence[bytes], tables: Tables) -> Store
         counts = np.bincount(keys >> 32, minlength=len(changed))
     return StoredBlocks(
         entries=pack(entries),
-        numbers=pack(differences(np.array([n for gains in moves.gains for n, _ in gains], dtype=np.int64))),
-        lengths=pack(lengths),
+        numbers=pack(differences(pairs[:, 0])),
+        lengths=pack(pairs[:, 1]),
         ids=pack(differences(ids)),
         foreseen=foreseen,
         freed=int(freed),
@@ -112,21 +110,20 @@ def pack_blocks(moves: Moves, changed: Sequence[bytes], tables: Tables) -> Store
     )
 
 
-def unpack_gains(stored: StoredBlocks, count: int) -> list[list[tuple[int, bytes]]]:
-    """`tables` of `count` records. Raises `ColumnError`."""
+def unpack_gains(stored: StoredBlocks, count: int) -> tuple[list[bytes], list[bytes]]:
+    """`grown` and `grown_blocks` of `count` records. Raises `ColumnError`."""
     entries = unpack_counts(stored.entries, count, MAX_IDS)
     num_entries = int(entries.sum())
     lengths = unpack_counts(stored.lengths, num_entries, MAX_IDS)
     ids = sums(unpack32(stored.ids, int(lengths.sum())))
-    numbers = sums(unpack(stored.numbers, num_entries)).tolist()
-    pairs = list(zip(numbers, cut(ids.tobytes(), lengths * 4), strict=True))
-    ends = np.cumsum(entries).tolist()
-    return [pairs[end - size : end] for size, end in zip(entries.tolist(), ends, strict=True)]
+    numbers = sums(unpack32(stored.numbers, num_entries))
+    pairs = np.stack([numbers, lengths], axis=1).astype(np.int32)
+    return cut(pairs.tobytes(), entries * 8), cut(ids.tobytes(), _per_record(entries, lengths) * 4)
 
 
 def unpack_changes(stored: StoredBlocks, moves: Moves, tables: Tables) -> list[bytes]:
     """`changed_blocks`; moves `tables` on. Raises `ColumnError`."""
-    num_records = len(moves.gains)
+    num_records = len(moves.grown)
     counts = unpack_counts(stored.changes, num_records, MAX_IDS)
     num = int(counts.sum())
     keys = _keys(counts, sums(unpack32(stored.changed_ids, num)))
@@ -135,7 +132,8 @@ def unpack_changes(stored: StoredBlocks, moves: Moves, tables: Tables) -> list[b
         raise ColumnError("an unknown block class")
     gone = _gone(follow(tables, moves))
     if stored.foreseen:
-        expected, expected_classes = _foresee(_gained(*_flatten(moves.gains)), gone, stored.freed)
+        entries, pairs, ids = _flatten(moves)
+        expected, expected_classes = _foresee(_gained(entries, pairs[:, 1], ids), gone, stored.freed)
         kept = ~_among(expected, keys)
         told = classes != _UNTOUCHED
         keys = np.concatenate([keys[told], expected[kept]])
@@ -169,11 +167,11 @@ def _foresee(gained: Longs, gone: Longs, freed: int) -> tuple[Longs, npt.NDArray
     return keys, np.where(_among(keys, gone), freed, BlockClass.HELD).astype(np.int32)
 
 
-def _flatten(gains: Gains) -> tuple[Longs, Longs, npt.NDArray[np.int32]]:
-    flat = [ids for entries in gains for _, ids in entries]
-    entries = np.array([len(entries) for entries in gains], dtype=np.int64)
-    lengths = np.array([len(ids) // 4 for ids in flat], dtype=np.int64)
-    return entries, lengths, np.frombuffer(b"".join(flat), dtype=np.int32)
+def _flatten(moves: Moves) -> tuple[Longs, Longs, npt.NDArray[np.int32]]:
+    """Entries per record; of each entry (entries, 2) request and length; and all ids."""
+    entries = np.array([len(pairs) // 8 for pairs in moves.grown], dtype=np.int64)
+    pairs = np.frombuffer(b"".join(moves.grown), dtype=np.int32).reshape(-1, 2).astype(np.int64)
+    return entries, pairs, np.frombuffer(b"".join(moves.grown_blocks), dtype=np.int32)
 
 
 def _keys(counts: Longs, ids: npt.NDArray[np.int32]) -> Longs:
@@ -183,9 +181,13 @@ def _keys(counts: Longs, ids: npt.NDArray[np.int32]) -> Longs:
 
 def _gained(entries: Longs, lengths: Longs, ids: npt.NDArray[np.int32]) -> Longs:
     """Keys of all blocks that tables gained, once each; released blocks (-1) are none."""
-    per_record = np.zeros(len(entries), dtype=np.int64)
-    np.add.at(per_record, np.repeat(np.arange(len(entries)), entries), lengths)
-    return _distinct(_keys(per_record, ids)[ids >= 0])
+    return _distinct(_keys(_per_record(entries, lengths), ids)[ids >= 0])
+
+
+def _per_record(entries: Longs, lengths: Longs) -> Longs:
+    """How many blocks the tables of each record gained in all."""
+    ends = np.concatenate([[0], np.cumsum(lengths)])[np.cumsum(entries)]
+    return np.diff(ends, prepend=0)
 
 
 def _gone(freed: list[bytes]) -> Longs:

@@ -192,7 +192,7 @@ class _File:
 
     def _add_record(self, record: StepRecord) -> None:
         weight = len(record.rows) // 36 + len(record.changed_blocks) // 4
-        weight += sum([len(ids) // 4 for _, ids in record.tables])
+        weight += len(record.grown_blocks) // 4
         if self._weight + weight > min(MAX_ROWS, MAX_IDS) // 4:
             self.flush()
         self._batch.append(record if self._keep_text else _without_text(record))

@@ -152,9 +152,8 @@ class SyntheticEngine:
         arrivals = self._arrivals()
         rows, preemptions, budget = self._running_pass()
         admissions, head, limiter, budget = self._admit(rows, preemptions, budget)
-        tables = [
-            (job.arrival.number, np.array(new, dtype=np.int32).tobytes()) for job, _, _, new, _ in rows if new
-        ]
+        grown = [(job.arrival.number, len(new)) for job, _, _, new, _ in rows if new]
+        grown_blocks = [block for _, _, _, new, _ in rows for block in new]
         planned = [(job, job.computed, job.needed, len(job.table)) for job, *_ in rows]
         scheduled = sum(row[1] for row in rows)
         elapsed_s = 0.018 + 6e-5 * scheduled + self.random.random() * 0.002
@@ -215,7 +214,8 @@ class SyntheticEngine:
                 watermark=self._watermark(),
             ),
             changed_blocks=self._changed(before),
-            tables=tables,
+            grown=np.array(grown, dtype=np.int32).tobytes(),
+            grown_blocks=np.array(grown_blocks, dtype=np.int32).tobytes(),
             arrivals=arrivals,
             admissions=admissions,
             refusals=[],

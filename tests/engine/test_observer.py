@@ -25,6 +25,7 @@ from schedtop.engine.telemetry import (
     block_changes,
     itl_column,
     row_columns,
+    table_growth,
 )
 
 from tests.engine.harness import STEP_S, ask, engine_of, run_out, step
@@ -79,7 +80,7 @@ class Mirror:
                 self.cached[admission.number] = admission.cached_tokens
 
     def _read_tables(self, record: StepRecord) -> None:
-        for number, blocks in record.tables:
+        for number, blocks in table_growth(record.grown, record.grown_blocks):
             self.tables[number] += np.frombuffer(blocks, dtype=np.int32).tolist()
 
     def _read_rows(self, record: StepRecord) -> None:

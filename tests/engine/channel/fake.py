@@ -54,12 +54,14 @@ def record(
         "head": None,
         "blocks": t.Blocks(held=8, shared=0, cached_free=0, empty=1016, stored_tokens=100, watermark=0),
         "changed_blocks": b"",
+        "grown": b"",
+        "grown_blocks": b"",
         "totals": t.Totals(steps=seq, scheduled_tokens=num_rows * seq),
         "scheduled_tokens": num_rows,
         "knobs_version": 1,
         "paused": False,
     }
-    for name in ("ttft_s", "tables", "arrivals", "admissions", "refusals", "finishes", "preemptions", "knobs"):
+    for name in ("ttft_s", "arrivals", "admissions", "refusals", "finishes", "preemptions", "knobs"):
         values[name] = []
     return t.StepRecord(**{**values, **changes})
 

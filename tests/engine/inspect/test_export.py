@@ -9,6 +9,7 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from schedtop.engine.config import ConfigError
 from schedtop.engine.inspect import export as exports
@@ -112,7 +113,9 @@ def test_csv_has_a_row_of_figures_per_record(recording: Recording) -> None:
 def test_jsonl_has_all_of_every_record(recording: Recording) -> None:
     lines = [json.loads(line) for line in written(recording, "jsonl").splitlines()]
     for line, record in zip(lines, recording.records(), strict=True):
-        assert set(line) == set(record.__struct_fields__)
+        assert set(line) == set(record.__struct_fields__) - {"grown_blocks"}
+        grown = [block for ids in line["grown"].values() for block in ids]
+        assert np.array(grown, dtype=np.int32).tobytes() == record.grown_blocks
         assert [[row[name] for name in ROW_FIELDS] for row in line["rows"]] == row_matrix(record).T.tolist()
         assert len(line["itl_s"]) == len(line["rows"])
         assert line["blocks"]["held"] == record.blocks.held

@@ -68,9 +68,9 @@ def fewer_tokens(record: StepRecord) -> StepRecord:
 
 
 def another_block(record: StepRecord) -> StepRecord:
-    number, ids = record.tables[0]
-    moved = (np.frombuffer(ids, dtype=np.int32) ^ 1).astype(np.int32).tobytes()
-    return msgspec.structs.replace(record, tables=[(number, moved), *record.tables[1:]])
+    ids = np.frombuffer(record.grown_blocks, dtype=np.int32).copy()
+    ids[0] ^= 1
+    return msgspec.structs.replace(record, grown_blocks=ids.tobytes())
 
 
 def another_class(record: StepRecord) -> StepRecord:
@@ -87,14 +87,14 @@ def another_class(record: StepRecord) -> StepRecord:
         (fewer_tokens, "scheduled"),
         (replace(limiter="watermark"), "limiter"),
         (replace(preemptions=[]), "preempted"),
-        (another_block, "tables"),
+        (another_block, "grown blocks"),
     ],
 )
 def test_one_changed_decision_is_found_at_its_step(
     recording: Recording, tmp_path: Path, change: Callable[[StepRecord], StepRecord], field: str
 ) -> None:
     wanted = [
-        i for i, r in enumerate(recording.records()) if r.preemptions and r.tables and r.limiter != "watermark"
+        i for i, r in enumerate(recording.records()) if r.preemptions and r.grown and r.limiter != "watermark"
     ]
     index = wanted[len(wanted) // 2]
     verdict = rewritten(recording, tmp_path / "changed.schedtop", index, change)

@@ -52,6 +52,7 @@ def records(draw: st.DrawFn) -> t.StepRecord:
     fields |= {name: draw(st.booleans()) for name in ("executed", "paused")}
     fields |= {name: draw(floats) for name in ("start_s", "end_s", "execute_s")}
     fields |= {name: draw(st.none() | floats) for name in ("schedule_s", "update_s", "oldest_wait_s")}
+    tables = draw(st.lists(st.tuples(number, ids), max_size=3))
     fields |= {
         "limiter": draw(st.sampled_from(["none", "blocks"])),
         "rows": rows.tobytes(),
@@ -60,7 +61,8 @@ def records(draw: st.DrawFn) -> t.StepRecord:
         "head": draw(st.none() | st.builds(t.Head, number, st.just("blocks"))),
         "blocks": draw(st.builds(t.Blocks, small, small, small, small, long, small)),
         "changed_blocks": draw(changes()),
-        "tables": draw(st.lists(st.tuples(number, ids), max_size=3)),
+        "grown": np.array([(owner, len(block) // 4) for owner, block in tables], np.int32).tobytes(),
+        "grown_blocks": b"".join(block for _, block in tables),
         "arrivals": draw(st.lists(arrival, max_size=2)),
         "admissions": draw(st.lists(admission, max_size=2)),
         "refusals": draw(st.lists(st.builds(t.Refusal, number, st.text(max_size=3), st.just("r")), max_size=1)),
