@@ -69,7 +69,7 @@ class KnobDesk:
 
     def stage(self, name: str, value: Any) -> None:
         """Stage a value, typed or computed. Raises `KnobError` with the bound when it is refused."""
-        typed = check_value(name, _parsed(BY_NAME.get(name), value), self.ceilings)
+        typed = self.check(name, value)
         self.refused = ""
         if typed == self.current.get(name):
             self.staged.pop(name, None)
@@ -77,6 +77,10 @@ class KnobDesk:
             self.staged[name] = typed
         if not self.staged:
             self.warnings = []
+
+    def check(self, name: str, value: Any) -> KnobValue:
+        """The value as it would be staged. Raises `KnobError` with the bound when it is refused."""
+        return check_value(name, _parsed(BY_NAME.get(name), value), self.ceilings)
 
     def nudge(self, name: str, direction: int) -> None:
         """Stage the value one step up or down, kept within the bounds."""

@@ -77,16 +77,21 @@ def _checked(name: str, values: Any) -> dict[str, KnobValue]:
 
 def save_preset(folder: Path, name: str, values: Mapping[str, KnobValue]) -> Path:
     """Add or replace one of the operator's presets. Raises `PresetError` for a name it cannot have, `OSError`."""
-    if not _NAME.fullmatch(name):
-        raise PresetError(f"{name!r}: write letters, digits, - and _, at most 32")
-    if any(preset.name == name for preset in BUILT_IN):
-        raise PresetError(f"{name} comes with the console: choose another name")
+    check_name(name)
     own = {preset.name: preset.values for preset in load_presets(folder)[0] if preset.own}
     own[name] = dict(values)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILE
     path.write_text("\n".join(_table(preset, knobs) for preset, knobs in own.items()), encoding="utf-8")
     return path
+
+
+def check_name(name: str) -> None:
+    """Raises `PresetError` for a name that an operator's preset cannot have."""
+    if not _NAME.fullmatch(name):
+        raise PresetError(f"{name!r}: write letters, digits, - and _, at most 32")
+    if any(preset.name == name for preset in BUILT_IN):
+        raise PresetError(f"{name} comes with the console: choose another name")
 
 
 def _table(name: str, values: Mapping[str, KnobValue]) -> str:

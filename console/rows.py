@@ -67,8 +67,6 @@ COLUMNS: tuple[tuple[str, str, int], ...] = (
 )
 """Field of `Row`, title, and width in cells. The id takes what room is left."""
 
-SORTABLE = tuple(name for name, _, _ in COLUMNS)
-
 
 class Table:
     """The live requests of a moment: `numbers` are the running ones in the engine's order, then the queue.
@@ -150,32 +148,73 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<": operator.lt,
     "=": operator.eq,
 }
-_COMPARISON = re.compile(r"([a-z]+)(>=|<=|>|<|=)(-?\d+(?:\.\d+)?)(ms|s)?")
-_NUMBERS = tuple(name for name in SORTABLE if name not in ("id", "state"))
+_COMPARISON = re.compile(r"([^<>=]*)(>=|<=|>|<|=)(.*)")
+_NUMBER = re.compile(r"(-?\d+(?:\.\d+)?)(\D*)")
+_MS = {"": 1e-3, "ms": 1e-3, "s": 1.0}
+_UNITS: dict[str, dict[str, float]] = {
+    **{name: {"": 1.0} for name in ("prompt", "cached", "out", "kv", "preempt", "priority")},
+    "progress": {"": 1.0, "%": 0.01},
+    "age": {"": 1.0, "s": 1.0, "ms": 1e-3},
+    "ttft": _MS,
+    "itl": _MS,
+}
+"""What can be compared, and what each unit behind a number is worth; as in the table, TTFT and ITL are in ms."""
+
+Test = Callable[[Row], bool]
+
+
+class FilterError(ValueError):
+    """A word that is no test; the text says why, and what would be one."""
 
 
 class Filter:
-    """Words that must all hold: a piece of the id or the state, `!piece` for its absence, or `kv>40`, `age>2s`."""
+    """Words that must all hold: a piece of the id or the state, `kv>40`, `age>2s`; `!` before one for its contrary.
+
+    What is not understood keeps everything and is told in `problems`.
+    """
 
     def __init__(self, words: str) -> None:
         self.words = text.clean(words.strip(), 80)
-        self._tests = [_test(word) for word in self.words.lower().split()]
+        self.problems: list[str] = []
+        self._tests: list[Test] = []
+        for word in self.words.lower().split():
+            try:
+                self._tests.append(_test(word))
+            except FilterError as error:
+                self.problems.append(str(error))
 
     def __bool__(self) -> bool:
-        return bool(self._tests)
+        return bool(self.words)
 
     def keeps(self, row: Row) -> bool:
         return all(test(row) for test in self._tests)
 
 
-def _test(word: str) -> Callable[[Row], bool]:
+def _test(word: str) -> Test:
+    if word.startswith("!"):
+        if word == "!":
+            raise FilterError("! what? As !decode")
+        inner = _test(word[1:])
+        return lambda row: not inner(row)
     found = _COMPARISON.fullmatch(word)
-    if found is not None and found[1] in _NUMBERS:
-        get, compare = operator.attrgetter(found[1]), _OPERATORS[found[2]]
-        limit = float(found[3])
-        if found[4] == "ms" or (found[4] is None and found[1] in ("ttft", "itl")):
-            limit /= 1000  # times are shown in milliseconds
-        return lambda row: (value := get(row)) is not None and compare(value, limit)
-    if word.startswith("!") and len(word) > 1:
-        return lambda row: word[1:] not in row.id.lower() and word[1:] not in row.state
+    if found is not None:
+        return _comparison(word, *found.groups())
     return lambda row: word in row.id.lower() or word in row.state
+
+
+def _comparison(word: str, name: str, sign: str, limit: str) -> Test:
+    field = "priority" if name == "prio" else name
+    if field in ("id", "state"):
+        raise FilterError(f"{word}: write {limit or 'a piece of it'} alone")
+    if field not in _UNITS:
+        raise FilterError(f"{word}: compare {', '.join(_UNITS)}")
+    units = [unit for unit in _UNITS[field] if unit]
+    if not limit:
+        raise FilterError(f"{word} what? As {word}40{''.join(units[:1])}")
+    found = _NUMBER.fullmatch(limit)
+    if found is None or found[2] not in _UNITS[field]:
+        behind = f" ({' or '.join(units)} may follow one)" if units else ""
+        raise FilterError(f"{word}: {limit} is no number{behind}")
+    get, compare = operator.attrgetter(field), _OPERATORS[sign]
+    bound = float(found[1]) * _UNITS[field][found[2]]
+    return lambda row: (value := get(row)) is not None and compare(value, bound)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 from schedtop.console import text
 from schedtop.console.actions import key_name
 from schedtop.console.replay.desk import ReplayDesk
-from schedtop.console.replay.jumps import HINT, JumpError
+from schedtop.console.replay.jumps import HINT, JumpError, understood
 from schedtop.console.screens.base import ConsoleScreen
 from schedtop.engine.telemetry import Snapshot
 
@@ -142,11 +142,18 @@ class ReplayCommands:
             live.set_focus(live.focused_panel)
             self.app.paint()
 
+        def wrong(words: str) -> str:
+            try:
+                understood(words)
+            except JumpError as error:
+                return str(error).partition(": ")[2]
+            return ""
+
         if self.screen is not live:
             self.app.back_to_live("jump")
             return
         live.prompt.on_help = None
-        live.prompt.ask(HINT, "", done)
+        live.prompt.ask(f"jump to: {HINT}", "", done, wrong=wrong)
 
     def _try(self, move: Callable[[], str | None]) -> None:
         """Move, and say what it says, or why it cannot be."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from schedtop.console import text
@@ -104,32 +105,43 @@ class Jumps:
 
     def go(self, words: str) -> str:
         """Go where an operator's words say; where that is. Raises `JumpError`."""
-        asked = words.strip().lower()
-        parts = asked.split()
-        if len(parts) == 2 and parts[0] in ("next", "prev", "previous"):
-            kind = next((name for word, name in _ALIASES.items() if parts[1].startswith(word)), None)
-            if kind is None:
-                names = "preemption, knob, refusal, abort, loop, ttft, itl"
-                raise JumpError(f"{text.clean(parts[1])}: write one of {names}")
-            return self.jump(kind, parts[0] == "next")
-        if not self._move(asked):
-            raise JumpError(f"{text.clean(words)}: write {HINT}")
-        return f"step {self.player.history.live.step}"
+        return understood(words)(self)
 
-    def _move(self, asked: str) -> bool:
-        player, source = self.player, self.source
-        if asked in ("start", "end"):
-            player.move(0 if asked == "start" else player.last)
-        elif found := re.fullmatch(r"(?:step|#)?\s*(\d+)", asked):
-            player.move_to_step(int(found[1]))
-        elif found := re.fullmatch(rf"{_NUMBER}\s*%", asked):
-            share = min(float(found[1]), 100.0) / 100
-            player.move_to_time(source.start_s + share * (source.end_s - source.start_s))
-        elif (clock_s := seconds_of(asked)) is not None:
-            player.move_to_time(clock_s)
-        else:
-            return False
-        return True
+
+def understood(words: str) -> Callable[[Jumps], str]:
+    """The jump that an operator's words ask for. Raises `JumpError` where they ask for none."""
+    asked = words.strip().lower()
+    parts = asked.split()
+    if len(parts) == 2 and parts[0] in ("next", "prev", "previous"):
+        kind = next((name for word, name in _ALIASES.items() if parts[1].startswith(word)), None)
+        if kind is None:
+            names = "preemption, knob, refusal, abort, loop, ttft, itl"
+            raise JumpError(f"{text.clean(parts[1])}: write one of {names}")
+        return lambda jumps: jumps.jump(kind, parts[0] == "next")
+    move = _move(asked)
+    if move is None:
+        raise JumpError(f"{text.clean(words)}: write {HINT}")
+
+    def go(jumps: Jumps) -> str:
+        move(jumps.player, jumps.source)
+        return f"step {jumps.player.history.live.step}"
+
+    return go
+
+
+def _move(asked: str) -> Callable[[Player, Source], object] | None:
+    if asked == "start":
+        return lambda player, source: player.move(0)
+    if asked == "end":
+        return lambda player, source: player.move(player.last)
+    if found := re.fullmatch(r"(?:step|#)?\s*(\d+)", asked):
+        step = int(found[1])
+        return lambda player, source: player.move_to_step(step)
+    if found := re.fullmatch(rf"{_NUMBER}\s*%", asked):
+        share = min(float(found[1]), 100.0) / 100
+        return lambda player, source: player.move_to_time(source.start_s + share * (source.end_s - source.start_s))
+    clock_s = seconds_of(asked)
+    return None if clock_s is None else lambda player, source: player.move_to_time(clock_s)
 
 
 def seconds_of(words: str) -> float | None:

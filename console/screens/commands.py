@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from schedtop.console.rows import Filter
 from schedtop.console.screens.everywhere import EverywhereCommands
 
 if TYPE_CHECKING:
@@ -97,10 +98,14 @@ class LiveCommands:
         def done(words: str | None) -> None:
             self.screen.requests.set_filter(before if words is None else words)
             self.screen.set_focus(self.screen.requests)
+            problems = self.screen.requests.filter.problems
+            if words is not None and problems:
+                self.screen.say(problems[0], "warn")
             self.screen.paint()
 
         self.screen.prompt.on_help = EverywhereCommands(self.screen).do_help
-        self.screen.prompt.ask("filter: words for id or state, !word, kv>40, age>2s", before, done, changed)
+        hint = "filter: words for id or state, !word, kv>40, age>2s"
+        self.screen.prompt.ask(hint, before, done, changed, lambda words: next(iter(Filter(words).problems), ""))
 
     # Panels
 

@@ -77,10 +77,18 @@ class KnobCommands:
             else:
                 self.foresee()
 
-        self._ask(f"{knob.name} ({self.desk.range_of(knob)})", text.value(self.desk.shown(knob.name)), typed)
+        def wrong(words: str) -> str:
+            try:
+                self.desk.check(knob.name, words)
+            except KnobError as error:
+                return str(error).partition(": ")[2] or str(error)
+            return ""
 
-    def _ask(self, what: str, value: str, typed: Callable[[str], None]) -> None:
-        """Let the operator type something."""
+        value = text.value(self.desk.shown(knob.name))
+        self._ask(f"{knob.name} ({self.desk.range_of(knob)})", value, typed, wrong)
+
+    def _ask(self, what: str, value: str, typed: Callable[[str], None], wrong: Callable[[str], str]) -> None:
+        """Let the operator type something; `wrong` says what a text lacks."""
 
         def done(words: str | None) -> None:
             if words is not None:
@@ -89,7 +97,7 @@ class KnobCommands:
             self.screen.paint()
 
         self.prompt.on_help = EverywhereCommands(self.screen).do_help
-        self.prompt.ask(what, value, done)
+        self.prompt.ask(what, value, done, wrong=wrong)
 
     def do_knob_apply(self) -> None:
         if not self.desk.staged:
@@ -105,13 +113,13 @@ class KnobCommands:
             self.screen.say("stage a change first; c then applies it for a while only", "warn")
         else:
             watched = " or once an SLO breaks" if self.app.slos_s else ""
-            self._ask(f"seconds until it goes back unless confirmed{watched} ({TRIAL_S:g})", "", self._try)
+            question = f"seconds until it goes back unless confirmed{watched} ({TRIAL_S:g})"
+            self._ask(question, "", self._try, lambda words: "" if _seconds(words) else "not a number of seconds")
 
     def _try(self, words: str) -> None:
-        try:
-            seconds = float(words) if words.strip() else TRIAL_S
-        except ValueError:
-            self.screen.say(f"{words!r} is no number of seconds", "breach")
+        seconds = _seconds(words)
+        if seconds is None:
+            self.screen.say(f"{words!r} is no number of seconds: nothing was applied", "breach")
         else:
             self._apply("trial", seconds)
 
@@ -172,3 +180,12 @@ class KnobCommands:
 
         self.app.command(lambda id: SetKnobs(id, values, by="key", dry_run=True), replied)
         self.app.forecaster.want(values)
+
+
+def _seconds(words: str) -> float | None:
+    """How long a trial is to last; None of what is no such number."""
+    try:
+        seconds = float(words.strip().removesuffix("s")) if words.strip() else TRIAL_S
+    except ValueError:
+        return None
+    return seconds if 0 < seconds < float("inf") else None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from schedtop.console import layout
 from schedtop.console.actions import Registry
 from schedtop.console.desk import KnobDesk
-from schedtop.console.presets import PresetError, load_presets, save_preset
+from schedtop.console.presets import PresetError, check_name, load_presets, save_preset
 from schedtop.console.screens.everywhere import EverywhereCommands
 from schedtop.console.screens.knob_commands import KnobCommands
 from schedtop.console.screens.panels import MoveCommands, PanelScreen
@@ -16,6 +16,7 @@ from schedtop.console.widgets.changes import ChangesPanel
 from schedtop.console.widgets.knobs import KnobsPanel
 from schedtop.console.widgets.presets import PresetsPanel
 from schedtop.console.widgets.prompt import Prompt
+from schedtop.engine.knobs import KnobError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,8 +33,8 @@ class KnobsScreenCommands:
     def why_not(self, name: str) -> str | None:
         screen = self.screen
         match name:
-            case "preset_stage" if screen.view.options.read_only:
-                return "this console is read-only"
+            case "preset_stage":
+                return screen.knob_commands.why_not("knob_launch")
             case "preset_save" if screen.view.options.config_dir is None:
                 return "there is no settings folder"
             case "change_step" if screen.changes.selected() is None:
@@ -63,8 +64,13 @@ class KnobsScreenCommands:
             return
         desk = self.screen.knobs.desk
         desk.drop()
-        for name, value in differing.items():
-            desk.stage(name, value)
+        try:
+            for name, value in differing.items():
+                desk.stage(name, value)
+        except KnobError as error:
+            desk.drop()
+            self.screen.say(f"{preset.name} cannot be staged: {error}", "breach")
+            return
         self.screen.knob_commands.foresee()
         self.screen.set_focus(self.screen.knobs)
         does = "applies it" if self.screen.view.replay is None else "re-runs with it"
@@ -90,7 +96,14 @@ class KnobsScreenCommands:
             screen.presets.presets, _ = load_presets(folder)
             screen.say(f"saved {path}", "ok")
 
-        screen.prompt.ask("name of the preset", "", done)
+        def wrong(name: str) -> str:
+            try:
+                check_name(name.strip())
+            except PresetError as error:
+                return str(error)
+            return ""
+
+        screen.prompt.ask("name of the preset", "", done, wrong=wrong)
 
     def do_change_step(self) -> None:
         change = self.screen.changes.selected()

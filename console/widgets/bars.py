@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.style import Style
+from schedtop.console import text
 from schedtop.console.actions import GLOBAL, Action, Registry, key_name
 from schedtop.console.layout import TABS
 from schedtop.console.line import Line
@@ -85,7 +86,8 @@ class TabBar(Drawn):
             staged = self.panels["knobs"].desk.staged  # type: ignore[attr-defined]
             return f"{len(staged)} staged" if staged else ""
         if name == "requests":
-            return str(len(moment.state.requests))
+            words = self.panels["requests"].filter.words  # type: ignore[attr-defined]
+            return f"{len(moment.state.requests)}" + (f" filter {text.fit(words, 12).strip()}" if words else "")
         return ""
 
 

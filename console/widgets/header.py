@@ -61,6 +61,12 @@ class HeaderBar(Drawn):
             return False
         return not state.paused and not state.requests and (view.age_s or 0.0) > _OLD_S
 
+    @property
+    def paused(self) -> bool:
+        """The engine waits because it was told to: nothing is late, and nothing is done per second."""
+        view = self.view
+        return view.replay is None and not view.stale and view.history.synced and view.history.live.paused
+
     def fields(self, wide: bool) -> list[tuple[str, str, str]]:
         """Label, value and role of the value, the most important first."""
         view, history = self.view, self.view.history
@@ -70,10 +76,12 @@ class HeaderBar(Drawn):
             found.append(("step", f"{state.step}/{view.replay.last_step}", "text"))
             found.append(("at", _position(view.replay), "text"))
         age_s = view.age_s
-        old = age_s is not None and age_s > _OLD_S and not self.idle
+        old = age_s is not None and age_s > _OLD_S and not (self.idle or self.paused)
         age = [("age", text.duration(age_s), "breach" if old else "text")] if view.replay is None else []
         if old:
             found += age
+        if self.paused and view.pinned is not None:
+            found.append(("", "engine paused", "warn"))
         if view.badge:
             found.append(("", view.badge, "breach"))
         if header is not None:
@@ -82,7 +90,8 @@ class HeaderBar(Drawn):
                 found.append(("on", text.clean(header.device, 28), "text"))
         if view.replay is None:
             found.append(("step", str(state.step), "text"))
-        rates = None if self.idle else history.rates(view.moment)
+        still = self.idle or (self.paused and view.pinned is None)
+        rates = None if still else history.rates(view.moment)
         if rates is not None:
             found.append(("", f"{text.rate(rates.steps)} step/s", "text"))
         if not old:

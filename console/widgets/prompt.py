@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
+from rich.cells import cell_len
 from rich.segment import Segment
+from schedtop.console import text
+from schedtop.console.glyphs import to_ascii
 from textual.strip import Strip
 from textual.widgets import Input
 
 if TYPE_CHECKING:
+    from schedtop.console.screens.base import ConsoleScreen
     from textual.events import Key
+
+_LEAST_QUESTION = 12
+"""Cells a question keeps beside a long text."""
 
 
 class Prompt(Input):
     """`ask` shows it; Enter hands the text over, Esc gives up; ? asks for help and is never text.
 
-    `heard` is the newest key that came to it.
+    What is wrong with the text so far stands at its right. `heard` is the newest key that came to it.
     """
 
     def __init__(self, *, id: str) -> None:
         super().__init__(id=id, compact=True)
         self._changed: Callable[[str], None] | None = None
         self._done: Callable[[str | None], None] | None = None
+        self._wrong: Callable[[str], str] | None = None
         self.on_help: Callable[[], None] | None = None
         self.heard: Key | None = None
         self._question = ""
@@ -32,8 +40,17 @@ class Prompt(Input):
         line = super().render_line(y)
         if not self.value:
             return line
-        question = Strip([Segment(f"{self._question}: ", self.rich_style)])
-        return Strip.join([question, line]).crop(0, self.content_size.width)
+        width, wrong = self.content_size.width, self._wrong(self.value) if self._wrong is not None else ""
+        note = min(cell_len(wrong), width // 2)
+        others = cell_len(self.value) + 4 + note  # a colon, two spaces and the cursor
+        room = min(cell_len(self._question), max(_LEAST_QUESTION, width - others))
+        question = Strip([Segment(f"{text.fit(self._question, room)}: ", self.rich_style)])
+        line = Strip.join([question, line]).crop(0, width)
+        if not note or room + others > width:
+            return line
+        view = cast("ConsoleScreen", self.screen).view
+        words = text.fit(to_ascii(wrong) if view.options.ascii else wrong, note)
+        return Strip.join([line.crop(0, width - note), Strip([Segment(words, view.palette.on("warn", "surface"))])])
 
     def ask(
         self,
@@ -41,9 +58,10 @@ class Prompt(Input):
         value: str,
         done: Callable[[str | None], None],
         changed: Callable[[str], None] | None = None,
+        wrong: Callable[[str], str] | None = None,
     ) -> None:
-        """Ask for a text; `done` gets it, or None. `changed` hears every key."""
-        self._changed, self._done = None, done
+        """Ask for a text; `done` gets it, or None. `changed` hears every key; `wrong` says what a text lacks."""
+        self._changed, self._done, self._wrong = None, done, wrong
         self.placeholder = what
         self._question = what.partition(":")[0]
         self.value = value

@@ -34,8 +34,8 @@ PROMPT   computed/prompt tokens while the prompt is computed    CACHED  prompt t
 PROGRESS cached prompt, computed prompt, outputs, and what may still come, in proportion
 KV       blocks held      AGE  since arrival      TTFT, ITL  in ms; ITL is the newest gap
 PREEMPT  how often it was preempted     PRIO  lower is more urgent
-< and > choose the sorting column, I inverts it. / filters: words match the id or the state, !word excludes,
-and kv>40, out<10, age>2s, itl>80ms, prompt>=1000 compare; all must hold. Esc clears the filter.
+< and > choose the sorting column, I inverts it. / filters: words match the id or the state, kv>40, out<10,
+age>2s, itl>80ms, prompt>=1000, progress>50% compare, ! before one excludes; all must hold. Esc clears it.
 f keeps the selected request in sight, F keeps the order while values go on changing. Enter shows its life."""
 
     def __init__(self, view: View, *, id: str) -> None:
@@ -60,6 +60,7 @@ f keeps the selected request in sight, F keeps the order while values go on chan
         ]
         if self.filter:
             pieces.append((f"filter {self.filter.words}: {len(self._listed)}", "accent"))
+            pieces += [("not understood", "warn")] if self.filter.problems else []
         if self.frozen is not None:
             pieces.append(("order frozen", "warn"))
         if self.following:

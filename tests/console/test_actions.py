@@ -106,7 +106,10 @@ def test_sorting_keeps_every_request_and_puts_unknown_values_last(column: str, d
         ("age>=1s", lambda row: row.age >= 1),
         ("r-04", lambda row: "r-04" in row.id),
         ("", lambda row: True),
-        ("prompt=12x", lambda row: False),
+        ("!kv>10", lambda row: row.kv <= 10),
+        ("progress>50% itl<80ms", lambda row: row.progress > 0.5 and row.itl is not None and row.itl < 0.08),
+        ("prio=0", lambda row: row.priority == 0),
+        ("decode kv>2x", lambda row: "decode" in row.state),
     ],
 )
 def test_filters(words: str, test: object) -> None:
@@ -114,6 +117,23 @@ def test_filters(words: str, test: object) -> None:
     kept = Filter(words)
     rows = [made.row(number) for number in made.numbers]
     assert [row for row in rows if kept.keeps(row)] == [row for row in rows if test(row)]  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("kv>2x", "kv>2x: 2x is no number"),
+        ("r-04 kv>2ms", "kv>2ms: 2ms is no number"),
+        ("age>2h", "age>2h: 2h is no number (s or ms may follow one)"),
+        ("kv>", "kv> what? As kv>40"),
+        ("ttft<=", "ttft<= what? As ttft<=40ms"),
+        ("blocks>4", "blocks>4: compare prompt, cached, out, kv, preempt, priority, progress, age, ttft, itl"),
+        ("state=decode", "state=decode: write decode alone"),
+        ("!", "! what? As !decode"),
+    ],
+)
+def test_a_word_that_is_not_understood_is_named_with_what_is_possible(words: str, problem: str) -> None:
+    assert Filter(words).problems == [problem]
 
 
 def desk() -> KnobDesk:

@@ -151,6 +151,26 @@ async def test_a_preset_is_staged_then_applied() -> None:
         assert "3 changes" in seat.text or "1 change" in seat.text
 
 
+@pytest.mark.parametrize("keys", [("6", "-"), ("6", "R"), ("6", "u"), ("K", "tab", "down", "enter")])
+async def test_nothing_is_staged_while_a_past_step_is_shown(keys: tuple[str, ...]) -> None:
+    async with seated() as seat:
+        await seat.press("6", "-", "enter")
+        await seat.press("1", "left", "left")
+        text = await seat.press(*keys)
+        assert "a past step is shown; End returns to the present" in text
+        assert not seat.app.desk.staged
+        await seat.press("end", *keys[-1:])
+        assert seat.app.desk.staged
+
+
+async def test_a_preset_above_a_ceiling_is_refused_whole(tmp_path: Path) -> None:
+    save_preset(tmp_path, "wide", {"watermark": 0.25, "max_num_seqs": 128})
+    async with seated(config_dir=tmp_path) as seat:
+        text = await seat.press("K", "tab", "G", "enter")
+        assert "wide cannot be staged" in text and "must be at most 64" in text
+        assert not seat.app.desk.staged
+
+
 async def test_present_values_become_a_preset(tmp_path: Path) -> None:
     async with seated(config_dir=tmp_path) as seat:
         text = await seat.press("K", "tab", "w", *"mine", "enter")

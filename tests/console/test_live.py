@@ -122,6 +122,24 @@ async def test_an_engine_without_requests_is_idle_not_late_and_makes_no_tokens()
         assert "IDLE" in seat.lines[0] and "tok/s" not in seat.lines[0]
 
 
+async def test_a_paused_engine_is_not_late_and_makes_no_tokens() -> None:
+    now_s = 0.0
+    async with seated(now=lambda: now_s) as seat:
+        await seat.press("P")
+        now_s += 100.0
+        await seat.settle()
+        header = seat.live.header
+        assert "ENGINE PAUSED" in seat.lines[0] and "step/s" not in seat.lines[0] and "tok/s" not in seat.lines[0]
+        assert ("age", "1m40s", "text") in header.fields(wide=True)
+        await seat.press("1", "left", "left")
+        assert "engine paused" in seat.lines[0] and "step/s" in seat.lines[0], "that step was in full work"
+        assert ("age", "1m40s", "text") in header.fields(wide=True)
+        await seat.press("end", "P")
+        now_s += 5.0
+        await seat.settle()
+        assert "LIVE" in seat.lines[0] and ("age", "5.0s", "breach") in header.fields(wide=True)
+
+
 async def test_right_past_the_newest_step_is_live_again() -> None:
     async with seated() as seat:
         await seat.press("1", "left")
@@ -184,6 +202,36 @@ async def test_what_is_typed_stands_beside_the_question_it_answers() -> None:
         assert "seconds until it goes back" in text and "(30): 12" in text
         await seat.press("escape")
         assert "filter: chat" in await seat.press("slash", *"chat")
+
+
+@pytest.mark.parametrize("size", [WIDE, COMPACT, STRIP])
+async def test_what_is_wrong_with_a_text_is_said_while_it_is_typed(size: tuple[int, int]) -> None:
+    async with seated(size) as seat:
+        await seat.press("slash", *"kv>2x")
+        assert "filter: kv>2x" in seat.lines[-1] and "2x is no number" in seat.lines[-1]
+        assert "no number" not in await seat.press("backspace")
+        await seat.press("x", "enter")
+        assert "kv>2x: 2x is no number" in seat.lines[-1]
+        await seat.press("escape", "6", "home", "down", "down", "equals_sign", *["backspace"] * 2, *"99")
+        assert "max_num_seqs (1..64): 99" in seat.lines[-1] and "must be at most 64" in seat.lines[-1]
+        await seat.press("escape", "-", "c", *"so")
+        assert seat.lines[-1].startswith(" seconds until") and "not a number" in seat.lines[-1]
+        assert ": so " in seat.lines[-1]
+        await seat.press("escape")
+        assert not seat.live.typing and seat.app.desk.staged
+
+
+async def test_what_is_not_understood_filters_nothing() -> None:
+    async with seated() as seat:
+        shown = list(seat.live.requests._listed)
+        text = await seat.press("slash", *"kv>2x", "enter")
+        assert seat.live.requests._listed == shown and "not understood" in text
+
+
+async def test_a_filter_is_seen_also_where_tabs_hide_the_title() -> None:
+    async with seated(COMPACT) as seat:
+        text = await seat.press("slash", *"decode", "enter")
+        assert "filter decode" in text
 
 
 async def test_a_filter_given_up_leaves_the_old_one() -> None:

@@ -146,7 +146,8 @@ async def test_jumping_by_the_prompt_and_by_event(recording: Recording, told: An
         await seat.press(*"120", "enter")
         assert seat.step == 120
         await seat.press("J")
-        assert "write" in await seat.press(*"nowhere", "enter") and seat.step == 120
+        assert "jump to: nowhere" in await seat.press(*"nowhere") and "write step 1200" in seat.lines[-1]
+        assert "write" in await seat.press("enter") and seat.step == 120
         marked = [r.step for r in told.records if r.knobs or r.preemptions or r.refusals or _aborted(r)]
         await seat.press("right_curly_bracket")
         assert seat.step == min(step for step in marked if step > 120)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from schedtop.console.replay.history import RecordedHistory
-from schedtop.console.replay.jumps import JumpError, Jumps, seconds_of
+from schedtop.console.replay.jumps import JumpError, Jumps, seconds_of, understood
 from schedtop.console.replay.player import SPEEDS, Player
 from schedtop.engine.recording import Recording
 
@@ -131,6 +131,8 @@ def test_outliers_are_above_three_medians_without_an_slo(player: Player, told: A
 
 @pytest.mark.parametrize("words", ["somewhere", "next", "next thing", "12 parsecs", "-5", "--", "step"])
 def test_no_place(player: Player, words: str) -> None:
+    with pytest.raises(JumpError):
+        understood(words)
     with pytest.raises(JumpError):
         Jumps(player).go(words)
 
