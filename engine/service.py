@@ -27,6 +27,7 @@ from schedtop.engine.config import ConfigError, EngineConfig
 from schedtop.engine.leave import leave
 from schedtop.engine.loop import ServiceLoop, Steppable
 from schedtop.engine.sinks import check_sinks, open_sinks
+from schedtop.engine.sweep import sweep_sockets
 from schedtop.engine.telemetry import Bye, Drain, Reply, Stage
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -165,6 +166,8 @@ def serve(config: EngineConfig, owned: bool = False) -> int:
         server = ChannelServer(config.socket or default_address())
     except (ConfigError, ChannelError) as error:
         return _fail(str(error), 2)
+    if not server.address.startswith("tcp:"):
+        sweep_sockets(Path(server.address).parent)
     life = Life()
     life.install()
     server.watch(life.wakes, lambda: life.wakes.recv(4096))
