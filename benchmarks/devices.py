@@ -16,6 +16,7 @@ from statistics import median
 
 import msgspec
 from schedtop.engine.sim.features import StepCost, StepFeatures
+from schedtop.engine.sim.memory import PoolSettings
 from schedtop.engine.sim.spec import SimDevice, parse_device
 
 POINTS = Path(__file__).with_name("device_points.toml")
@@ -103,9 +104,8 @@ def steady_batch(cost: StepCost, device: SimDevice, point: Point) -> float:
     if point.batch is not None:
         return point.batch
     if point.rate is None:
-        blocks = device.num_blocks(
-            gpu_memory_utilization=POOL_SHARE, tensor_parallel_size=point.tensor_parallel_size
-        )
+        pool = PoolSettings(gpu_memory_utilization=POOL_SHARE, tensor_parallel_size=point.tensor_parallel_size)
+        blocks = device.num_blocks(pool)
         return blocks * 16 // (point.prompt + point.output)
     batch = 1.0
     for _ in range(100):

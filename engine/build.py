@@ -17,6 +17,7 @@ from schedtop.engine.golden import Case, read_case
 from schedtop.engine.knobs import BY_NAME, KnobError, check_value
 from schedtop.engine.runner.files import check_extra, look_up
 from schedtop.engine.scheduler.scheduler import Scheduler
+from schedtop.engine.sim.memory import PoolSettings
 from schedtop.engine.sim.spec import PREFIX, SimDevice, parse_device
 from schedtop.engine.sim.worker import SimWorker
 from schedtop.engine.telemetry import PROTOCOL, Header
@@ -148,7 +149,7 @@ def case_engine(case: Case, config: EngineConfig) -> Engine:
 
 
 def _simulated_blocks(config: EngineConfig, settings: dict[str, Any], device: SimDevice) -> int:
-    return device.num_blocks(
+    pool = PoolSettings(
         block_size=settings.get("block_size") or BY_NAME["block_size"].default,  # type: ignore[arg-type]
         gpu_memory_utilization=config.gpu_memory_utilization,
         max_num_batched_tokens=settings.get("max_num_batched_tokens") or 2048,
@@ -156,6 +157,7 @@ def _simulated_blocks(config: EngineConfig, settings: dict[str, Any], device: Si
         pipeline_parallel_size=config.pipeline_parallel_size,
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,
     )
+    return device.num_blocks(pool)
 
 
 def _build_real(config: EngineConfig, settings: dict[str, Any], on_stage: OnStage) -> Engine:

@@ -14,7 +14,8 @@ class Knob:
     """One setting: type and bounds, what it trades, and vLLM's name for it.
 
     `low` and `high` are inclusive; `high` None means unbounded but for a ceiling (`ceiling` names the start-up
-    setting that bounds it). `optional` knobs accept None, which means "as the default rule says".
+    setting that bounds it). `optional` knobs accept None, which means "as the default rule says". `also` is what the
+    limit is called where its use is shown.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Knob:
     flag: str = ""
     vllm: bool = True
     step: float = 1
+    also: str = ""
 
     @property
     def option(self) -> str:
@@ -55,6 +57,7 @@ KNOBS: tuple[Knob, ...] = (
         live=True,
         ceiling="max_batched_tokens_ceiling",
         step=64,
+        also="input_budget",
         effect="Rows of model input in one step; also sets the token budget.",
         up="Prompts drain faster: TTFT and throughput gain, ITL grows while prompts run.",
         down="Smaller prompt chunks: ITL is steadier, TTFT grows.",
@@ -70,6 +73,7 @@ KNOBS: tuple[Knob, ...] = (
         optional=True,
         step=64,
         ceiling="max_batched_tokens_ceiling",
+        also="token_budget",
         effect="Tokens of work in one step; as max_num_batched_tokens unless set.",
         up="More prompt work beside each decode: better TTFT, longer steps.",
         down="Shorter steps: smoother ITL, slower prompts.",
@@ -301,7 +305,7 @@ def check_value(
     """
     knob = BY_NAME.get(name)
     if knob is None:
-        raise KnobError(f"no knob is called {name!r}; the knobs are {', '.join(BY_NAME)}")
+        raise KnobError(_unknown(name))
     if value is None:
         if knob.optional:
             return None
@@ -316,6 +320,15 @@ def check_value(
         if high is not None and typed > high:
             raise KnobError(f"{called or name}={typed}: must be at most {high} ({source})")
     return typed
+
+
+def _unknown(name: str) -> str:
+    from schedtop.engine.names import nearest  # whoever imports the table loads nothing else of the engine
+
+    known = {spelt: knob.name for knob in KNOBS for spelt in (knob.also, knob.flag.strip("-"), knob.name) if spelt}
+    near = nearest(name, known)
+    hint = "" if near is None else f"did you mean {known[near]}? "
+    return f"no knob is called {name!r}: {hint}`schedtop run --help` lists them"
 
 
 def bounds(knob: Knob, ceilings: Mapping[str, int | None]) -> tuple[float | None, float | None, str]:
@@ -357,7 +370,7 @@ def _typed(knob: Knob, value: Any, called: str) -> int | float | bool | str:
             return number
         return str(value)
     except (TypeError, ValueError, OverflowError):
-        kind = {bool: "true or false", int: "a whole number", float: "a number"}.get(knob.kind, "text")
+        kind = {bool: "true or false", int: "a whole number", float: "a finite number"}.get(knob.kind, "text")
         raise KnobError(f"{called}={value!r}: must be {kind}") from None
 
 

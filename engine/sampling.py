@@ -9,7 +9,7 @@ from schedtop.engine.request import SamplingParams
 def check_sampling(params: SamplingParams) -> SamplingParams:
     """`params` itself if every value can be used; raises `ConfigError` naming the first that cannot."""
     rules = (
-        ("temperature", 0 <= params.temperature < float("inf"), "at least 0 (0 is greedy)"),
+        ("temperature", 0 <= params.temperature < float("inf"), "a finite number of at least 0 (0 is greedy)"),
         ("top_k", params.top_k >= 0, "at least 0 (0 is off)"),
         ("top_p", 0 < params.top_p <= 1, "above 0 and at most 1"),
         ("min_p", 0 <= params.min_p <= 1, "from 0 to 1"),

@@ -10,6 +10,7 @@ import click
 from schedtop.console.cli.engine_flags import DEFAULT_DEVICE
 from schedtop.console.cli.errors import CommandError
 from schedtop.console.cli.pull import pull_model
+from schedtop.engine.case_source import looks_like_case
 from schedtop.engine.runner.files import DEFAULT_MODEL, check_extra
 from schedtop.engine.runner.pull import PULLABLE, pulled_path
 
@@ -19,7 +20,8 @@ CPU_LOAD = {"scale": 0.2, "rate": 1.0}
 
 def choose_default(flags: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """The flags with device, model and load filled in, and a notice where it is not the real model."""
-    if flags.get("device") is not None or flags.get("model") is not None:
+    case = flags.get("workload") is not None and looks_like_case(Path(flags["workload"]))
+    if case or flags.get("device") is not None or flags.get("model") is not None:
         return dict(flags), ""
     try:
         check_extra()

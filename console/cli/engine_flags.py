@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
-from schedtop.console.cli.errors import CommandError
+from schedtop.console.cli.errors import CommandError, check_positive
+from schedtop.console.cli.idle_flags import refuse_idle
 from schedtop.engine.config import EngineConfig, WorkloadSpec
 from schedtop.engine.knobs import KNOBS, Knob, check_value
 
@@ -98,9 +99,8 @@ def engine_config(flags: Mapping[str, Any], **changes: Any) -> EngineConfig:
         if flags.get(knob.name) is not None
     }
     scheduler.pop("rate", None)
-    duration_s = flags.get("duration_s")
-    if duration_s is not None and not 0 < duration_s < float("inf"):
-        raise CommandError(f"--duration {duration_s:g}: must be above 0")
+    if flags.get("duration_s") is not None:
+        check_positive("--duration", flags["duration_s"])
     port = flags.get("metrics_port")
     if port is not None and not 0 <= port < 65536:
         raise CommandError(f"--metrics-port {port}: must be between 0 and 65535")
@@ -111,7 +111,9 @@ def engine_config(flags: Mapping[str, Any], **changes: Any) -> EngineConfig:
     values.update(device=pick_device(flags), scheduler=scheduler, workload=workload)
     values["real_time"] = bool(flags.get("real_time"))
     values.update(changes)
-    return EngineConfig(**values)
+    config = EngineConfig(**values)
+    refuse_idle(config, flags.get("real_time"))
+    return config
 
 
 def pick_device(flags: Mapping[str, Any]) -> str:

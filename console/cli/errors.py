@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
+from pathlib import Path
 
 import click
+from schedtop.engine.inputs import odd_file
 
 BAD_INPUT = 2
 FAILED = 1
@@ -61,12 +64,29 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() or char == "\n" else " " for char in text)
 
 
-def check_writable(path: str) -> None:
-    """Raise `CommandError` if a new file cannot be made at `path`; leaves nothing behind."""
+def check_positive(flag: str, value: float) -> None:
+    """Raise `CommandError` for what is no number of seconds to wait for."""
+    if not 0 < value < math.inf:
+        raise CommandError(f"{flag} {value:g}: must be a finite number above 0")
+
+
+def check_name(path: str) -> None:
+    """Raise `CommandError` for what names no file to write."""
     if not path:
         raise CommandError("the file to write needs a name")
+    if path == "-":
+        raise CommandError("-: only export writes to standard output: name a file (./- is one of that name)")
+
+
+def check_writable(path: str) -> None:
+    """Raise `CommandError` if a new file cannot be made at `path`; leaves nothing behind."""
+    check_name(path)
     folder = os.path.dirname(os.path.abspath(path))
-    if os.path.exists(path):
+    if odd := odd_file(Path(path)):
+        raise CommandError(odd)
+    if os.path.isdir(path):
+        raise CommandError(f"{path} is a folder: name a file")
+    if os.path.lexists(path):
         raise CommandError(f"{path} exists already: name another file")
     if not os.path.isdir(folder):
         raise CommandError(f"{path}: there is no folder {folder}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from schedtop.console.cli.errors import CommandError, say
+from schedtop.console.cli.errors import check_positive, say
 from schedtop.engine.slo import Slo, parse_slo
 from schedtop.engine.telemetry import Outgoing
 
@@ -32,8 +32,7 @@ def command(ctx: click.Context, file: Path, as_json: bool, slo: str | None, wind
     from schedtop.console.explain.window import Bounds
     from schedtop.engine.recording.reader import Recording
 
-    if not 0 < window_s < float("inf"):
-        raise CommandError(f"--window {window_s:g}: must be above 0")
+    check_positive("--window", window_s)
     bounds = parse_slo(slo) if slo else Slo()
     with Recording(file) as recording:
         if recording.truncated:

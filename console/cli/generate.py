@@ -8,10 +8,26 @@ from typing import Any
 
 import click
 from schedtop.console.cli.engine_flags import add_engine_flags, engine_config
-from schedtop.console.cli.errors import INTERRUPTED, say
+from schedtop.console.cli.errors import INTERRUPTED, check_name, say
+from schedtop.console.cli.idle_flags import without
 from schedtop.console.cli.pull import check_start
 from schedtop.engine.generate import generate
 from schedtop.engine.runner.files import DEFAULT_MODEL
+
+NOT_HERE = {
+    "workload": "prompts come from FILE",
+    "max_prompt_tokens": "cut the prompts of FILE",
+    "max_output_tokens": "give --max-tokens",
+    "limit": "FILE says how many",
+    **dict.fromkeys(
+        ("rate", "scale", "time_scale", "start_s", "end_s", "prefix_block_tokens", "skip_bad"),
+        "the prompts of FILE come as they are, all at once",
+    ),
+    **dict.fromkeys(
+        ("duration_s", "real_time", "record", "record_text", "metrics_port"), "leave it out, or use schedtop run"
+    ),
+}
+"""Engine flags that mean nothing for prompts from a file, and what to do instead."""
 
 SAMPLING_FLAGS = ("temperature", "top_k", "top_p", "min_p", "stop")
 
@@ -45,6 +61,7 @@ def command(
         given["ignore_eos"] = True
     if flags.get("device") is None and flags.get("model") is None:
         flags["model"] = DEFAULT_MODEL
+    check_name(str(output))
     config = engine_config(flags)
     check_start(config)
     watched = sys.stderr.isatty()
@@ -67,3 +84,6 @@ def command(
     if summary.interrupted:
         say(f"interrupted: the same command resumes; {output} comes when all prompts are answered")
         ctx.exit(INTERRUPTED)
+
+
+without(command, NOT_HERE)

@@ -11,6 +11,7 @@ import click
 from schedtop.console.cli.engine_flags import add_engine_flags
 from schedtop.console.cli.errors import exit_code_of
 from schedtop.engine.leave import leave
+from schedtop.engine.names import did_you_mean
 
 COMMANDS: dict[str, str] = {
     "run": "Serve a workload without a console; one JSON document or a page of text at the end.",
@@ -38,6 +39,14 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in COMMANDS:
+            hint = did_you_mean(args[0], COMMANDS).strip()
+            raise click.UsageError(f"no command is called {args[0]!r}{hint and f': {hint}'}", ctx)
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:

@@ -12,12 +12,21 @@ from typing import Any
 import click
 from schedtop.console.cli.defaults import choose_default
 from schedtop.console.cli.engine_flags import engine_config
-from schedtop.console.cli.errors import FAILED, INTERRUPTED, CommandError, check_writable, one_line, say
+from schedtop.console.cli.errors import (
+    FAILED,
+    INTERRUPTED,
+    CommandError,
+    check_positive,
+    check_writable,
+    one_line,
+    say,
+)
 from schedtop.console.cli.foretell import ForecastProcess
 from schedtop.console.cli.pull import check_start
 from schedtop.engine.channel.protocol import ChannelError
 from schedtop.engine.channel.spawn import EngineProcess, start_engine
 from schedtop.engine.config import EngineConfig
+from schedtop.engine.names import did_you_mean
 from schedtop.engine.slo import Slo, parse_slo
 
 REPORT_S = 30.0
@@ -76,7 +85,10 @@ def _check_theme(name: str | None) -> None:
         broken = next(
             (f" ({failure.path} {failure.reason})" for failure in failures if failure.path == f"{name}.toml"), ""
         )
-        raise CommandError(f"--theme {name}: no such theme{broken}; the themes are {', '.join(sorted(themes))}")
+        hint = "" if broken else did_you_mean(name, themes)
+        raise CommandError(
+            f"--theme {name}: no such theme{broken}; {hint}the themes are {', '.join(sorted(themes))}"
+        )
 
 
 @contextmanager
@@ -118,8 +130,7 @@ def console_options(flags: Mapping[str, Any], *, embedded: bool = True, notice: 
 
     _check_theme(flags.get("theme"))
     slo = Slo() if flags.get("slo") is None else parse_slo(flags["slo"])
-    if not 0 < flags["window_s"] < float("inf"):
-        raise CommandError(f"--window {flags['window_s']:g}: must be above 0")
+    check_positive("--window", flags["window_s"])
     return ConsoleOptions(
         theme=flags.get("theme"),
         ascii=flags["ascii_only"],

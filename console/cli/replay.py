@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ def command(
 
     Staged knobs run it again, from the shown step (r) or from the start (b), and show both runs over each other.
     """
+    if math.isnan(speed):
+        raise CommandError("--speed nan: must be from 0.1 to 1000")
     if device is not None:
         parse_device(device)
     with opened(file, check=True) as recording:

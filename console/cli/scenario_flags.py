@@ -10,14 +10,17 @@ from typing import Any
 import click
 from click.core import ParameterSource
 from schedtop.console.cli.engine_flags import engine_config
-from schedtop.console.cli.errors import CommandError
 from schedtop.engine.headless import Progress, with_end
 from schedtop.engine.recording.arrivals import looks_like_recording
 from schedtop.engine.whatif.recorded import recorded_scenario
 from schedtop.engine.whatif.scenario import Scenario
 
-NOT_HERE = ("workload", "model", "record", "record_text", "metrics_port", "real_time")
-"""Engine flags that mean nothing for a run that is repeated on simulated time."""
+NOT_HERE = {
+    "workload": "name it as FILE",
+    **dict.fromkeys(("model", "draft_model", "dtype"), "it runs no model; leave it out"),
+    **dict.fromkeys(("record", "record_text", "metrics_port", "real_time"), "leave it out"),
+}
+"""Engine flags that mean nothing for a run that is repeated on simulated time, and what to do instead."""
 
 
 def open_scenario(
@@ -25,16 +28,19 @@ def open_scenario(
 ) -> Scenario:
     """The scenario FILE stands for; `--duration` ends its arrivals, all of which are served.
 
-    Raises `CommandError` or `ConfigError` with one clear line."""
+    Raises `CommandError` or `ConfigError` with one clear line, before there is a notice.
+    """
     given = {name for name in flags if ctx.get_parameter_source(name) not in (ParameterSource.DEFAULT, None)}
-    for param in ctx.command.params:
-        if param.name in NOT_HERE and param.name in given:
-            instead = "name it as FILE" if param.name == "workload" else "leave it out"
-            raise CommandError(f"{param.opts[0]} cannot be used with {ctx.info_name}: {instead}")
     config = engine_config({**flags, "workload": file})
     if looks_like_recording(Path(file)):
         return recorded_scenario(config, given)
-    return Scenario(with_end(config, notice))
+    notices: list[str] = []
+    scenario = Scenario(with_end(config, notices.append))
+    if notices:
+        scenario.build()
+    for line in notices:
+        notice(line)
+    return scenario
 
 
 @contextmanager

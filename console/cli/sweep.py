@@ -13,8 +13,9 @@ from typing import Any
 import click
 from platformdirs import user_cache_path
 from schedtop.console.cli.engine_flags import add_engine_flags
-from schedtop.console.cli.errors import CommandError, say
-from schedtop.console.cli.scenario_flags import open_scenario
+from schedtop.console.cli.errors import CommandError, check_name, say
+from schedtop.console.cli.idle_flags import without
+from schedtop.console.cli.scenario_flags import NOT_HERE, open_scenario
 from schedtop.engine.inputs import odd_file
 from schedtop.engine.slo import Slo, parse_slo
 from schedtop.engine.whatif.scenario import Scenario
@@ -57,9 +58,11 @@ def command(
         raise CommandError("--json and --csv: give one")
     values = parse_vary(vary)
     bounds = parse_slo(slo) if slo else None
+    if results is not None:
+        check_name(results)
+        _check(Path(results))
     scenario = open_scenario(ctx, file, flags, notice=say)
-    path = Path(results) if results else _default_results(scenario, bounds)
-    _check(path)
+    path = Path(results) if results is not None else _default_results(scenario, bounds)
     if fresh:
         if results:
             Results(path)  # refuses a file of another kind: only results of a sweep are ever removed
@@ -71,6 +74,9 @@ def command(
     else:
         click.echo(outcome.as_csv() if as_csv else outcome.as_text())
     ctx.exit(0)
+
+
+without(command, NOT_HERE)
 
 
 def _cores() -> int:

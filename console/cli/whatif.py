@@ -9,7 +9,8 @@ from typing import Any
 import click
 from schedtop.console.cli.engine_flags import add_engine_flags
 from schedtop.console.cli.errors import say
-from schedtop.console.cli.scenario_flags import open_scenario, progress_over
+from schedtop.console.cli.idle_flags import without
+from schedtop.console.cli.scenario_flags import NOT_HERE, open_scenario, progress_over
 from schedtop.engine.knobs import parse_assignments
 from schedtop.engine.slo import parse_slo
 
@@ -37,11 +38,15 @@ def command(
     FILE is a generator's name, a trace, a golden case or a recording, whose own device and knobs are the base.
     """
     from schedtop.engine.whatif.compare import compare
+    from schedtop.engine.whatif.scenario import check_changes
 
-    changes = parse_assignments(assignments)
+    changes = check_changes(parse_assignments(assignments), live=from_step > 0)
     bounds = parse_slo(slo) if slo else None
     scenario = open_scenario(ctx, file, flags, notice=say)
     with progress_over(scenario.config.duration_s, shown=sys.stderr.isatty()) as on_progress:
         comparison = compare(scenario, changes, bounds, from_step=from_step, on_progress=on_progress)
     click.echo(json.dumps(comparison.as_dict()) if as_json else comparison.as_text())
     ctx.exit(0)
+
+
+without(command, NOT_HERE)

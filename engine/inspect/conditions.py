@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from schedtop.engine.names import did_you_mean
+
 LATENCIES = ("ttft", "itl", "tpot", "e2e", "queue")
 STATISTICS = ("p50", "p90", "p95", "p99", "max", "mean", "n")
 COUNTS = {
@@ -89,8 +91,9 @@ def _check_names(text: str, figure: str, statistic: str) -> None:
             raise ConditionError(f"{text!r}: write {figure}.NAME with NAME one of {', '.join(STATISTICS)}")
         return
     if figure not in (*COUNTS, *SHARES, *RATES):
+        hint = did_you_mean(figure, (*LATENCIES, *COUNTS, *SHARES, *RATES))
         known = ", ".join((*(f"{name}.p95" for name in LATENCIES), *COUNTS, *SHARES, *RATES))
-        raise ConditionError(f"{text!r}: no figure is called {figure!r}; there are {known}")
+        raise ConditionError(f"{text!r}: no figure is called {figure!r}; {hint}there are {known}")
     if statistic:
         raise ConditionError(f"{text!r}: {figure} is one number; leave out .{statistic}")
 

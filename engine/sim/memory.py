@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from schedtop.engine.config import ConfigError
 from schedtop.engine.sim.devices import GPUS_PER_NODE, Gpu
 from schedtop.engine.sim.models import KV_BYTES, ModelShape
@@ -12,6 +14,9 @@ RESERVED_BYTES = 1e9
 
 LIVE_HIDDEN_STATES = 4
 """Hidden-sized activations alive at once beside the MLP's three: residual, normed input, queries, output."""
+
+DEFAULT_SHARE = 0.9
+"""Of a GPU's memory, unless `--gpu-memory-utilization` says otherwise."""
 
 USEFUL_POOL = 0.1
 """Part of the memory share a suggested size leaves to the cache: one that just holds the weights serves nobody."""
@@ -41,43 +46,46 @@ def check_parallel(model: ModelShape, gpu: Gpu, ranks: int, stages: int) -> None
         )
 
 
-def pool_blocks(
-    model: ModelShape,
-    gpu: Gpu,
-    *,
-    block_size: int,
-    gpu_memory_utilization: float,
-    max_num_batched_tokens: int,
-    ranks: int,
-    stages: int,
-    kv_cache_memory_bytes: int | None = None,
-) -> int:
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """What decides how many blocks a device's pool has, in the terms of the flags."""
+
+    block_size: int = 16
+    gpu_memory_utilization: float = DEFAULT_SHARE
+    max_num_batched_tokens: int = 2048
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    kv_cache_memory_bytes: int | None = None
+
+
+def pool_blocks(model: ModelShape, gpu: Gpu, settings: PoolSettings) -> int:
     """Blocks in what is left of each GPU's memory share after weights, activations and the runtime's own.
 
     `kv_cache_memory_bytes` (per GPU), where given, is the pool's size instead of what the share leaves. Raises
-    `ConfigError` if weights or a single block do not fit.
+    `ConfigError` if weights or a single block do not fit, or the model cannot be divided so.
     """
-    if not 0 < gpu_memory_utilization <= 1:
-        raise ConfigError(f"--gpu-memory-utilization {gpu_memory_utilization:g}: must be above 0 and at most 1")
-    share = gpu.memory_gb * 1e9 * (gpu_memory_utilization if kv_cache_memory_bytes is None else 1)
-    left = share - _occupied_bytes(model, max_num_batched_tokens, ranks, stages)
+    ranks, stages = settings.tensor_parallel_size, settings.pipeline_parallel_size
+    share, given = settings.gpu_memory_utilization, settings.kv_cache_memory_bytes
+    check_parallel(model, gpu, ranks, stages)
+    if not 0 < share <= 1:
+        raise ConfigError(f"--gpu-memory-utilization {share:g}: must be above 0 and at most 1")
+    usable = gpu.memory_gb * 1e9 * (share if given is None else 1)
+    left = usable - _occupied_bytes(model, settings.max_num_batched_tokens, ranks, stages)
     if left <= 0:
-        raise ConfigError(_does_not_fit(model, gpu, share, max_num_batched_tokens, ranks, stages))
-    if kv_cache_memory_bytes is not None:
-        if kv_cache_memory_bytes > left:
-            raise ConfigError(
-                f"a KV cache of {kv_cache_memory_bytes / 1e9:.1f} GB does not fit: {gpu.name} has"
-                f" {left / 1e9:.1f} GB beside {model.name}"
-            )
-        left = kv_cache_memory_bytes
+        raise ConfigError(_does_not_fit(model, gpu, usable, settings))
     layers = -(-model.layers // stages)
-    block_bytes = block_size * 2 * layers * local_kv_heads(model, ranks) * model.head_dim * KV_BYTES
-    if left < block_bytes:
+    block_bytes = settings.block_size * 2 * layers * local_kv_heads(model, ranks) * model.head_dim * KV_BYTES
+    if given is None and left < block_bytes:
         raise ConfigError(
-            f"{left / 1e6:.1f} MB are left for the KV cache of {model.name} on {gpu.name}, and one block takes"
-            f" {block_bytes / 1e6:.1f} MB: raise --gpu-memory-utilization or use more GPUs"
+            f"--gpu-memory-utilization {share:g} leaves {left / 1e6:.1f} MB of {gpu.name} for the KV cache, and one"
+            f" block of {model.name} takes {block_bytes / 1e6:.1f} MB: raise it or use more GPUs"
         )
-    return int(left // block_bytes)
+    if given is not None and not block_bytes <= given <= left:
+        raise ConfigError(
+            f"--kv-cache-memory {given}: must be from {block_bytes} (one block) to {int(left)} (what {gpu.name} has"
+            f" beside {model.name})"
+        )
+    return int((left if given is None else given) // block_bytes)
 
 
 def _occupied_bytes(model: ModelShape, max_num_batched_tokens: int, ranks: int, stages: int) -> float:
@@ -87,14 +95,18 @@ def _occupied_bytes(model: ModelShape, max_num_batched_tokens: int, ranks: int, 
     return model.stage_weight_bytes(stages) / ranks + activations + RESERVED_BYTES
 
 
-def _does_not_fit(model: ModelShape, gpu: Gpu, share: float, tokens: int, ranks: int, stages: int) -> str:
+def _does_not_fit(model: ModelShape, gpu: Gpu, usable: float, settings: PoolSettings) -> str:
+    ranks, stages = settings.tensor_parallel_size, settings.pipeline_parallel_size
+    tokens, share = settings.max_num_batched_tokens, settings.gpu_memory_utilization
     need = _occupied_bytes(model, tokens, ranks, stages)
     text = (
         f"{model.name} does not fit: it takes {need / 1e9:.1f} GB of each {gpu.name} before any KV cache"
-        f" ({model.stage_weight_bytes(stages) / ranks / 1e9:.1f} GB weights), and {share / 1e9:.1f} GB may be used"
+        f" ({model.stage_weight_bytes(stages) / ranks / 1e9:.1f} GB weights), and {usable / 1e9:.1f} GB may be used"
     )
+    if share < DEFAULT_SHARE and need < (1 - USEFUL_POOL) * DEFAULT_SHARE * gpu.memory_gb * 1e9:
+        return f"{text}: raise --gpu-memory-utilization {share:g}"
     for larger in _divisions(model) if gpu.link_gb_s else []:
-        fits = _occupied_bytes(model, tokens, larger, stages) < (1 - USEFUL_POOL) * share
+        fits = _occupied_bytes(model, tokens, larger, stages) < (1 - USEFUL_POOL) * usable
         if fits and larger * stages <= GPUS_PER_NODE:
             return f"{text}: use --tensor-parallel-size {larger}"
     return f"{text}: choose a larger GPU or a smaller model"

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from schedtop.engine.config import ConfigError
-from schedtop.engine.sim import memory
+from schedtop.engine.names import did_you_mean
 from schedtop.engine.sim.devices import GPUS, Gpu
 from schedtop.engine.sim.features import StepCost
 from schedtop.engine.sim.linear import Calibration, read_calibration
+from schedtop.engine.sim.memory import PoolSettings, check_parallel, pool_blocks
 from schedtop.engine.sim.models import FP8_SUFFIX, MODELS, ModelShape, find_model
 from schedtop.engine.sim.roofline import Roofline
 
 PREFIX = "sim:"
+DEFAULT_POOL = PoolSettings()
 
 
 class SimDevice(Protocol):
@@ -35,15 +36,7 @@ class SimDevice(Protocol):
     @property
     def kv_bytes_per_token(self) -> int: ...
 
-    def num_blocks(
-        self,
-        block_size: int = 16,
-        gpu_memory_utilization: float = 0.9,
-        max_num_batched_tokens: int = 2048,
-        tensor_parallel_size: int = 1,
-        pipeline_parallel_size: int = 1,
-        kv_cache_memory_bytes: int | None = None,
-    ) -> int:
+    def num_blocks(self, settings: PoolSettings = DEFAULT_POOL) -> int:
         """Usable KV blocks. Raises `ConfigError` if the model does not fit or cannot be divided so."""
         ...
 
@@ -83,29 +76,11 @@ class PresetDevice:
     def kv_bytes_per_token(self) -> int:
         return self.shape.kv_bytes_per_token
 
-    def num_blocks(
-        self,
-        block_size: int = 16,
-        gpu_memory_utilization: float = 0.9,
-        max_num_batched_tokens: int = 2048,
-        tensor_parallel_size: int = 1,
-        pipeline_parallel_size: int = 1,
-        kv_cache_memory_bytes: int | None = None,
-    ) -> int:
-        memory.check_parallel(self.shape, self.gpu, tensor_parallel_size, pipeline_parallel_size)
-        return memory.pool_blocks(
-            self.shape,
-            self.gpu,
-            block_size=block_size,
-            gpu_memory_utilization=gpu_memory_utilization,
-            max_num_batched_tokens=max_num_batched_tokens,
-            ranks=tensor_parallel_size,
-            stages=pipeline_parallel_size,
-            kv_cache_memory_bytes=kv_cache_memory_bytes,
-        )
+    def num_blocks(self, settings: PoolSettings = DEFAULT_POOL) -> int:
+        return pool_blocks(self.shape, self.gpu, settings)
 
     def step_cost(self, tensor_parallel_size: int = 1, pipeline_parallel_size: int = 1) -> Roofline:
-        memory.check_parallel(self.shape, self.gpu, tensor_parallel_size, pipeline_parallel_size)
+        check_parallel(self.shape, self.gpu, tensor_parallel_size, pipeline_parallel_size)
         return Roofline(self.shape, self.gpu, tensor_parallel_size, pipeline_parallel_size)
 
 
@@ -144,24 +119,23 @@ class CalibratedDevice:
     def kv_bytes_per_token(self) -> int:
         return self.calibration.kv_bytes_per_token or 0
 
-    def num_blocks(
-        self,
-        block_size: int = 16,
-        gpu_memory_utilization: float = 0.9,
-        max_num_batched_tokens: int = 2048,
-        tensor_parallel_size: int = 1,
-        pipeline_parallel_size: int = 1,
-        kv_cache_memory_bytes: int | None = None,
-    ) -> int:
-        self._check_whole(tensor_parallel_size, pipeline_parallel_size)
+    def num_blocks(self, settings: PoolSettings = DEFAULT_POOL) -> int:
+        self._check_whole(settings.tensor_parallel_size, settings.pipeline_parallel_size)
+        size, given = settings.block_size, settings.kv_cache_memory_bytes
+        if given is not None:
+            return self._blocks_in(given, size)
         tokens = self.calibration.num_blocks * self.calibration.block_size
-        if kv_cache_memory_bytes is not None:
-            if not self.kv_bytes_per_token:
-                raise ConfigError(f"{self.spec} does not say how large a token's state is: set --num-blocks")
-            tokens = kv_cache_memory_bytes // self.kv_bytes_per_token
-        if tokens < block_size:
-            raise ConfigError(f"{self.spec}: its pool of {tokens} tokens is less than one block of {block_size}")
-        return tokens // block_size
+        if tokens < size:
+            raise ConfigError(f"{self.spec}: its pool of {tokens} tokens is less than one block of {size}")
+        return tokens // size
+
+    def _blocks_in(self, num_bytes: int, block_size: int) -> int:
+        flag, block_bytes = f"--kv-cache-memory {num_bytes}", block_size * self.kv_bytes_per_token
+        if not block_bytes:
+            raise ConfigError(f"{flag}: {self.spec} does not say how large a token's state is: set --num-blocks")
+        if num_bytes < block_bytes:
+            raise ConfigError(f"{flag}: must be at least {block_bytes} (one block)")
+        return num_bytes // block_bytes
 
     def step_cost(self, tensor_parallel_size: int = 1, pipeline_parallel_size: int = 1) -> StepCost:
         self._check_whole(tensor_parallel_size, pipeline_parallel_size)
@@ -196,6 +170,4 @@ def parse_device(spec: str) -> SimDevice:
 
 def _unknown(kind: str, name: str, known: Iterable[str], note: str = "") -> str:
     names = list(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}? " if near else ""
-    return f"no simulated {kind} is called {name!r}: {hint}known are {', '.join(names)}{note}"
+    return f"no simulated {kind} is called {name!r}: {did_you_mean(name, names)}known are {', '.join(names)}{note}"

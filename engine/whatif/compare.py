@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import Any
 
 import msgspec
-from schedtop.engine.config import EngineConfig
+from schedtop.engine.config import ConfigError, EngineConfig
 from schedtop.engine.engine import Engine
 from schedtop.engine.report import Report
 from schedtop.engine.slo import Slo
@@ -108,6 +108,9 @@ def compare(
         _Side(variant_run.run(variant), Report(slo), lambda clock_s: None),
     )
     divergence = _run_both(sides)
+    steps = base.observer.step
+    if from_step and from_step >= steps:
+        raise ConfigError(f"--at {from_step}: there are {steps} steps, so at most {max(steps - 1, 0)}")
     for side, engine in zip(sides, (base, variant), strict=True):
         side.report.close(base_run.config.duration_s or engine.clock_s)
     documents = [side.report.as_dict() for side in sides]

@@ -19,6 +19,9 @@ SAME_ENGINE = ("seed", "tensor_parallel_size", "pipeline_parallel_size")
 """Settings of a header that are an engine config's too."""
 
 
+_SIZES_POOL = {"kv_cache_memory_bytes": "--kv-cache-memory", "gpu_memory_utilization": "--gpu-memory-utilization"}
+
+
 def recorded_scenario(config: EngineConfig, given: set[str]) -> Scenario:
     """The scenario of the recording that is `config`'s workload; fields and knobs in `given` overrule it.
 
@@ -28,6 +31,9 @@ def recorded_scenario(config: EngineConfig, given: set[str]) -> Scenario:
     assert config.workload is not None
     with Recording(config.workload.source) as recording:
         header = recording.header
+        for name, flag in _SIZES_POOL.items():
+            if name in given:
+                raise ConfigError(f"{flag}: the pool of {recording.path} comes in blocks: set --num-blocks")
         notes = [f"{recording.path}: {recording.truncated}"] if recording.truncated else []
         device: SimDevice | None = None
         if "device" in given:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from schedtop.engine.config import ConfigError, EngineConfig, WorkloadSpec
+from schedtop.engine.names import did_you_mean
 from schedtop.engine.slo import parse_slo
 from schedtop.engine.whatif.compare import Comparison, compare
 from schedtop.engine.whatif.scenario import Scenario
@@ -75,7 +76,8 @@ def run_study(name: str) -> list[tuple[Question, Comparison]]:
     """Every question of a study with its answer. Raises `ConfigError` for an unknown name."""
     study = STUDIES.get(name)
     if study is None:
-        raise ConfigError(f"no study is called {name!r}: the studies are {', '.join(STUDIES)}")
+        hint = did_you_mean(name, STUDIES)
+        raise ConfigError(f"no study is called {name!r}: {hint}the studies are {', '.join(STUDIES)}")
     answers = []
     for question in study.questions:
         config = EngineConfig(workload=study.workload, scheduler=dict(question.scheduler))

@@ -10,11 +10,13 @@ from pathlib import Path
 from schedtop.engine.config import ConfigError, WorkloadSpec
 from schedtop.engine.inputs import odd_file
 from schedtop.engine.knobs import KnobError, check_value
+from schedtop.engine.names import did_you_mean
 from schedtop.engine.workload.build import Encode, RequestBuilder
 from schedtop.engine.workload.paced import PacedSource, Tempo
 from schedtop.engine.workload.presets import BY_NAME, PRESETS, Preset, preset_asks
 from schedtop.engine.workload.recognise import accepted_files
 from schedtop.engine.workload.replayed import trace_source
+from schedtop.engine.workload.shown import shown
 from schedtop.engine.workload.source import Source
 
 READER_MODULES = ("schedtop.engine.recording",)
@@ -64,8 +66,8 @@ def find_source(spec: WorkloadSpec) -> Preset | Path:
     if not exists:
         names = ", ".join(preset.name for preset in PRESETS)
         raise ConfigError(
-            f"workload {spec.source!r}: no such file and no generator of that name ({names}); "
-            f"files may be: {accepted_files()}"
+            f"workload {spec.source!r}: {did_you_mean(spec.source, BY_NAME)}no such file and no generator of that"
+            f" name ({names}); files may be: {accepted_files()}"
         )
     return path
 
@@ -83,24 +85,24 @@ def check_spec(spec: WorkloadSpec) -> None:
         raise ConfigError(str(error)) from None
     for name in ("scale", "time_scale"):
         if not 0 < getattr(spec, name) <= MAX_SCALE:
-            raise ConfigError(f"{name}={getattr(spec, name):g}: must be above 0 and at most {MAX_SCALE:g}")
+            raise ConfigError(f"{shown(spec, name)}: must be above 0 and at most {MAX_SCALE:g}")
     if spec.end_s is not None and spec.end_s <= (spec.start_s or 0.0):
-        raise ConfigError(f"end_s={spec.end_s:g}: must be above start_s={spec.start_s or 0.0:g}")
+        raise ConfigError(f"{shown(spec, 'end_s')}: must be above --start {spec.start_s or 0.0:g}")
     if spec.rate is not None and spec.time_scale != 1.0:
-        raise ConfigError(f"rate={spec.rate:g} and time_scale={spec.time_scale:g} both set the pace: give one")
+        raise ConfigError(f"{shown(spec, 'rate')} and {shown(spec, 'time_scale')} both set the pace: give one")
     if spec.source in BY_NAME:
         for name in _TRACE_ONLY:
-            value = getattr(spec, name)
-            if value != getattr(WorkloadSpec(), name):
-                raise ConfigError(f"{name}={value}: only for trace files, and {spec.source} is generated")
+            if getattr(spec, name) != getattr(WorkloadSpec(), name):
+                raise ConfigError(f"{shown(spec, name)}: only for trace files, and {spec.source} is generated")
 
 
 def _check(spec: WorkloadSpec, name: str, low: float) -> None:
     value = getattr(spec, name)
     if value is not None and not (math.isfinite(value) and value >= low):
-        raise ConfigError(f"{name}={value}: must be a number of at least {low:g}")
+        kind = "a finite number of " if isinstance(value, float) else ""
+        raise ConfigError(f"{shown(spec, name)}: must be {kind}at least {low:g}")
     if isinstance(value, int) and value > MAX_WHOLE:
-        raise ConfigError(f"{name}={value}: must be at most {MAX_WHOLE}")
+        raise ConfigError(f"{shown(spec, name)}: must be at most {MAX_WHOLE}")
 
 
 def _generated(

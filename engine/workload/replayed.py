@@ -16,6 +16,7 @@ from schedtop.engine.workload.fields import MAX_TOKENS
 from schedtop.engine.workload.order import WINDOW_ROWS, ByArrival
 from schedtop.engine.workload.paced import Ask, PacedSource, Tempo
 from schedtop.engine.workload.recognise import open_trace
+from schedtop.engine.workload.shown import shown
 from schedtop.engine.workload.trace import Tally, Trace, TraceError, TraceRow
 
 TEXT_WINDOW_ROWS = 2000
@@ -53,16 +54,14 @@ def trace_source(path: Path, spec: WorkloadSpec, block_size: int, build: Request
 
 def _check_fit(path: Path, trace: Trace, spec: WorkloadSpec) -> None:
     if spec.prefix_block_tokens is not None and trace.block_tokens is None:
-        raise ConfigError(
-            f"prefix_block_tokens={spec.prefix_block_tokens}: {path} ({trace.format}) has no prefix ids"
-        )
+        raise ConfigError(f"{shown(spec, 'prefix_block_tokens')}: {path} ({trace.format}) has no prefix ids")
     if trace.texts and spec.scale != 1.0:
-        raise ConfigError(f"scale={spec.scale:g}: the prompts of {path} are texts, which have no length to scale")
+        raise ConfigError(f"{shown(spec, 'scale')}: the prompts of {path} are texts, which have no length to scale")
     if trace.timed:
         return
     for name in ("start_s", "end_s"):
         if getattr(spec, name) is not None:
-            raise ConfigError(f"{name}={getattr(spec, name):g}: {path} ({trace.format}) has no times")
+            raise ConfigError(f"{shown(spec, name)}: {path} ({trace.format}) has no times")
 
 
 def _watched(rows: Iterator[TraceRow], width: int | None, tally: Tally) -> Iterator[TraceRow]:
@@ -110,7 +109,9 @@ def _tempo(path: Path, trace: Trace, spec: WorkloadSpec, ahead: list[Own]) -> tu
     span_s = ahead[-1][0]
     own_rate = (len(ahead) - 1) / span_s if span_s > 0 else None
     if spec.rate is not None and own_rate is None:
-        raise ConfigError(f"rate={spec.rate:g}: all requests of {path} arrive at one moment, so they have no rate")
+        raise ConfigError(
+            f"{shown(spec, 'rate')}: all requests of {path} arrive at one moment, so they have no rate"
+        )
     return Tempo(own_rate, spec.time_scale, spec.rate), {"own_rate": own_rate, "span_s": span_s}
 
 

@@ -76,6 +76,141 @@ def test_flags_of_the_console_are_checked_without_a_terminal(
     refused(["--device", "sim:llama-3.1-8b@h100", "--duration", "1", *flag], capsys)
 
 
+@pytest.mark.parametrize(
+    ("command", "meant"),
+    [
+        ("whatif mixed --set tokn_budget=5", "max_num_scheduled_tokens"),
+        ("whatif mixed --set max-num-seqs=5", "max_num_seqs"),
+        ("whatif mixed --set scheduling-policy=fcfs", "policy"),
+        ("sweep mixed --vary watermrk=0,0.1", "watermark"),
+        ("run --limit 1 --workload presure", "pressure"),
+        ("run --limit 1 --device sim:lama-3.1-8b@h100", "llama-3.1-8b"),
+        ("--duration 1 --theme drak", "dark"),
+        ("study shared_prefix", "shared-prefix"),
+        ("check FILE preemption==0", "preemptions"),
+        ("rnu", "run"),
+        ("what-if", "whatif"),
+    ],
+)
+def test_the_nearest_name_comes_first(command: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(command.split(), capsys)
+    assert f"did you mean {meant}?" in said
+    assert "tokn_budget" not in said or (said.endswith("`schedtop run --help` lists them\n") and len(said) < 150)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run --limit 1 --record -",
+        "serve --duration 1 --record -",
+        "--duration 1 --record -",
+        "calibrate FILE -o -",
+        "generate answered.jsonl -o -",
+        "sweep mixed --limit 1 --vary watermark=0,0.1 --results -",
+    ],
+)
+def test_a_dash_is_no_file_to_write(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "-: only export writes to standard output" in refused(command.split(), capsys)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "-inf"])
+@pytest.mark.parametrize(
+    ("command", "flag"),
+    [
+        ("run --limit 1", "--duration"),
+        ("run --limit 1", "--scale"),
+        ("run --limit 1", "--rate"),
+        ("run --limit 1", "--time-scale"),
+        ("run --limit 1", "--start"),
+        ("run --limit 1", "--end"),
+        ("run --limit 1", "--watermark"),
+        ("run --limit 1", "--gpu-memory-utilization"),
+        ("--duration 1", "--window"),
+        ("explain FILE", "--window"),
+        ("replay FILE", "--speed"),
+        ("generate FILE -o OUT", "--temperature"),
+        ("generate FILE -o OUT", "--top-p"),
+        ("generate FILE -o OUT", "--min-p"),
+    ],
+)
+def test_no_flag_takes_what_is_no_finite_number(
+    command: str, flag: str, value: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("schedtop.console.cli.generate.check_start", lambda config: None)
+    said = refused([*command.split(), flag, value], capsys)
+    assert flag.strip("-").replace("-", "_") in said.replace("-", "_")
+    # What is asked for must rule the value out: infinity is above 0.
+    assert any(words in said for words in ("finite number", "at most 1", "from 0 to 1", "to 1000", "<=1000"))
+
+
+IDLE = [
+    ("run --limit 1 --record-text", "--record-text: nothing is recorded"),
+    ("serve --duration 1 --record-text", "--record-text: nothing is recorded"),
+    ("--duration 1 --record-text", "--record-text: nothing is recorded"),
+    ("run --limit 1 --dtype bfloat16", "--dtype: a simulated device runs no model"),
+    ("run --device cpu -tp 2", "--tensor-parallel-size: a model runs undivided here"),
+    ("run --device cpu -pp 2", "--pipeline-parallel-size: a model runs undivided here"),
+    ("run --device cpu --gpu-memory-utilization 0.5", "--gpu-memory-utilization: on a CPU"),
+    ("run --device cpu --no-real-time", "--no-real-time: only for a simulated device"),
+    (
+        "run --kv-cache-memory 1GiB --gpu-memory-utilization 0.5",
+        "--gpu-memory-utilization: --kv-cache-memory sizes",
+    ),
+    ("run --kv-cache-memory 1GiB --num-blocks 50", "--kv-cache-memory: --num-blocks sizes the pool"),
+    *(
+        (f"run --workload case.json {flag} 2", f"{flag}: case.json is a golden case")
+        for flag in ("--limit", "--rate", "--seed", "--scale", "--max-prompt-tokens", "--start", "--model")
+    ),
+    ("whatif case.json --set watermark=0.1 --limit 2", "--limit: case.json is a golden case"),
+    ("run --workload case.json --device sim:llama-3.1-8b@h200", "--device: case.json is a golden case"),
+    ("generate in.jsonl -o out.jsonl --limit 2", "--limit cannot be used with generate: FILE says how many"),
+    ("generate in.jsonl -o out.jsonl --record a.rec", "--record cannot be used with generate"),
+    ("generate in.jsonl -o out.jsonl --workload mixed", "prompts come from FILE"),
+    ("sweep mixed --vary watermark=0 --dtype float16", "--dtype cannot be used with sweep"),
+]
+
+
+@pytest.mark.parametrize(("command", "told"), IDLE)
+def test_a_flag_without_effect_is_refused(
+    command: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("case.json").write_text(json.dumps(WHOLE))
+    Path("in.jsonl").write_text('{"prompt": "a"}\n')
+    assert told in refused(command.split(), capsys)
+    assert {path.name for path in tmp_path.iterdir()} == {"case.json", "in.jsonl"}
+
+
+def test_refused_flags_are_not_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    for command, flag in (("generate", "--limit"), ("whatif", "--record"), ("sweep", "--metrics-port")):
+        code, out, _ = outcome([command, "--help"], capsys)
+        assert code == 0 and flag not in out and "--max-num-seqs" in out
+
+
+@pytest.mark.parametrize("flag", [["--kv-cache-memory", "1GiB"], ["--gpu-memory-utilization", "0.5"]])
+def test_the_pool_of_a_recording_comes_in_blocks(
+    flag: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recording = str(tmp_path / "a.rec")
+    assert outcome(["run", "--limit", "3", "--record", recording], capsys)[0] == 0
+    said = refused(["whatif", recording, "--set", "watermark=0.1", *flag], capsys)
+    assert f"{flag[0]}: the pool of {recording} comes in blocks: set --num-blocks" in said
+
+
+def test_too_small_a_pool_names_the_flag_that_made_it(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(["run", "--limit", "1", "--kv-cache-memory", "1"], capsys)
+    assert "--kv-cache-memory 1: must be from 2097152 (one block)" in said and "utilization" not in said
+
+
+def test_nothing_near_is_no_guess(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("whatif mixed --set turbo=1", "zzz", "run --workload zzz"):
+        assert "did you mean" not in refused(command.split(), capsys)
+
+
 def test_bounds_are_whole_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert "at most 16777216 " in refused(["run", "--num-blocks", "99999999"], capsys)
 
@@ -96,6 +231,8 @@ def test_bounds_are_whole_numbers(capsys: pytest.CaptureFixture[str]) -> None:
         "calibrate {} -o new.toml",
         "run --workload {}",
         "run --device sim:@{}",
+        "run --limit 1 --record {}",
+        "export a.rec --to csv -o {}",
         "generate {} -o new.jsonl --device cpu",
         "generate answered.jsonl -o {} --device cpu",
     ],
@@ -107,6 +244,7 @@ def test_pipes_and_devices_are_no_input(
     monkeypatch.setattr("schedtop.console.cli.generate.check_start", lambda config: None)
     Path("answered.jsonl").write_text('{"prompt": "a"}\n')
     os.mkfifo("pipe")
+    outcome(["run", "--limit", "1", "--record", "a.rec"], capsys)
     for path in ("pipe", "/dev/zero"):
         assert f"{path}: a pipe, socket or device" in refused(command.replace("{}", path).split(), capsys)
 

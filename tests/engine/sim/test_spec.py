@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from schedtop.engine.config import ConfigError
 from schedtop.engine.sim.devices import GPUS
 from schedtop.engine.sim.linear import LinearCost
+from schedtop.engine.sim.memory import PoolSettings
 from schedtop.engine.sim.models import MODELS
 from schedtop.engine.sim.spec import parse_device
 
@@ -42,7 +43,7 @@ def refusal(spec: str) -> str:
 
 def blocks_refusal(spec: str, **settings: Any) -> str:
     with pytest.raises(ConfigError) as caught:
-        parse_device(spec).num_blocks(**settings)
+        parse_device(spec).num_blocks(PoolSettings(**settings))
     return str(caught.value)
 
 
@@ -60,10 +61,10 @@ def test_every_pair_parses_and_says_what_it_is(model: str, gpu: str) -> None:
 
 def test_pool_is_the_share_less_weights_and_working_memory() -> None:
     device = parse_device("sim:llama-3.1-8b@h100")
-    pool_bytes = device.num_blocks(block_size=16) * 16 * device.kv_bytes_per_token
+    pool_bytes = device.num_blocks() * 16 * device.kv_bytes_per_token
     left = 0.9 * 80e9 - MODELS["llama-3.1-8b"].weight_bytes
     assert left - 2e9 < pool_bytes < left
-    assert device.num_blocks(block_size=32) == device.num_blocks(block_size=16) // 2
+    assert device.num_blocks(PoolSettings(block_size=32)) == device.num_blocks() // 2
 
 
 @given(
@@ -74,20 +75,24 @@ def test_pool_is_the_share_less_weights_and_working_memory() -> None:
 )
 def test_pool_grows_with_memory_and_ranks(low: float, more: float, tokens: int, ranks: int) -> None:
     device = parse_device("sim:llama-3.1-8b@h100")
-    pool = device.num_blocks(16, low, tokens, ranks)
-    assert device.num_blocks(16, min(low + more, 1.0), tokens, ranks) >= pool
-    assert device.num_blocks(16, low, tokens + 1000, ranks) <= pool
-    assert device.num_blocks(16, low, tokens, 2 * ranks) > 2 * pool
+
+    def blocks(low: float, tokens: int, ranks: int) -> int:
+        return device.num_blocks(PoolSettings(16, low, tokens, ranks))
+
+    pool = blocks(low, tokens, ranks)
+    assert blocks(min(low + more, 1.0), tokens, ranks) >= pool
+    assert blocks(low, tokens + 1000, ranks) <= pool
+    assert blocks(low, tokens, 2 * ranks) > 2 * pool
 
 
 def test_stages_pool_their_memory() -> None:
     device = parse_device("sim:llama-3.1-70b@h100")
-    assert device.num_blocks(tensor_parallel_size=2, pipeline_parallel_size=2) > 1000
+    assert device.num_blocks(PoolSettings(tensor_parallel_size=2, pipeline_parallel_size=2)) > 1000
 
 
 def test_cache_size_in_bytes_overrides_the_share() -> None:
     device = parse_device("sim:llama-3.1-8b@h100")
-    assert device.num_blocks(16, kv_cache_memory_bytes=100 * 16 * 131_072) == 100
+    assert device.num_blocks(PoolSettings(kv_cache_memory_bytes=100 * 16 * 131_072)) == 100
     assert "beside llama-3.1-8b" in blocks_refusal("sim:llama-3.1-8b@h100", kv_cache_memory_bytes=70 * 10**9)
 
 
@@ -109,7 +114,7 @@ def test_weights_that_do_not_fit_name_a_size_that_does() -> None:
     text = blocks_refusal("sim:llama-3.1-70b@h100")
     assert "llama-3.1-70b does not fit" in text
     assert text.endswith("use --tensor-parallel-size 4")
-    assert parse_device("sim:llama-3.1-70b@h100").num_blocks(tensor_parallel_size=4) > 0
+    assert parse_device("sim:llama-3.1-70b@h100").num_blocks(PoolSettings(tensor_parallel_size=4)) > 0
     assert "larger GPU" in blocks_refusal("sim:llama-3.1-70b@cpu")
 
 
@@ -126,9 +131,10 @@ def test_weights_that_do_not_fit_name_a_size_that_does() -> None:
 )
 def test_divisions_that_cannot_be_used(spec: str, ranks: int, stages: int, words: str) -> None:
     device = parse_device(spec)
-    for use in (device.num_blocks, device.step_cost):
-        with pytest.raises(ConfigError, match=words):
-            use(tensor_parallel_size=ranks, pipeline_parallel_size=stages)
+    with pytest.raises(ConfigError, match=words):
+        device.num_blocks(PoolSettings(tensor_parallel_size=ranks, pipeline_parallel_size=stages))
+    with pytest.raises(ConfigError, match=words):
+        device.step_cost(ranks, stages)
 
 
 def test_memory_share_must_be_a_share() -> None:
@@ -138,7 +144,16 @@ def test_memory_share_must_be_a_share() -> None:
 
 def test_a_block_that_does_not_fit_is_refused() -> None:
     words = blocks_refusal("sim:llama-3.1-8b@h100", block_size=256, kv_cache_memory_bytes=1_000_000)
-    assert "one block takes 33.6 MB" in words
+    assert words.startswith("--kv-cache-memory 1000000: must be from 33554432 (one block) to ")
+    assert "utilization" not in words
+    share = (MODELS["llama-3.1-8b"].weight_bytes + 1.2533e9) / 80e9
+    words = blocks_refusal("sim:llama-3.1-8b@h100", block_size=256, gpu_memory_utilization=share)
+    assert words.startswith("--gpu-memory-utilization") and words.endswith("raise it or use more GPUs")
+
+
+def test_a_small_share_is_what_is_to_be_raised() -> None:
+    words = blocks_refusal("sim:llama-3.1-8b@h100", gpu_memory_utilization=0.1)
+    assert "8.0 GB may be used" in words and words.endswith("raise --gpu-memory-utilization 0.1")
 
 
 def test_calibrated_device(tmp_path: Path) -> None:
@@ -146,9 +161,11 @@ def test_calibrated_device(tmp_path: Path) -> None:
     file.write_text(CALIBRATED)
     device = parse_device(f"sim:@{file}")
     assert (device.model, device.label, device.vocab_size) == ("smollm2-135m", "two cores", 49152)
-    assert device.num_blocks(16) == 1000
-    assert device.num_blocks(32, gpu_memory_utilization=0.1) == 500
-    assert device.num_blocks(16, kv_cache_memory_bytes=23040 * 32) == 2
+    assert device.num_blocks() == 1000
+    assert device.num_blocks(PoolSettings(32, gpu_memory_utilization=0.1)) == 500
+    assert device.num_blocks(PoolSettings(kv_cache_memory_bytes=23040 * 32)) == 2
+    with pytest.raises(ConfigError, match=r"--kv-cache-memory 9: must be at least 368640 \(one block\)"):
+        device.num_blocks(PoolSettings(kv_cache_memory_bytes=9))
     assert device.step_cost() == LinearCost.from_toml(file) == LinearCost(0.01, 1e-4, 1e-9, 2e-8, 3e-4)
     with pytest.raises(ConfigError, match="leave tensor and pipeline parallel size at 1"):
         device.step_cost(tensor_parallel_size=2)
@@ -194,4 +211,4 @@ def test_documentation_names_every_preset_and_its_example_loads(tmp_path: Path) 
     assert all(f"`{name}`" in text for name in (*MODELS, *GPUS))
     file = tmp_path / "example.toml"
     file.write_text(text.split("```toml\n")[1].split("```")[0])
-    assert parse_device(f"sim:@{file}").num_blocks(16) == 4096
+    assert parse_device(f"sim:@{file}").num_blocks() == 4096

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from schedtop.engine.config import ConfigError
 from schedtop.engine.request import Request
+from schedtop.engine.workload.shown import flag_of
 from schedtop.engine.workload.source import Source
 from schedtop.engine.workload.trace import TraceError
 
@@ -179,5 +180,5 @@ def test_a_prompt_must_be_a_text(replay: Replay, prompt: Any) -> None:
 
 @pytest.mark.parametrize("setting", [{"scale": 2.0}, {"start_s": 1.0}, {"end_s": 1.0}, {"prefix_block_tokens": 16}])
 def test_settings_that_prompts_cannot_follow_are_refused(replay: Replay, setting: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(setting))):
+    with pytest.raises(ConfigError, match="^" + flag_of(next(iter(setting)))):
         replay(jsonl({"prompt": "abc"}), **setting)

@@ -1,0 +1,22 @@
+"""The known name that a mistyped one most likely stands for."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+CUTOFF = 0.5
+"""Below this likeness a guess would mislead."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The one of `known` most like `name`, whatever its case and dashes; None where none is."""
+    spelt = {other.lower().replace("-", "_"): other for other in known}
+    near = difflib.get_close_matches(name.lower().replace("-", "_"), spelt, n=1, cutoff=CUTOFF)
+    return spelt[near[0]] if near else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`did you mean X? `, to stand before what is known; empty where nothing is near."""
+    near = nearest(name, known)
+    return "" if near is None else f"did you mean {near}? "
