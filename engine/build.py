@@ -35,10 +35,14 @@ OnStage = Callable[[str], None]
 
 
 def build_engine(
-    config: EngineConfig, on_stage: OnStage = lambda name: None, device: SimDevice | None = None
+    config: EngineConfig,
+    on_stage: OnStage = lambda name: None,
+    device: SimDevice | None = None,
+    on_input: Callable[[Any], None] = lambda taken: None,
 ) -> Engine:
     """The engine that `config` describes; `device` takes the place of the config's.
 
+    `on_input` gets what a real model takes (`ModelInput`) before its weights are read.
     Raises `ConfigError` (or a `ValueError` with one clear line).
     """
     settings = check_config(config, device)
@@ -46,7 +50,7 @@ def build_engine(
         return _build_case(config)
     if device is not None or config.device.startswith(PREFIX):
         return _build_simulated(config, settings, device or parse_device(config.device))
-    return _build_real(config, settings, on_stage)
+    return _build_real(config, settings, on_stage, on_input)
 
 
 def check_config(config: EngineConfig, device: SimDevice | None = None) -> dict[str, Any]:
@@ -160,7 +164,9 @@ def _simulated_blocks(config: EngineConfig, settings: dict[str, Any], device: Si
     return device.num_blocks(pool)
 
 
-def _build_real(config: EngineConfig, settings: dict[str, Any], on_stage: OnStage) -> Engine:
+def _build_real(
+    config: EngineConfig, settings: dict[str, Any], on_stage: OnStage, on_input: Callable[[Any], None]
+) -> Engine:
     files = look_up(config)
     from schedtop.engine.runner.hub import fetch
 
@@ -169,7 +175,7 @@ def _build_real(config: EngineConfig, settings: dict[str, Any], on_stage: OnStag
         fetch(files)
     from schedtop.engine.runner.open import open_model
 
-    worker, info = open_model(config, on_stage)
+    worker, info = open_model(config, on_stage, on_input=on_input)
     settings = {**info.defaults, **settings, "sliding_window": info.sliding_window}
     scheduler = scheduler_config(settings, info.num_blocks, info.max_model_len)
     scheduler = msgspec.structs.replace(scheduler, cache_unexecuted_blocks=False)

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import json
-import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from schedtop.engine.answers import Answers, is_complete
 from schedtop.engine.build import build_engine
 from schedtop.engine.config import ConfigError, EngineConfig
 from schedtop.engine.engine import Engine
 from schedtop.engine.inputs import odd_file
 from schedtop.engine.request import Request, SamplingParams, TokenIds
 from schedtop.engine.sampling import check_sampling
+from schedtop.engine.sim.spec import PREFIX
 from schedtop.engine.telemetry import FinishReason, RowFlag, StepRecord, row_columns
 
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
 SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "ignore_eos")
-PART_SUFFIX = ".part"
 
 OnProgress = Callable[[int, int], None]
 """Called with answers finished and prompts in all."""
@@ -82,7 +79,14 @@ class Summary:
         return "; ".join(parts + ([f"ended by: {reasons}"] if reasons else []))
 
 
-def read_prompts(path: Path) -> list[Prompt]:
+class Line(NamedTuple):
+    """A prompt, and the line it stands in, from 1."""
+
+    number: int
+    prompt: Prompt
+
+
+def read_prompts(path: Path) -> list[Line]:
     """The prompts of a JSONL file. Raises `ConfigError` naming the line that cannot be used."""
     if odd := odd_file(path):
         raise ConfigError(odd)
@@ -95,7 +99,7 @@ def read_prompts(path: Path) -> list[Prompt]:
         if not line.strip():
             continue
         try:
-            prompts.append(_read_prompt(line))
+            prompts.append(Line(number, read_prompt(line)))
         except (msgspec.DecodeError, RecursionError, ConfigError) as error:
             raise ConfigError(f"{path}:{number}: {error}") from None
     if not prompts:
@@ -103,7 +107,8 @@ def read_prompts(path: Path) -> list[Prompt]:
     return prompts
 
 
-def _read_prompt(line: bytes) -> Prompt:
+def read_prompt(line: bytes) -> Prompt:
+    """One line of the input. Raises `ConfigError` or what msgspec does."""
     prompt = msgspec.json.decode(line, type=Prompt)
     given = [key for key in PROMPT_KEYS if getattr(prompt, key) is not None]
     if len(given) != 1:
@@ -131,19 +136,24 @@ def generate(
     anything is served.
     """
     check_sampling(replace(SamplingParams(), **(sampling or {})))
+    if config.device.startswith(PREFIX):
+        raise ConfigError(f"device {config.device} runs no model: use --device cpu, cuda or auto")
     prompts = read_prompts(prompts_path)
     summary = Summary(prompts=len(prompts))
-    if _is_complete(out_path, len(prompts)):
+    if is_complete(out_path, len(prompts)):
         summary.resumed = summary.finished = len(prompts)
         return summary
     settings = {"model": config.model, "dtype": config.dtype, "max_tokens": max_tokens, "sampling": sampling or {}}
     answers = Answers(out_path, prompts_path.read_bytes(), settings)
     summary.resumed = summary.finished = len(answers.done)
-    engine = build_engine(msgspec.structs.replace(config, workload=None), on_stage)
-    info = getattr(engine.worker, "info", None)
-    if info is None:
-        raise ConfigError(f"device {config.device} runs no model: use --device cpu, cuda or auto")
-    requests = make_requests(prompts, prompts_path, info, engine, max_tokens, sampling or {}, config.seed)
+    encoded: list[TokenIds] = []
+
+    def encode_all(taken: Any) -> None:
+        encoded.extend(encode_lines(prompts, prompts_path, taken))
+
+    engine = build_engine(msgspec.structs.replace(config, workload=None), on_stage, on_input=encode_all)
+    info: Any = engine.worker.info  # type: ignore[attr-defined]
+    requests = make_requests(prompts, encoded, info, max_tokens, sampling or {}, config.seed)
     todo = {index: request for index, request in requests.items() if index not in answers.done}
     with answers:
         try:
@@ -155,30 +165,35 @@ def generate(
     return summary
 
 
-def make_requests(
-    prompts: Iterable[Prompt],
-    path: Path,
-    info: Any,
-    engine: Engine,
-    max_tokens: int,
-    sampling: dict[str, Any],
-    seed: int,
-) -> dict[int, Request]:
-    """A request for each prompt, by index. Raises `ConfigError` for one that cannot be served."""
-    longest = engine.header.max_model_len
-    requests = {}
-    for index, prompt in enumerate(prompts):
+def encode_lines(lines: Iterable[Line], path: Path, taken: Any) -> Iterator[TokenIds]:
+    """The token ids of each prompt, for a model that takes `taken`. Raises `ConfigError` naming the line."""
+    longest = taken.max_model_len
+    for number, prompt in lines:
         try:
-            token_ids = encode(prompt, info)
-            params = sampling_of(prompt, sampling, info.sampling)
-            if params.seed is None:
-                params = replace(params, seed=(seed << 32) + index)
+            token_ids = encode(prompt, taken)
             if len(token_ids) >= longest:
                 raise ConfigError(
                     f"{len(token_ids)} prompt tokens: the model length is {longest}, outputs included"
                 )
         except ConfigError as error:
-            raise ConfigError(f"{path}: prompt {index + 1}: {error}") from None
+            raise ConfigError(f"{path}:{number}: {error}") from None
+        yield token_ids
+
+
+def make_requests(
+    lines: Iterable[Line],
+    encoded: Iterable[TokenIds],
+    info: Any,
+    max_tokens: int,
+    sampling: dict[str, Any],
+    seed: int,
+) -> dict[int, Request]:
+    """A request for each prompt, by index."""
+    requests = {}
+    for index, ((_, prompt), token_ids) in enumerate(zip(lines, encoded, strict=True)):
+        params = sampling_of(prompt, sampling, info.sampling)
+        if params.seed is None:
+            params = replace(params, seed=(seed << 32) + index)
         requests[index] = Request(
             prompt.id or str(index),
             token_ids,
@@ -198,19 +213,19 @@ def sampling_of(prompt: Prompt, sampling: dict[str, Any], advice: SamplingParams
     return check_sampling(replace(advice, **values))
 
 
-def encode(prompt: Prompt, info: Any) -> TokenIds:
+def encode(prompt: Prompt, taken: Any) -> TokenIds:
     """A prompt's token ids, int32; raises `ConfigError` if there are none or the model does not know one."""
     if prompt.prompt_token_ids is not None:
-        bad = [token for token in prompt.prompt_token_ids if not 0 <= token < info.vocab_size]
+        bad = [token for token in prompt.prompt_token_ids if not 0 <= token < taken.vocab_size]
         if bad:
-            raise ConfigError(f"token id {bad[0]} is not among the model's {info.vocab_size}")
+            raise ConfigError(f"token id {bad[0]} is not among the model's {taken.vocab_size}")
         token_ids = np.array(prompt.prompt_token_ids, dtype=np.int32)
-    elif info.tokenizer is None:
+    elif taken.tokenizer is None:
         raise ConfigError("the model's folder has no tokenizer: give prompt_token_ids")
     elif prompt.messages is not None:
-        token_ids = info.tokenizer.encode_chat(prompt.messages)
+        token_ids = taken.tokenizer.encode_chat(prompt.messages)
     else:
-        token_ids = info.tokenizer.encode(prompt.prompt)
+        token_ids = taken.tokenizer.encode(prompt.prompt)
     if not len(token_ids):
         raise ConfigError("the prompt has no tokens")
     return token_ids
@@ -280,100 +295,3 @@ def _answer(request: Request, info: Any, reason: str, **more: Any) -> dict[str, 
         "finish_reason": str(reason),
         **more,
     }
-
-
-def _is_complete(out_path: Path, count: int) -> bool:
-    """Whether the answers are all there already. Raises `ConfigError` if the file holds something else."""
-    if odd := odd_file(out_path):
-        raise ConfigError(odd)
-    if not out_path.exists():
-        return False
-    with out_path.open("rb") as file:
-        lines = sum(1 for _ in file)
-    if lines != count:
-        raise ConfigError(f"{out_path} exists with {lines} lines for {count} prompts: name another file")
-    return True
-
-
-class Answers:
-    """Finished answers in a file of their own until all are there; then in order in `out_path`."""
-
-    def __init__(self, out_path: Path, prompts: bytes, settings: dict[str, Any]) -> None:
-        if not out_path.parent.is_dir():
-            raise ConfigError(f"{out_path}: there is no folder {out_path.parent}")
-        self._out_path = out_path
-        self._part_path = out_path.with_name(out_path.name + PART_SUFFIX)
-        stamp = hashlib.sha256(prompts)
-        stamp.update(json.dumps(settings, sort_keys=True, default=list).encode())
-        self._run = stamp.hexdigest()
-        self._file: TextIO | None = None
-        self.done: dict[int, dict[str, Any]] = self._read_part()
-
-    def _read_part(self) -> dict[int, dict[str, Any]]:
-        if odd := odd_file(self._part_path):
-            raise ConfigError(odd)
-        if not self._part_path.exists():
-            return {}
-        with self._part_path.open("rb") as file:
-            self._claim(file)  # let go at once: the answers it holds go into a new file
-        # Bytes: an answer's text may hold characters that end a line of text, such as U+2028.
-        first, *lines = self._part_path.read_bytes().split(b"\n")
-        head = json.dumps({"run": self._run}).encode()
-        if first != head and (lines or not head.startswith(first)):
-            raise ConfigError(
-                f"{self._part_path} belongs to a run with other prompts or settings:"
-                " remove it or name another output"
-            )
-        done: dict[int, dict[str, Any]] = {}
-        for line in lines:
-            try:
-                entry = json.loads(line)
-                done[entry.pop("index")] = entry
-            except ValueError:
-                break  # the last line of a run that was killed while it wrote
-        return done
-
-    def __enter__(self) -> Answers:
-        whole = self._part_path.with_name(self._part_path.name + "ial")
-        try:
-            self._file = whole.open("a", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{whole}: {error.strerror}") from None
-        self._claim(self._file)
-        self._file.truncate(0)
-        self._write({"run": self._run})
-        for index, answer in self.done.items():
-            self._write({"index": index, **answer})
-        os.replace(whole, self._part_path)  # not before all that was kept is in it again
-        return self
-
-    def _claim(self, file: IO[Any]) -> None:
-        """Two runs that answer into one file would lose each other's answers. Raises `ConfigError` for the second."""
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(
-                f"{self._part_path}: another run is writing it; wait for its end or name another output"
-            ) from None
-
-    def __exit__(self, *_: object) -> None:
-        assert self._file is not None
-        self._file.close()
-
-    def add(self, index: int, answer: dict[str, Any]) -> None:
-        """Keep one answer, on the disk before the next step."""
-        self.done[index] = answer
-        self._write({"index": index, **answer})
-
-    def finish(self, count: int) -> None:
-        """All answers in order under the final name."""
-        whole = self._part_path.with_name(self._part_path.name + "ial")
-        with whole.open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(self.done[index], ensure_ascii=False) + "\n" for index in range(count))
-        os.replace(whole, self._out_path)
-        self._part_path.unlink(missing_ok=True)
-
-    def _write(self, entry: dict[str, Any]) -> None:
-        assert self._file is not None
-        self._file.write(json.dumps(entry, ensure_ascii=False) + "\n")
-        self._file.flush()

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from schedtop.console.cli.errors import check_positive, say
+from schedtop.console.cli.errors import check_positive
+from schedtop.console.cli.recording_flags import opened
 from schedtop.engine.slo import Slo, parse_slo
 from schedtop.engine.telemetry import Outgoing
 
@@ -30,13 +31,10 @@ def command(ctx: click.Context, file: Path, as_json: bool, slo: str | None, wind
     from schedtop.console.explain.log import Log, read
     from schedtop.console.explain.page import document, page
     from schedtop.console.explain.window import Bounds
-    from schedtop.engine.recording.reader import Recording
 
     check_positive("--window", window_s)
     bounds = parse_slo(slo) if slo else Slo()
-    with Recording(file) as recording:
-        if recording.truncated:
-            say(f"{recording.path}: {recording.truncated}")
+    with opened(file) as recording:
         log = read(_messages(recording), Log(window_s, Bounds(bounds.ttft_s, bounds.itl_s)))
     click.echo(json.dumps({"file": file.name, **document(log)}) if as_json else page(log))
     ctx.exit(0)

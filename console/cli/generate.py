@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,12 @@ from schedtop.console.cli.engine_flags import add_engine_flags, engine_config
 from schedtop.console.cli.errors import INTERRUPTED, check_name, say
 from schedtop.console.cli.idle_flags import without
 from schedtop.console.cli.pull import check_start
-from schedtop.engine.generate import generate
+from schedtop.console.cli.recording_flags import expected
+from schedtop.engine.config import ConfigError
+from schedtop.engine.generate import generate, read_prompts
+from schedtop.engine.request import SamplingParams
 from schedtop.engine.runner.files import DEFAULT_MODEL
+from schedtop.engine.sampling import check_sampling
 
 NOT_HERE = {
     "workload": "prompts come from FILE",
@@ -63,6 +68,9 @@ def command(
         flags["model"] = DEFAULT_MODEL
     check_name(str(output))
     config = engine_config(flags)
+    check_sampling(replace(SamplingParams(), **given))
+    with expected(file, "prompts", ConfigError):
+        read_prompts(file)
     check_start(config)
     watched = sys.stderr.isatty()
 

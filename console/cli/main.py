@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -44,7 +45,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS:
-            hint = did_you_mean(args[0], COMMANDS).strip()
+            hint = did_you_mean(args[0], COMMANDS).strip() or _of_file(args[0])
             raise click.UsageError(f"no command is called {args[0]!r}{hint and f': {hint}'}", ctx)
         return super().resolve_command(ctx, args)
 
@@ -58,6 +59,13 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+def _of_file(name: str) -> str:
+    from schedtop.engine.inspect.kind import kind_of
+
+    kind = kind_of(Path(name))
+    return "" if kind is None else f"it is {kind.name}; {kind.use}"
 
 
 def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:

@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schedtop.console.cli.errors import say
+from schedtop.console.cli.errors import CommandError, say
+from schedtop.engine.recording.frames import RecordingError
 
 if TYPE_CHECKING:
     from schedtop.engine.recording.reader import Recording
@@ -21,16 +22,33 @@ _BAR_EVERY_S = 0.1
 
 @contextmanager
 def opened(path: Path, check: bool | None = None) -> Iterator[Recording]:
-    """The recording at `path`; one line on stderr if it is not whole. Raises `RecordingError`.
+    """The recording at `path`; one line on stderr if it is not whole.
 
-    `check` forces (or forbids) that all of the file is checked first.
+    `check` forces (or forbids) that all of the file is checked first. Raises `RecordingError`, `CommandError` for a
+    file of another kind.
     """
     from schedtop.engine.recording.reader import Recording
 
-    with Recording(path, check=check) as recording:
+    with expected(path, "a recording", RecordingError):
+        recording = Recording(path, check=check)
+    with recording:
         if recording.truncated:
             say(f"{recording.path}: {recording.truncated}")
         yield recording
+
+
+@contextmanager
+def expected(path: Path, wanted: str, refusal: type[Exception]) -> Iterator[None]:
+    """A `refusal` of a file that is no `wanted` becomes a `CommandError`: what the file is, and who takes it."""
+    try:
+        yield
+    except refusal:
+        from schedtop.engine.inspect.kind import kind_of
+
+        kind = kind_of(path)
+        if kind is None or kind.name == wanted:
+            raise
+        raise CommandError(f"{path} is {kind.name}, not {wanted}: {kind.use}") from None
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 import msgspec
-from schedtop.console.cli.errors import BAD_INPUT, FAILED, one_line, printable, say
-from schedtop.console.cli.recording_flags import opened, progress
+from schedtop.console.cli.errors import BAD_INPUT, FAILED, CommandError, one_line, printable, say
+from schedtop.console.cli.recording_flags import expected, opened, progress
 from schedtop.engine.golden import CaseError, Verdict, read_case, verify
 from schedtop.engine.inputs import odd_file
 from schedtop.engine.recording.frames import RecordingError
@@ -39,7 +39,7 @@ def command(ctx: click.Context, /, files: tuple[Path, ...], as_json: bool) -> No
     for path in files:
         try:
             equal, line = _recording(path, as_json) if _is_recording(path) else _case(path, as_json)
-        except (CaseError, RecordingError) as error:
+        except (CaseError, RecordingError, CommandError) as error:
             say(str(error))
             code = BAD_INPUT
             continue
@@ -60,7 +60,9 @@ def _is_recording(path: Path) -> bool:
 
 
 def _case(path: Path, as_json: bool) -> tuple[bool | None, str]:
-    verdict = verify(read_case(path))
+    with expected(path, "a golden case", CaseError):
+        case = read_case(path)
+    verdict = verify(case)
     return verdict.equal, as_line(verdict) if as_json else one_line(as_text(verdict), MAX_VERDICT_CHARS)
 
 

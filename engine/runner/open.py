@@ -72,6 +72,15 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelInput:
+    """What a model takes, known before its weights are read. `max_model_len` is what will be served, in tokens."""
+
+    vocab_size: int
+    max_model_len: int
+    tokenizer: Tokenizer | None
+
+
+@dataclass(frozen=True, slots=True)
 class Loaded:
     """A model in memory; `num_bytes` are its weights'. A decoder may take the weights out of it."""
 
@@ -83,19 +92,28 @@ class Loaded:
 
 
 def open_model(
-    config: EngineConfig, on_stage: OnStage = lambda name: None, kernels: bool | None = None
+    config: EngineConfig,
+    on_stage: OnStage = lambda name: None,
+    kernels: bool | None = None,
+    on_input: Callable[[ModelInput], None] = lambda taken: None,
 ) -> tuple[ModelWorker, ModelInfo]:
     """A worker for the model and device of `config`. Raises `ConfigError` with one line that says what to do.
 
     `kernels`: whether to run on this project's kernels; None: on a GPU. `on_stage` also gets what goes wrong there.
+    `on_input` may refuse what is to be served, before the weights are read.
     """
     checked = check_settings(config)
     files = look_up(config)
     device = choose_device(config.device)
-    loaded = load_model(files, config.dtype, device, on_stage)
+
+    def before_weights(model_config: Any, tokenizer: Tokenizer | None) -> None:
+        on_input(ModelInput(model_config.vocab_size, _model_len(model_config, checked), tokenizer))
+
+    loaded = load_model(files, config.dtype, device, on_stage, before_weights)
     defaults = {**device_defaults(device), **(DRAFT_DEFAULTS if config.draft_model is not None else {})}
     settings = {**defaults, **checked}
-    settings["max_model_len"] = _model_len(loaded.model, settings)  # a draft model's sequences are no shorter
+    # A draft model's sequences are no shorter.
+    settings["max_model_len"] = _model_len(loaded.model.config, settings)
     notices: list[str] = []
 
     def tell(line: str) -> None:
@@ -122,7 +140,13 @@ def open_model(
     return worker, info
 
 
-def load_model(files: ModelFiles, dtype_name: str, device: torch.device, on_stage: OnStage) -> Loaded:
+def load_model(
+    files: ModelFiles,
+    dtype_name: str,
+    device: torch.device,
+    on_stage: OnStage,
+    before_weights: Callable[[Any, Tokenizer | None], None] = lambda config, tokenizer: None,
+) -> Loaded:
     """The model on its device, in the dtype that the setting means there. Raises `ConfigError`."""
     if files.gguf is not None:
         on_stage(f"reading {files.name}")
@@ -133,8 +157,10 @@ def load_model(files: ModelFiles, dtype_name: str, device: torch.device, on_stag
     files = fetch(files)
     config = load_config(files)
     dtype = choose_dtype(dtype_name, config, device)
+    tokenizer = _tokenizer(files)
+    before_weights(config, tokenizer)
     model = load_weights(files, config, dtype, device)
-    return Loaded(files, model, dtype, _tokenizer(files), model.num_parameters() * dtype.itemsize)
+    return Loaded(files, model, dtype, tokenizer, model.num_parameters() * dtype.itemsize)
 
 
 def load_draft(name: str, served: Loaded, dtype_name: str, device: torch.device, on_stage: OnStage) -> Loaded:
@@ -213,13 +239,13 @@ def _make_decoder(
     cache, config = PagedCache(shape, 1, device), model.config
     wanted = device.type == "cuda" if kernels is None else kernels
     if wanted and choose_kernels(shape, config.num_attention_heads, device, tell):
-        return make_kernel_decoder(model, cache, _model_len(model, settings), layer_soft_cap(config), tell)
+        return make_kernel_decoder(model, cache, _model_len(config, settings), layer_soft_cap(config), tell)
     attention = make_attention(cache, config, device)
     if not is_lean(model):
         return GeneralDecoder(model, attention)
     native = load_native(shape.dtype, device) if config.hidden_act == "silu" else None
     operations = None if native is None else NativeOperations(native)
-    return LeanDecoder(model, attention, _model_len(model, settings), operations)
+    return LeanDecoder(model, attention, _model_len(config, settings), operations)
 
 
 def _host(
@@ -325,9 +351,9 @@ def _describe(
     )
 
 
-def _model_len(model: PreTrainedModel, settings: dict[str, Any]) -> int:
+def _model_len(config: Any, settings: dict[str, Any]) -> int:
     """The longest sequence that will be served, in tokens."""
-    return int(settings.get("max_model_len") or min(model.config.max_position_embeddings, MAX_MODEL_LEN))
+    return int(settings.get("max_model_len") or min(config.max_position_embeddings, MAX_MODEL_LEN))
 
 
 def layer_soft_cap(config: Any) -> float | None:

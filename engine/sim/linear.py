@@ -72,7 +72,7 @@ def read_calibration(path: Path) -> Calibration:
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not a device file that schedtop calibrate wrote: it is no text") from None
     except msgspec.DecodeError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(f"{path}: not a device file that schedtop calibrate wrote: {error}") from None
     cost = calibration.cost
     # A step that takes no time would leave the simulated clock standing.
     if not math.fsum((cost.fixed_s, cost.per_token_s, cost.per_request_s)) > 0:

@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("torch")
 
 from schedtop.console.cli import pull
+from schedtop.console.cli.defaults import choose_default
 from schedtop.console.cli.main import main
 from schedtop.engine.config import ConfigError, EngineConfig, WorkloadSpec
 from schedtop.engine.runner.pull import PULLABLE, model_folder
@@ -223,9 +224,15 @@ LOADED: list[tuple[Callable[[], object], str, str]] = [
     (
         lambda: Path("prompt.jsonl").write_text(json.dumps({"prompt_token_ids": [1] * 128}) + "\n"),
         "--model tiny",
-        "prompt 1: 128 prompt tokens: the model length is 128",
+        "prompt.jsonl:1: 128 prompt tokens: the model length is 128",
     ),
 ]
+
+
+def test_a_golden_case_needs_no_model(tmp_path: Path) -> None:
+    case = tmp_path / "case.json"
+    case.write_text('{"config": {"num_blocks": 64, "block_size": 16}, "requests": []}')
+    assert choose_default({"workload": str(case)}) == ({"workload": str(case)}, "")
 
 
 @pytest.mark.usefixtures("folder")

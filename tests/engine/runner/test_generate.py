@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from schedtop.engine.config import ConfigError, EngineConfig
 from schedtop.engine.generate import Answers, Summary, generate, read_prompts
@@ -111,7 +114,51 @@ def test_two_runs_do_not_answer_into_one_file(tmp_path: Path) -> None:
 def test_a_byte_order_mark_is_no_part_of_a_prompt(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(b'\xef\xbb\xbf{"prompt": "a"}\r\n\r\n{"prompt": "b"}')
-    assert [prompt.prompt for prompt in read_prompts(path)] == ["a", "b"]
+    assert [(number, prompt.prompt) for number, prompt in read_prompts(path)] == [(1, "a"), (3, "b")]
+
+
+def test_prompts_are_refused_before_the_weights_are_read(config: EngineConfig, model: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.json").write_bytes((model / "config.json").read_bytes())
+    (bare / "model.safetensors").write_bytes(b"no weights")
+    path = write(tmp_path / "in.jsonl", [{"prompt_token_ids": [1]}, {"prompt_token_ids": [1] * 90}])
+    config = msgspec.structs.replace(config, model=str(bare), scheduler={**SMALL_STEPS, "max_model_len": 64})
+    with pytest.raises(ConfigError, match=r"in\.jsonl:2: 90 prompt tokens: the model length is 64"):
+        run(config, path, tmp_path / "out.jsonl")
+
+
+@pytest.mark.parametrize("content", ['{"prompt_token_ids": [1]}\n', "mine\n", "[1]\n", "\n", ""])
+def test_a_file_without_answers_is_not_taken_for_them(config: EngineConfig, tmp_path: Path, content: str) -> None:
+    path = write(tmp_path / "in.jsonl", [{"prompt_token_ids": [1]}])
+    out = tmp_path / "out.jsonl"
+    out.write_text(content)
+    with pytest.raises(ConfigError, match=r"out\.jsonl exists and holds no answers: name another file"):
+        run(config, path, out)
+    with pytest.raises(ConfigError, match=r"in\.jsonl exists and holds no answers"):
+        run(config, path, path)
+    assert out.read_text() == content
+
+
+def test_a_full_disk_is_named_and_keeps_the_answers(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk, in a process of its own."""
+    program = (
+        "import resource, signal, sys; from pathlib import Path; from schedtop.engine.answers import Answers\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (600, resource.RLIM_INFINITY))\n"
+        "with Answers(Path('out.jsonl'), b'prompts', {}) as answers:\n"
+        "    for index in range(9): answers.add(index, {'text': 'x' * 100})\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert "ConfigError: out.jsonl.part: File too large; the answers before are kept" in ended.stderr
+    kept = sorted(Answers(tmp_path / "out.jsonl", b"prompts", {}).done)
+    assert kept == list(range(len(kept))) and 0 < len(kept) < 9
+
+
+def test_a_simulated_device_answers_nothing(config: EngineConfig, tmp_path: Path) -> None:
+    path = write(tmp_path / "in.jsonl", [{"prompt_token_ids": [1]}])
+    with pytest.raises(ConfigError, match="runs no model: use --device cpu"):
+        run(EngineConfig(), path, tmp_path / "out.jsonl")
 
 
 def test_lines_have_settings_of_their_own(lab: Any, config: EngineConfig, tmp_path: Path) -> None:
@@ -129,21 +176,21 @@ def test_lines_have_settings_of_their_own(lab: Any, config: EngineConfig, tmp_pa
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("{", r"in\.jsonl:2: "),
-        ('{"prompt": 3}', r"in\.jsonl:2: .*prompt"),
-        ('{"promt": "x"}', r"in\.jsonl:2: .*promt"),
-        ('{"prompt": "a", "prompt_token_ids": [1]}', r"in\.jsonl:2: give exactly one of"),
-        ('{"prompt": "a"}', "prompt 2: the model's folder has no tokenizer"),
-        ('{"prompt_token_ids": []}', "prompt 2: the prompt has no tokens"),
-        ('{"prompt_token_ids": [211]}', "prompt 2: token id 211"),
-        ('{"prompt_token_ids": [1], "top_p": 7}', r"in\.jsonl:2: top_p=7"),
-        ('{"prompt_token_ids": [1], "max_tokens": 0}', r"in\.jsonl:2: max_tokens=0"),
-        (json.dumps({"prompt_token_ids": [1] * 512}), "prompt 2: 512 prompt tokens: the model length is 512"),
+        ("{", r"in\.jsonl:3: "),
+        ('{"prompt": 3}', r"in\.jsonl:3: .*prompt"),
+        ('{"promt": "x"}', r"in\.jsonl:3: .*promt"),
+        ('{"prompt": "a", "prompt_token_ids": [1]}', r"in\.jsonl:3: give exactly one of"),
+        ('{"prompt": "a"}', r"in\.jsonl:3: the model's folder has no tokenizer"),
+        ('{"prompt_token_ids": []}', r"in\.jsonl:3: the prompt has no tokens"),
+        ('{"prompt_token_ids": [211]}', r"in\.jsonl:3: token id 211"),
+        ('{"prompt_token_ids": [1], "top_p": 7}', r"in\.jsonl:3: top_p=7"),
+        ('{"prompt_token_ids": [1], "max_tokens": 0}', r"in\.jsonl:3: max_tokens=0"),
+        (json.dumps({"prompt_token_ids": [1] * 512}), r"in\.jsonl:3: 512 prompt tokens: the model length is 512"),
     ],
 )
 def test_bad_lines_are_named(config: EngineConfig, tmp_path: Path, line: str, says: str) -> None:
     path = tmp_path / "in.jsonl"
-    path.write_text('{"prompt_token_ids": [1]}\n' + line + "\n")
+    path.write_text('{"prompt_token_ids": [1]}\n\n' + line + "\n")
     with pytest.raises(ConfigError, match=says):
         run(config, path, tmp_path / "out.jsonl")
     assert [entry.name for entry in tmp_path.iterdir()] == ["in.jsonl"]

@@ -1,0 +1,94 @@
+"""What a file is, by its content, and which command takes it: for whoever gave it to another one."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from schedtop.engine.case_source import looks_like_case
+from schedtop.engine.config import ConfigError
+from schedtop.engine.generate import read_prompt
+from schedtop.engine.inputs import odd_file
+from schedtop.engine.recording.arrivals import looks_like_recording
+from schedtop.engine.runner.files import GGUF_MAGIC
+from schedtop.engine.sim.linear import read_calibration
+from schedtop.engine.whatif.results import Outcome
+from schedtop.engine.workload.files import packing
+from schedtop.engine.workload.open import READER_MODULES
+from schedtop.engine.workload.recognise import open_trace
+from schedtop.engine.workload.trace import Tally
+
+
+class Kind(NamedTuple):
+    """What a file is, and what to do with it."""
+
+    name: str
+    use: str
+
+
+RECORDING = Kind("a recording", "schedtop info, explain, replay and whatif take it")
+CASE = Kind("a golden case", "schedtop verify takes it, and run, serve and whatif as their workload")
+PROMPTS = Kind("prompts", "schedtop generate takes it, and run, serve and whatif as their workload")
+RESULTS = Kind("results of a sweep", "schedtop sweep --results takes it")
+EMPTY = Kind("an empty file", "name another")
+
+MOST_BYTES = 1 << 20
+"""Of a first line that is looked at."""
+
+
+def kind_of(path: Path) -> Kind | None:
+    """What the file at `path` is, as far as this program knows such files; None for others and for no file."""
+    try:
+        if odd_file(path) or not path.is_file():
+            return None
+        with path.open("rb") as file:
+            head = file.readline(MOST_BYTES)
+    except (OSError, ValueError):
+        return None
+    if not head:
+        return EMPTY
+    if head.startswith(GGUF_MAGIC):
+        return Kind("a GGUF model", f"give it as --model {path}")
+    if looks_like_recording(path):
+        return RECORDING
+    if looks_like_case(path):
+        return CASE
+    if _reads(read_prompt, head):
+        return PROMPTS
+    if _reads(msgspec.json.Decoder(Outcome).decode, head):
+        return RESULTS
+    return _trace(path) or _device(path) or _packed(head)
+
+
+def _reads(read: Callable[[bytes], object], line: bytes) -> bool:
+    try:
+        read(line)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ConfigError):
+        return False
+    return True
+
+
+def _trace(path: Path) -> Kind | None:
+    for module in READER_MODULES:
+        importlib.import_module(module)
+    try:
+        trace = open_trace(path, Tally(str(path)))
+    except ConfigError:
+        return None
+    return Kind(f"a trace ({trace.format})", "run, serve, whatif and sweep take it as their workload")
+
+
+def _device(path: Path) -> Kind | None:
+    try:
+        read_calibration(path)
+    except ConfigError:
+        return None
+    return Kind("a device that calibrate wrote", f"give it as --device sim:@{path}")
+
+
+def _packed(head: bytes) -> Kind | None:
+    how = packing(head)
+    return None if how is None else Kind(f"packed with {how}", "unpack it first")
