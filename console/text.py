@@ -97,7 +97,7 @@ def duration(seconds: float | None) -> str:
     if seconds < 99.95:
         return f"{seconds:.1f}s"
     minutes, rest = divmod(int(seconds), 60)
-    if minutes < 100:
+    if minutes < 60:
         return f"{minutes}m{rest:02d}s"
     hours, minutes = divmod(minutes, 60)
     if hours < 48:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 from schedtop.console import layout
 from schedtop.console.replay.charts import GUTTER, ChartsPanel
 from schedtop.console.replay.verdict import FiguresPanel, PartingPanel, ProgressPanel
-from schedtop.console.screens.base import ConsoleScreen
+from schedtop.console.screens.base import ConsoleScreen, TooSmall
 from schedtop.console.screens.everywhere import EverywhereCommands
 from schedtop.console.widgets.header import HeaderBar
 
@@ -37,10 +37,12 @@ class RerunScreen(ConsoleScreen):
         self.progress = ProgressPanel(view, self.reruns, id="progress")
         self.pages: tuple[Panel, ...] = (self.charts, self.figures, self.parting)
         self.page: Panel = self.charts
+        self.small = TooSmall()
         self.commands = (RerunCommands(self), EverywhereCommands(self))
 
     def compose(self) -> ComposeResult:
         yield from self.drawn
+        yield self.small
 
     @property
     def drawn(self) -> tuple[Drawn, ...]:
@@ -58,7 +60,7 @@ class RerunScreen(ConsoleScreen):
         self.paint()
 
     def paint(self) -> None:
-        if not self.is_mounted or not self.drawn[0].is_mounted:
+        if not self.small.is_attached:
             return
         if self.reruns.outcome is not None and not self.reruns.failed:
             self.overlay.show(self.reruns.outcome)
@@ -71,6 +73,7 @@ class RerunScreen(ConsoleScreen):
     def place(self) -> None:
         width, height = self.app.size
         self.footer.scope = "" if self.busy else "rerun"
+        self.small.tell(width, height)
         places = self._places(width, height)
         for widget in self.drawn:
             place = places.get(str(widget.id))
@@ -80,6 +83,8 @@ class RerunScreen(ConsoleScreen):
                 widget.styles.offset = (place.x, place.y)
 
     def _places(self, width: int, height: int) -> layout.Places:
+        if layout.mode(width, height) == "small":
+            return {}
         bars = {"header": layout.Place(0, 0, width, 1), "footer": layout.Place(0, height - 1, width, 1)}
         room = max(1, height - 2)
         if self.busy:

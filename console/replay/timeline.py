@@ -88,7 +88,7 @@ def cell_of(at_s: float, span_s: float, cells: int) -> int:
 
 
 class TimelineBar(Drawn):
-    """Time at the left, length at the right, between them a cell for every stretch. A click goes there."""
+    """Time and length, then a cell for every stretch. A click goes there."""
 
     def __init__(self, view: View, player: Player, *, id: str) -> None:
         super().__init__(view, id=id)
@@ -96,16 +96,15 @@ class TimelineBar(Drawn):
         self.timeline = Timeline(player.history.source)
         self._known: tuple[object, dict[int, str]] = ((), {})
 
-    def _edges(self, width: int) -> tuple[str, str, int]:
+    def _label(self) -> str:
         status = self.player.status()
         span_s = status.end_s - status.start_s
-        left = f" {clock(status.clock_s - status.start_s, span_s)} "
-        right = f" {clock(span_s, span_s)} "
-        return left, right, max(1, width - len(left) - len(right))
+        return f" {clock(status.clock_s - status.start_s, span_s)} of {clock(span_s, span_s)} "
 
     def lines(self, width: int, height: int) -> list[Line]:
         palette, glyphs = self.view.palette, self.view.glyphs
-        left, right, cells = self._edges(width)
+        label = self._label()
+        cells = max(1, width - len(label) - 1)
         status = self.player.status()
         here = cell_of(status.clock_s - status.start_s, status.end_s - status.start_s, cells)
         letters = self._letters(cells)
@@ -120,8 +119,7 @@ class TimelineBar(Drawn):
                 letter = letter if name else glyphs.column
             chars.append(letter)
             styles.append(style)
-        line = Line().add(left, under).cells(chars, styles)
-        return [line.add(right, palette.on("muted", "surface"))]
+        return [Line().add(label, under).cells(chars, styles).add(" ", under)]
 
     def _letters(self, cells: int) -> dict[int, str]:
         self.timeline.look(cells)
@@ -131,9 +129,8 @@ class TimelineBar(Drawn):
         return self._known[1]
 
     def on_mouse_down(self, event: MouseDown) -> None:
-        left, _, cells = self._edges(self.size.width)
-        status = self.player.status()
-        share = (event.x - len(left) + 0.5) / cells
+        label, status = self._label(), self.player.status()
+        share = (event.x - len(label) + 0.5) / max(1, self.size.width - len(label) - 1)
         with self.view.history.lock:
             self.player.move_to_time(status.start_s + min(max(share, 0.0), 1.0) * (status.end_s - status.start_s))
         event.stop()

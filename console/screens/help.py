@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,13 @@ if TYPE_CHECKING:
     from textual.app import ComposeResult
     from textual.events import Key
 
+_HANG = 17
+"""Where the words of a key begin."""
+
+_TERM = re.compile(r" *(?:\S+(?: \S+)*?  +|[A-Z]{2,}\S* +)(?=\S)")
+_COLUMNS = re.compile(r"(?<=\S) {4,}(?=[A-Z]|[!i] )")
+_ENDS = re.compile(r"[.:)]$")
+
 CLOSE = ("escape", "q", "question_mark", "f1", "enter")
 
 
@@ -30,19 +39,26 @@ class HelpScreen(ModalScreen[None]):
 
     def compose(self) -> ComposeResult:
         with VerticalScroll(id="help"):
-            yield Static(self._page(), id="help-text")
+            yield Static("", id="help-text")
 
     def on_mount(self) -> None:
         self.query_one("#help", VerticalScroll).focus()
 
-    def _page(self) -> Text:
+    def on_resize(self) -> None:
+        self.query_one("#help-text", Static).update(self.page(self._width()))
+
+    def _width(self) -> int:
+        """Cells of a line, as the stylesheet gives them: beside them are the padding and the scroll bar."""
+        return max(_HANG + 10, min(118, self.app.size.width * 94 // 100) - 5)
+
+    def page(self, width: int) -> Text:
         """The figures of what has the focus, its keys, then all other keys."""
         palette = self.over.view.palette
         heading, plain, quiet = (palette.on(role, "surface") for role in ("accent", "text", "muted"))
         title, words = self.over.help_page()
         page = Text()
         if words:
-            page.append(f"{title}\n", heading).append(f"{words}\n\n", plain)
+            page.append(f"{title}\n", heading).append("\n".join(flow(words, width)) + "\n\n", plain)
         own = self.over.scope
         for scope in sorted(SCOPES, key=lambda scope: scope != own):
             actions = self.over.registry.of_scope(scope)
@@ -50,17 +66,19 @@ class HelpScreen(ModalScreen[None]):
                 continue
             page.append(f"{SCOPES[scope]}\n", heading)
             for action in actions:
-                self._line(page, action, heading, plain, quiet)
+                self._line(page, action, width, (heading, plain, quiet))
             page.append("\n")
         page.append("Esc closes this page.", quiet)
         return Text(to_ascii(page.plain), spans=page.spans) if self.over.view.options.ascii else page
 
-    def _line(self, page: Text, action: Action, key: Style, plain: Style, quiet: Style) -> None:
+    def _line(self, page: Text, action: Action, width: int, styles: tuple[Style, Style, Style]) -> None:
+        key, plain, quiet = styles
         keys = " ".join(key_name(key) for key in action.keys) or "(no key)"
         reason = self.over.why_not(action.id)
-        page.append(f"  {keys:<14} ", key).append(action.title, plain)
-        page.append(f". {action.help}" if action.help else "", quiet)
-        page.append(f"  [now off: {reason}]\n" if reason else "\n", quiet)
+        words = Text().append(action.title, plain).append(f". {action.help}" if action.help else "", quiet)
+        words.append(f"  [now off: {reason}]" if reason else "", quiet)
+        page.append(f"  {keys:<14} ", key)
+        page.append_text(Text("\n" + " " * _HANG).join(words.wrap(self.app.console, width - _HANG))).append("\n")
 
     def on_key(self, event: Key) -> None:
         scroll = self.query_one("#help", VerticalScroll)
@@ -77,3 +95,33 @@ class HelpScreen(ModalScreen[None]):
         elif event.key in moves:
             event.stop()
             moves[event.key]()
+
+
+def flow(words: str, width: int) -> list[str]:
+    """Lines of at most `width`: as they stand where all fit, else their paragraphs wrapped anew.
+
+    A line set in by more than an item's two blanks goes on with the one above, as prose does up to its full stop.
+    What follows a term and blanks hangs.
+    """
+    lines = words.splitlines()
+    if all(len(line) <= width for line in lines):
+        return lines
+    paragraphs: list[str] = []
+    for line in lines:
+        first, *others = _COLUMNS.split(line)
+        above, indent = paragraphs[-1] if paragraphs else ".", line[: len(line) - len(line.lstrip())]
+        prose = not (indent or _TERM.match(line) or _TERM.match(above) or above.startswith(" "))
+        if len(indent) > 2 or (prose and not _ENDS.search(above)):
+            paragraphs[-1] += f" {first.strip()}"
+        else:
+            paragraphs.append(first)
+        paragraphs += [indent + other for other in others]
+    return [piece for paragraph in paragraphs for piece in _wrapped(paragraph, width)]
+
+
+def _wrapped(paragraph: str, width: int) -> list[str]:
+    found = _TERM.match(paragraph)
+    hang = found.end() if found is not None else 0
+    if found is not None and hang > width // 3:
+        paragraph, hang = f"{found[0].rstrip()}  {paragraph[hang:]}", 4
+    return textwrap.wrap(paragraph, width, subsequent_indent=" " * hang)

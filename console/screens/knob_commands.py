@@ -151,6 +151,7 @@ class KnobCommands:
             notes = "; ".join(reply.warnings)
             self.screen.say(words + (f": {notes}" if notes else ""), "ok")
 
+        self.screen.say(f"sent {', '.join(values)}: the engine has not answered yet")
         self.app.command(lambda id: SetKnobs(id, values, version, by, trial_s=trial_s, slo_s=slos_s), replied)
 
     def do_knob_undo(self) -> None:

@@ -39,6 +39,7 @@ class LiveScreen(ConsoleScreen):
 
     def __init__(self, view: View, registry: Registry, desk: KnobDesk) -> None:
         super().__init__(view, registry)
+        self.footer.leaves = False
         self.desk = desk
         self.batch_panel = BatchPanel(view, id="batch")
         self.kv = KvPanel(view, id="kv")

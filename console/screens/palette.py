@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rich.text import Text
+from schedtop.console import text
 from schedtop.console.actions import SCOPES, Action, Registry, key_name
 from textual.containers import Vertical
 from textual.screen import ModalScreen
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from textual.events import Key
 
 ROWS = 14
+KEYS = 14
+"""Cells for the keys of an action."""
 
 
 class PaletteScreen(ModalScreen[str | None]):
@@ -31,9 +34,6 @@ class PaletteScreen(ModalScreen[str | None]):
         with Vertical(id="palette"):
             yield Input(placeholder="type to find an action", id="palette-input")
             yield Static("", id="palette-list")
-
-    def on_mount(self) -> None:
-        self._show()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self.found = match(event.value, self.registry.actions)
@@ -56,15 +56,28 @@ class PaletteScreen(ModalScreen[str | None]):
         event.stop()
         self.dismiss(self.found[self.cursor].id if self.found else None)
 
+    def on_resize(self) -> None:
+        self._show()
+
+    def _room(self) -> tuple[int, int]:
+        """Cells and lines of the list, as the stylesheet gives them."""
+        width, height = self.app.size
+        return min(80, width * 96 // 100) - 4, max(1, min(ROWS, height * 9 // 10 - 3))
+
     def _show(self) -> None:
-        top = max(0, min(self.cursor - ROWS // 2, len(self.found) - ROWS))
+        width, rows = self._room()
+        top = max(0, min(self.cursor - rows // 2, len(self.found) - rows))
         words = Text(no_wrap=True)
-        for index, action in enumerate(self.found[top : top + ROWS], start=top):
+        titles = min(44, width - KEYS - 2)
+        for index, action in enumerate(self.found[top : top + rows], start=top):
             reason = self.why_not(action.id)
             where = "" if action.scope == "global" else f" ({SCOPES[action.scope]})"
             keys = " ".join(key_name(key) for key in action.keys)
-            line = f" {action.title + where:<44.44} {keys:<14}" + (f" off: {reason}" if reason else "")
-            words.append(line.ljust(74)[:74] + "\n", style="reverse" if index == self.cursor else "")
+            line = f" {text.fit(action.title + where, titles)} {keys:<{KEYS}}" + (
+                f" off: {reason}" if reason else ""
+            )
+            words.append(text.fit(line, width) + "\n", style="reverse" if index == self.cursor else "")
+        words.rstrip()
         self.query_one("#palette-list", Static).update(words if self.found else Text(" no action is called so"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.style import Style
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
 
 
 class FooterBar(Drawn):
-    """Keys for what has the focus; for a few seconds, what just happened."""
+    """Keys for what has the focus; for a few seconds, what just happened. `leaves`: Esc leads to another screen."""
 
     def __init__(self, view: View, registry: Registry, *, id: str) -> None:
         super().__init__(view, id=id)
         self.registry = registry
         self.scope = ""
+        self.leaves = True
         self.said: tuple[str, str] | None = None
 
     def lines(self, width: int, height: int) -> list[Line]:
@@ -43,12 +45,13 @@ class FooterBar(Drawn):
         return [line.pad(width, under)]
 
     def _shown(self) -> list[Action]:
-        """Help first, then what the focused panel can do, then the rest."""
+        """Help first, the way back, then what the focused panel can do, then the rest."""
         local, rest = (
             [action for action in self.registry.of_scope(scope) if action.footer and action.keys]
             for scope in (self.scope, GLOBAL)
         )
-        return [*rest[:1], *local, *rest[1:]]
+        back = [replace(self.registry["back"], footer="back")] if self.leaves else []
+        return [*rest[:1], *(action for action in back if action.keys), *local, *rest[1:]]
 
 
 class TabBar(Drawn):

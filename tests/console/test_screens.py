@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from seat import WIDE, seated
+from schedtop.console.screens.help import flow
+from schedtop.console.widgets.panel import Panel
+from seat import COMPACT, STRIP, WIDE, seated
 
 SCREENS = {"request": ("3", "enter"), "knobs": ("K",), "explain": ("x",), "live": ()}
 
@@ -29,3 +31,46 @@ async def test_every_size_is_filled(keys: tuple[str, ...], size: tuple[int, int]
         await seat.press(*keys)
         assert len(seat.lines) == size[1] and all(len(line) == size[0] for line in seat.lines)
         assert "schedtop" in seat.lines[0] and "? help" in seat.lines[-1]
+
+
+@pytest.mark.parametrize("keys", SCREENS.values(), ids=list(SCREENS))
+async def test_the_footer_tells_the_way_back(keys: tuple[str, ...]) -> None:
+    async with seated(STRIP) as seat:
+        await seat.press(*keys)
+        assert ("Esc back" in seat.lines[-1]) is bool(keys), "Esc leads nowhere from the Live screen"
+
+
+@pytest.mark.parametrize("size", [STRIP, COMPACT, WIDE])
+async def test_the_palette_has_one_line_for_an_action(size: tuple[int, int]) -> None:
+    async with seated(size) as seat:
+        await seat.press("ctrl+p")
+        assert all(
+            any(f" {words} " in line for line in seat.lines) for words in ("Help", "Quit", "Command palette")
+        )
+        start = next(place for place, line in enumerate(seat.lines) if "? F1" in line)
+        assert "q ^Q" in seat.lines[start + 1] and "^C" in seat.lines[start + 2] and "^P :" in seat.lines[start + 3]
+        await seat.press(*["down"] * 200)
+        assert "Back to the findings" in seat.text, "the last action comes into sight"
+        await seat.pilot.resize_terminal(*WIDE)
+        await seat.settle()
+        assert "Back to the findings" in seat.text
+
+
+@pytest.mark.parametrize("width", [40, 55, 71, 113])
+def test_help_keeps_every_word_and_hangs_what_follows_a_term(width: int) -> None:
+    panels = [panel for panel in _kinds(Panel) if panel.HELP]
+    assert len(panels) > 9
+    for panel in panels:
+        lines = flow(panel.HELP, width)
+        assert all(len(line) <= width for line in lines)
+        assert "".join(lines).replace(" ", "") == "".join(panel.HELP.split())
+
+
+def test_help_is_not_touched_where_it_fits() -> None:
+    words = "STATE    a, b,\n         c (d)\nKV  e      AGE  f"
+    assert flow(words, 40) == words.splitlines()
+    assert flow(words, 16) == ["STATE  a, b, c", "    (d)", "KV  e", "AGE  f"]
+
+
+def _kinds(kind: type[Panel]) -> list[type[Panel]]:
+    return [found for sub in kind.__subclasses__() for found in (sub, *_kinds(sub))]

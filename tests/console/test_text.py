@@ -80,7 +80,7 @@ def test_a_time_never_carries_two_units() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(0.04, "0.0s"), (12.34, "12.3s"), (245, "4m05s"), (11_520, "3h12m")]
+    ("seconds", "words"), [(0.04, "0.0s"), (12.34, "12.3s"), (245, "4m05s"), (3600, "1h00m"), (11_520, "3h12m")]
 )
 def test_durations(seconds: float, words: str) -> None:
     assert text.duration(seconds) == words

@@ -136,6 +136,23 @@ async def test_from_a_step_on_and_back(recording: Recording) -> None:
         assert "Both runs" in await seat.press("v")
 
 
+async def test_too_small_says_what_is_needed_and_comes_back(recording: Recording) -> None:
+    async with seated(recording) as seat:
+        await seat.go(300)
+        await seat.stage("max_num_seqs", "2")
+        await seat.press("enter")
+        before = await seat.outcome()
+        await seat.pilot.resize_terminal(59, 11)
+        await seat.pilot.pause()
+        assert "schedtop needs 60x12" in seat.text and "this terminal is 59x11" in seat.text
+        await seat.pilot.resize_terminal(60, 12)
+        await seat.pilot.pause()
+        assert "needs" not in seat.text and "Both runs" in seat.text and "Esc back" in seat.text
+        await seat.pilot.resize_terminal(*WIDE)
+        await seat.pilot.pause()
+        assert seat.text == before
+
+
 async def test_the_first_difference_is_one_key_away_and_leads_to_its_step(recording: Recording) -> None:
     async with seated(recording) as seat:
         await seat.go(250)
@@ -328,7 +345,7 @@ async def test_keys_are_in_help_palette_and_footer(recording: Recording) -> None
         assert "difference" in text.splitlines()[-1] and "show" in text.splitlines()[-1]
         await seat.press("question_mark")
         assert isinstance(seat.app.screen, HelpScreen)
-        assert "Re-run from this step" in seat.app.screen._page().plain
+        assert "Re-run from this step" in seat.app.screen.page(100).plain
 
 
 async def test_ascii_tells_the_runs_apart(recording: Recording) -> None:
