@@ -7,7 +7,7 @@ import time
 from rich.style import Style
 from schedtop.console import text
 from schedtop.console.line import Line
-from schedtop.console.view import ReplayStatus
+from schedtop.console.view import ReplayStatus, View
 from schedtop.console.widgets.panel import Drawn
 
 _OLD_S = 2.0
@@ -15,6 +15,18 @@ _OLD_S = 2.0
 
 class HeaderBar(Drawn):
     """Product, mode, engine state, model, device, step, rate, age of data; the engine's clock at the right."""
+
+    def __init__(self, view: View, *, id: str) -> None:
+        super().__init__(view, id=id)
+        self._newest = (-1, 0.0)
+
+    @property
+    def _still_s(self) -> float:
+        """How long the newest step has been the newest; what is said meanwhile is no step."""
+        step, now_s = self.view.history.live.step, self.view.now()
+        if self._newest[0] != step:
+            self._newest = (step, now_s)
+        return now_s - self._newest[1]
 
     def lines(self, width: int, height: int) -> list[Line]:
         palette = self.view.palette
@@ -59,7 +71,7 @@ class HeaderBar(Drawn):
         state = view.moment.state
         if view.replay is not None or view.stale or view.pinned is not None or not view.history.synced:
             return False
-        return not state.paused and not state.requests and (view.age_s or 0.0) > _OLD_S
+        return not state.paused and not state.requests and self._still_s > _OLD_S
 
     @property
     def paused(self) -> bool:

@@ -104,10 +104,16 @@ f keeps the selected request in sight, F keeps the order while values go on chan
         palette = self.view.palette
         if self.filter:
             return [Line().add(f" nothing matches {self.filter.words}; Esc clears the filter", palette["muted"])]
+        header, knobs = self.view.history.header, self.view.history.live.knobs
+        workload = text.clean(header.workload.get("source", ""), 40) if header is not None else ""
+        words = [" A workload sends them: start with --workload mixed --rate 2."]
+        if workload:
+            words = [f" The workload {workload} sends none now."]
+        if "rate" in knobs:
+            words.append(" The knob rate in [6] is how many it sends a second.")
         return [
             Line().add(" No requests", palette["text"]),
-            Line().add(" A workload sends them: start with --workload mixed --rate 2, or raise", palette["muted"]),
-            Line().add(" the knob rate in [6].", palette["muted"]),
+            *(Line().add(line, palette["muted"]) for line in words),
         ]
 
     def _scroll(self, page: int) -> None:

@@ -93,7 +93,7 @@ class SyntheticEngine:
             "num_blocks": self.num_blocks,
             "max_model_len": 8192,
             "config": {**self.launch, "max_batched_tokens_ceiling": 2048, "max_seqs_ceiling": 64, "policy": "fcfs"},
-            "workload": {"name": "mixed", "seed": 7, "rate": self.launch["rate"]},
+            "workload": {"source": "mixed", "seed": 7, "rate": self.launch["rate"]},
             "started_at": 1_760_000_000.0,
             "simulated_clock": False,
         }

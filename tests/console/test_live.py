@@ -120,6 +120,9 @@ async def test_an_engine_without_requests_is_idle_not_late_and_makes_no_tokens()
         now_s += 5.0
         await seat.settle()
         assert "IDLE" in seat.lines[0] and "tok/s" not in seat.lines[0]
+        await seat.press("6", "-")
+        assert seat.asked(SetKnobs)[-1].dry_run, "the engine answers"
+        assert "IDLE" in seat.lines[0] and "tok/s" not in seat.lines[0]
 
 
 async def test_a_paused_engine_is_not_late_and_makes_no_tokens() -> None:
@@ -567,8 +570,11 @@ async def test_loading_shows_the_stage_and_its_seconds() -> None:
 
 
 async def test_an_empty_engine_says_how_to_send_a_request() -> None:
-    async with seated(steps=0) as seat:
+    engine = SyntheticEngine()
+    async with seated(link=PlayedLink([engine.header(workload={}), engine.snapshot()])) as seat:
         assert "No requests" in seat.text and "--workload" in seat.text
+    async with seated(steps=0) as seat:
+        assert "No requests" in seat.text and "The workload mixed sends none now" in seat.text
 
 
 async def test_a_stopped_engine_leaves_its_history_and_takes_no_knobs() -> None:
