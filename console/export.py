@@ -86,4 +86,4 @@ def _cell(record: StepRecord, field: str) -> object:
     if field.endswith("_blocks"):
         return getattr(record.blocks, field.removesuffix("_blocks"))
     value = getattr(record, field)
-    return len(value) if isinstance(value, list) else value
+    return len(value) if isinstance(value, tuple) else value

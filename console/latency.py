@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -94,16 +95,21 @@ class LatencyBuckets:
         self._closed: dict[int, dict[str, Samples]] = {}
         self._open = dict.fromkeys(KINDS, EMPTY)
         self._open_bucket = -1
+        self._turns_s = -math.inf
         self._pending: list[StepRecord] = []
         self._firsts: dict[int, Reading] = {}
 
     def take(self, record: StepRecord) -> None:
-        bucket = int(record.end_s // BUCKET_S)
-        if bucket != self._open_bucket:
-            self._close()
-            self._open_bucket = bucket
-            self._firsts[bucket] = Reading(record.end_s, record.step, record.totals)
+        if record.end_s >= self._turns_s:
+            self._turn(record)
         self._pending.append(record)
+
+    def _turn(self, record: StepRecord) -> None:
+        """Open the second of a record."""
+        self._close()
+        bucket = int(record.end_s // BUCKET_S)
+        self._open_bucket, self._turns_s = bucket, (bucket + 1) * BUCKET_S
+        self._firsts[bucket] = Reading(record.end_s, record.step, record.totals)
 
     def _close(self) -> None:
         self._settle()

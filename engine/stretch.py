@@ -58,9 +58,9 @@ class Stretch(msgspec.Struct, frozen=True):
         return self.times_s.item(-1)
 
     @property
-    def ttft_s(self) -> list[tuple[int, float]]:
+    def ttft_s(self) -> tuple[tuple[int, float], ...]:
         """Nobody gets a first token."""
-        return []
+        return ()
 
     @property
     def blocks(self) -> Blocks:
@@ -116,7 +116,7 @@ class Stretch(msgspec.Struct, frozen=True):
             running=self.running,
             blocks=self.last_blocks,
             changed_blocks=packed(in_order(self.changes)),
-            finishes=self.finishes,
+            finishes=tuple(self.finishes),
             totals=self.totals,
         )
 

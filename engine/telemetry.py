@@ -233,7 +233,7 @@ class StepRecord(Message, tag=1, frozen=True):
     limiter: str
     rows: bytes
     itl_s: bytes
-    ttft_s: list[tuple[int, float]]
+    ttft_s: tuple[tuple[int, float], ...]
     running: int
     waiting: int
     oldest_wait_s: float | None
@@ -242,12 +242,12 @@ class StepRecord(Message, tag=1, frozen=True):
     changed_blocks: bytes
     grown: bytes
     grown_blocks: bytes
-    arrivals: list[Arrival]
-    admissions: list[Admission]
-    refusals: list[Refusal]
-    finishes: list[Finish]
-    preemptions: list[Preemption]
-    knobs: list[KnobChange]
+    arrivals: tuple[Arrival, ...]
+    admissions: tuple[Admission, ...]
+    refusals: tuple[Refusal, ...]
+    finishes: tuple[Finish, ...]
+    preemptions: tuple[Preemption, ...]
+    knobs: tuple[KnobChange, ...]
     knobs_version: int
     paused: bool
     totals: Totals

@@ -51,11 +51,11 @@ Each column of the graph is the p95 of its part of the window; the dashed line i
         """Figures, then a graph with its scale and SLO at the right."""
         palette = self.view.palette
         columns = self._columns(kind, width - GUTTER)
-        whole = merge(columns)
+        whole, p95_s = merge(columns), _p95_s(columns)
         line = self._figures(kind, whole, slo_s)
         line.right(width, Line().add(f"n {text.count(whole.n)} ", palette["muted"]), palette["text"])
-        top_s, slo_row = self._scale(columns, slo_s, rows)
-        graph = self._graph(columns, slo_s, width - GUTTER, rows)
+        top_s, slo_row = _scale(p95_s, slo_s, rows)
+        graph = self._graph(p95_s, slo_s, width - GUTTER, rows)
         notes = self._notes(whole, slo_s, top_s, slo_row, rows)
         return [
             line,
@@ -75,7 +75,7 @@ Each column of the graph is the p95 of its part of the window; the dashed line i
             line.add(f" {text.share(whole.within(slo_s), whole.n)} ok", palette["muted"])
         if room < 10:
             return line
-        graph = self._graph(columns, slo_s, room, 1)[0]
+        graph = self._graph(_p95_s(columns), slo_s, room, 1)[0]
         return line.right(width, graph, palette["text"])
 
     def _figures(self, kind: str, samples: Samples, slo_s: float | None, names: bool = True) -> Line:
@@ -88,12 +88,6 @@ Each column of the graph is the p95 of its part of the window; the dashed line i
             line.add(f"  {name} " if names else "/" if place else " ", palette["muted"])
             line.add(f"{figure}{'!' if late else ''}", palette["breach" if late else "text"])
         return line.add(f" {unit}", palette["muted"])
-
-    def _scale(self, columns: list[Samples], slo_s: float | None, rows: int) -> tuple[float, int | None]:
-        """What the graph's full height stands for, and the row of the SLO, counted from below."""
-        values = [value for samples in columns if (value := samples.quantile(0.95)) is not None]
-        top_s = max([*values, slo_s * 1.3 if slo_s else 0.0, 1e-6])
-        return top_s, min(rows - 1, int(slo_s / top_s * rows)) if slo_s else None
 
     def _notes(
         self, whole: Samples, slo_s: float | None, top_s: float, slo_row: int | None, rows: int
@@ -111,12 +105,11 @@ Each column of the graph is the p95 of its part of the window; the dashed line i
             notes[0] = [(text.ms_unit(top_s), palette["faint"])]
         return notes
 
-    def _graph(self, columns: list[Samples], slo_s: float | None, width: int, rows: int) -> list[Line]:
+    def _graph(self, p95_s: list[float | None], slo_s: float | None, width: int, rows: int) -> list[Line]:
         """The p95 of each column, stretched to `width`; columns past the SLO in the colour of a breach."""
         palette, glyphs = self.view.palette, self.view.glyphs
-        top_s, slo_row = self._scale(columns, slo_s, rows)
-        values = [samples.quantile(0.95) for samples in columns]
-        values = [values[x * len(values) // width] for x in range(width)]
+        top_s, slo_row = _scale(p95_s, slo_s, rows)
+        values = [p95_s[x * len(p95_s) // width] for x in range(width)]
         levels = len(glyphs.spark)
         heights = [0 if value is None else max(1, round(value / top_s * rows * levels)) for value in values]
         good, late, line_style, none = (palette[role] + PLAIN for role in ("decode", "breach", "warn", "text"))
@@ -130,7 +123,7 @@ Each column of the graph is the p95 of its part of the window; the dashed line i
                 for height, fill in zip(heights, fills, strict=True)
             ]
             if row == rows - 1:
-                for x in self._marked(len(columns), width):
+                for x in self._marked(len(p95_s), width):
                     cells[x] = ("K", palette["accent"])
             lines.append(Line().cells([char for char, _ in cells], [style for _, style in cells]))
         return lines
@@ -153,3 +146,13 @@ Each column of the graph is the p95 of its part of the window; the dashed line i
         """A longer (+1) or shorter (-1) window."""
         index = min(range(len(WINDOWS_S)), key=lambda i: abs(WINDOWS_S[i] - self.view.window_s)) + direction
         self.view.window_s = WINDOWS_S[min(max(index, 0), len(WINDOWS_S) - 1)]
+
+
+def _p95_s(columns: list[Samples]) -> list[float | None]:
+    return [samples.quantile(0.95) for samples in columns]
+
+
+def _scale(p95_s: list[float | None], slo_s: float | None, rows: int) -> tuple[float, int | None]:
+    """What the graph's full height stands for, and the row of the SLO, counted from below."""
+    top_s = max([*filter(None, p95_s), slo_s * 1.3 if slo_s else 0.0, 1e-6])
+    return top_s, min(rows - 1, int(slo_s / top_s * rows)) if slo_s else None

@@ -92,7 +92,7 @@ class ChannelClient:
             body = self._next_frame(None if timeout_s is None else time.monotonic() + timeout_s)
         return None if body is None else decode_outgoing(body)
 
-    def _next_frame(self, deadline_s: float | None) -> bytes | None:
+    def _next_frame(self, deadline_s: float | None) -> memoryview | None:
         while (body := self._frames.next()) is None:
             if self._closed:
                 raise ChannelClosedError("the connection was closed")

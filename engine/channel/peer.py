@@ -79,8 +79,8 @@ class Peer:
                 return
             sent -= len(chunk)
 
-    def read(self) -> list[bytes] | None:
-        """Whole frames that arrived, None at the end of the stream. Raises `OSError` or `ChannelError`."""
+    def read(self) -> list[memoryview] | None:
+        """Whole frames that arrived, valid until the next call; None at the end of the stream. Raises `OSError` or `ChannelError`."""
         try:
             data = self.sock.recv(_READ_BYTES)
         except (BlockingIOError, InterruptedError):

@@ -88,7 +88,7 @@ def frame(body: bytes) -> tuple[bytes, bytes]:
     return _LENGTH.pack(len(body)), body
 
 
-def decode_outgoing(body: bytes) -> Outgoing:
+def decode_outgoing(body: bytes | memoryview) -> Outgoing:
     """What an engine said. Raises `ChannelError` for bytes that are no message, or another protocol's header."""
     _check_protocol(body)
     try:
@@ -100,7 +100,7 @@ def decode_outgoing(body: bytes) -> Outgoing:
     return message
 
 
-def decode_incoming(body: bytes) -> Incoming:
+def decode_incoming(body: bytes | memoryview) -> Incoming:
     """What a console asked. Raises `ChannelError` for bytes that are no command."""
     try:
         return _incoming.decode(body)
@@ -113,7 +113,7 @@ def mismatch(engine: object, console: object) -> str:
     return f"the engine speaks protocol {engine} and the console {console}: use the same schedtop version on both"
 
 
-def _check_protocol(body: bytes) -> None:
+def _check_protocol(body: bytes | memoryview) -> None:
     """Compare a header's protocol before its other fields, which another version may have changed."""
     if body[1:2] != b"\x02" and body[3:4] != b"\x02":
         return
@@ -178,8 +178,11 @@ class FrameBuffer:
         self.room(len(data))[: len(data)] = data
         self.took(len(data))
 
-    def next(self) -> bytes | None:
-        """The next frame's body, None until it is whole. Raises `ChannelError` when it claims to be too long."""
+    def next(self) -> memoryview | None:
+        """The next frame's body, None until it is whole; it is valid until `room` is asked for again.
+
+        Raises `ChannelError` when it claims to be too long.
+        """
         body_start = self._start + _LENGTH.size
         if self._stop < body_start:
             return None
@@ -189,4 +192,4 @@ class FrameBuffer:
         if self._stop < body_start + length:
             return None
         self._start = body_start + length
-        return bytes(self._view[body_start : self._start])
+        return self._view[body_start : self._start]

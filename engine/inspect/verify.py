@@ -159,12 +159,10 @@ def _texts(left: Any, right: Any) -> tuple[str, str]:
     """Both sides from the first item that is not the same."""
     if isinstance(left, bytes):
         left, right = (np.frombuffer(side, dtype=np.int32).tolist() for side in (left, right))
-    if isinstance(left, list):
+    if isinstance(left, list | tuple):
         place = next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), None)
         place = min(len(left), len(right)) if place is None else place
         left, right = (side[place] if place < len(side) else "nothing" for side in (left, right))
-        if isinstance(left, tuple) and isinstance(right, tuple) and left[0] == right[0]:
-            return _texts(left[1], right[1])
     if isinstance(left, msgspec.Struct) and type(left) is type(right):
         names = [name for name in left.__struct_fields__ if getattr(left, name) != getattr(right, name)]
         return tuple(", ".join(f"{n}={getattr(side, n)}" for n in names) for side in (left, right))  # type: ignore[return-value]

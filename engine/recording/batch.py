@@ -66,8 +66,8 @@ _BOOLS = ("executed", "paused")
 _TIMES = ("start_s", "end_s", "execute_s", "schedule_s", "update_s", "oldest_wait_s")
 _OTHERS = ("rows", "itl_s", "blocks", "changed_blocks", "grown", "grown_blocks", "totals")
 _EVENTS = tuple(name for name in _FIELDS if name not in (*_INTS, *_TIMES, *_OTHERS))
-"""All that is left, `limiter` among them, is kept as it is, one list per field; of lists only those not empty."""
-_LISTS = tuple(name for name in _EVENTS if get_origin(_FIELDS[name]) is list)
+"""All that is left, `limiter` among them, is kept as it is, one list per field; of tuples only those not empty."""
+_TUPLES = tuple(name for name in _EVENTS if get_origin(_FIELDS[name]) is tuple)
 _EVENT_DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
     name: msgspec.msgpack.Decoder(GenericAlias(list, _FIELDS[name])) for name in _EVENTS
 }
@@ -125,7 +125,7 @@ def encode_batch(records: Sequence[StepRecord], block_size: int, tables: Tables)
         pool=[pack(differences(_longs(column))) for column in _columns_of(Blocks, columns["blocks"]).values()],
         times=pack_times(TimeColumns(busy_s=totals["busy_s"], **{name: columns[name] for name in _TIMES})),
         blocks=pack_blocks(_moves(columns), columns["changed_blocks"], tables),
-        event_places=[pack(np.array([bool(value) for value in columns[name]], dtype=np.int8)) for name in _LISTS],
+        event_places=[pack(np.array([bool(value) for value in columns[name]], dtype=np.int8)) for name in _TUPLES],
         events=[msgspec.Raw(_encoder.encode(_kept(name, columns[name]))) for name in _EVENTS],
         row_counts=pack(differences(row_counts)),
         new_orders=pack(new_orders),
@@ -150,7 +150,7 @@ def decode_batch(data: bytes, block_size: int, tables: Tables) -> list[StepRecor
     columns |= {name: [bool(value) for value in columns[name]] for name in _BOOLS}
     columns |= {name: getattr(times, name) for name in _TIMES}
     columns |= {name: _EVENT_DECODERS[name].decode(raw) for name, raw in zip(_EVENTS, batch.events, strict=True)}
-    for name, places in zip(_LISTS, batch.event_places, strict=True):
+    for name, places in zip(_TUPLES, batch.event_places, strict=True):
         columns[name] = _spread(columns[name], np.flatnonzero(unpack(places, n)).tolist(), n)
     columns["blocks"] = [Blocks(*row) for row in zip(*pool, strict=True)]
     columns["totals"] = _rebuild(Totals, dict(zip(_COUNTS, counts, strict=True)) | {"busy_s": times.busy_s})
@@ -174,12 +174,12 @@ def _unpack_matrix(batch: Batch, end_s: Any, block_size: int) -> tuple[list[byte
 
 
 def _kept(name: str, values: Sequence[Any]) -> Sequence[Any]:
-    return [value for value in values if value] if name in _LISTS else values
+    return [value for value in values if value] if name in _TUPLES else values
 
 
 def _spread(kept: list[Any], places: list[int], count: int) -> list[Any]:
-    """Undo `_kept`: every list at its place, empty ones elsewhere."""
-    spread: list[Any] = [[] for _ in range(count)]
+    """Undo `_kept`: every one at its place, empty ones elsewhere."""
+    spread: list[Any] = [()] * count
     for place, value in zip(places, kept, strict=True):
         spread[place] = value
     return spread

@@ -273,8 +273,8 @@ class _File:
 def _without_text(record: StepRecord) -> StepRecord:
     if not any(arrival.preview for arrival in record.arrivals):
         return record
-    arrivals = [msgspec.structs.replace(arrival, preview="") for arrival in record.arrivals]
-    return msgspec.structs.replace(record, arrivals=arrivals)
+    arrivals = (msgspec.structs.replace(arrival, preview="") for arrival in record.arrivals)
+    return msgspec.structs.replace(record, arrivals=tuple(arrivals))
 
 
 def _marks_of(batch: list[StepRecord]) -> Marks:

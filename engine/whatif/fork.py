@@ -111,7 +111,7 @@ class Fork:
     def _lengthened(self, record: StepRecord) -> StepRecord:
         if not record.arrivals:
             return record
-        return msgspec.structs.replace(record, arrivals=[self._as_long(arrival) for arrival in record.arrivals])
+        return msgspec.structs.replace(record, arrivals=tuple(map(self._as_long, record.arrivals)))
 
     # Or taken from a snapshot
 

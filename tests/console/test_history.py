@@ -161,7 +161,7 @@ def test_a_refused_request_never_waits() -> None:
     history.apply(engine.snapshot())
     refused = Arrival(number=9000, id="big\x1b[2J", arrival_s=0.0, prompt_tokens=99_999, max_tokens=1)
     record = msgspec.structs.replace(
-        engine.run_step(), arrivals=[refused], refusals=[Refusal(9000, refused.id, "prompt too long", 6250, 1024)]
+        engine.run_step(), arrivals=(refused,), refusals=(Refusal(9000, refused.id, "prompt too long", 6250, 1024),)
     )
     history.apply(record)
     assert 9000 not in history.live.requests

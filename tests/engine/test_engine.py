@@ -195,7 +195,7 @@ def test_a_change_is_applied_from_the_next_step_and_told_once() -> None:
     assert reply.ok and reply.knobs_version == 1 and reply.text == "applied"
     record = step(engine)
     assert record.scheduled_tokens == 8 == record.token_budget == record.input_budget
-    assert record.knobs == [KnobChange("max_num_batched_tokens", 2048, 8, "key")]
+    assert record.knobs == (KnobChange("max_num_batched_tokens", 2048, 8, "key"),)
     assert record.knobs_version == 1
     assert not step(engine).knobs
     assert engine.snapshot().knobs["max_num_batched_tokens"] == 8

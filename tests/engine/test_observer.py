@@ -205,7 +205,7 @@ def finish_of(records: list[StepRecord], number: int) -> Finish:
 def test_times_of_a_request_that_is_served_at_once() -> None:
     engine = engine_of(ask("a", 8, outputs=4))
     records = run_out(engine)
-    assert [record.ttft_s for record in records] == [[(0, STEP_S)], [], [], []]
+    assert [record.ttft_s for record in records] == [((0, STEP_S),), (), (), ()]
     itl_s = np.concatenate([itl_column(record) for record in records])
     assert np.isnan(itl_s[0]) and itl_s[1:].tolist() == [STEP_S] * 3
     finish = finish_of(records, 0)

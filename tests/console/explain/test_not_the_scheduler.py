@@ -65,7 +65,7 @@ def test_steps_that_compute_nothing_new() -> None:
 
     def stuck(record: StepRecord) -> StepRecord:
         return msgspec.structs.replace(
-            record, recomputed_tokens=record.scheduled_tokens, waiting=3, limiter="preempted_now", ttft_s=[]
+            record, recomputed_tokens=record.scheduled_tokens, waiting=3, limiter="preempted_now", ttft_s=()
         )
 
     run.records[-40:] = [stuck(record) for record in run.records[-40:]]

@@ -62,7 +62,7 @@ def record(
         "paused": False,
     }
     for name in ("ttft_s", "arrivals", "admissions", "refusals", "finishes", "preemptions", "knobs"):
-        values[name] = []
+        values[name] = ()
     return t.StepRecord(**{**values, **changes})
 
 

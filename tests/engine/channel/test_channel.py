@@ -359,7 +359,7 @@ def test_frames_survive_any_fragmentation(bodies: list[bytes], size: int) -> Non
     for start in range(0, len(stream), size):
         buffer.feed(stream[start : start + size])
         while (body := buffer.next()) is not None:
-            got.append(body)
+            got.append(bytes(body))
     assert got == bodies
 
 

@@ -86,7 +86,7 @@ def another_class(record: StepRecord) -> StepRecord:
         (another_class, "block "),
         (fewer_tokens, "scheduled"),
         (replace(limiter="watermark"), "limiter"),
-        (replace(preemptions=[]), "preempted"),
+        (replace(preemptions=()), "preempted"),
         (another_block, "grown blocks"),
     ],
 )

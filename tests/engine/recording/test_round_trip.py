@@ -181,7 +181,7 @@ def test_samples_of_every_second_are_those_of_its_steps(run: Any, tmp_path: Path
 
 def test_text_is_kept_only_when_asked(run: Any, tmp_path: Path) -> None:
     arrival = t.Arrival(0, "r", 0.0, 4, 2, preview="a secret")
-    record = msgspec.structs.replace(run.records[0], arrivals=[arrival])
+    record = msgspec.structs.replace(run.records[0], arrivals=(arrival,))
     state = t.RequestState(arrival, "waiting", 0, 0, 0, 0, None, None, None, b"")
     snapshot = msgspec.structs.replace(run.snapshots[0], requests=[state])
     for keep in (False, True):
