@@ -88,7 +88,7 @@ def test_a_wheel_holds_every_module_and_data_file(wheel: zipfile.ZipFile) -> Non
 
 def test_a_wheel_brings_the_command_and_the_licence(wheel: zipfile.ZipFile, project: dict[str, Any]) -> None:
     (entry_points,) = (name for name in wheel.namelist() if name.endswith("entry_points.txt"))
-    assert "schedtop = schedtop.console.cli.main:program" in wheel.read(entry_points).decode()
+    assert "schedtop = schedtop.console.cli.start:program" in wheel.read(entry_points).decode()
     assert any(name.endswith("LICENSE") for name in wheel.namelist())
     (metadata,) = (name for name in wheel.namelist() if name.endswith("METADATA"))
     assert f"Version: {project['project']['version']}" in wheel.read(metadata).decode()

@@ -11,7 +11,6 @@ from typing import Any
 import click
 from schedtop.console.cli.engine_flags import add_engine_flags
 from schedtop.console.cli.errors import exit_code_of
-from schedtop.engine.leave import leave
 from schedtop.engine.names import did_you_mean
 
 COMMANDS: dict[str, str] = {
@@ -102,14 +101,6 @@ def _refuse_stray_flags(ctx: click.Context) -> None:
     for param in ctx.command.params:
         if param.name and ctx.get_parameter_source(param.name) == click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError(f"{param.opts[0]} goes after {ctx.invoked_subcommand}")
-
-
-def program() -> None:
-    """The installed `schedtop`: `main`, and then the process is over."""
-    try:
-        main()
-    except SystemExit as end:
-        leave(end.code if isinstance(end.code, int) else 0)
 
 
 def main(arguments: list[str] | None = None) -> None:

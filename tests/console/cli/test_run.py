@@ -11,7 +11,7 @@ from pathlib import Path
 
 from schedtop.engine.recording import Recording, RecordingError
 
-RUN = "import sys; from schedtop.console.cli.main import program; sys.argv[0] = 'schedtop'; program()"
+RUN = "import sys; from schedtop.console.cli.start import program; sys.argv[0] = 'schedtop'; program()"
 
 
 def num_recorded(path: Path) -> int:

@@ -1,0 +1,61 @@
+"""The program as it is installed: streams that are closed or full, Ctrl+C before and after the work."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+START = "import sys; from schedtop.console.cli.start import program; sys.argv[0] = 'schedtop'; program()"
+
+
+def shell(redirections: str, tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = ["sh", "-c", f'exec "$@" {redirections}', "sh", sys.executable, "-c", START, *arguments]
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("arguments", [("run", "--limit", "1"), ("--version",), ("--help",)])
+def test_a_closed_stdout_is_told(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    ended = shell(">&-", tmp_path, *arguments)
+    assert (ended.returncode, ended.stderr) == (2, "schedtop: standard output: Bad file descriptor\n")
+
+
+def test_a_closed_stdin_or_stderr_is_no_matter(tmp_path: Path) -> None:
+    for redirection in ("<&-", "2>&-", "<&- 2>&-"):
+        ended = shell(redirection, tmp_path, "run", "--limit", "1", "--json")
+        assert (ended.returncode, ended.stderr) == (0, "") and ended.stdout.startswith("{")
+    assert shell("<&- 2>&-", tmp_path, "run", "--limit", "0").returncode == 2
+
+
+def test_a_recording_is_not_taken_for_a_stream(tmp_path: Path) -> None:
+    assert shell("<&- >&- 2>&-", tmp_path, "run", "--limit", "1", "--record", "a.rec").returncode == 2
+    assert "requests" in shell("", tmp_path, "info", "a.rec").stdout
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_told_once(tmp_path: Path) -> None:
+    for arguments in (("run", "--limit", "1"), ("--help",)):
+        ended = shell(">/dev/full", tmp_path, *arguments)
+        assert (ended.returncode, ended.stderr) == (2, "schedtop: standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize("module", ["schedtop.console.cli.main", "schedtop.engine.leave"])
+def test_ctrl_c_while_modules_load_ends_without_a_traceback(module: str, tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}: os.kill(os.getpid(), signal.SIGINT)\n"
+        f"sys.meta_path.insert(0, Interrupt())\n{START}"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, "--version"], cwd=tmp_path, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_ctrl_c_after_the_work_changes_nothing(tmp_path: Path) -> None:
+    code = f"import atexit, os, signal; atexit.register(os.kill, os.getpid(), signal.SIGINT); {START}"
+    ended = subprocess.run([sys.executable, "-c", code, "--version"], cwd=tmp_path, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "") and ended.stdout.startswith("schedtop ")
