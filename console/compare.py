@@ -124,5 +124,6 @@ def _rate_figure(
         steps.append(readings[-1].step - readings[0].step if readings else 0)
         known = len(readings) >= 2 and readings[0].end_s < (start + 1) * BUCKET_S
         span_s = readings[-1].end_s - readings[0].end_s if known else 0.0
-        values.append((count(readings[-1].totals) - count(readings[0].totals)) / span_s if span_s > 0 else None)
+        long = stop - start + 1 >= enough.LEAST_S / BUCKET_S and span_s > 0
+        values.append((count(readings[-1].totals) - count(readings[0].totals)) / span_s if long else None)
     return Figure(name, values[0], values[1], steps[0], steps[1], lower)

@@ -1,4 +1,4 @@
-"""How many samples a quantile must rest on: one rule for every figure an operator reads. No drawing."""
+"""How many samples a quantile must rest on, and how many seconds a rate: one rule for all figures. No drawing."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from schedtop.console.latency import Samples
 
 _LEAST = 10
 _BEYOND = 2
+
+LEAST_S = 10.0
+"""Seconds that a rate must rest on."""
 
 
 def needed(share: float) -> int:

@@ -110,7 +110,10 @@ class EverywhereCommands:
         paused = self.view.history.live.paused
         command = Resume if paused else Pause
         self.app.command(
-            lambda id: command(id), self._told("resuming the engine" if paused else "pausing the engine")
+            lambda id: command(id),
+            self._told(
+                "the engine runs again" if paused else "the engine is paused; P resumes it, . runs one step"
+            ),
         )
 
     def do_step_engine(self) -> None:

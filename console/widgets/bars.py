@@ -84,7 +84,7 @@ class TabBar(Drawn):
         moment = self.view.moment
         if name == "queue" and moment.state.num_waiting:
             head = moment.record.head if moment.record is not None else None
-            return f"{moment.state.num_waiting}" + (f" {head.reason.replace('_', ' ')[:12]}" if head else "")
+            return f"{moment.state.num_waiting}" + (f" {head.reason.replace('_', ' ')}" if head else "")
         if name == "knobs":
             staged = self.panels["knobs"].desk.staged  # type: ignore[attr-defined]
             return f"{len(staged)} staged" if staged else ""

@@ -21,8 +21,8 @@ class ChangesPanel(Panel):
     HELP: ClassVar[str] = """\
 Every change of a knob that is still remembered, newest first. Below them: figures of up to a minute before the
 selected change beside up to a minute after it, neither reaching past another change. n are the samples; a median
-needs 10 and a p95 needs 40, else n<10 or n<40 stands in its place. Windows are of the engine's clock, and what
-was sampled after a change may have been queued before it. Enter shows the change's step on the Live screen."""
+needs 10, a p95 40, else n<10 or n<40 stands in its place; a rate needs 10 s. Windows are of the engine's clock,
+and what was sampled after a change may have been queued before it. Enter shows the change's step on Live."""
 
     def __init__(self, view: View, *, id: str) -> None:
         super().__init__(view, id=id)
@@ -117,4 +117,4 @@ def _value(figure: Figure, value: float | None, n: int, span_s: float) -> str:
         return f"{value:.1f}" if value < 1000 else text.count(value)
     if figure.share is not None:
         return enough.lack(figure.share) if n < enough.needed(figure.share) else text.UNKNOWN
-    return "too short" if span_s < 1 else text.UNKNOWN
+    return f"{span_s:.0f} s<{enough.LEAST_S:.0f} s" if span_s < enough.LEAST_S else text.UNKNOWN

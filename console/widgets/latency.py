@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rich.style import Style
-from schedtop.console import text
+from schedtop.console import enough, text
 from schedtop.console.latency import Samples, column_of, merge
 from schedtop.console.line import Line
 from schedtop.console.view import WINDOWS_S
@@ -23,9 +23,11 @@ class LatencyPanel(Panel):
     HELP: ClassVar[str] = """\
 TTFT  first output token - arrival, waiting included; one sample per request.
 ITL   gap between two deliveries to a client (a verified burst of drafts is one); one sample per gap.
-Percentiles interpolate linearly, over the window named in the title; n is how many samples they rest on.
+Percentiles interpolate linearly, over the window named in the title; n is how many samples they rest on. A p50 needs
+10, a p95 40, a p99 200; while there are fewer, n<10, n<40 or n<200 stands in its place.
 ! marks a figure past its SLO; the share beside the SLO is of samples that met it.
-Each column of the graph is the p95 of its part of the window; the dashed line is the SLO. K marks a knob change.
+Each column of the graph is the p95 of its part of the window, however few its samples; the dashed line is the SLO.
+K marks a knob change.
 + and - choose a longer or shorter window."""
 
     def headline(self) -> Pieces:
@@ -72,7 +74,7 @@ Each column of the graph is the p95 of its part of the window; the dashed line i
         line.add(f" n {text.count(whole.n)}", palette["muted"])
         if slo_s is not None:
             line.add("  SLO ", palette["muted"]).add(f"{text.ms(slo_s)}", palette["text"])
-            line.add(f" {text.share(whole.within(slo_s), whole.n)} ok", palette["muted"])
+            line.add(f" {text.share(whole.within(slo_s), whole.n)} ok" if whole.n else "", palette["muted"])
         if room < 10:
             return line
         graph = self._graph(_p95_s(columns), slo_s, room, 1)[0]
@@ -81,13 +83,16 @@ Each column of the graph is the p95 of its part of the window; the dashed line i
     def _figures(self, kind: str, samples: Samples, slo_s: float | None, names: bool = True) -> Line:
         palette = self.view.palette
         line = Line().add(f"{kind.upper():4s}", palette["text"] + Style(bold=True))
-        values = [samples.quantile(share) for share, _ in QUANTILES]
+        values = [enough.quantile(samples, share) for share, _ in QUANTILES]
         figures, unit = text.times(values)
-        for place, ((_, name), value, figure) in enumerate(zip(QUANTILES, values, figures, strict=True)):
+        for place, ((share, name), value, figure) in enumerate(zip(QUANTILES, values, figures, strict=True)):
             late = slo_s is not None and value is not None and value > slo_s
             line.add(f"  {name} " if names else "/" if place else " ", palette["muted"])
-            line.add(f"{figure}{'!' if late else ''}", palette["breach" if late else "text"])
-        return line.add(f" {unit}", palette["muted"])
+            if value is None and samples.n:
+                line.add(enough.lack(share), palette["muted"])
+            else:
+                line.add(f"{figure}{'!' if late else ''}", palette["breach" if late else "text"])
+        return line if samples.n and values[0] is None else line.add(f" {unit}", palette["muted"])
 
     def _notes(
         self, whole: Samples, slo_s: float | None, top_s: float, slo_row: int | None, rows: int

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from schedtop.console import enough
 from schedtop.console.explain import table
-from schedtop.console.latency import collect
+from schedtop.console.latency import collect, merge
 from schedtop.console.life import read_life
-from seat import seated
+from seat import COMPACT, STRIP, WIDE, seated
 
 
 @pytest.mark.parametrize(("share", "least"), [(0.5, 10), (0.9, 20), (0.95, 40), (0.99, 200), (0.999, 2000)])
@@ -25,11 +25,25 @@ def test_explain_keeps_to_it() -> None:
     assert table.MIN_GAPS.value >= enough.needed(0.95)
 
 
+@pytest.mark.parametrize("size", [WIDE, COMPACT, STRIP])
+async def test_the_latency_panel_keeps_to_it(size: tuple[int, int]) -> None:
+    async with seated(size) as seat:
+        samples = merge(seat.app.history.latency_columns("ttft", seat.app.view.moment, 60.0, 10))
+        assert 10 <= samples.n < 40, "the synthetic engine's first 150 steps"
+        (line,) = (line for line in seat.lines if "TTFT" in line and f"n {samples.n}" in line)
+        assert "n<10" not in line and "n<40" in line and "n<200" in line
+    async with seated(size, steps=0) as seat:
+        line = next(line for line in seat.lines if line.lstrip(" │").startswith("TTFT") or "TTFT  p50" in line)
+        assert "n<" not in line and "n/a" not in line and "SLO 500 n/a" not in seat.text
+
+
 async def test_both_sides_of_a_change_keep_to_it() -> None:
     async with seated() as seat:
         text = await seat.press("6", "-", "enter", "K")
         figures = [line for line in text.split("\n") if "TTFT p" in line or "ITL p" in line]
         assert len(figures) == 4 and all("n<" in line for line in figures), "nothing was sampled after the change"
+        rates = [line for line in text.split("\n") if "out tok/s" in line or "preempt/min" in line]
+        assert len(rates) == 2 and all("s<10 s" in line for line in rates)
 
 
 async def test_one_requests_gaps_keep_to_it() -> None:
