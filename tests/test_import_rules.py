@@ -78,8 +78,8 @@ def allowed(path: Path, name: str) -> bool:
                 return False
             if rest[0] == "cli" or top != "schedtop":
                 return True
-            shared = ("schedtop.engine.telemetry", "schedtop.engine.knobs", "schedtop.console", "schedtop.themes")
-            return is_under(name, *shared)
+            shared = ("engine.telemetry", "engine.figures", "engine.knobs", "console", "themes")
+            return is_under(name, *(f"schedtop.{room}" for room in shared))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from schedtop.console.screens.base import ConsoleScreen
 from schedtop.console.screens.help import HelpScreen
 from schedtop.console.screens.palette import PaletteScreen
 from schedtop.console.screens.quit import QuitScreen
-from schedtop.engine.telemetry import Pause, Reply, Resume, StepOnce
+from schedtop.engine.telemetry import Pause, Reply, Resume, StepOnce, StepRecord
 
 if TYPE_CHECKING:
     from schedtop.console.app import ConsoleApp
@@ -136,12 +137,18 @@ class EverywhereCommands:
 
     def do_export(self) -> None:
         steps = self.app.live_screen.batch_panel.shown_steps()
-        try:
-            paths = export.export_steps(steps, self.app.output_dir)
+        self.screen.say(f"writing {text.plural(len(steps), 'step')}")
+        self.app.run_worker(self._export(steps))
+
+    async def _export(self, steps: Sequence[StepRecord]) -> None:
+        try:  # not on the loop: whole records of many requests take seconds
+            paths = await asyncio.to_thread(export.export_steps, steps, self.app.output_dir)
         except OSError as error:
-            self.screen.say(f"cannot export to {self.app.output_dir}: {error.strerror or error}", "breach")
+            self.app.front.say(f"cannot export to {self.app.output_dir}: {error.strerror or error}", "breach")
             return
-        self.screen.say(f"{text.plural(len(steps), 'step')} in {' and '.join(str(path) for path in paths)}", "ok")
+        self.app.front.say(
+            f"{text.plural(len(steps), 'step')} in {' and '.join(str(path) for path in paths)}", "ok"
+        )
 
     def do_screenshot(self) -> None:
         svg = self.app.export_screenshot(title="schedtop")

@@ -80,7 +80,10 @@ class Peer:
             sent -= len(chunk)
 
     def read(self) -> list[memoryview] | None:
-        """Whole frames that arrived, valid until the next call; None at the end of the stream. Raises `OSError` or `ChannelError`."""
+        """Whole frames that arrived, valid until the next call; None at the end of the stream.
+
+        Raises `OSError` or `ChannelError`.
+        """
         try:
             data = self.sock.recv(_READ_BYTES)
         except (BlockingIOError, InterruptedError):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 from schedtop.engine.config import ConfigError
-from schedtop.engine.inspect.tables import COLUMNS, document_of, row_of
+from schedtop.engine.figures import COLUMNS, row_of, write_csv, write_jsonl
 from schedtop.engine.inspect.trace_events import trace_events
 from schedtop.engine.recording.reader import Recording
 from schedtop.engine.telemetry import StepRecord
@@ -21,20 +19,6 @@ ROWS_AT_ONCE = 4096
 Records = Iterator[StepRecord]
 
 _encoder = msgspec.json.Encoder()
-
-
-def _jsonl(recording: Recording, records: Records, file: BinaryIO) -> None:
-    for record in records:
-        file.write(_encoder.encode(document_of(record)) + b"\n")
-
-
-def _csv(recording: Recording, records: Records, file: BinaryIO) -> None:
-    text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
-    writer = csv.writer(text)
-    writer.writerow(COLUMNS)
-    for record in records:
-        writer.writerow(row_of(record))
-    text.detach()
 
 
 def _perfetto(recording: Recording, records: Records, file: BinaryIO) -> None:
@@ -77,9 +61,9 @@ def _batch(rows: list[list[Any]], schema: Any) -> Any:
 
 FORMATS: dict[str, tuple[str, Callable[[Recording, Records, BinaryIO], None]]] = {
     "perfetto": (".trace.json", _perfetto),
-    "csv": (".csv", _csv),
+    "csv": (".csv", lambda recording, records, file: write_csv(records, file)),
     "parquet": (".parquet", _parquet),
-    "jsonl": (".jsonl", _jsonl),
+    "jsonl": (".jsonl", lambda recording, records, file: write_jsonl(records, file)),
 }
 """Each format's file ending and writer."""
 

@@ -492,12 +492,13 @@ async def test_export_writes_the_window_and_never_over_a_file(tmp_path: Path) ->
     async with seated(output_dir=tmp_path) as seat:
         await seat.press("e")
         await seat.press("e")
+        await seat.app.workers.wait_for_complete()
         files = sorted(path.name for path in tmp_path.iterdir())
         assert len(files) == 4 and files[0].endswith("-1.csv")
         jsonl = next(path for path in tmp_path.iterdir() if path.suffix == ".jsonl")
         steps = [json.loads(line) for line in jsonl.read_text().splitlines()]
         assert [step["step"] for step in steps] == list(range(steps[0]["step"], 151))
-        assert sum(row[1] for row in steps[-1]["rows"]) == steps[-1]["scheduled_tokens"]
+        assert sum(row["tokens"] for row in steps[-1]["rows"]) == steps[-1]["scheduled_tokens"]
 
 
 async def test_a_screenshot_is_svg_and_text(tmp_path: Path) -> None:
@@ -510,7 +511,10 @@ async def test_a_screenshot_is_svg_and_text(tmp_path: Path) -> None:
 async def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     async with seated(output_dir=tmp_path / "file") as seat:
-        assert "cannot export" in await seat.press("e")
+        await seat.press("e")
+        await seat.app.workers.wait_for_complete()
+        await seat.settle()
+        assert "cannot export" in seat.text
 
 
 async def test_copying_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 from schedtop.engine.config import ConfigError
+from schedtop.engine.figures import COLUMNS
 from schedtop.engine.inspect import export as exports
 from schedtop.engine.inspect.export import FORMATS, default_path, export
-from schedtop.engine.inspect.tables import COLUMNS
 from schedtop.engine.inspect.trace_events import REQUESTS_PID, SCHEDULER_PID
 from schedtop.engine.recording import Recording
 from schedtop.engine.telemetry import ROW_FIELDS, RowFlag, row_columns, row_matrix

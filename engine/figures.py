@@ -1,9 +1,11 @@
-"""Steps as rows of figures: one table of columns, which CSV, Parquet and JSONL exports derive from."""
+"""Steps for other tools: one table of columns, which CSV and Parquet derive from, and whole records as JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import csv
+import io
+from collections.abc import Callable, Iterable
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -74,6 +76,22 @@ COLUMNS: dict[str, tuple[type, Callable[[StepRecord], Cell]]] = {
     **{f"total_{name}": (float if name.endswith("_s") else int, _within("totals", name)) for name in TOTALS},
 }
 """Each column's type, and its value of a record; None is unknown."""
+
+
+def write_csv(records: Iterable[StepRecord], file: BinaryIO) -> None:
+    """A line of titles, and one of figures per record."""
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+    writer = csv.writer(text)
+    writer.writerow(COLUMNS)
+    writer.writerows(map(row_of, records))
+    text.detach()
+
+
+def write_jsonl(records: Iterable[StepRecord], file: BinaryIO) -> None:
+    """One line per record with all that it tells."""
+    encode = msgspec.json.Encoder().encode
+    for record in records:
+        file.write(encode(document_of(record)) + b"\n")
 
 
 def row_of(record: StepRecord) -> list[Cell]:
