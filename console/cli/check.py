@@ -30,7 +30,7 @@ def command(
     from schedtop.engine.inspect.conditions import parse_condition
 
     asked = [parse_condition(condition) for condition in conditions]
-    bounds = parse_slo(slo) if slo else None
+    bounds = None if slo is None else parse_slo(slo)
     with opened(file) as recording:
         with progress("checking", len(recording)) as on_progress:
             outcomes = check(recording, asked, bounds, on_progress)

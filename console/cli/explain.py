@@ -33,7 +33,7 @@ def command(ctx: click.Context, file: Path, as_json: bool, slo: str | None, wind
     from schedtop.console.explain.window import Bounds
 
     check_positive("--window", window_s)
-    bounds = parse_slo(slo) if slo else Slo()
+    bounds = Slo() if slo is None else parse_slo(slo)
     with opened(file) as recording:
         log = read(_messages(recording), Log(window_s, Bounds(bounds.ttft_s, bounds.itl_s)))
     click.echo(json.dumps({"file": file.name, **document(log)}) if as_json else page(log))

@@ -19,7 +19,7 @@ def command(ctx: click.Context, file: Path, as_json: bool, slo: str | None) -> N
     """Header, totals and percentiles of a recording."""
     from schedtop.engine.inspect.info import document, text
 
-    bounds = parse_slo(slo) if slo else None
+    bounds = None if slo is None else parse_slo(slo)
     with opened(file) as recording:
         with progress("reading", len(recording)) as on_progress:
             figures = document(recording, bounds, on_progress)

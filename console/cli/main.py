@@ -44,7 +44,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS:
-            hint = did_you_mean(args[0], COMMANDS).strip() or _of_file(args[0])
+            hint = _of_file(args[0]) if os.path.exists(args[0]) else did_you_mean(args[0], COMMANDS).strip()
             raise click.UsageError(f"no command is called {args[0]!r}{hint and f': {hint}'}", ctx)
         return super().resolve_command(ctx, args)
 

@@ -57,12 +57,13 @@ def command(
     if as_json and as_csv:
         raise CommandError("--json and --csv: give one")
     values = parse_vary(vary)
-    bounds = parse_slo(slo) if slo else None
+    bounds = None if slo is None else parse_slo(slo)
     if results is not None:
         check_name(results)
         _check(Path(results))
     scenario = open_scenario(ctx, file, flags, notice=say)
     path = Path(results) if results is not None else _default_results(scenario, bounds)
+    _check(path)
     if fresh:
         if results:
             Results(path)  # refuses a file of another kind: only results of a sweep are ever removed
@@ -89,17 +90,23 @@ def _default_results(scenario: Scenario, slo: Slo | None) -> Path:
     from schedtop.engine.whatif.sweep import run_key
 
     folder = user_cache_path("schedtop") / "sweeps"
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CommandError(f"{error.filename}: {error.strerror}: name a file for the runs with --results") from None
     return folder / f"{run_key(scenario, slo)[:16]}.jsonl"
 
 
 def _check(path: Path) -> None:
+    """Raise `CommandError` where runs cannot be kept, before the first is made."""
     if not path.parent.is_dir():
         raise CommandError(f"{path}: there is no folder {path.parent}")
     if path.is_dir():
         raise CommandError(f"{path} is a folder: name a file")
     if odd := odd_file(path):
         raise CommandError(odd)
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise CommandError(f"{path}: cannot be written: name another file")
 
 
 @contextmanager

@@ -41,7 +41,7 @@ def command(
     from schedtop.engine.whatif.scenario import check_changes
 
     changes = check_changes(parse_assignments(assignments), live=from_step > 0)
-    bounds = parse_slo(slo) if slo else None
+    bounds = None if slo is None else parse_slo(slo)
     scenario = open_scenario(ctx, file, flags, notice=say)
     with progress_over(scenario.config.duration_s, shown=sys.stderr.isatty()) as on_progress:
         comparison = compare(scenario, changes, bounds, from_step=from_step, on_progress=on_progress)

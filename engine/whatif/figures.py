@@ -41,6 +41,7 @@ def _latencies(name: str) -> tuple[Figure, ...]:
 
 
 GOODPUT = Figure("goodput", "goodput", ("goodput", "share"), "share", 1)
+REFUSED = Figure("refused", "refused", ("requests", "refused"), "", -1)
 THROUGHPUT = Figure("output_tokens_per_s", "throughput", ("tokens", "output"), "per_s", 1)
 FIGURES: tuple[Figure, ...] = (
     *_latencies("ttft"),
@@ -49,7 +50,7 @@ FIGURES: tuple[Figure, ...] = (
     THROUGHPUT,
     GOODPUT,
     Figure("finished", "finished", ("requests", "finished"), "", 1),
-    Figure("refused", "refused", ("requests", "refused"), "", -1),
+    REFUSED,
     Figure("preemptions", "preemptions", ("preemptions",), "", -1),
     Figure("recomputed_tokens", "recomputed tokens", ("tokens", "recomputed"), "", -1),
     Figure("scheduled_tokens", "scheduled tokens", ("tokens", "scheduled"), ""),

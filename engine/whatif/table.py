@@ -7,11 +7,21 @@ import io
 from typing import Any
 
 import msgspec
-from schedtop.engine.whatif.figures import BY_NAME, FIGURES, GOODPUT, Figure, change_text, setting_text, value_text
+from schedtop.engine.whatif.figures import (
+    BY_NAME,
+    FIGURES,
+    GOODPUT,
+    REFUSED,
+    Figure,
+    change_text,
+    setting_text,
+    value_text,
+)
 from schedtop.engine.whatif.ranking import objectives, pareto_set, ranked
 from schedtop.engine.whatif.results import Outcome
 
 SHOWN = (
+    "refused",
     "goodput",
     "ttft_p50_s",
     "ttft_p95_s",
@@ -93,7 +103,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 
     def as_text(self) -> str:
         """A table, best runs marked, and the verdict below it."""
-        figures = [BY_NAME[name] for name in SHOWN if name != GOODPUT.name or self.slo is not None]
+        figures = [BY_NAME[name] for name in SHOWN if self._is_worth_a_column(name)]
         rows = [["", *self.names, *(figure.label for figure in figures)]]
         pareto, winner = self.pareto, self.winner
         for place, (point, outcome) in enumerate(zip(self.points, self.outcomes, strict=True)):
@@ -111,9 +121,9 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
             return f"no combination can be run: {self.outcomes[0].error}"
         best = documents[order[0]]
         assert best is not None
-        figures = objectives(self.slo is not None)
-        figure = next((one for one in figures if self._spread(one)), figures[0])
-        if not self._spread(figure):
+        figure = self._decisive(order)
+        if figure is None:
+            figure = objectives(self.slo is not None)[1]
             return (
                 f"no difference: {figure.label} is {value_text(figure, figure.of(best))} in all {len(order)} runs"
             )
@@ -124,8 +134,20 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
             text += f", {self._lead(figure, self.base)} the settings as they are ({self._name(self.base)})"
         return text + (" (which is as it is now)" if order[0] == self.base else "")
 
-    def _spread(self, figure: Figure) -> bool:
-        return len({figure.of(document) for document in self.documents if document is not None}) > 1
+    def _decisive(self, order: list[int]) -> Figure | None:
+        """The first objective in which the best run and the next differ; else one in which any runs do."""
+        judged = [document for document in map(self.documents.__getitem__, order) if document is not None]
+        first, *others = objectives(self.slo is not None)
+        for documents, figures in ((judged[:2], [first, *others]), (judged, [*others, first])):
+            for figure in figures:
+                if len({figure.of(document) for document in documents}) > 1:
+                    return figure
+        return None
+
+    def _is_worth_a_column(self, name: str) -> bool:
+        if name == GOODPUT.name:
+            return self.slo is not None
+        return name != REFUSED.name or any(document and REFUSED.of(document) for document in self.documents)
 
     def _lead(self, figure: Figure, place: int) -> str:
         winner, other = self.winner, self.documents[place]

@@ -201,6 +201,33 @@ def test_the_pool_of_a_recording_comes_in_blocks(
     assert f"{flag[0]}: the pool of {recording} comes in blocks: set --num-blocks" in said
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run",
+        "info FILE",
+        "check FILE loops==0",
+        "explain FILE",
+        "whatif mixed --set rate=2",
+        "sweep mixed --vary rate=2",
+    ],
+)
+def test_an_empty_slo_is_none_that_was_forgotten(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert refused([*command.split(), "--slo", ""], capsys) == (
+        "schedtop: SLO '': write NAME=TIME, NAME one of ttft, itl, tpot, e2e\n"
+    )
+
+
+def test_a_file_is_no_mistyped_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("server").write_text("notes\n")
+    assert refused(["server"], capsys) == "schedtop: no command is called 'server' (see schedtop --help)\n"
+    Path("server").unlink()
+    assert "did you mean serve?" in refused(["server"], capsys)
+
+
 def test_too_small_a_pool_names_the_flag_that_made_it(capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(["run", "--limit", "1", "--kv-cache-memory", "1"], capsys)
     assert "--kv-cache-memory 1: must be from 2097152 (one block)" in said and "utilization" not in said

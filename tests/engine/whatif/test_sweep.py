@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from schedtop.engine.config import ConfigError, EngineConfig, WorkloadSpec
 from schedtop.engine.slo import Slo
 from schedtop.engine.whatif.ranking import pareto_set, ranked
@@ -102,6 +103,25 @@ def test_the_verdict_names_the_winner_and_its_lead(unbroken: dict[str, Any]) -> 
 def test_equal_runs_have_no_winner() -> None:
     outcome = sweep(SCENARIO, {"max_num_seqs": [300, 400]}, None)
     assert outcome.verdict().startswith("no difference")
+
+
+@pytest.mark.parametrize("slo", [None, SLO])
+def test_refusing_requests_wins_nothing(slo: Slo | None) -> None:
+    """In 12 blocks only the shortest requests fit, one after another: the few that are served are served well."""
+    scenario = Scenario(EngineConfig(workload=WorkloadSpec(source="mixed", limit=12, rate=0.2)))
+    outcome = sweep(scenario, {"num_blocks": [1, 12, 3000]}, slo)
+    runs = {run["settings"]["num_blocks"]: run for run in outcome.as_dict()["runs"]}
+    assert runs[1]["report"]["requests"]["refused"] == 12
+    assert runs[12]["report"]["requests"]["finished"] > 0 < runs[12]["report"]["requests"]["refused"]
+    assert runs[12]["report"]["e2e_s"]["p95"] < runs[3000]["report"]["e2e_s"]["p95"]
+    assert runs[3000]["report"]["requests"]["refused"] == 0
+    assert not runs[1]["winner"] and not runs[12]["winner"]
+    assert "refused" in outcome.as_text().splitlines()[2]
+    alone = sweep(scenario, {"num_blocks": [3000, 4000]}, slo)
+    assert "refused" not in alone.as_text()
+    small = structs.replace(scenario.config, scheduler={"num_blocks": 12})
+    starved = sweep(Scenario(small), {"num_blocks": [1, 2]}, slo)
+    assert "refused 4, −8 (−66.7%) against the next" in starved.verdict()
 
 
 def document(goodput: float, ttft: float, itl: float) -> dict[str, Any]:
