@@ -83,7 +83,7 @@ def _entry(number: int, entry: Entry) -> str:
 def extent_words(finding: Finding) -> str:
     """What the figures rest on: window and samples."""
     return (
-        f"{seconds(finding.window_s)} up to {seconds(finding.to_s)}, {some(finding.num_steps, 'step')},"
+        f"the {seconds(finding.window_s)} up to {seconds(finding.to_s)}, {some(finding.num_steps, 'step')},"
         f" n={finding.n} ({finding.what})"
     )
 

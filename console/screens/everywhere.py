@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from schedtop.console import export, text
@@ -130,7 +129,7 @@ class EverywhereCommands:
     def copy(self, words: str, what: str) -> None:
         """Through the terminal (OSC 52); into a file where the terminal is known not to take it."""
         if os.environ.get("TERM", "") in NO_OSC52 or os.environ.get("TERM_PROGRAM") == "Apple_Terminal":
-            self._save("schedtop-copy.txt", words)
+            self._save({"schedtop-copy.txt": words})
             return
         self.app.copy_to_clipboard(words)
         self.screen.say(f"copied {what}", "ok")
@@ -153,17 +152,17 @@ class EverywhereCommands:
     def do_screenshot(self) -> None:
         svg = self.app.export_screenshot(title="schedtop")
         lines = "\n".join(strip.text.rstrip() for strip in self.app.screen_strips()) + "\n"
-        self._save("schedtop.svg", svg)
-        self._save("schedtop.txt", lines)
+        self._save({"schedtop.svg": svg, "schedtop.txt": lines})
 
-    def _save(self, name: str, words: str) -> Path | None:
+    def _save(self, texts: Mapping[str, str]) -> None:
+        """Write files by name, and say where they are."""
+        folder = self.app.output_dir
         try:
-            path = export.save_text(self.app.output_dir, name, words)
+            paths = [export.save_text(folder, name, words) for name, words in texts.items()]
         except OSError as error:
-            self.screen.say(f"cannot write to {self.app.output_dir}: {error.strerror or error}", "breach")
-            return None
-        self.screen.say(f"saved {path}", "ok")
-        return path
+            self.screen.say(f"cannot write to {folder}: {error.strerror or error}", "breach")
+        else:
+            self.screen.say(f"saved {' and '.join(str(path) for path in paths)}", "ok")
 
     def do_theme(self) -> None:
         self.screen.say(f"theme: {self.app.next_theme()}")

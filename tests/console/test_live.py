@@ -504,6 +504,8 @@ async def test_export_writes_the_window_and_never_over_a_file(tmp_path: Path) ->
 async def test_a_screenshot_is_svg_and_text(tmp_path: Path) -> None:
     async with seated(output_dir=tmp_path) as seat:
         await seat.press("s")
+        said, _ = seat.live.footer.said or ("", "")
+        assert said == f"saved {tmp_path / 'schedtop.svg'} and {tmp_path / 'schedtop.txt'}"
         assert (tmp_path / "schedtop.svg").read_text().startswith("<svg")
         assert "[1]" in (tmp_path / "schedtop.txt").read_text()
 
