@@ -307,14 +307,14 @@ class Observer:
     def _growth(self) -> tuple[bytes, bytes]:
         """`grown` and `grown_blocks` of the step."""
         draft = self.scheduler.draft
-        pairs, blocks = array("i"), array("i")
-        for number, ids in draft.new_blocks.items():
-            pairs.extend((number, len(ids)))
-            blocks.extend(ids)
-        for started in draft.started:
-            pairs.extend((started.request.number, len(started.block_table)))
-            blocks.extend(started.block_table)
-        return pairs.tobytes(), blocks.tobytes()
+        pairs: list[int] = []
+        blocks: list[int] = []
+        tables = [*draft.new_blocks.items()]
+        tables += [(started.request.number, started.block_table) for started in draft.started]
+        for number, ids in tables:
+            pairs += (number, len(ids))
+            blocks += ids
+        return packed(pairs), packed(blocks)
 
     def snapshot(self, clock_s: float, knobs: dict[str, object], knobs_version: int, paused: bool) -> Snapshot:
         """The whole present state. Walks every request: for a joining console, not for every step."""
