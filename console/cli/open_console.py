@@ -42,7 +42,7 @@ def open_console(flags: Mapping[str, Any]) -> int:
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     notice = ""
     if on_terminal:
-        check_terminal()
+        check_terminal("run")
         flags, notice = choose_default(flags)
     config = engine_config(flags, real_time=flags.get("real_time") is not False, join_within_s=JOIN_WITHIN_S)
     options = console_options(flags, notice=notice)
@@ -116,12 +116,12 @@ def _print_report(config: EngineConfig, slo: Slo | None) -> int:
     return INTERRUPTED if report.interrupted else 0
 
 
-def check_terminal() -> None:
-    """Raise `CommandError` where a full-screen program cannot draw."""
-    if os.environ.get("TERM", "") in ("", "dumb"):
-        raise CommandError(
-            f"TERM={os.environ.get('TERM', '')!r} cannot draw a console: set TERM, or use schedtop run"
-        )
+def check_terminal(instead: str = "") -> None:
+    """Raise `CommandError` where a full-screen program cannot draw; `instead` is the command that needs none."""
+    term = os.environ.get("TERM", "")
+    if term in ("", "dumb"):
+        other = f", or use schedtop {instead}" if instead else ""
+        raise CommandError(f"TERM={term!r} cannot draw a console: set TERM{other}")
 
 
 def console_options(flags: Mapping[str, Any], *, embedded: bool = True, notice: str = ""):  # type: ignore[no-untyped-def]

@@ -48,7 +48,7 @@ def command(
             raise CommandError(f"{recording.path} holds no step: there is nothing to replay")
         if not (sys.stdin.isatty() and sys.stdout.isatty()):
             raise CommandError("replay needs a terminal; schedtop info and export read a recording without one")
-        check_terminal()
+        check_terminal("info")
         from schedtop.console.replay.app import run_replay
 
         options = console_options(flags, embedded=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -11,6 +10,7 @@ import msgspec
 from schedtop.engine.config import ConfigError
 from schedtop.engine.figures import COLUMNS, row_of, write_csv, write_jsonl
 from schedtop.engine.inspect.trace_events import trace_events
+from schedtop.engine.outputs import whole_file
 from schedtop.engine.recording.reader import Recording
 from schedtop.engine.telemetry import StepRecord
 
@@ -96,13 +96,8 @@ def export(
     if not isinstance(target, Path):
         write(recording, _told(recording, on_progress), target)
         return
-    unfinished = target.with_name(target.name + ".part")
-    try:
-        with unfinished.open("wb") as file:
-            write(recording, _told(recording, on_progress), file)
-        os.replace(unfinished, target)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with whole_file(target) as file:
+        write(recording, _told(recording, on_progress), file)
 
 
 def _told(recording: Recording, on_progress: Callable[[int], None]) -> Records:

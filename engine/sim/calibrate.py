@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
+from schedtop.engine.outputs import whole_file
 from schedtop.engine.sim.fit import Errors, Fit, FitError, fit, join, measure
 from schedtop.engine.sim.linear import Calibration
 from schedtop.engine.telemetry import Header, StepRecord
@@ -55,8 +56,9 @@ def as_toml(calibration: Calibration, fitted: Fit) -> str:
 
 
 def write_device(path: Path, calibration: Calibration, fitted: Fit) -> None:
-    """Write the device file. Raises `OSError`."""
-    path.write_text(as_toml(calibration, fitted), encoding="utf-8")
+    """Write the device file, whole or not at all. Raises `OSError`."""
+    with whole_file(path) as file:
+        file.write(as_toml(calibration, fitted).encode())
 
 
 def fit_text(fitted: Fit) -> str:

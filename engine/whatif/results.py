@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 from schedtop.engine.config import ConfigError
+from schedtop.engine.outputs import named
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -52,5 +53,5 @@ class Results:
         # As a reader would see it, so that an unbroken sweep and a resumed one are the same.
         self.outcomes[outcome.key] = msgspec.json.decode(line, type=Outcome)
         if self.path is not None:
-            with self.path.open("ab") as file:
+            with named(self.path), self.path.open("ab") as file:
                 file.write(line + b"\n")

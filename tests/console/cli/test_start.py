@@ -59,3 +59,25 @@ def test_ctrl_c_after_the_work_changes_nothing(tmp_path: Path) -> None:
     code = f"import atexit, os, signal; atexit.register(os.kill, os.getpid(), signal.SIGINT); {START}"
     ended = subprocess.run([sys.executable, "-c", code, "--version"], cwd=tmp_path, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (0, "") and ended.stdout.startswith("schedtop ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "file"),
+    [
+        *((f"export a.rec --to {name} -o out", "out") for name in ("jsonl", "csv", "parquet", "perfetto")),
+        ("calibrate a.rec -o out", "out"),
+        ("sweep mixed --limit 1 --vary max_num_seqs=2,3,4,5 --jobs 1 --results out", "out"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_named(arguments: str, file: str, tmp_path: Path) -> None:
+    """A limit on the size of files stands for a full disk."""
+    if "parquet" in arguments:
+        pytest.importorskip("pyarrow")
+    assert shell("", tmp_path, "run", "--limit", "20", "--record", "a.rec").returncode == 0
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (700, resource.RLIM_INFINITY)); {START}"
+    ended = subprocess.run(
+        [sys.executable, "-c", limited, *arguments.split()], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stderr) == (2, f"schedtop: {file}: File too large\n")
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == ({"a.rec", "out"} if "sweep" in arguments else {"a.rec"})
