@@ -46,9 +46,9 @@ fairly: the area is then the recording run again as it was, and o puts the recor
         if overlay.outcome is None:
             return []
         return [
+            *overlay.page_note,
             (f"{glyphs.area * 2} {overlay.under_name}", "muted"),
             (f"{glyphs.trace[1] * 2} {overlay.variant_name}", "accent"),
-            *overlay.page_note,
         ]
 
     def body(self, width: int, height: int) -> list[Line]:

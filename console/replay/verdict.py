@@ -33,8 +33,9 @@ else all runs serve every request."""
         if outcome is None:
             return []
         where = f"from step {outcome.step} on" if outcome.step else "from the start"
-        what = [(self.overlay.change, "accent")] if self.overlay.page_note else []
-        return [*what, (where, "text"), (text.plural(outcome.num_steps, "step"), "muted"), *self.overlay.page_note]
+        note = self.overlay.page_note
+        what = [*note, (self.overlay.change, "accent")] if note else []
+        return [*what, (where, "text"), (text.plural(outcome.num_steps, "step"), "muted")]
 
     @property
     def in_three(self) -> bool:
@@ -99,9 +100,9 @@ difference, only what was decided under them. Below it: how the runs were made."
         if outcome is None:
             return []
         if outcome.divergence is None:
-            return [("none", "ok"), *self.overlay.page_note]
+            return [*self.overlay.page_note, ("none", "ok")]
         where = f"step {outcome.divergence.step}"
-        return [(where, "warn"), ("d goes there", "muted"), *self.overlay.page_note]
+        return [*self.overlay.page_note, (where, "warn"), ("d goes there", "muted")]
 
     def body(self, width: int, height: int) -> list[Line]:
         outcome = self.overlay.outcome
