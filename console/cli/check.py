@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 import msgspec
-from schedtop.console.cli.errors import FAILED
+from schedtop.console.cli.errors import FAILED, CommandError
 from schedtop.console.cli.recording_flags import opened, progress
 from schedtop.engine.slo import parse_slo
 
@@ -31,6 +31,8 @@ def command(
 
     asked = [parse_condition(condition) for condition in conditions]
     bounds = None if slo is None else parse_slo(slo)
+    if bounds is not None and not any(condition.figure == "goodput" for condition in asked):
+        raise CommandError("--slo: no condition asks for the goodput")
     with opened(file) as recording:
         with progress("checking", len(recording)) as on_progress:
             outcomes = check(recording, asked, bounds, on_progress)

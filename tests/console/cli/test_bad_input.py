@@ -170,6 +170,7 @@ IDLE = [
     ("generate in.jsonl -o out.jsonl --limit 2", "--limit cannot be used with generate: FILE says how many"),
     ("generate in.jsonl -o out.jsonl --record a.rec", "--record cannot be used with generate"),
     ("generate in.jsonl -o out.jsonl --workload mixed", "prompts come from FILE"),
+    ("check a.rec ttft.p95<1s --slo ttft=1s", "--slo: no condition asks for the goodput"),
     ("sweep mixed --vary watermark=0 --dtype float16", "--dtype cannot be used with sweep"),
 ]
 
