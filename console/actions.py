@@ -121,7 +121,7 @@ ACTIONS: tuple[Action, ...] = (
     Action(
         "zoom", ("z",), "Zoom the panel", "The focused panel fills the screen; z or Esc goes back", footer="zoom"
     ),
-    Action("back", ("escape",), "Back one level", "Filter, staged knobs, zoom, past step; never quits"),
+    Action("back", ("escape",), "Back one level", "Zoom, staged knobs, filter, past step; never quits"),
     Action("pause_view", ("space",), "Pause the view", "Collection goes on behind it", footer="pause", mode=LIVE),
     Action("live", ("end",), "Return to the present", "Leave the inspected step", mode=LIVE),
     Action("pause_engine", ("P",), "Pause or resume the engine", "Arrivals keep queueing"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
-from schedtop.console import text
+from schedtop.console import enough, text
 from schedtop.console.history import History, Moment
 from schedtop.console.latency import merge
 from schedtop.console.state import (
@@ -176,8 +176,8 @@ def read_life(history: History, moment: Moment, number: int, slo_s: float | None
 
 
 def _usual_gap(history: History, moment: Moment) -> float:
-    """The median ITL of the last minute; infinite where there is none."""
-    median = merge(history.latency_columns("itl", moment, 60.0, 60)).quantile(0.5)
+    """The median ITL of the last minute; infinite of too few."""
+    median = enough.quantile(merge(history.latency_columns("itl", moment, 60.0, 60)), 0.5)
     return math.inf if median is None else median
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from schedtop.console import text
+from schedtop.console import enough, text
 from schedtop.console.latency import Samples, merge
 from schedtop.console.replay.player import Player
 from schedtop.console.replay.source import Source
@@ -69,7 +69,7 @@ class Jumps:
         if known is None:
             seconds = self.source.seconds(int(self.source.start_s), int(self.source.end_s)).values()
             parts = [getattr(second, kind) for second in seconds]
-            median = merge([Samples(part.values, part.counts) for part in parts]).quantile(0.5)
+            median = enough.quantile(merge([Samples(part.values, part.counts) for part in parts]), 0.5)
             known = self._limits[kind] = math.inf if median is None else median * OUTLIER_FACTOR
         return known
 
