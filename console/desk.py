@@ -17,7 +17,8 @@ DRAINING = ("max_num_seqs", "max_num_active_seqs")
 class KnobDesk:
     """What the operator is about to change. Reads the live state; the screen sends what `values_to_apply` says.
 
-    `warnings` are the engine's own words about the staged values, from a dry run.
+    `warnings` are the engine's own words about the staged values, from a dry run. `sent_over` is the link over which
+    a change went that is not answered yet; once that link broke, no answer will come.
     """
 
     def __init__(self, history: History) -> None:
@@ -26,6 +27,7 @@ class KnobDesk:
         self.warnings: list[str] = []
         self.refused = ""
         self.forecaster: Forecaster | None = None
+        self.sent_over: object = None
         self._before: dict[str, KnobValue] = {}
         self._undo: list[dict[str, KnobValue]] = []
 

@@ -41,6 +41,8 @@ class KnobCommands:
         refused = engine_refuses(self.screen.view)
         if refused is None and self.screen.view.pinned is not None:
             return "a past step is shown; End returns to the present"
+        if refused is None and name in ("knob_apply", "knob_try") and self.desk.sent_over is self.screen.view.link:
+            return "the engine has not answered the last change yet"
         return refused
 
     @property
@@ -140,6 +142,7 @@ class KnobCommands:
         slos_s = {} if trial_s is None else self.app.slos_s
 
         def replied(reply: Reply) -> None:
+            self.desk.sent_over = None
             if not reply.ok:
                 self.desk.refused = reply.text
                 self.screen.say(reply.text, "breach")
@@ -151,6 +154,7 @@ class KnobCommands:
             notes = "; ".join(reply.warnings)
             self.screen.say(words + (f": {notes}" if notes else ""), "ok")
 
+        self.desk.sent_over = self.screen.view.link
         self.screen.say(f"sent {', '.join(values)}: the engine has not answered yet")
         self.app.command(lambda id: SetKnobs(id, values, version, by, trial_s=trial_s, slo_s=slos_s), replied)
 

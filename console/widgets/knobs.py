@@ -44,6 +44,8 @@ is set at start-up only can be staged there too, for a re-run from the start.
             return [("read-only", "warn")]
         if self.view.stale:
             return [("the engine is gone", "warn")]
+        if self.desk.sent_over is self.view.link:
+            return [("sent, not answered yet", "warn")]
         if self.view.trial is not None:
             left_s = self.view.trial.left_s(self.view.now())
             return [

@@ -17,7 +17,7 @@ from schedtop.console.presets import BUILT_IN, PresetError, load_presets, save_p
 from schedtop.console.screens.knobs import KnobsScreen
 from schedtop.console.screens.live import LiveScreen
 from schedtop.engine.knobs import check_value
-from schedtop.engine.telemetry import EndTrial, SetKnobs, Trial
+from schedtop.engine.telemetry import EndTrial, Incoming, SetKnobs, Trial
 from seat import COMPACT, STRIP, WIDE, seated
 from synthetic import SyntheticEngine
 
@@ -149,6 +149,42 @@ async def test_a_preset_is_staged_then_applied() -> None:
         await seat.press("enter")
         assert seat.app.history.live.knobs["watermark"] == 0.0
         assert "3 changes" in seat.text or "1 change" in seat.text
+
+
+class SlowLink(EngineLink):
+    """An engine that takes its time over changes: the test answers them."""
+
+    def answer(self, command: Incoming) -> None:
+        if not isinstance(command, SetKnobs) or command.dry_run:
+            super().answer(command)
+
+
+async def test_a_change_is_sent_once_however_often_enter_is_pressed() -> None:
+    link = SlowLink(SyntheticEngine(rate=12.0, num_blocks=300), 60)
+    async with seated(link=link) as seat:
+        text = await seat.press("6", "down", "down", "-", "enter")
+        assert "sent, not answered yet" in text and "sent max_num_seqs" in seat.lines[-1]
+        assert "not answered the last change yet" in await seat.press("enter")
+        (sent,) = (command for command in seat.asked(SetKnobs) if not command.dry_run)
+        EngineLink.answer(link, sent)
+        await seat.settle()
+        assert "applied max_num_seqs" in seat.text and "not answered" not in seat.text
+        assert seat.app.history.live.knobs["max_num_seqs"] == 15
+
+
+async def test_after_a_broken_link_a_change_can_be_sent_anew() -> None:
+    engine = SyntheticEngine(rate=12.0, num_blocks=300)
+    first, second = SlowLink(engine, 60), EngineLink(engine, 5)
+    async with seated(link=first, reopen=lambda: second) as seat:
+        await seat.press("6", "down", "down", "-", "enter")
+        first.break_off("the connection was closed")
+        seat.link = second
+        while not second.taken:
+            await seat.pilot.pause(0.01)
+        await seat.settle()
+        assert seat.app.desk.staged == {"max_num_seqs": 15} and "1 staged" in seat.text
+        await seat.press("enter")
+        assert seat.app.history.live.knobs["max_num_seqs"] == 15
 
 
 @pytest.mark.parametrize("keys", [("6", "-"), ("6", "R"), ("6", "u"), ("K", "tab", "down", "enter")])
