@@ -88,6 +88,9 @@ def command(
         on_progress=lambda done, total: tell(f"{done} of {total} prompts"),
     )
     tell("")
+    if summary.resumed == summary.prompts:
+        say(f"{output} holds {summary.prompts} answers already: nothing was run; remove it to answer again")
+        return
     say(summary.line())
     if summary.interrupted:
         say(f"interrupted: the same command resumes; {output} comes when all prompts are answered")

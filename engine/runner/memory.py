@@ -55,7 +55,7 @@ def pool_blocks(
     elif device.type == "cpu":
         available = available_bytes(device)
         budget = CPU_POOL_BYTES if available is None else min(CPU_POOL_BYTES, available // 2)
-        flag = "the KV cache"
+        flag = "half of the free memory"
     else:
         flag = f"--gpu-memory-utilization {config.gpu_memory_utilization:g}"
         tokens = largest_step_tokens(settings)
@@ -67,8 +67,8 @@ def pool_blocks(
     block_bytes = sum(tenant.shape.block_bytes for tenant in tenants)
     if budget < block_bytes:
         raise ConfigError(
-            f"{flag} leaves {max(budget, 0) / 1e6:.1f} MB, and one KV block takes {block_bytes / 1e6:.1f} MB:"
-            " raise it, or serve a smaller model"
+            f"{flag} leaves {max(budget, 0):,} bytes, and one KV block takes {block_bytes:,}: raise"
+            f" {flag.split()[0] if flag.startswith('--') else '--kv-cache-memory'}, or serve a smaller model"
         )
     return budget // block_bytes
 

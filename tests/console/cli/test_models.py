@@ -219,7 +219,7 @@ LOADED: list[tuple[Callable[[], object], str, str]] = [
     (halve("tiny/model.safetensors"), "--model tiny", "its weights cannot be read"),
     (lambda: Path("bad.gguf").write_bytes(b"GGUF" + bytes(20)), "--model bad.gguf", "cannot be read"),
     (head_size(300), "--model tiny", "head size 300 is not served"),
-    (lambda: None, "--model tiny --kv-cache-memory 100", "one KV block takes"),
+    (lambda: None, "--model tiny --kv-cache-memory 100", "leaves 100 bytes, and one KV block takes"),
     (lambda: None, "--model tiny --max-model-len 999", "the model's own length is 128"),
     (
         lambda: Path("prompt.jsonl").write_text(json.dumps({"prompt_token_ids": [1] * 128}) + "\n"),
@@ -227,6 +227,19 @@ LOADED: list[tuple[Callable[[], object], str, str]] = [
         "prompt.jsonl:1: 128 prompt tokens: the model length is 128",
     ),
 ]
+
+
+@pytest.mark.usefixtures("folder")
+def test_answers_that_are_there_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    command = "generate prompt.jsonl -o out.jsonl --device cpu --model tiny --max-tokens 2"
+    told = []
+    for _ in range(2):
+        with pytest.raises(SystemExit) as ended:
+            main(command.split())
+        assert not ended.value.code
+        told.append(capsys.readouterr().err)
+    assert "1 of 1 prompts; 3 prompt tokens" in told[0]
+    assert told[1] == "schedtop: out.jsonl holds 1 answers already: nothing was run; remove it to answer again\n"
 
 
 def test_a_golden_case_needs_no_model(tmp_path: Path) -> None:
