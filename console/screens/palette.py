@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rich.text import Text
 from schedtop.console import text
@@ -14,11 +14,32 @@ from textual.widgets import Input, Static
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
-    from textual.events import Key
+    from textual.events import Click, Key, MouseScrollDown, MouseScrollUp
 
 ROWS = 14
 KEYS = 14
 """Cells for the keys of an action."""
+
+
+class PaletteList(Static):
+    """The actions in sight: a click runs one, the wheel moves on."""
+
+    @property
+    def _palette(self) -> PaletteScreen:
+        return cast("PaletteScreen", self.screen)
+
+    def on_click(self, event: Click) -> None:
+        event.stop()
+        if self._palette.found:
+            self._palette.choose(self._palette.top + event.y)
+
+    def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
+        event.stop()
+        self._palette.move(3)
+
+    def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
+        event.stop()
+        self._palette.move(-3)
 
 
 class PaletteScreen(ModalScreen[str | None]):
@@ -33,7 +54,7 @@ class PaletteScreen(ModalScreen[str | None]):
     def compose(self) -> ComposeResult:
         with Vertical(id="palette"):
             yield Input(placeholder="type to find an action", id="palette-input")
-            yield Static("", id="palette-list")
+            yield PaletteList("", id="palette-list")
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self.found = match(event.value, self.registry.actions)
@@ -46,15 +67,29 @@ class PaletteScreen(ModalScreen[str | None]):
             self.dismiss(None)
         elif event.key in ("up", "down"):
             event.stop()
-            self.cursor = max(0, min(len(self.found) - 1, self.cursor + (1 if event.key == "down" else -1)))
-            self._show()
+            self.move(1 if event.key == "down" else -1)
         elif event.key == "enter":
             event.stop()
-            self.dismiss(self.found[self.cursor].id if self.found else None)
+            self.choose(self.cursor)
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
-        self.dismiss(self.found[self.cursor].id if self.found else None)
+        self.choose(self.cursor)
+
+    def move(self, lines: int) -> None:
+        """Move the cursor by so many lines."""
+        self.cursor = max(0, min(len(self.found) - 1, self.cursor + lines))
+        self._show()
+
+    def choose(self, index: int) -> None:
+        """Leave with an action by its place in the list; with none where none is."""
+        self.dismiss(self.found[index].id if 0 <= index < len(self.found) else None)
+
+    @property
+    def top(self) -> int:
+        """The place of the first action in sight."""
+        rows = self._room()[1]
+        return max(0, min(self.cursor - rows // 2, len(self.found) - rows))
 
     def on_resize(self) -> None:
         self._show()
@@ -66,7 +101,7 @@ class PaletteScreen(ModalScreen[str | None]):
 
     def _show(self) -> None:
         width, rows = self._room()
-        top = max(0, min(self.cursor - rows // 2, len(self.found) - rows))
+        top = self.top
         words = Text(no_wrap=True)
         titles = min(44, width - KEYS - 2)
         for index, action in enumerate(self.found[top : top + rows], start=top):

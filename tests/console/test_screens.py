@@ -56,6 +56,14 @@ async def test_the_palette_has_one_line_for_an_action(size: tuple[int, int]) -> 
         assert "Back to the findings" in seat.text
 
 
+async def test_the_palette_takes_the_mouse() -> None:
+    async with seated() as seat:
+        await seat.press("ctrl+p", *"zoom")
+        await seat.pilot.click("#palette-list", offset=(5, 0))
+        await seat.settle()
+        assert seat.live.zoomed == "requests"
+
+
 @pytest.mark.parametrize("width", [40, 55, 71, 113])
 def test_help_keeps_every_word_and_hangs_what_follows_a_term(width: int) -> None:
     panels = [panel for panel in _kinds(Panel) if panel.HELP]
