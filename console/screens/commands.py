@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from schedtop.console.rows import Filter
 from schedtop.console.screens.everywhere import EverywhereCommands
+from schedtop.console.widgets.events import LEVELS
 
 if TYPE_CHECKING:
     from schedtop.console.app import ConsoleApp
@@ -130,11 +131,17 @@ class LiveCommands:
     def do_sort_invert(self) -> None:
         self.screen.requests.descending = not self.screen.requests.descending
 
+    # Where tabs name the panels there is no title to tell of these.
+
     def do_follow(self) -> None:
-        self.screen.requests.following = not self.screen.requests.following
+        table = self.screen.requests
+        table.following = not table.following
+        self.screen.say("the selected request is kept in sight" if table.following else "no longer following")
 
     def do_freeze(self) -> None:
-        self.screen.requests.toggle_frozen()
+        table = self.screen.requests
+        table.toggle_frozen()
+        self.screen.say("the order is frozen" if table.frozen is not None else f"sorted by {table.sort} again")
 
     def do_next_match(self) -> None:
         self.screen.requests.next_match(1)
@@ -159,4 +166,6 @@ class LiveCommands:
             self.screen.say("that step is no longer kept", "warn")
 
     def do_event_level(self) -> None:
-        self.screen.events.cycle_level()
+        events = self.screen.events
+        events.cycle_level()
+        self.screen.say(f"events listed: {LEVELS[events.level][0]}")

@@ -267,6 +267,15 @@ async def test_sorting_inverting_following_freezing_and_matching() -> None:
         assert table.selected == first
 
 
+async def test_what_a_title_would_tell_is_said_where_tabs_hide_it() -> None:
+    async with seated(COMPACT) as seat:
+        assert "the selected request is kept in sight" in await seat.press("3", "f")
+        assert "no longer following" in await seat.press("f")
+        assert "the order is frozen" in await seat.press("F")
+        assert "sorted by kv again" in await seat.press("F")
+        assert "events listed: important" in await seat.press("7", "o")
+
+
 async def test_moving_through_the_table() -> None:
     async with seated() as seat:
         table = seat.live.requests
