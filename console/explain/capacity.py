@@ -23,7 +23,7 @@ def find_pressure(window: Window) -> Finding | None:
         "preemption-pressure",
         table.BY_ID["preemption-pressure"].title,
         Severity.SEVERE if share >= _BAD_SHARE else Severity.WARNING,
-        (*_latency_links(window), *_ledger_links(window)),
+        (_latency_link(window), *_ledger_links(window)),
         marks(window.preemptions, lambda event: _describe(window, event)),
         _advice(window),
         len(window.preemptions),
@@ -59,17 +59,17 @@ def find_loop(window: Window) -> Finding | None:
 
 def recomputed_share(window: Window) -> float:
     """Tokens computed a second time among all scheduled in the window."""
-    return window.steps.total("recomputed") / max(window.steps.total("tokens"), 1.0)
+    return window.steps.share("recomputed", "tokens")
 
 
-def _latency_links(window: Window) -> tuple[Link, ...]:
+def _latency_link(window: Window) -> Link:
     """TTFT and ITL, each before and since the first preemption where both sides have samples enough."""
     seq = window.preemptions[0].seq
     later = window.firsts[:, 0] >= seq
     gap_later = window.steps["seq"][window.itl_step] >= seq
     ttft, ttft_numbers = _sides("TTFT", window.firsts[:, 2], later, 0.5, table.MIN_FIRSTS.value)
     itl, itl_numbers = _sides("ITL", window.itl_s, gap_later, 0.95, table.MIN_GAPS.value)
-    return (Link(f"{ttft}; {itl}", {**ttft_numbers, **itl_numbers}),)
+    return Link(f"{ttft}; {itl}", {**ttft_numbers, **itl_numbers})
 
 
 def _sides(name: str, values_s: FloatArray | Gaps, later: Mask, share: float, least: float) -> tuple[str, Numbers]:

@@ -45,7 +45,7 @@ def find_slow(window: Window) -> Finding | None:
     )
     remedy = Advice("", "", words="no knob: look at clocks and throttling, other users of the device, its links")
     severity = Severity.SEVERE if share >= _BAD_SHARE else Severity.WARNING
-    spans = _worst_first(window, slow, steps["execute_s"] - usual_s)
+    spans = _worst(window, slow, steps["execute_s"] - usual_s)
     title = table.BY_ID["slow-device"].title
     return Finding("slow-device", title, severity, links, spans, (remedy,), int(slow.sum()), "slow steps")
 
@@ -84,7 +84,8 @@ def _forget(best: dict[float, tuple[float, int]]) -> None:
         del best[next(iter(best))]
 
 
-def _worst_first(window: Window, slow: Mask, lost: FloatArray) -> tuple[Steps, ...]:
+def _worst(window: Window, slow: Mask, lost: FloatArray) -> tuple[Steps, ...]:
+    """The slow steps that lost most, in order of time."""
     rows = np.flatnonzero(slow)
     worst = np.sort(rows[np.argsort(lost[rows])[::-1][:5]])
     return tuple(window.span(np.array([row]), lambda part: seconds(float(part["execute_s"][0]))) for row in worst)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -107,16 +107,7 @@ def as_dict(finding: Finding) -> dict[str, Any]:
         "title": finding.title,
         "severity": finding.severity.word,
         "chain": [{"words": link.words, "numbers": link.numbers} for link in finding.links],
-        "steps": [
-            {
-                "first_seq": part.first_seq,
-                "last_seq": part.last_seq,
-                "first_step": part.first_step,
-                "last_step": part.last_step,
-                "words": part.words,
-            }
-            for part in finding.steps
-        ],
+        "steps": [asdict(part) for part in finding.steps],
         "advice": [
             {
                 "knob": advice.knob or None,

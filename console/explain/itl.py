@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 from schedtop.console.explain import table
-from schedtop.console.explain.finding import Advice, Finding, Link, Severity, percent, seconds, some
+from schedtop.console.explain.finding import Finding, Link, Severity, percent, seconds, some
+from schedtop.console.explain.remedy import budget_knob, shorter_chunks
 from schedtop.console.explain.window import Mask, Table, Window
 
 _BAD_SHARE = 0.25
@@ -20,9 +21,11 @@ def find_prompts(window: Window) -> Finding | None:
     slow_rows = np.unique(window.itl_step[stalled])
     slow: Mask = np.zeros(len(window.steps), dtype=np.bool_)
     slow[slow_rows] = True
+    if slow.all():
+        return None  # no other steps to compare with
     part = window.steps["prefill"] / np.maximum(window.steps["tokens"], 1)
     beside = float((part[window.itl_step[stalled]] >= table.PROMPT_PART.value).mean())
-    slow_part, other_part = _part(window.steps.where(slow)), _part(window.steps.where(~slow))
+    slow_part, other_part = (window.steps.where(mask).share("prefill", "tokens") for mask in (slow, ~slow))
     if beside < table.PROMPT_STALLS.value or slow_part - other_part < table.PROMPT_CONTRAST.value:
         return None
     shown = slow & (part >= table.PROMPT_PART.value)
@@ -32,7 +35,7 @@ def find_prompts(window: Window) -> Finding | None:
         Severity.SEVERE if window.stall_share >= _BAD_SHARE else Severity.WARNING,
         _links(window, slow, beside, slow_part, other_part),
         window.spans(shown, _describe),
-        _advice(window),
+        window.advise((budget_knob(window), "down"), shorter_chunks(window)),
         int(stalled.sum()),
         "stalled gaps",
     )
@@ -40,9 +43,7 @@ def find_prompts(window: Window) -> Finding | None:
 
 def _links(window: Window, slow: Mask, beside: float, slow_part: float, other_part: float) -> tuple[Link, ...]:
     steps = window.steps
-    slow_s = float(np.median((steps["end_s"] - steps["start_s"])[slow]))
-    others = (steps["end_s"] - steps["start_s"])[~slow]
-    other_s = float(np.median(others)) if len(others) else 0.0
+    slow_s, other_s = (float(np.median((steps["end_s"] - steps["start_s"])[mask])) for mask in (slow, ~slow))
     chunk, budget = steps.where(slow).mean("prefill"), float(steps["budget"][-1])
     return (
         Link(window.itl_words(), {"stall_share": window.stall_share, "stall_s": window.stall_s}),
@@ -60,17 +61,6 @@ def _links(window: Window, slow: Mask, beside: float, slow_part: float, other_pa
             {"prompt_tokens": chunk, "budget": budget},
         ),
     )
-
-
-def _advice(window: Window) -> tuple[Advice, ...]:
-    threshold = window.knob("long_prefill_token_threshold")
-    second = ("long_prefill_token_threshold", "down" if threshold else "on (0 is off)")
-    return window.advise(("max_num_batched_tokens", "down"), second)
-
-
-def _part(steps: Table) -> float:
-    """Prompt tokens among all tokens of some steps."""
-    return steps.total("prefill") / max(steps.total("tokens"), 1.0)
 
 
 def _describe(steps: Table) -> str:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from schedtop.console.explain import table
 from schedtop.console.explain.diagnosis import Diagnosis
 from schedtop.console.explain.finding import Finding
 from schedtop.console.explain.window import Bounds
-from schedtop.engine.telemetry import Outgoing, StepRecord
+from schedtop.engine.telemetry import Outgoing, Snapshot, StepRecord
 
 LOOK_EVERY_S = 1.0
 LOOK_EVERY_STEPS = 512
@@ -34,8 +34,8 @@ class Entry:
 
     finding: Finding
     best: Finding
-    active: bool = True
-    looks: int = 1
+    active: bool = False
+    looks: int = 0
     episodes: list[Episode] = field(default_factory=list)
 
     @property
@@ -82,7 +82,7 @@ class Log:
     def _note(self, finding: Finding) -> None:
         step, entry = self.diagnosis.facts.step, self.entries.get(finding.id)
         if entry is None:
-            entry = self.entries[finding.id] = Entry(finding, finding, looks=0, active=False)
+            entry = self.entries[finding.id] = Entry(finding, finding)
         if not entry.active:
             entry.episodes.append(Episode(step, step, finding.to_s, finding.to_s))
             del entry.episodes[:-_MAX_EPISODES]
@@ -111,16 +111,27 @@ class Log:
         )
 
 
-def read(messages: Iterable[Outgoing], log: Log) -> Log:
-    """Take in a whole session, looking as it goes by, and at its end."""
+def reading(messages: Iterable[Outgoing], log: Log) -> Iterator[None]:
+    """Take in a session, a message a turn, looking as it goes by, and at its end."""
     next_s, since = LOOK_EVERY_S, 0
     for message in messages:
+        clock_s = log.diagnosis.facts.clock_s
+        # Not before another message is there: the look after the newest one is the last.
+        if since >= LOOK_EVERY_STEPS or (since and clock_s >= next_s):
+            log.look()
+            next_s, since = clock_s + LOOK_EVERY_S, 0
         log.take(message)
         if isinstance(message, StepRecord):
             since += 1
-            if message.end_s >= next_s or since >= LOOK_EVERY_STEPS:
-                log.look()
-                next_s, since = message.end_s + LOOK_EVERY_S, 0
+        elif isinstance(message, Snapshot):
+            next_s = message.clock_s + LOOK_EVERY_S
+        yield
     if since:
         log.look(last=True)
+
+
+def read(messages: Iterable[Outgoing], log: Log) -> Log:
+    """Take in a whole session; the log of it."""
+    for _ in reading(messages, log):
+        pass
     return log

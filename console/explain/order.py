@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 from schedtop.console.explain import table
-from schedtop.console.explain.finding import Advice, Finding, Link, Severity, percent, seconds
-from schedtop.console.explain.ttft import cap_knob
-from schedtop.console.explain.window import Rows, Table, Window
-from schedtop.engine.telemetry import Limiter
+from schedtop.console.explain.finding import Finding, Link, Severity, percent, seconds, some
+from schedtop.console.explain.remedy import remedy
+from schedtop.console.explain.window import Table, Window, most_frequent_reason, runs
 
 
 def find_inverted(window: Window) -> Finding | None:
     """Heads marked inverted, many steps in a row."""
     steps = window.steps
-    if not len(steps):
-        return None
     inverted = steps["inverted"] > 0
-    runs = _runs(np.flatnonzero(inverted))
-    longest = max(runs, key=len, default=np.arange(0))
+    longest = max(runs(inverted), key=len, default=np.arange(0))
     if len(longest) < table.INVERTED_STEPS.value:
         return None
     part = Table(steps.matrix[longest])
-    codes, counts = np.unique(part["limiter"], return_counts=True)
-    reason = list(Limiter)[int(codes[np.argmax(counts)])]
+    reason = most_frequent_reason(part)
     head, span_s = int(part["head"][-1]), float(part["end_s"][-1] - part["start_s"][0])
     links = (
         Link(_urgent(window, head, part), {"number": head, "steps": len(longest), "span_s": span_s}),
@@ -43,7 +38,7 @@ def find_inverted(window: Window) -> Finding | None:
         Severity.WARNING,
         links,
         window.spans(inverted, lambda told: f"head {window.name(told['head'][0])}"),
-        _advice(window, reason),
+        remedy(window, reason),
         int(inverted.sum()),
         "steps",
     )
@@ -52,24 +47,8 @@ def find_inverted(window: Window) -> Finding | None:
 def _urgent(window: Window, head: int, part: Table) -> str:
     known = window.facts.known.get(head)
     if known is None:
-        return f"{len(np.unique(part['head']))} urgent requests waited at the head of the queue, the last #{head}"
+        heads = some(len(np.unique(part["head"])), "urgent request")
+        return f"{heads} waited at the head of the queue, {window.name(head)} last"
     waited_s = max(float(part["end_s"][-1]) - known.queued_s, 0.0)
     urgency = f"priority {known.arrival.priority}, lower is more urgent"
     return f"{known.name} ({urgency}) has waited {seconds(waited_s)}"
-
-
-def _runs(rows: Rows) -> list[Rows]:
-    return np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1) if len(rows) else []
-
-
-def _advice(window: Window, reason: Limiter) -> tuple[Advice, ...]:
-    match reason:
-        case Limiter.SEQUENCE_CAP:
-            return window.advise((cap_knob(window), "up"))
-        case Limiter.WATERMARK:
-            return window.advise(("watermark", "down"))
-        case Limiter.FULL_SEQUENCE:
-            return window.advise(("scheduler_reserve_full_isl", "off"), ("num_blocks", "up"))
-        case Limiter.TOKEN_BUDGET | Limiter.INPUT_BUDGET:
-            return window.advise(("max_num_batched_tokens", "up"), ("long_prefill_token_threshold", "down"))
-    return window.advise(("num_blocks", "up"))

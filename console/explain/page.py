@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from schedtop.console.explain.finding import Advice, Finding, as_dict, seconds, some
@@ -18,15 +19,7 @@ def document(log: Log) -> dict[str, Any]:
             {
                 **as_dict(entry.best),
                 "looks": entry.looks,
-                "episodes": [
-                    {
-                        "first_step": episode.first_step,
-                        "last_step": episode.last_step,
-                        "from_s": episode.from_s,
-                        "to_s": episode.to_s,
-                    }
-                    for episode in entry.episodes
-                ],
+                "episodes": [asdict(episode) for episode in entry.episodes],
             }
             for entry in _by_weight(log)
         ],

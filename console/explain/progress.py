@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from schedtop.console.explain import table
 from schedtop.console.explain.finding import Advice, Finding, Link, Severity, Steps, seconds, some
-from schedtop.console.explain.window import Mask, Rows, Table, Window
+from schedtop.console.explain.window import Rows, Table, Window, last_run, most_frequent_reason
+from schedtop.engine.telemetry import Limiter
 
 
 def find_none(window: Window) -> Finding | None:
@@ -20,8 +21,7 @@ def _paused(window: Window) -> Finding | None:
     records = window.records
     if not records["paused"][-1] or not records["waiting"][-1]:
         return None
-    breaks = np.flatnonzero(records["paused"] == 0)
-    rows = np.arange(int(breaks[-1]) + 1 if len(breaks) else 0, len(records))
+    rows = last_run(records["paused"] > 0)
     span_s = float(records["end_s"][-1] - records["end_s"][rows[0]])
     links = (
         _in_flight(records),
@@ -35,12 +35,13 @@ def _silent(window: Window) -> Finding | None:
     silent_s = window.silent_s
     if silent_s is None or silent_s < table.SILENT.value or window.records["paused"][-1]:
         return None
+    usual = f"a step took {seconds(window.step_s)} in the median: " if len(window.steps) else ""
     links = (
         _in_flight(window.records),
         Link(f"the engine has told of no step for {seconds(silent_s)}", {"silent_s": silent_s}),
         Link(
-            f"a step took {seconds(window.step_s)} in the median: it is stuck in the device, or the process is",
-            {"step_s": window.step_s},
+            f"{usual}it is stuck in the device, or the process is",
+            {"step_s": window.step_s if len(window.steps) else None},
         ),
     )
     remedy = Advice("", "", words="look at the engine's process and its device; no limit is at fault")
@@ -51,20 +52,20 @@ def _empty(window: Window) -> Finding | None:
     """Steps run, but nothing they compute is new."""
     steps = window.steps
     new = steps["tokens"] - steps["recomputed"]
-    stuck: Mask = (new <= 0) & (steps["waiting"] + steps["running"] > 0)
-    breaks = np.flatnonzero(~stuck)
-    rows = np.arange(int(breaks[-1]) + 1 if len(breaks) else 0, len(steps))
+    rows = last_run((new <= 0) & (steps["waiting"] + steps["running"] > 0))
     if len(rows) < table.MIN_STEPS.value:
         return None
     part = Table(steps.matrix[rows])
     again = part.total("recomputed")
+    reason = most_frequent_reason(part)
+    held = (Link(f"the head is held by {reason.replace('_', ' ')}", {"reason": reason.value}),)
     links = (
         _in_flight(window.records),
         Link(
             f"{len(rows)} steps computed nothing new: {some(part.total('tokens'), 'token')}, {again:.0f} of them again",
             {"steps": len(rows), "tokens": int(part.total("tokens")), "recomputed_tokens": int(again)},
         ),
-        Link(f"the head is held by {window.main_reason.replace('_', ' ')}", {"reason": window.main_reason}),
+        *(held if reason is not Limiter.NONE else ()),
     )
     remedy = window.advise(("max_num_seqs", "down"))[0]
     seqs = np.flatnonzero(np.isin(window.records["seq"], part["seq"]))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from schedtop.console.explain import table
 from schedtop.console.explain.facts import REASONS
-from schedtop.console.explain.finding import Advice, Finding, Link, Severity, percent, seconds, some
-from schedtop.console.explain.ttft import cap_knob
-from schedtop.console.explain.window import Mask, Rows, Table, Window
+from schedtop.console.explain.finding import Finding, Link, Severity, percent, seconds, some
+from schedtop.console.explain.remedy import remedy
+from schedtop.console.explain.window import Mask, Rows, Table, Window, last_run
 from schedtop.engine.telemetry import Limiter
 
 _POOL = (Limiter.BLOCKS, Limiter.FULL_SEQUENCE, Limiter.WATERMARK)
@@ -18,25 +18,19 @@ def find_low_use(window: Window) -> Finding | None:
     """The queue lasts, steps are mostly empty, and one check holds the head."""
     if not window.queue_lasts:
         return None
-    queued, reason = window.steps.where(window.queued), window.main_reason
-    use = queued.total("tokens") / max(queued.total("budget"), 1.0)
-    share = window.reason_share(reason)
-    if use >= table.LOW_USE.value or share < table.MAIN_SHARE.value or reason in ("none", *_BUDGETS):
+    queued, reason = window.queued_steps, window.main_reason
+    use, share = queued.share("tokens", "budget"), window.reason_share(reason)
+    if use >= table.LOW_USE.value or share < table.MAIN_SHARE.value or reason in (Limiter.NONE, *_BUDGETS):
         return None
-    kv = queued.total("used") / max(queued.total("used") + queued.total("free"), 1.0)
     links = (
+        _queue_link(window),
         Link(
-            f"{some(queued.mean('waiting'), 'request')} in the queue on average,"
-            f" in {percent(window.queued_share)} of steps",
-            {"waiting": queued.mean("waiting"), "queued_share": window.queued_share},
+            f"meanwhile steps use {percent(use)} of the token budget; the pool is {percent(queued.pool_use)} in use",
+            {"budget_use": use, "kv_use": queued.pool_use},
         ),
-        Link(
-            f"meanwhile steps use {percent(use)} of the token budget; the pool is {percent(kv)} in use",
-            {"budget_use": use, "kv_use": kv},
-        ),
-        _check_link(window, queued, reason, share),
+        _check_link(window, reason, share),
     )
-    return _finding(window, "queue-low-use", links, _advice(window, reason), (reason,))
+    return _finding(window, "queue-low-use", links, reason)
 
 
 def find_watermark(window: Window) -> Finding | None:
@@ -44,16 +38,11 @@ def find_watermark(window: Window) -> Finding | None:
     share = window.reason_share(Limiter.WATERMARK)
     if not window.queue_lasts or share < table.MAIN_SHARE.value:
         return None
-    queued = window.steps.where(window.queued)
-    held = queued.where(queued.reason_mask(Limiter.WATERMARK))
+    held = window.queued_steps.where(window.queued_steps.reason_mask(Limiter.WATERMARK))
     need, have, reserve = held.mean("need"), held.mean("have"), held.mean("reserve")
     pool = held["used"] + held["free"]
     links = (
-        Link(
-            f"{some(queued.mean('waiting'), 'request')} in the queue on average,"
-            f" in {percent(window.queued_share)} of steps",
-            {"waiting": queued.mean("waiting"), "queued_share": window.queued_share},
-        ),
+        _queue_link(window),
         Link(
             f"in {percent(share)} of them the watermark holds the head: it would fit otherwise",
             {"watermark_share": share},
@@ -68,8 +57,7 @@ def find_watermark(window: Window) -> Finding | None:
             {"preemptions": len(window.preemptions)},
         ),
     )
-    advice = window.advise(("watermark", "down"))
-    return _finding(window, "watermark-holds", links, advice, (Limiter.WATERMARK,))
+    return _finding(window, "watermark-holds", links, Limiter.WATERMARK)
 
 
 def find_head_blocks(window: Window) -> Finding | None:
@@ -78,7 +66,7 @@ def find_head_blocks(window: Window) -> Finding | None:
     if len(rows) < table.MIN_STEPS.value:
         return None
     held = Table(window.steps.matrix[rows])
-    number, reason = int(held["head"][-1]), REASONS[int(held["limiter"][-1])]
+    number, reason = int(held["head"][-1]), Limiter(REASONS[int(held["limiter"][-1])])
     fitting = _fitting(window, number, held)
     if len(fitting) < table.FITTING.value:
         return None
@@ -96,7 +84,7 @@ def find_head_blocks(window: Window) -> Finding | None:
         Link(
             f"{window.name(number)} needs {some(need, 'block')}: at the head for {len(rows)} steps ({seconds(span_s)}),"
             f" held by {reason.replace('_', ' ')}",
-            {"number": number, "need_blocks": need, "steps": len(rows), "reason": reason},
+            {"number": number, "need_blocks": need, "steps": len(rows), "reason": reason.value},
         ),
     )
     return Finding(
@@ -105,7 +93,7 @@ def find_head_blocks(window: Window) -> Finding | None:
         Severity.WARNING,
         links,
         (window.span(rows, lambda part: f"{window.name(number)} at the head"),),
-        _advice(window, reason),
+        remedy(window, reason),
         len(fitting),
         "requests held up",
     )
@@ -115,10 +103,7 @@ def _same_head(window: Window) -> Rows:
     """Rows of `steps` up to the newest in which the present head was held by the pool, without a break."""
     steps = window.steps
     held = steps.reason_mask(*_POOL) & (steps["waiting"] > 1)
-    same = held & (steps["head"] == steps["head"][-1]) if len(steps) else held
-    breaks = np.flatnonzero(~same)
-    first = int(breaks[-1]) + 1 if len(breaks) else 0
-    return np.arange(first, len(steps))
+    return last_run(held & (steps["head"] == steps["head"][-1:]))
 
 
 def _fitting(window: Window, head: int, held: Table) -> list[int]:
@@ -135,9 +120,18 @@ def _fitting(window: Window, head: int, held: Table) -> list[int]:
     return found
 
 
-def _check_link(window: Window, queued: Table, reason: str, share: float) -> Link:
-    held = queued.where(queued.reason_mask(reason))
-    need, have, reserve = (float(np.nan_to_num(held[name]).mean()) for name in ("need", "have", "reserve"))
+def _queue_link(window: Window) -> Link:
+    waiting = window.queued_steps.mean("waiting")
+    return Link(
+        f"{some(waiting, 'request')} in the queue on average, in {percent(window.queued_share)} of steps",
+        {"waiting": waiting, "queued_share": window.queued_share},
+    )
+
+
+def _check_link(window: Window, reason: Limiter, share: float) -> Link:
+    held = window.queued_steps.where(window.queued_steps.reason_mask(reason))
+    need, have, reserve = (held.mean(name) for name in ("need", "have", "reserve"))
+    known = {"need": need, "have": have, "reserve": reserve} if need == need else {}
     match reason:
         case Limiter.SEQUENCE_CAP:
             words = f"the cap is {some(need, 'request')}, {have:.0f} running"
@@ -154,38 +148,19 @@ def _check_link(window: Window, queued: Table, reason: str, share: float) -> Lin
     told = reason.replace("_", " ")
     return Link(
         f"the head is held by {told} in {percent(share)} of those steps: {words}",
-        {"reason": reason, "reason_share": share, "need": need, "have": have, "reserve": reserve},
+        {"reason": reason.value, "reason_share": share, **known},
     )
 
 
-def _advice(window: Window, reason: str) -> tuple[Advice, ...]:
-    match reason:
-        case Limiter.SEQUENCE_CAP:
-            return window.advise((cap_knob(window), "up"))
-        case Limiter.FULL_SEQUENCE:
-            return window.advise(("scheduler_reserve_full_isl", "off"), ("num_blocks", "up"))
-        case Limiter.WATERMARK:
-            return window.advise(("watermark", "down"))
-        case Limiter.BLOCKS:
-            return window.advise(("num_blocks", "up"))
-        case Limiter.CHUNKING_OFF:
-            return window.advise(("max_num_batched_tokens", "up"), ("enable_chunked_prefill", "on"))
-        case Limiter.PREEMPTED_NOW:
-            return window.advise(("max_num_seqs", "down"), ("watermark", "up"))
-    return ()
-
-
-def _finding(
-    window: Window, name: str, links: tuple[Link, ...], advice: tuple[Advice, ...], reasons: tuple[str, ...]
-) -> Finding:
-    held: Mask = window.queued & window.steps.reason_mask(*reasons)
+def _finding(window: Window, name: str, links: tuple[Link, ...], reason: Limiter) -> Finding:
+    held: Mask = window.queued & window.steps.reason_mask(reason)
     return Finding(
         name,
         table.BY_ID[name].title,
         Severity.WARNING,
         links,
         window.spans(held, lambda part: f"{part.mean('waiting'):.0f} waiting, {part.mean('running'):.0f} running"),
-        advice,
+        remedy(window, reason),
         int(held.sum()),
         "steps",
     )

@@ -6,7 +6,8 @@ import numpy as np
 from schedtop.console import enough
 from schedtop.console.explain import table
 from schedtop.console.explain.finding import Advice, Finding, Link, Numbers, Severity, percent, seconds, some
-from schedtop.console.explain.window import Table, Window
+from schedtop.console.explain.remedy import budget_knob, cap_knob
+from schedtop.console.explain.window import Window
 from schedtop.engine.telemetry import Limiter
 
 _BUDGETS = (Limiter.TOKEN_BUDGET, Limiter.INPUT_BUDGET)
@@ -16,18 +17,18 @@ _MANY = 4.0
 
 def find_decodes(window: Window) -> Finding | None:
     """The budget holds the head, and decodes have it."""
-    if not _budget_holds(window) or _decode_part(window) < table.DECODE_PART.value:
-        return None
     part = _decode_part(window)
+    if not _budget_holds(window) or part < table.DECODE_PART.value:
+        return None
     links = (
         *_symptom(window),
         _budget_link(window),
         Link(
             f"running requests take {percent(part)} of the budget for decodes, before any prompt",
-            {"decode_part": part, "running": _queued(window).mean("running")},
+            {"decode_part": part, "running": window.queued_steps.mean("running")},
         ),
     )
-    advice = window.advise(("max_num_batched_tokens", "up"), ("max_num_seqs", "down"))
+    advice = window.advise((budget_knob(window), "up"), ("max_num_seqs", "down"))
     return _finding(window, "ttft-decodes", links, advice, _BUDGETS)
 
 
@@ -35,8 +36,7 @@ def find_backlog(window: Window) -> Finding | None:
     """The budget holds the head, and prompts have it."""
     if not _budget_holds(window) or _decode_part(window) >= table.DECODE_PART.value:
         return None
-    queued = _queued(window)
-    part = queued.total("prefill") / max(queued.total("budget"), 1.0)
+    part = window.queued_steps.share("prefill", "budget")
     backlog = sum(known.tokens for known in window.waiting().values())
     rate = window.steps.total("prefill") / max(window.window_s, 1e-9)
     words = f"prompts already admitted take {percent(part)} of the budget"
@@ -47,25 +47,26 @@ def find_backlog(window: Window) -> Finding | None:
         _budget_link(window),
         Link(words, {"prompt_part": part, "backlog_tokens": backlog, "prompt_tokens_per_s": rate}),
     )
-    advice = window.advise(("max_num_batched_tokens", "up"), ("long_prefill_token_threshold", "up"))
-    return _finding(window, "ttft-backlog", links, advice[: 1 + _threshold_on(window)], _BUDGETS)
+    choices = [(budget_knob(window), "up")]
+    if window.knob("long_prefill_token_threshold"):
+        choices.append(("long_prefill_token_threshold", "up"))
+    return _finding(window, "ttft-backlog", links, window.advise(*choices), _BUDGETS)
 
 
 def find_sequence_cap(window: Window) -> Finding | None:
     """The head waits for a place below the cap."""
     if not _up(window) or window.reason_share(Limiter.SEQUENCE_CAP) < table.MAIN_SHARE.value:
         return None
-    queued = _queued(window)
-    cap = queued.where(queued.reason_mask(Limiter.SEQUENCE_CAP))
-    use = queued.total("tokens") / max(queued.total("budget"), 1.0)
-    kv = queued.total("used") / max(queued.total("used") + queued.total("free"), 1.0)
+    queued = window.queued_steps
+    cap = float(queued.where(queued.reason_mask(Limiter.SEQUENCE_CAP))["need"][-1])
+    use = queued.share("tokens", "budget")
     links = (
         *_symptom(window),
         _held_link(window, Limiter.SEQUENCE_CAP),
         Link(
-            f"the cap is {some(cap['need'][-1], 'request')}, reached with {percent(use)} of the token budget"
-            f" and {percent(kv)} of the pool in use",
-            {"cap": float(cap["need"][-1]), "budget_use": use, "kv_use": kv},
+            f"the cap is {some(cap, 'request')}, reached with {percent(use)} of the token budget"
+            f" and {percent(queued.pool_use)} of the pool in use",
+            {"cap": cap, "budget_use": use, "kv_use": queued.pool_use},
         ),
     )
     advice = window.advise((cap_knob(window), "up"))
@@ -76,28 +77,22 @@ def find_pool(window: Window) -> Finding | None:
     """The head waits for blocks."""
     if not _up(window) or window.reason_share(*_POOL) < table.MAIN_SHARE.value:
         return None
-    queued = _queued(window)
-    kv = queued.total("used") / max(queued.total("used") + queued.total("free"), 1.0)
+    queued = window.queued_steps
     held = queued.where(queued.reason_mask(*_POOL))
-    need, have = float(np.nanmean(held["need"])), float(np.nanmean(held["have"]))
+    need, have = held.mean("need"), held.mean("have")
     links = (
         *_symptom(window),
         _held_link(window, *_POOL),
         Link(
-            f"the head needs {some(need, 'block')} on average, {have:.0f} free: the pool is {percent(kv)} full",
-            {"need_blocks": need, "free_blocks": have, "kv_use": kv},
+            f"the head needs {some(need, 'block')} on average, {have:.0f} free:"
+            f" the pool is {percent(queued.pool_use)} full",
+            {"need_blocks": need, "free_blocks": have, "kv_use": queued.pool_use},
         ),
     )
     choices = [("num_blocks", "up")]
     if window.reason_share(Limiter.FULL_SEQUENCE) > window.reason_share(Limiter.BLOCKS):
         choices.insert(0, ("scheduler_reserve_full_isl", "off"))
     return _finding(window, "ttft-pool", links, window.advise(*choices), _POOL)
-
-
-def cap_knob(window: Window) -> str:
-    """Which of the two caps holds: the lower one."""
-    active, cap = window.knob("max_num_active_seqs"), window.knob("max_num_seqs")
-    return "max_num_active_seqs" if active is not None and (cap is None or active < cap) else "max_num_seqs"
 
 
 def _up(window: Window) -> bool:
@@ -115,18 +110,10 @@ def _budget_holds(window: Window) -> bool:
     return _up(window) and window.reason_share(*_BUDGETS) >= table.MAIN_SHARE.value
 
 
-def _queued(window: Window) -> Table:
-    return window.steps.where(window.queued)
-
-
 def _decode_part(window: Window) -> float:
     """Decodes and their drafts as a share of the budget of the steps with a queue."""
-    queued = _queued(window)
-    return (queued.total("decodes") + queued.total("drafts")) / max(queued.total("budget"), 1.0)
-
-
-def _threshold_on(window: Window) -> bool:
-    return bool(window.knob("long_prefill_token_threshold"))
+    queued = window.queued_steps
+    return queued.share("decodes", "budget") + queued.share("drafts", "budget")
 
 
 def _symptom(window: Window) -> tuple[Link, ...]:

@@ -14,7 +14,7 @@ from schedtop.console.explain import table
 from schedtop.console.explain.facts import COLUMNS, MAX_STEPS, REASONS, Facts, FloatArray, Known, Marked, Second
 from schedtop.console.explain.finding import Advice, Steps, percent, seconds
 from schedtop.engine.knobs import BY_NAME
-from schedtop.engine.telemetry import KnobChange, Preemption
+from schedtop.engine.telemetry import KnobChange, Limiter, Preemption
 
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp]
@@ -46,6 +46,15 @@ class Table:
 
     def mean(self, name: str) -> float:
         return float(self[name].mean()) if len(self) else 0.0
+
+    def share(self, part: str, *whole: str) -> float:
+        """One column's total in that of others together; 0 of nothing."""
+        return self.total(part) / max(sum(map(self.total, whole)), 1.0)
+
+    @property
+    def pool_use(self) -> float:
+        """Share of the pool's blocks that requests hold."""
+        return self.share("used", "used", "free")
 
     def reason_mask(self, *reasons: str) -> Mask:
         """Rows whose limiter, or head's reason, is one of these."""
@@ -160,6 +169,11 @@ class Window:
         return self.steps["waiting"] > 0
 
     @cached_property
+    def queued_steps(self) -> Table:
+        """Those rows themselves."""
+        return self.steps.where(self.queued)
+
+    @cached_property
     def queued_share(self) -> float:
         return float(self.queued.mean()) if len(self.steps) else 0.0
 
@@ -170,17 +184,13 @@ class Window:
 
     def reason_share(self, *reasons: str) -> float:
         """Share of the steps with a queue whose head was held by one of these."""
-        queued = self.steps.where(self.queued)
+        queued = self.queued_steps
         return float(queued.reason_mask(*reasons).mean()) if len(queued) else 0.0
 
     @cached_property
-    def main_reason(self) -> str:
+    def main_reason(self) -> Limiter:
         """What held the head in most of the steps with a queue; `none` without one."""
-        queued = self.steps.where(self.queued)
-        if not len(queued):
-            return REASONS[0]
-        codes, counts = np.unique(queued["limiter"], return_counts=True)
-        return REASONS[int(codes[np.argmax(counts)])]
+        return most_frequent_reason(self.queued_steps)
 
     def waiting(self) -> dict[int, Known]:
         """Requests in the queue now, by number."""
@@ -209,11 +219,7 @@ class Window:
 
     def spans(self, mask: Mask, words: Callable[[Table], str] | None = None) -> tuple[Steps, ...]:
         """The longest runs of `steps` rows where `mask` holds, in order of time."""
-        rows = np.flatnonzero(mask)
-        if not len(rows):
-            return ()
-        runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
-        longest = sorted(sorted(runs, key=len, reverse=True)[:_MAX_SPANS], key=lambda run: int(run[0]))
+        longest = sorted(sorted(runs(mask), key=len, reverse=True)[:_MAX_SPANS], key=lambda run: int(run[0]))
         return tuple(self.span(run, words) for run in longest)
 
     def span(self, rows: Rows, words: Callable[[Table], str] | None = None) -> Steps:
@@ -236,6 +242,26 @@ class Window:
         if name in self.facts.knobs:
             return self.facts.knobs[name]
         return self.facts.header.config.get(name) if self.facts.header is not None else None
+
+
+def most_frequent_reason(steps: Table) -> Limiter:
+    """What held the head in most of them; `none` of none."""
+    if not len(steps):
+        return Limiter.NONE
+    codes, counts = np.unique(steps["limiter"], return_counts=True)
+    return Limiter(REASONS[int(codes[np.argmax(counts)])])
+
+
+def runs(mask: Mask) -> list[Rows]:
+    """The stretches of rows in which `mask` holds, each ascending."""
+    rows = np.flatnonzero(mask)
+    return np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1) if len(rows) else []
+
+
+def last_run(mask: Mask) -> Rows:
+    """The rows up to the newest in which `mask` holds without a break; empty if it does not hold there."""
+    breaks = np.flatnonzero(~mask)
+    return np.arange(int(breaks[-1]) + 1 if len(breaks) else 0, len(mask))
 
 
 def marks(items: Iterable[Marked[Any]], words: Callable[[Any], str]) -> tuple[Steps, ...]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from itertools import chain
 
 from schedtop.console.explain.desk import ExplainDesk
-from schedtop.console.explain.log import LOOK_EVERY_S, LOOK_EVERY_STEPS, Log
+from schedtop.console.explain.log import Log, reading
 from schedtop.console.explain.window import Bounds
 from schedtop.console.replay.history import RecordedHistory
 from schedtop.console.view import View
@@ -67,20 +68,11 @@ class ReplayExplainDesk(ExplainDesk):
         self.entries = self.log.ranked()
 
     def _read(self) -> Iterator[None]:
-        """Take in the stretch before the position, a record a step, looking as often as a file's reader does."""
+        """Take in the stretch before the position, a message a turn, as a file's reader does."""
         history, source = self.history, self.history.source
-        log = self.log = Log(bounds=self.bounds)
+        self.log = Log(bounds=self.bounds)
         begin = source.index_at(history.live.clock_s - SPAN_S) or 0
         begin = max(begin, history.position - MAX_READ, 0)
         snapshot, first = source.keyframe_before(begin)
-        log.take(source.header)
-        log.take(snapshot)
-        next_s, since = snapshot.clock_s + LOOK_EVERY_S, 0
-        for record in history.between_indices(first, history.position + 1):
-            log.take(record)
-            since += 1
-            if record.end_s >= next_s or since >= LOOK_EVERY_STEPS:
-                log.look()
-                next_s, since = record.end_s + LOOK_EVERY_S, 0
-            yield
-        log.look(last=True)
+        records = history.between_indices(first, history.position + 1)
+        yield from reading(chain((source.header, snapshot), records), self.log)

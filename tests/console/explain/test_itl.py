@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from scenes import Run, ask, numbers, serve, stream
+from schedtop.console.explain.log import Log, read
 from schedtop.console.explain.window import Bounds
 from schedtop.engine.telemetry import itl_column
 
@@ -48,6 +49,13 @@ def test_an_slo_takes_the_place_of_the_median() -> None:
     assert "itl-prompts" not in run.findings()
     assert "itl-prompts" in run.findings(Bounds(itl_s=1.5 * median))
     assert "itl-prompts" not in mixed(3000).findings(Bounds(itl_s=1.0))
+
+
+def test_without_other_steps_nothing_tells_that_prompts_are_the_reason() -> None:
+    run = serve([ask(i, 20, 4000) for i in range(20)] + stream(3000, 0.004, 1200, 2), 14)
+    shortest = float(np.nanmin(np.concatenate([itl_column(r) for r in run.window(10.5)])))
+    found = read(run.messages, Log(10.5, Bounds(itl_s=shortest / 2))).entries
+    assert "itl-prompts" not in found
 
 
 def test_slow_steps_without_prompts_are_someone_else() -> None:

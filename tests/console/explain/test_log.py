@@ -6,12 +6,13 @@ import json
 from functools import cache
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from scenes import Run, ask, serve, stream
 from schedtop.console.explain.facts import COLUMNS, MAX_STEPS, Facts
-from schedtop.console.explain.log import Log
+from schedtop.console.explain.log import LOOK_EVERY_S, Log, read
 from schedtop.console.explain.page import document, page
 from schedtop.console.explain.window import Table
 from schedtop.engine.config import WorkloadSpec
@@ -62,6 +63,16 @@ def test_the_page_and_the_document_say_the_same() -> None:
         assert item["n"] > 0
         assert item["window_s"] <= 30.1
         assert item["episodes"]
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_the_last_look_is_the_last_wherever_a_session_ends(cut: int) -> None:
+    """A second of steps: its last record makes a look due, the one before does not."""
+    run = serve([ask(i, 100, 3000) for i in range(12)], 2, max_num_seqs=4)
+    due = next(index for index, record in enumerate(run.records) if record.end_s >= LOOK_EVERY_S)
+    log = read([run.header, run.snapshot, *run.records[: due + 1 - cut]], Log())
+    assert log.num_looks == 1
+    assert "queue-low-use" in log.entries
 
 
 def test_nothing_is_a_sentence() -> None:

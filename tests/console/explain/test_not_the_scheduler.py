@@ -53,6 +53,20 @@ def test_a_silent_engine_with_work() -> None:
     assert run.findings(silent_s=1.0) == {}
 
 
+def test_a_silent_engine_that_never_stepped_has_no_usual_step() -> None:
+    """Its first step takes long: what steps take is not known, which is not the same as nothing."""
+    engine = build_engine(EngineConfig(workload=None))
+    run = Run(engine.header, engine.snapshot())
+    engine.pause()
+    engine.submit(ask(1, 50, 5))
+    told = engine.step()
+    assert told is not None and not told.executed and told.waiting
+    run.records.append(msgspec.structs.replace(told, paused=False, head=None, limiter="none"))
+    finding = run.findings(silent_s=12.0)["no-progress"]
+    assert numbers(finding)["step_s"] is None
+    assert not any("0.0 ms" in link.words for link in finding.links)
+
+
 def test_an_idle_engine_may_be_silent() -> None:
     run = serve(stream(5, 0.1, 50, 3), 10)
     assert not run.records[-1].running
@@ -75,6 +89,22 @@ def test_steps_that_compute_nothing_new() -> None:
     assert told["tokens"] == told["recomputed_tokens"] == sum(r.scheduled_tokens for r in run.records[-40:])
     run.records[-20:] = serve(answers(), 3).records[-20:]
     assert "no-progress" not in run.findings()
+
+
+@pytest.mark.parametrize(("waiting", "limiter", "reason"), [(3, "blocks", "blocks"), (0, "none", None)])
+def test_a_stuck_engine_names_what_holds_its_queue_if_it_has_one(
+    waiting: int, limiter: str, reason: str | None
+) -> None:
+    run = serve(answers(), 3)
+    run.records[-40:] = [
+        msgspec.structs.replace(
+            record, recomputed_tokens=record.scheduled_tokens, waiting=waiting, limiter=limiter, head=None
+        )
+        for record in run.records[-40:]
+    ]
+    finding = run.findings()["no-progress"]
+    assert numbers(finding).get("reason") == reason
+    assert any("held by" in link.words for link in finding.links) == (reason is not None)
 
 
 def test_slow_steps_of_the_same_mix() -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import numpy as np
 import pytest
 from scenes import Run, ask, numbers, serve, stream
+from schedtop.engine.telemetry import Head
 
 
 def large(blocks: int, full: bool = True) -> Run:
@@ -118,6 +122,52 @@ def test_inverted_priority() -> None:
     assert told["reason"] == "sequence_cap"
     assert "priority -1" in finding.links[0].words
     assert finding.advice[0].knob == "max_num_seqs"
+
+
+def advised(reason: str, **scheduler: Any) -> list[tuple[str, str]]:
+    """What is advised where the records of an inversion say that `reason` holds the head."""
+    requests = [ask(i, 20, 4000, priority=1) for i in range(4)]
+    requests += stream(10, 0.2, 50, 20, start_s=0.5, priority=-1)
+    run = serve(requests, 4, max_num_seqs=4, policy="priority", **scheduler)
+    run.records = [
+        msgspec.structs.replace(r, head=msgspec.structs.replace(r.head, reason=reason)) if r.head else r
+        for r in run.records
+    ]
+    return [(a.knob, a.direction) for a in run.findings()["inverted-priority"].advice]
+
+
+@pytest.mark.parametrize(
+    ("reason", "scheduler", "advice"),
+    [
+        ("token_budget", {}, [("max_num_batched_tokens", "up"), ("long_prefill_token_threshold", "on (0 is off)")]),
+        (
+            "token_budget",
+            {"max_num_scheduled_tokens": 512, "long_prefill_token_threshold": 64},
+            [("max_num_scheduled_tokens", "up"), ("long_prefill_token_threshold", "down")],
+        ),
+        ("blocks", {}, [("num_blocks", "up")]),
+        ("full_sequence", {}, [("scheduler_reserve_full_isl", "off"), ("num_blocks", "up")]),
+        ("watermark", {}, [("watermark", "down")]),
+        ("chunking_off", {}, [("max_num_batched_tokens", "up"), ("enable_chunked_prefill", "on")]),
+        ("preempted_now", {}, [("max_num_seqs", "down"), ("watermark", "up")]),
+        ("paused", {}, []),
+    ],
+)
+def test_advice_is_about_what_holds_the_head(
+    reason: str, scheduler: dict[str, Any], advice: list[tuple[str, str]]
+) -> None:
+    assert advised(reason, **scheduler) == advice
+
+
+def test_a_head_without_numbers_tells_none() -> None:
+    """Who waits after a preemption in the same step was not judged: nothing is known of its need."""
+    run = large(300)
+    run.records = [
+        msgspec.structs.replace(r, head=Head(r.head.number, "preempted_now")) if r.head else r for r in run.records
+    ]
+    told = numbers(run.findings()["queue-low-use"])
+    assert told["reason"] == "preempted_now"
+    assert not {"need", "have"} & set(told)
 
 
 @pytest.mark.parametrize(("urgent", "cap"), [(1, 4), (-1, 16)])

@@ -66,6 +66,12 @@ def test_decodes_use_up_the_budget() -> None:
     assert finding.advice[0].now == "32"
 
 
+def test_the_knob_that_makes_the_budget_is_named() -> None:
+    requests = [ask(i, 20, 4000) for i in range(26)] + stream(400, 0.03, 40, 4)
+    finding = serve(requests, 8, max_num_scheduled_tokens=32).findings()["ttft-decodes"]
+    assert (finding.advice[0].knob, finding.advice[0].now) == ("max_num_scheduled_tokens", "32")
+
+
 def test_decodes_within_a_larger_budget_are_silent() -> None:
     assert decodes(512).findings() == {}
 

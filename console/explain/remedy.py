@@ -1,0 +1,51 @@
+"""Which knob lets the head of the queue go, by what holds it."""
+
+from __future__ import annotations
+
+from schedtop.console.explain.finding import Advice
+from schedtop.console.explain.window import Window
+from schedtop.engine.telemetry import Limiter
+
+
+def remedy(window: Window, reason: str) -> tuple[Advice, ...]:
+    """The knobs to turn against a reason of the head, the first one first; none where no limit is at fault."""
+    match reason:
+        case Limiter.TOKEN_BUDGET:
+            return window.advise((budget_knob(window), "up"), shorter_chunks(window))
+        case Limiter.INPUT_BUDGET:
+            return window.advise(("max_num_batched_tokens", "up"), shorter_chunks(window))
+        case Limiter.SEQUENCE_CAP:
+            return window.advise((cap_knob(window), "up"))
+        case Limiter.BLOCKS:
+            return window.advise(("num_blocks", "up"))
+        case Limiter.FULL_SEQUENCE:
+            return window.advise(("scheduler_reserve_full_isl", "off"), ("num_blocks", "up"))
+        case Limiter.WATERMARK:
+            return window.advise(("watermark", "down"))
+        case Limiter.CHUNKING_OFF:
+            return window.advise((budget_knob(window), "up"), ("enable_chunked_prefill", "on"))
+        case Limiter.PREEMPTED_NOW:
+            return window.advise(("max_num_seqs", "down"), ("watermark", "up"))
+    return ()
+
+
+def cap_knob(window: Window) -> str:
+    """Which of the two caps holds."""
+    return _lower(window, "max_num_active_seqs", "max_num_seqs")
+
+
+def budget_knob(window: Window) -> str:
+    """Which of the two settings makes the token budget."""
+    return _lower(window, "max_num_scheduled_tokens", "max_num_batched_tokens")
+
+
+def shorter_chunks(window: Window) -> tuple[str, str]:
+    """The knob that leaves more of a step to others than its longest prompt, and which way to turn it."""
+    name = "long_prefill_token_threshold"
+    return name, "down" if window.knob(name) else "on (0 is off)"
+
+
+def _lower(window: Window, extra: str, general: str) -> str:
+    """The one of two bounds that holds: the lower; `extra` is None where it is as the `general` one."""
+    value, bound = window.knob(extra), window.knob(general)
+    return extra if value is not None and (bound is None or value < bound) else general
