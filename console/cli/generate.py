@@ -28,6 +28,7 @@ NOT_HERE = {
         ("rate", "scale", "time_scale", "start_s", "end_s", "prefix_block_tokens", "skip_bad"),
         "the prompts of FILE come as they are, all at once",
     ),
+    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size"), "a model runs undivided here"),
     **dict.fromkeys(
         ("duration_s", "real_time", "record", "record_text", "metrics_port"), "leave it out, or use schedtop run"
     ),
