@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec.structs import astuple
 from schedtop.engine.percentiles import Percentiles
 from schedtop.engine.slo import Slo, served
 from schedtop.engine.telemetry import MOST_DRAFTS, StepRecord, Totals, draft_positions
@@ -127,6 +128,11 @@ class Report:
     def as_text(self) -> str:
         """The document as aligned lines of plain ASCII, without a newline at the end."""
         return report_text(self.as_dict())
+
+
+def totals_since(before: Totals, totals: Totals) -> Totals:
+    """What was counted from `before` on."""
+    return Totals(*(new - old for old, new in zip(astuple(before), astuple(totals), strict=True)))
 
 
 def report_text(document: dict[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -10,9 +10,9 @@ from schedtop.engine.config import ConfigError
 from schedtop.engine.inspect.conditions import COUNTS, LATENCIES, RATES, SHARES, Condition
 from schedtop.engine.percentiles import Percentiles
 from schedtop.engine.recording.reader import Recording
-from schedtop.engine.report import Report, duration_text, percent_text
+from schedtop.engine.report import Report, duration_text, percent_text, totals_since
 from schedtop.engine.slo import Slo, served
-from schedtop.engine.telemetry import FinishReason, StepRecord, itl_column, row_columns
+from schedtop.engine.telemetry import FinishReason, Snapshot, StepRecord, itl_column, row_columns
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -40,7 +40,7 @@ class Extreme:
     def __init__(self) -> None:
         self.values = Percentiles()
         self.total_s = 0.0
-        self.max_s = -1.0
+        self.max_s = float("-inf")
         self.step: int | None = None
         self.request: str | None = None
 
@@ -65,27 +65,21 @@ class Extreme:
 
 
 class Checker:
-    """Takes in a recording's records and answers conditions about them. Counts begin with the recording."""
+    """Takes in a recording's records and answers conditions about them. Counts begin after `start`."""
 
-    def __init__(self, conditions: Sequence[Condition], slo: Slo | None) -> None:
+    def __init__(self, conditions: Sequence[Condition], slo: Slo | None, start: Snapshot) -> None:
         self.conditions = conditions
         self.latencies = {name: Extreme() for name in LATENCIES}
         self.counts = dict.fromkeys(COUNTS, 0)
         self.broken: dict[int, tuple[int, str | None]] = {}
         self.report = Report(slo)
-        self._ids: dict[int, str] = {}
-        self._last_step = 0
-        self._started_s: float | None = None
-
-    def learn(self, ids: Iterable[tuple[int, str]]) -> None:
-        """Names of requests by number."""
-        self._ids.update(ids)
+        self._start = start
+        self._ids = {item.arrival.number: item.arrival.id for item in start.requests}
+        self._last_step = start.step
 
     def add(self, record: StepRecord) -> None:
         """Take in the next record."""
-        self.learn((arrival.number, arrival.id) for arrival in record.arrivals)
-        if self._started_s is None:
-            self._started_s = record.start_s
+        self._ids.update((arrival.number, arrival.id) for arrival in record.arrivals)
         self._last_step = record.step
         self.report.add(record)
         self._add_latencies(record)
@@ -151,8 +145,9 @@ class Checker:
         return Outcome(condition.text, False, value, shown, self._last_step, None, "judged")
 
     def _figures(self) -> dict[str, float | None]:
-        """Every figure that is one number."""
-        document, span_s = self.report.as_dict(), self.report.clock_s - (self._started_s or 0.0)
+        """Every figure that is one number. To be asked for once."""
+        self.report.totals = totals_since(self._start.totals, self.report.totals)
+        document, span_s = self.report.as_dict(), self.report.clock_s - self._start.clock_s
         rates = {"output_tokens_per_s": "output_tokens", "requests_per_s": "finished"}
         return {
             **self.counts,
@@ -189,10 +184,10 @@ def _happened(record: StepRecord) -> Iterator[tuple[str, int, int | None]]:
         yield "knob_changes", len(record.knobs), None
     if record.executed:
         yield "steps", 1, None
-        yield "output_tokens", int(row_columns(record)["emitted"].sum()) if record.rows else 0, None
+        rows = row_columns(record)
+        yield "output_tokens", int(rows["emitted"].sum()), None
         yield "recomputed_tokens", record.recomputed_tokens, None
         if record.draft_tokens:
-            rows = row_columns(record)
             yield "rejected_draft_tokens", record.draft_tokens - int(rows["accepted"].sum()), None
 
 
@@ -208,9 +203,7 @@ def check(
     """Every condition's answer. Raises `ConfigError` for goodput without an SLO, `RecordingError` for the file."""
     if slo is None and any(condition.figure == "goodput" for condition in conditions):
         raise ConfigError("goodput needs bounds: give --slo ttft=1s,itl=50ms")
-    checker = Checker(conditions, slo)
-    snapshot, _ = recording.keyframe_before(0)
-    checker.learn((item.arrival.number, item.arrival.id) for item in snapshot.requests)
+    checker = Checker(conditions, slo, recording.keyframe_before(0)[0])
     for index, record in enumerate(recording.records()):
         if index % 256 == 0:
             on_progress(index)

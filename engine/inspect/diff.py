@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from schedtop.engine.recording.reader import Recording
 from schedtop.engine.telemetry import Arrival, Header, KnobChange, StepRecord
-from schedtop.engine.whatif.divergence import Part, first_difference
+from schedtop.engine.whatif.divergence import Divergence, Part, first_difference, listed_own
 
 HEADER_FIELDS = (
     "engine",
@@ -82,7 +82,7 @@ def diff(a: Recording, b: Recording, on_progress: Callable[[int], None] = lambda
     timed = a.header.simulated_clock and b.header.simulated_clock
     ids: dict[int, str] = {}
     outside: list[Part] = []
-    found: tuple[StepRecord, list[Part]] | None = None
+    found: Divergence | None = None
     for index, (left, right) in enumerate(zip_longest(_steps(a), _steps(b))):
         if index % 64 == 0:
             on_progress(index)
@@ -93,20 +93,17 @@ def diff(a: Recording, b: Recording, on_progress: Callable[[int], None] = lambda
             ids.update((item.number, item.id) for item in (side[0].arrivals if side is not None else ()))
         if one is not None and other is not None and not timed:
             other = msgspec.structs.replace(other, start_s=one.start_s, end_s=one.end_s)
-        divergence = first_difference(one, other, ids)
-        if divergence is not None:
-            record = one or other
-            assert record is not None
-            found = record, divergence.parts
+        found = first_difference(one, other, ids)
+        if found is not None:
             break
     return RecordingDiff(
         a=a.path,
         b=b.path,
         settings=settings_parts(a.header, b.header),
-        step=None if found is None else found[0].step,
-        clock_s=None if found is None else found[0].start_s,
-        outside=outside if found is not None else [],
-        parts=[] if found is None else found[1],
+        step=None if found is None else found.step,
+        clock_s=None if found is None else found.clock_s,
+        outside=[] if found is None else outside,
+        parts=[] if found is None else found.parts,
         steps=(a.num_steps, b.num_steps),
     )
 
@@ -132,15 +129,8 @@ def _outside_parts(left: Any, right: Any) -> list[Part]:
     for field, (one, other) in (("arrived", asked), ("knob", turned)):
         if one != other:
             where = f"{field} before step {left[1].step}"
-            parts.append(
-                Part(where, *(", ".join(_only(x, y)) or "nothing" for x, y in ((one, other), (other, one))))
-            )
+            parts.append(Part(where, listed_own(one, other), listed_own(other, one)))
     return parts
-
-
-def _only(mine: list[str], other: list[str], most: int = 3) -> list[str]:
-    own = [text for text in mine if text not in other] or mine
-    return own[:most] + ([f"{len(own) - most} more"] if len(own) > most else [])
 
 
 def _asked(arrival: Arrival) -> str:

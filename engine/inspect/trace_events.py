@@ -24,6 +24,7 @@ Event = dict[str, Any]
 
 SCHEDULER_PID, REQUESTS_PID = 1, 2
 STEP_TID, EVENT_TID = 1, 2
+_CATEGORIES = {SCHEDULER_PID: "step", REQUESTS_PID: "request"}
 
 
 class TraceEvents:
@@ -172,7 +173,7 @@ class TraceEvents:
 
 
 def _slice(phase: str, name: str, pid: int, tid: int, args: Event | None = None) -> Event:
-    event: Event = {"name": name, "ph": phase, "pid": pid, "tid": tid, "cat": "request" if pid == 2 else "step"}
+    event: Event = {"name": name, "ph": phase, "pid": pid, "tid": tid, "cat": _CATEGORIES[pid]}
     return {**event, "args": args} if args else event
 
 

@@ -165,5 +165,5 @@ def _texts(left: Any, right: Any) -> tuple[str, str]:
         left, right = (side[place] if place < len(side) else "nothing" for side in (left, right))
     if isinstance(left, msgspec.Struct) and type(left) is type(right):
         names = [name for name in left.__struct_fields__ if getattr(left, name) != getattr(right, name)]
-        return tuple(", ".join(f"{n}={getattr(side, n)}" for n in names) for side in (left, right))  # type: ignore[return-value]
+        left, right = (", ".join(f"{name}={getattr(side, name)}" for name in names) for side in (left, right))
     return str(left), str(right)

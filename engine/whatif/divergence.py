@@ -70,13 +70,15 @@ def _same(base: StepRecord, variant: StepRecord) -> bool:
 
 def _events(key: str, describe: Callable[[Any, Ids], str]) -> Callable[..., Part | None]:
     def look(name: str, base: StepRecord, variant: StepRecord, ids: Ids) -> Part | None:
-        texts = [[describe(event, ids) for event in getattr(record, key)] for record in (base, variant)]
-        if texts[0] == texts[1]:
-            return None
-        own = [[text for text in texts[i] if text not in texts[1 - i]] for i in (0, 1)]
-        return Part(name, _listed(own[0]), _listed(own[1]))
+        one, other = ([describe(event, ids) for event in getattr(record, key)] for record in (base, variant))
+        return None if one == other else Part(name, listed_own(one, other), listed_own(other, one))
 
     return look
+
+
+def listed_own(mine: list[str], others: list[str]) -> str:
+    """What only one side has; all of it where the two differ in order or number alone."""
+    return _listed([text for text in mine if text not in others] or mine)
 
 
 def _rows(name: str, base: StepRecord, variant: StepRecord, ids: Ids) -> Part | None:
@@ -109,7 +111,7 @@ def _row_text(ids: Ids, number: int, row: tuple[int, int, int] | None) -> str:
     tokens, drafts, computed = row
     text = f"{_name(ids, number)} {tokens:,} token{'s' if tokens != 1 else ''}"
     if drafts:
-        text += f" ({drafts} drafts)"
+        text += f" ({drafts} draft{'s' if drafts != 1 else ''})"
     return f"{text} after {computed:,}"
 
 

@@ -27,6 +27,9 @@ FORETOLD = tuple(
 )
 """The figures of a forecast; all are over the horizon alone."""
 
+LEAST_SPAN_S = 1.0
+"""A rate is told over no shorter a time."""
+
 
 class Estimate(msgspec.Struct, frozen=True):
     """A figure's mean over the replicas, and twice the standard error of that mean. None is unknown."""
@@ -65,9 +68,9 @@ def forecast(
 
     Expected arrivals are drawn from `recent` ones (oldest first), at the rate of the workload or, without one,
     theirs. Without any they are drawn from the snapshot's, among which long requests are more frequent than they
-    arrive. `cost` is how long the device takes; a simulated engine's header
-    says it. Outputs are taken to be as long as allowed. Pure: the same arguments give the same forecast. Raises
-    `ConfigError` for knobs that cannot be used, and where `cost` is missing.
+    arrive. `cost` is how long the device takes; a simulated engine's header says it. Outputs are taken to be as long
+    as allowed. Pure: the same arguments give the same forecast. Raises `ConfigError` for knobs that cannot be used,
+    and where `cost` is missing.
     """
     typed = check_changes(staged, live=True)
     cost = cost or device_cost(header)
@@ -78,7 +81,7 @@ def forecast(
         sides = []
         for values in ({}, typed):
             engine = restore(header, snapshot, cost, recent)
-            if rate and known:
+            if rate is not None and known:
                 engine.source = _expected(header, known, rate, snapshot.clock_s, seed)
             if values:
                 reply = engine.set_knobs(values)
@@ -108,13 +111,15 @@ def device_cost(header: Header) -> StepCost:
 
 
 def expected_rate(snapshot: Snapshot, known: Sequence[Arrival]) -> float | None:
-    """Requests/s to expect: the workload's where it has one, else that of the known arrivals."""
+    """Requests/s to expect: the workload's where it has one, else that of the known arrivals; None: none."""
     rate = snapshot.knobs.get("rate")
     if rate is not None:
         return float(rate) or None
-    times = sorted(arrival.arrival_s for arrival in known)
-    span_s = snapshot.clock_s - times[0] if times else 0.0
-    return len(times) / span_s if span_s > 0 else None
+    if len(known) < 2:
+        return None
+    # The oldest one opens the span. Some that came at once are no rate that goes on.
+    span_s = snapshot.clock_s - min(arrival.arrival_s for arrival in known)
+    return (len(known) - 1) / max(span_s, LEAST_SPAN_S)
 
 
 def _expected(header: Header, known: Sequence[Arrival], rate: float, clock_s: float, seed: int) -> PacedSource:

@@ -18,7 +18,6 @@ from schedtop.engine.whatif.scenario import KnobEvent, Scenario, without_rate
 SAME_ENGINE = ("seed", "tensor_parallel_size", "pipeline_parallel_size")
 """Settings of a header that are an engine config's too."""
 
-
 _SIZES_POOL = {"kv_cache_memory_bytes": "--kv-cache-memory", "gpu_memory_utilization": "--gpu-memory-utilization"}
 
 

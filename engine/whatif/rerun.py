@@ -12,7 +12,7 @@ from schedtop.engine.config import ConfigError, EngineConfig, WorkloadSpec
 from schedtop.engine.engine import Engine
 from schedtop.engine.headless import Ahead, run_through
 from schedtop.engine.recording.reader import Recording
-from schedtop.engine.report import Report
+from schedtop.engine.report import Report, totals_since
 from schedtop.engine.sim.spec import parse_device
 from schedtop.engine.slo import Slo, parse_slo
 from schedtop.engine.stretch import records_of
@@ -20,7 +20,7 @@ from schedtop.engine.telemetry import Snapshot, StepRecord, Totals
 from schedtop.engine.whatif.compare import setting
 from schedtop.engine.whatif.course import Course, Tracer, courses, size_s
 from schedtop.engine.whatif.divergence import Divergence, first_difference
-from schedtop.engine.whatif.figures import change_text, shown, value_text
+from schedtop.engine.whatif.figures import Figure, change_text, shown, value_text
 from schedtop.engine.whatif.fork import Fork
 from schedtop.engine.whatif.recorded import recorded_scenario, zero_s
 from schedtop.engine.whatif.scenario import (
@@ -113,10 +113,9 @@ class Run:
         self.tracer.add(record)
 
     def document(self) -> dict[str, Any]:
-        """The figures since `start_s`."""
-        report, before = self.report, msgspec.structs.asdict(self.before)
-        totals = {name: value - before[name] for name, value in msgspec.structs.asdict(report.totals).items()}
-        report.totals = Totals(**totals)
+        """The figures since `start_s`; to be asked for once."""
+        report = self.report
+        report.totals = totals_since(self.before, report.totals)
         report.clock_s = max(0.0, report.clock_s - self.start_s)
         return report.as_dict()
 
@@ -361,12 +360,7 @@ def _rows(stage: Stage) -> list[Row]:
         values = [figure.of(document) for document in (recorded, base, variant)]
         old, new = values[1:]
         texts = [value_text(figure, value) for value in values]
-        verdict = ""
-        if old is not None and new is not None:
-            gain = (new - old) * figure.better
-            verdict = "same" if texts[1] == texts[2] else "better" if gain > 0 else "worse" if gain < 0 else ""
-            if verdict != "same" and abs(new - old) < NOTABLE * abs(old):
-                verdict = ""
+        verdict = _verdict(figure, old, new)
         rows.append(
             Row(
                 name=figure.name,
@@ -379,3 +373,15 @@ def _rows(stage: Stage) -> list[Row]:
             )
         )
     return rows
+
+
+def _verdict(figure: Figure, old: float | None, new: float | None) -> str:
+    """`same` if both read alike, `better` or `worse`, or empty where nobody can say."""
+    if old is None or new is None:
+        return ""
+    if value_text(figure, old) == value_text(figure, new):
+        return "same"
+    gain = (new - old) * figure.better
+    if not gain or abs(gain) < NOTABLE * abs(old):
+        return ""
+    return "better" if gain > 0 else "worse"

@@ -83,7 +83,7 @@ def make_request(builder: RequestBuilder, arrival: Arrival, block_size: int) -> 
 
 def _at_rest(builder: RequestBuilder, state: RequestState, block_size: int) -> Request:
     request = make_request(builder, state.arrival, block_size)
-    first = request.number * 7919
+    first = request.number * 7919  # with a prime as modulus: outputs like nobody else's
     request.output_token_ids = array("i", [(first + i) % 31_991 for i in range(state.output_tokens)])
     request.gaps_s = array("f", [float("nan")] * state.output_tokens)
     request.cached_tokens = state.cached_tokens

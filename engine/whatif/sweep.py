@@ -106,7 +106,7 @@ def run_key(scenario: Scenario, slo: Slo | None) -> str:
         "version": __version__,
         "config": msgspec.to_builtins(config),
         "changes": scenario.changes,
-        "events": [[event.at_s, event.values] for event in scenario.events],
+        "events": msgspec.to_builtins(scenario.events),
         "slo": None if slo is None else str(slo),
         "file": _digest_now(path) if path.is_file() else None,
         "device": None,

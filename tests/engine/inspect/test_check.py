@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -76,6 +77,22 @@ def test_values_are_those_of_the_records(recording: Recording) -> None:
     assert outcome(recording, "aborts>=0").value == records[-1].totals.aborted
     assert outcome(recording, "output_tokens>=0").value == records[-1].totals.output_tokens
     assert outcome(recording, "finished>=0").value == records[-1].totals.finished
+
+
+def test_figures_of_a_late_recording_are_of_what_it_holds(record: Callable[..., Path]) -> None:
+    with Recording(record(150, "shared-prefix", 4.0, turned=False, late=150, num_blocks=4000)) as late:
+        before, after = late.keyframe_before(0)[0].totals, list(late.records())[-1].totals
+        prompts = after.prompt_tokens - before.prompt_tokens
+        assert prompts
+        hits = (after.cached_tokens - before.cached_tokens) / prompts
+        assert hits != pytest.approx(after.cached_tokens / after.prompt_tokens)
+        assert outcome(late, "hit_rate>=0").value == pytest.approx(hits)
+        steps = [record for record in late.records() if record.executed]
+        use = sum(r.scheduled_tokens for r in steps) / sum(r.token_budget for r in steps)
+        assert outcome(late, "budget_use>=0").value == pytest.approx(use)
+        outputs = after.output_tokens - before.output_tokens
+        span_s = late.end_s - late.keyframe_before(0)[0].clock_s
+        assert outcome(late, "output_tokens_per_s>=0").value == pytest.approx(outputs / span_s)
 
 
 def test_a_breached_count_names_the_step_that_broke_it(recording: Recording) -> None:

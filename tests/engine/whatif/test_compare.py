@@ -10,8 +10,9 @@ import pytest
 from schedtop.engine.build import build_engine
 from schedtop.engine.config import ConfigError, EngineConfig, WorkloadSpec
 from schedtop.engine.headless import step_through
+from schedtop.engine.telemetry import Finish
 from schedtop.engine.whatif.compare import Comparison, compare, run
-from schedtop.engine.whatif.divergence import first_difference
+from schedtop.engine.whatif.divergence import Part, first_difference
 from schedtop.engine.whatif.scenario import KnobEvent, Scenario
 
 CASES = Path(__file__).parents[2] / "golden"
@@ -50,6 +51,17 @@ def test_a_change_without_effect_is_no_change() -> None:
     assert comparison.divergence is None
     assert all(row.difference == 0 for row in comparison.differences if row.base is not None)
     assert "no change" in comparison.verdict()
+
+
+def test_events_in_another_order_are_all_told() -> None:
+    engine = build_engine(config(limit=3))
+    one = engine.step()
+    assert one is not None
+    ends = (Finish(0, "length", 5), Finish(1, "length", 5))
+    base, variant = (msgspec.structs.replace(one, finishes=part) for part in (ends, ends[::-1]))
+    found = first_difference(base, variant, {0: "a", 1: "b"})
+    assert found is not None
+    assert found.parts == [Part("finished", "a (length), b (length)", "b (length), a (length)")]
 
 
 def test_the_values_compared_are_named() -> None:

@@ -9,8 +9,8 @@ import pytest
 from schedtop.engine.build import build_engine
 from schedtop.engine.config import ConfigError, EngineConfig, WorkloadSpec
 from schedtop.engine.engine import Engine
-from schedtop.engine.telemetry import Header, Snapshot, StepRecord, row_columns
-from schedtop.engine.whatif.forward import device_cost, forecast
+from schedtop.engine.telemetry import Arrival, Header, Snapshot, StepRecord, row_columns
+from schedtop.engine.whatif.forward import device_cost, expected_rate, forecast
 from schedtop.engine.whatif.restore import restore
 
 
@@ -109,6 +109,16 @@ def test_warnings_and_refusals_are_the_engines_own() -> None:
         forecast(engine.header, engine.snapshot(), {"block_size": 32})
     with pytest.raises(ConfigError, match="ceiling"):
         forecast(engine.header, engine.snapshot(), {"max_num_seqs": 5000})
+
+
+def test_without_a_rate_that_of_the_known_arrivals_is_expected() -> None:
+    snapshot = live(5, limit=3).snapshot()
+    snapshot = msgspec.structs.replace(snapshot, clock_s=10.0, knobs={**snapshot.knobs, "rate": None})
+    steady = [Arrival(number, f"r-{number}", number * 0.5, 100, 10) for number in range(20)]
+    assert expected_rate(snapshot, steady) == pytest.approx(1.9)
+    assert expected_rate(snapshot, steady[:1]) is None and expected_rate(snapshot, []) is None
+    at_once = [msgspec.structs.replace(arrival, arrival_s=9.999) for arrival in steady]
+    assert expected_rate(snapshot, at_once) == pytest.approx(19.0), "a burst is no rate that goes on"
 
 
 def test_a_real_device_needs_step_times() -> None:
