@@ -70,8 +70,7 @@ class ReplayScreen(LiveScreen):
 class PlayerFeed:
     """In the place of a feed: nothing comes, and nothing can be sent."""
 
-    def __init__(self, history: RecordedHistory) -> None:
-        self.history = history
+    def __init__(self) -> None:
         self.status = LinkStatus("replay")
         self.received_at_s: float | None = None
 
@@ -130,7 +129,7 @@ class ReplayApp(ConsoleApp):
         return RecordedHistory(link)
 
     def _open_feed(self, link: Any, reopen: Any, now: Callable[[], float]) -> Feed:
-        return cast(Feed, PlayerFeed(cast(RecordedHistory, self.history)))
+        return cast(Feed, PlayerFeed())
 
     def _open_desk(self) -> KnobDesk:
         return ReplayDesk(self.history)

@@ -194,7 +194,6 @@ fairly: the area is then the recording run again as it was, and o puts the recor
                 styles[start : start + len(label)] = [palette["muted"]] * len(label)
         if place is not None:
             chars[place], styles[place] = "D", palette["warn"] + Style(bold=True)
-        chosen = overlay.column(cells)
         chars[chosen] = "D" if chosen == place else glyphs.up
         styles[chosen] = palette["accent"] + Style(reverse=True)
         return line.cells(chars, styles)

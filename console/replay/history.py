@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -80,8 +81,7 @@ class RecordedHistory(History):
         return state
 
     def _ahead(self, start: int, stop: int) -> Iterator[StepRecord]:
-        for index in range(start, stop):
-            yield self._record(index)
+        return map(self._record, range(start, stop))
 
     def _record(self, index: int) -> StepRecord:
         record = self._steps.ahead(index)
@@ -118,18 +118,11 @@ class RecordedHistory(History):
         first = self._steps.ahead(0)
         if first is None or seq <= first.seq:
             return 0
-        guess = min(seq - first.seq, self.source.num_records)
-        found = self._steps.ahead(guess)
-        if found is None or found.seq == seq:
-            return guess
-        low, high = 0, guess
-        while low < high:
-            middle = (low + high) // 2
-            if self._record(middle).seq < seq:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        guess = min(seq - first.seq, self.source.num_records - 1)
+        found = self._record(guess)
+        if found.seq <= seq:
+            return guess + (found.seq < seq)
+        return bisect_left(range(guess), seq, key=lambda index: self._record(index).seq)
 
     def _place(self, seq: int) -> int:
         return min(self._search(seq), self._steps.stop)
@@ -137,15 +130,9 @@ class RecordedHistory(History):
     def _place_at(self, clock_s: float) -> int:
         stop = self._steps.stop
         # Most questions are about the last seconds: no need to look further than a few blocks back.
-        if stop and self._record(max(0, stop - NEAR)).end_s < clock_s:
-            low, high = max(0, stop - NEAR), stop
-            while low < high:
-                middle = (low + high) // 2
-                if self._record(middle).end_s < clock_s:
-                    low = middle + 1
-                else:
-                    high = middle
-            return low
+        near = max(0, stop - NEAR)
+        if stop and self._record(near).end_s < clock_s:
+            return near + bisect_left(range(near, stop), clock_s, key=lambda index: self._record(index).end_s)
         index = self.source.index_at(clock_s)
         return stop if index is None else min(index, stop)
 

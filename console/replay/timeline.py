@@ -10,7 +10,7 @@ from schedtop.console.line import Line
 from schedtop.console.replay.source import MARKS, Source
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Drawn
-from schedtop.engine.telemetry import StepRecord
+from schedtop.engine.telemetry import FinishReason, StepRecord
 
 if TYPE_CHECKING:
     from schedtop.console.replay.player import Player
@@ -23,7 +23,7 @@ LETTERS: dict[str, tuple[str, str]] = {
     "preemptions": ("V", "breach"),
     "aborts": ("A", "warn"),
 }
-"""Letter and colour of each mark, the one that is shown first where several fall together."""
+"""Letter and colour of each mark; where several fall together the first of these is shown."""
 
 _LOOK_S = 0.01
 
@@ -78,7 +78,7 @@ def happened(record: StepRecord, name: str) -> bool:
         case "loops":
             return any(preemption.loop for preemption in record.preemptions)
         case "aborts":
-            return any(finish.reason == "abort" for finish in record.finishes)
+            return any(finish.reason == FinishReason.ABORT for finish in record.finishes)
     return bool(getattr(record, name))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from schedtop.engine.recording.reader import Recording
 from schedtop.engine.telemetry import Arrival, Header, KnobChange, StepRecord
-from schedtop.engine.whatif.divergence import Divergence, Part, first_difference, listed_own
+from schedtop.engine.whatif.divergence import Divergence, Part, first_difference, told_apart
 
 HEADER_FIELDS = (
     "engine",
@@ -129,7 +129,7 @@ def _outside_parts(left: Any, right: Any) -> list[Part]:
     for field, (one, other) in (("arrived", asked), ("knob", turned)):
         if one != other:
             where = f"{field} before step {left[1].step}"
-            parts.append(Part(where, listed_own(one, other), listed_own(other, one)))
+            parts.append(Part(where, *told_apart(one, other)))
     return parts
 
 

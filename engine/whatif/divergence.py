@@ -71,14 +71,16 @@ def _same(base: StepRecord, variant: StepRecord) -> bool:
 def _events(key: str, describe: Callable[[Any, Ids], str]) -> Callable[..., Part | None]:
     def look(name: str, base: StepRecord, variant: StepRecord, ids: Ids) -> Part | None:
         one, other = ([describe(event, ids) for event in getattr(record, key)] for record in (base, variant))
-        return None if one == other else Part(name, listed_own(one, other), listed_own(other, one))
+        return None if one == other else Part(name, *told_apart(one, other))
 
     return look
 
 
-def listed_own(mine: list[str], others: list[str]) -> str:
-    """What only one side has; all of it where the two differ in order or number alone."""
-    return _listed([text for text in mine if text not in others] or mine)
+def told_apart(one: list[str], other: list[str]) -> tuple[str, str]:
+    """What only one of two lists has; all of both where they differ in order or number alone."""
+    own = [text for text in one if text not in other], [text for text in other if text not in one]
+    left, right = own if any(own) else (one, other)
+    return _listed(left), _listed(right)
 
 
 def _rows(name: str, base: StepRecord, variant: StepRecord, ids: Ids) -> Part | None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import random
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from schedtop.console.history import History
 from schedtop.console.latency import KINDS
 from schedtop.console.replay.history import RecordedHistory
-from schedtop.engine.recording import Recording
+from schedtop.engine.recording import Recording, RecordingWriter
 from schedtop.engine.telemetry import StepRecord, TextDelta
 
 
@@ -101,6 +103,21 @@ def test_a_past_moment_is_exact_and_leaves_the_position(
         assert moment.state.queue(history.policy) == truth[index]["queue"]
     assert history.live.seq == told.records[-1].seq
     assert history.at(10**9) is None and history.index_of(-5) is None
+
+
+def test_records_of_an_engine_that_counts_in_leaps_are_found(told: Any, tmp_path: Path) -> None:
+    """Numbers grow, but not by one: each finds its record, and what lies between finds none."""
+    path = tmp_path / "leaps.schedtop"
+    numbers = [3, 4, 10, 11, 400, 401, 402, 1000]
+    with RecordingWriter(path, told.header, lambda: told.snapshot) as writer:
+        for record, number in zip(told.records, numbers, strict=False):
+            writer.write(msgspec.structs.replace(record, seq=number))
+    with Recording(path) as recording:
+        history = RecordedHistory(recording)
+        history.seek(len(numbers) - 1)
+        assert [history.index_of(number) for number in numbers] == list(range(len(numbers)))
+        assert [history.index_of(number) for number in (2, 5, 399, 999, 1001)] == [None] * 5
+        assert [record.seq for record in history.between(5, 401)] == [10, 11, 400, 401]
 
 
 def test_a_seek_is_cut_to_the_file(recording: Recording) -> None:

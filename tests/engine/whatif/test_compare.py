@@ -53,15 +53,25 @@ def test_a_change_without_effect_is_no_change() -> None:
     assert "no change" in comparison.verdict()
 
 
-def test_events_in_another_order_are_all_told() -> None:
+@pytest.mark.parametrize(
+    ("places", "told"),
+    [
+        ((1, 0), ("a (length), b (length)", "b (length), a (length)")),
+        ((1,), ("a (length)", "none")),
+        ((0, 1, 2), ("none", "c (length)")),
+    ],
+)
+def test_events_are_told_that_only_one_run_has_or_all_in_another_order(
+    places: tuple[int, ...], told: tuple[str, str]
+) -> None:
     engine = build_engine(config(limit=3))
     one = engine.step()
     assert one is not None
-    ends = (Finish(0, "length", 5), Finish(1, "length", 5))
-    base, variant = (msgspec.structs.replace(one, finishes=part) for part in (ends, ends[::-1]))
-    found = first_difference(base, variant, {0: "a", 1: "b"})
-    assert found is not None
-    assert found.parts == [Part("finished", "a (length), b (length)", "b (length), a (length)")]
+    ends = [Finish(number, "length", 5) for number in range(3)]
+    base = msgspec.structs.replace(one, finishes=tuple(ends[:2]))
+    variant = msgspec.structs.replace(one, finishes=tuple(ends[place] for place in places))
+    found = first_difference(base, variant, {0: "a", 1: "b", 2: "c"})
+    assert found is not None and found.parts == [Part("finished", *told)]
 
 
 def test_the_values_compared_are_named() -> None:
