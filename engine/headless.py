@@ -44,9 +44,10 @@ def run_headless(
         sinks = open_sinks(config, engine, stack, notice)
         config = with_end(config, notice)
         progress = stack.enter_context(Progress(config.duration_s, show_progress))
-        return serve(
-            engine, config, Report(slo, engine.header.settings.get("drafts")), sinks, progress.update, notice
-        )
+        report = Report(slo, engine.header.settings.get("drafts"))
+        serve(engine, config, report, sinks, progress.update, notice)
+    report.unrecorded = config.record is not None and "recording" not in sinks
+    return report
 
 
 def with_end(config: EngineConfig, notice: Callable[[str], None]) -> EngineConfig:

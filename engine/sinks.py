@@ -70,6 +70,7 @@ def _open_recording(
         except OSError as error:
             if "recording" in sinks:  # otherwise it was told when it happened
                 notice(f"recording is not whole: {error.strerror or error}")
+                del sinks["recording"]
 
     sinks["recording"] = writer
     stack.callback(close)

@@ -25,7 +25,7 @@ def command(ctx: click.Context, /, as_json: bool, slo: str | None, profile: bool
     """Serve a workload to its end, or for --duration seconds, and report.
 
     A trace without --duration runs until every request is accounted for; a generator without --duration or
-    --limit runs for 60 seconds.
+    --limit runs for 60 seconds. Exit code 1: the recording is not whole.
     """
     from schedtop.engine.headless import run_headless
 
@@ -37,7 +37,7 @@ def command(ctx: click.Context, /, as_json: bool, slo: str | None, profile: bool
     with _profiled(profile):
         report = run_headless(config, bounds, notice=say, show_progress=sys.stderr.isatty())
     click.echo(json.dumps(report.as_dict()) if as_json else report.as_text())
-    ctx.exit(INTERRUPTED if report.interrupted else 0)
+    ctx.exit(INTERRUPTED if report.interrupted else int(report.unrecorded))
 
 
 @contextmanager

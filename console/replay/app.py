@@ -220,7 +220,7 @@ def run_replay(
     app = ReplayApp(source, options, speed=speed, paused=paused or at is not None, damage=damage, rerun=rerun)
     if at is not None:
         app.jumps.go(at)
-        if not paused:
+        if not paused and not app.player.ended:
             app.player.play()
     # Records are a great many objects without cycles: looking for some would be half the time of a jump.
     gc.collect()

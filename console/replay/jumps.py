@@ -118,30 +118,36 @@ def understood(words: str) -> Callable[[Jumps], str]:
             names = "preemption, knob, refusal, abort, loop, ttft, itl"
             raise JumpError(f"{text.clean(parts[1])}: write one of {names}")
         return lambda jumps: jumps.jump(kind, parts[0] == "next")
-    move = _move(asked)
-    if move is None:
+    find = _place(asked)
+    if find is None:
         raise JumpError(f"{text.clean(words)}: write {HINT}")
 
     def go(jumps: Jumps) -> str:
-        move(jumps.player, jumps.source)
+        index = find(jumps.player)
+        if index is None:
+            source = jumps.source
+            end = f"step {source.num_steps} at {text.duration(source.end_s)}"
+            raise JumpError(f"{text.clean(words)}: the recording ends with {end}")
+        jumps.player.move(index)
         return f"step {jumps.player.history.live.step}"
 
     return go
 
 
-def _move(asked: str) -> Callable[[Player, Source], object] | None:
+def _place(asked: str) -> Callable[[Player], int | None] | None:
+    """What finds the asked record, or None where it lies behind the end; None if no place is asked for."""
     if asked == "start":
-        return lambda player, source: player.move(0)
+        return lambda player: 0
     if asked == "end":
-        return lambda player, source: player.move(player.last)
+        return lambda player: player.last
     if found := re.fullmatch(r"(?:step|#)?\s*(\d+)", asked):
         step = int(found[1])
-        return lambda player, source: player.move_to_step(step)
+        return lambda player: player.history.source.index_of_step(step)
     if found := re.fullmatch(rf"{_NUMBER}\s*%", asked):
-        share = min(float(found[1]), 100.0) / 100
-        return lambda player, source: player.move_to_time(source.start_s + share * (source.end_s - source.start_s))
+        share = float(found[1]) / 100
+        return lambda player: player.index_after(share)
     clock_s = seconds_of(asked)
-    return None if clock_s is None else lambda player, source: player.move_to_time(clock_s)
+    return None if clock_s is None else lambda player: player.index_at(clock_s)
 
 
 def seconds_of(words: str) -> float | None:

@@ -111,20 +111,17 @@ class Player:
             self.move(found)
         return found is not None
 
-    def move_to_time(self, clock_s: float) -> None:
-        """To the last step that has ended by `clock_s`."""
-        source = self.history.source
-        found = source.index_at(clock_s)
-        if found is None:
-            self.move(self.last)
-            return
-        record = self.history.ahead(found)
-        self.move(found if record is not None and record.end_s <= clock_s else found - 1)
+    def index_at(self, clock_s: float) -> int | None:
+        """The last record that has ended by `clock_s`; None if the recording itself has."""
+        found = self.history.source.index_at(clock_s)
+        record = None if found is None else self.history.ahead(found)
+        return found if found is None or record is None or record.end_s <= clock_s else found - 1
 
-    def move_to_step(self, step: int) -> None:
-        """To a step by its number, or the next there is."""
-        found = self.history.source.index_of_step(step)
-        self.move(self.last if found is None else found)
+    def index_after(self, share: float) -> int | None:
+        """The last record when so much of the recording's time had passed; None beyond 1."""
+        source = self.history.source
+        clock_s = source.start_s + share * (source.end_s - source.start_s)
+        return self.index_at(min(clock_s, source.end_s) if share <= 1 else clock_s)  # the sum is rounded
 
     def status(self) -> ReplayStatus:
         """What the header and the timeline tell."""

@@ -129,10 +129,11 @@ class TimelineBar(Drawn):
         return self._known[1]
 
     def on_mouse_down(self, event: MouseDown) -> None:
-        label, status = self._label(), self.player.status()
+        label = self._label()
         share = (event.x - len(label) + 0.5) / max(1, self.size.width - len(label) - 1)
         with self.view.history.lock:
-            self.player.move_to_time(status.start_s + min(max(share, 0.0), 1.0) * (status.end_s - status.start_s))
+            index = self.player.index_after(min(max(share, 0.0), 1.0))
+            self.player.move(self.player.last if index is None else index)
         event.stop()
 
 

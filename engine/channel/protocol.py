@@ -63,7 +63,8 @@ def parse_address(text: str) -> Unix | Loopback:
     host, _, port = text[4:].rpartition(":")
     host = "127.0.0.1" if host == "localhost" else host.strip("[]")
     if not (port.isascii() and port.isdigit() and int(port) < 65536):
-        raise ChannelError(f"{text!r} has no port: write tcp:127.0.0.1:PORT")
+        what = f"has no port {port}" if port.isdigit() else "has no port"
+        raise ChannelError(f"{text!r} {what}: write tcp:127.0.0.1:PORT, 0 to 65535")
     try:
         loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -81,3 +81,15 @@ def test_a_file_that_cannot_be_written_is_named(arguments: str, file: str, tmp_p
     assert (ended.returncode, ended.stderr) == (2, f"schedtop: {file}: File too large\n")
     left = {path.name for path in tmp_path.iterdir()}
     assert left == ({"a.rec", "out"} if "sweep" in arguments else {"a.rec"})
+
+
+def test_a_run_whose_recording_is_cut_short_reports_and_says_so(tmp_path: Path) -> None:
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (700, resource.RLIM_INFINITY)); {START}"
+    ended = subprocess.run(
+        [sys.executable, "-c", limited, "run", "--limit", "20", "--record", "a.rec"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 1 and "20 finished" in ended.stdout
+    assert "recording" in ended.stderr and "cannot write a.rec: File too large" in ended.stderr

@@ -36,7 +36,7 @@ def test_both_runs(
     async def before(pilot: Pilot[None]) -> None:
         await pilot.pause()
         with app.history.lock:
-            app.player.move_to_step(250)
+            app.player.move(app.player.history.source.index_of_step(250))
             app.desk.stage("max_num_seqs", 6)
         await pilot.press("r")
         while app.reruns.doing is not None:
@@ -59,7 +59,7 @@ def test_replay(snap_compare: Any, recording: Recording, theme: str, size: tuple
     async def before(pilot: Pilot[None]) -> None:
         await pilot.pause()
         with app.history.lock:
-            app.player.move_to_step(250)
+            app.player.move(app.player.history.source.index_of_step(250))
         screen = app.live_screen
         assert isinstance(screen, ReplayScreen)
         # Mark by mark: how a file was cut into chunks is a matter of its writer's pace.

@@ -83,7 +83,7 @@ def test_stepping_passes_over_records_without_work(player: Player, told: Any) ->
 
 @pytest.mark.parametrize(
     ("words", "step"),
-    [("step 120", 120), ("#7", 7), ("300", 300), ("start", 1), ("end", None), ("999999", None)],
+    [("step 120", 120), ("#7", 7), ("300", 300), ("start", 1), ("end", None), ("100%", None)],
 )
 def test_jumping_to_steps(player: Player, words: str, step: int | None) -> None:
     Jumps(player).go(words)
@@ -135,6 +135,15 @@ def test_no_place(player: Player, words: str) -> None:
         understood(words)
     with pytest.raises(JumpError):
         Jumps(player).go(words)
+
+
+@pytest.mark.parametrize("words", ["999999", "101%", "2h"])
+def test_a_place_behind_the_end_is_told_and_nobody_moves(player: Player, words: str) -> None:
+    player.move(40)
+    steps = player.history.source.num_steps
+    with pytest.raises(JumpError, match=f"^{words}: the recording ends with step {steps} at "):
+        Jumps(player).go(words)
+    assert player.history.position == 40
 
 
 @pytest.mark.parametrize(("words", "seconds"), [("1:30", 90), ("1:00:01.5", 3601.5), ("2min", 120), ("7", None)])

@@ -65,7 +65,7 @@ class Seat:
 
     async def go(self, step: int) -> None:
         with self.app.history.lock:
-            self.app.player.move_to_step(step)
+            self.app.player.move(self.app.player.history.source.index_of_step(step))
         self.app.paint()
         await self.pilot.pause()
 

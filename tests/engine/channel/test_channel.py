@@ -337,7 +337,7 @@ def test_a_missing_folder_is_made_for_its_owner_alone(tmp_path: Path) -> None:
         ("tcp:0.0.0.0:80", "only a loopback host"),
         ("tcp:example.org:80", "only a loopback host"),
         ("tcp:127.0.0.1", "has no port"),
-        ("tcp:127.0.0.1:70000", "has no port"),
+        ("tcp:127.0.0.1:70000", "has no port 70000: .*0 to 65535"),
         ("/" + "x" * 107, "longer than 107 bytes"),
         ("localhost:9000", "not an address"),
         ("http://127.0.0.1:9000/", "not an address"),
