@@ -12,6 +12,7 @@ from schedtop.console.life import Life, Visit, read_life, sharers
 from schedtop.console.line import Line
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
+from schedtop.console.widgets.queue import why_waiting
 
 PARTS = (
     ("queue", "Q", "unused"),
@@ -100,7 +101,7 @@ n and N go to the next and the previous request."""
         if life.finish is not None:
             return f"finished: {text.clean(life.finish.reason)}, {life.finish.output_tokens} out"
         if life.tracked is not None and life.tracked.waiting:
-            return "waits again" if life.preemptions else "waits"
+            return ("waits again" if life.preemptions else "waits") + why_waiting(self.view, life.number)
         last = life.visits[-1] if life.visits else None
         if last is None:
             return "running"

@@ -82,3 +82,13 @@ urgent ones run."""
 
     def move(self, lines: int) -> None:
         self.top = max(0, self.top + lines)
+
+
+def why_waiting(view: View, number: int) -> str:
+    """What holds a waiting request: its own reason at the head of the queue, else whom it is behind, and theirs."""
+    record = view.moment.record
+    head = record.head if record is not None else None
+    if head is None:
+        return ""
+    reason = describe_head(head)
+    return f": {reason}" if head.number == number else f" behind {view.history.name(head.number)} ({reason})"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from links import EngineLink
 from schedtop.console.history import History
 from schedtop.console.life import read_life, sharers
 from schedtop.console.screens.live import LiveScreen
 from schedtop.console.screens.request import RequestScreen
-from schedtop.engine.telemetry import StepRecord, TextDelta, row_matrix
+from schedtop.engine.telemetry import StepRecord, TextDelta, describe_head, row_matrix
 from seat import COMPACT, WIDE, seated
 from synthetic import SyntheticEngine
 
@@ -165,3 +166,18 @@ async def test_text_of_a_request_is_shown_cleaned() -> None:
         seat.link.push(TextDelta(row.number, "once upon\x1b[2J a [b]time[/b]"))
         await seat.settle()
         assert "once upon?[2J a [b]time[/b]" in await seat.press("enter")
+
+
+async def test_a_waiting_request_says_what_it_waits_for() -> None:
+    async with seated(link=EngineLink(SyntheticEngine(rate=40.0, num_blocks=200), 200)) as seat:
+        record = seat.app.history.latest
+        assert record is not None and record.head is not None
+        head = record.head.number
+        other = next(number for number in seat.app.history.live.queue("fcfs") if number != head)
+        seat.app.show_request(head)
+        await seat.settle()
+        assert f"waits: {describe_head(record.head)}" in seat.lines[1].replace("waits again", "waits")
+        seat.app.show_request(other)
+        await seat.settle()
+        words = f"waits behind r-{head:04d} ({describe_head(record.head)})"
+        assert words in seat.lines[1].replace("waits again", "waits")
