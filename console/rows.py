@@ -63,7 +63,7 @@ COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("ttft", "TTFT", 7),
     ("itl", "ITL", 7),
     ("preempt", "PREEMPT", 8),
-    ("priority", "PRIO", 5),
+    ("priority", "PRIO", 6),
 )
 """Field of `Row`, title, and width in cells. The id takes what room is left."""
 

@@ -20,7 +20,9 @@ _STATE_ROLES = {
     "starved": "warn",
 }
 _LEFT = ("id", "state", "progress")
-_COMPACT = ("id", "state", "kv", "age", "ttft", "itl")
+_COMPACT = ("id", "state", "kv", "age", "ttft", "itl", "priority")
+_BAR_GIVES, _ID_GIVES = 8, 5
+"""Cells that the bar and the id can do without."""
 
 
 class RequestsPanel(Panel):
@@ -130,14 +132,17 @@ f keeps the selected request in sight, F keeps the order while values go on chan
         self.top = max(0, min(self.top, len(numbers) - page))
 
     def _columns(self, width: int) -> list[tuple[str, str, int]]:
+        """What there is room for: the bar gives way first, then what is looked at least, at last some of the id."""
         policy = self.view.history.policy
         listed = [column for column in COLUMNS if column[0] != "priority" or policy == "priority"]
-        if width < 98:
+        if _spare(listed, width) < -_BAR_GIVES:
             listed = [column for column in listed if column[0] != "progress"]
-        if width < 84:
-            listed = [column for column in listed if column[0] in _COMPACT]
-        spare = width - 2 - sum(size for _, _, size in listed)
-        wider = {"id": min(spare, 26), "progress": max(0, spare - 26)}
+            if _spare(listed, width) < -_ID_GIVES:
+                listed = [column for column in listed if column[0] in _COMPACT]
+        spare = _spare(listed, width)
+        bar = max(0, spare - 26) if spare > 0 else max(spare, -_BAR_GIVES)
+        bar = bar if any(name == "progress" for name, _, _ in listed) else 0
+        wider = {"id": min(spare - min(bar, 0), 26), "progress": bar}
         return [(name, title, max(6, size + wider.get(name, 0))) for name, title, size in listed]
 
     def _titles(self, columns: list[tuple[str, str, int]], width: int) -> Line:
@@ -258,3 +263,8 @@ def _late(seconds: float | None, slo_s: float | None) -> tuple[str, str]:
     if seconds is not None and slo_s is not None and seconds > slo_s:
         return f"{text.ms(seconds)}!", "breach"
     return text.ms(seconds), "text"
+
+
+def _spare(columns: list[tuple[str, str, int]], width: int) -> int:
+    """Cells left beside columns of their own width; negative if there are too few."""
+    return width - 2 - sum(size for _, _, size in columns)

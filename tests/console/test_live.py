@@ -276,6 +276,21 @@ async def test_what_a_title_would_tell_is_said_where_tabs_hide_it() -> None:
         assert "events listed: important" in await seat.press("7", "o")
 
 
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("width", [60, 79, 80, 84, 90, 96, 100, 120, 140, 160, 200, 300])
+async def test_no_column_of_the_table_is_cut(policy: str, width: int) -> None:
+    engine = SyntheticEngine(rate=12.0, num_blocks=300)
+    messages = [engine.header(policy=policy), engine.snapshot(), *engine.records(60)]
+    async with seated((width, 40), link=PlayedLink(messages)) as seat:
+        table = seat.live.requests
+        await seat.press("3")
+        columns = table._columns(table.size.width)
+        assert sum(size for _, _, size in columns) + 2 <= table.size.width
+        assert ("priority" in [name for name, _, _ in columns]) is (policy == "priority")
+        shown = [table._table.row(number) for number in table._listed[:3]]
+        assert shown and all(row.id in seat.text for row in shown)
+
+
 async def test_moving_through_the_table() -> None:
     async with seated() as seat:
         table = seat.live.requests
