@@ -9,6 +9,7 @@ from schedtop.console import text
 from schedtop.console.actions import key_name
 from schedtop.console.replay.desk import ReplayDesk
 from schedtop.console.replay.jumps import HINT, JumpError, understood
+from schedtop.console.replay.player import SPEEDS
 from schedtop.console.screens.base import ConsoleScreen
 from schedtop.engine.telemetry import Snapshot
 
@@ -36,10 +37,10 @@ class ReplayCommands:
         match name:
             case "play" | "replay_end" | "replay_start" | "jump" if self.player.last < 0:
                 return "the recording holds no step"
-            case "faster" | "slower":
-                speed = self.player.speed
-                if speed >= 1000 if name == "faster" else speed <= 0.1:
-                    return f"{speed:g}x is as {'fast' if name == 'faster' else 'slow'} as it goes"
+            case "faster" if self.player.speed >= SPEEDS[-1]:
+                return f"{self.player.speed:g}x is as fast as it goes"
+            case "slower" if self.player.speed <= SPEEDS[0]:
+                return f"{self.player.speed:g}x is as slow as it goes"
             case "rerun_step" | "rerun_start":
                 return self._why_no_rerun(from_step=name == "rerun_step")
             case "knob_rerun" if self.app.desk.staged:

@@ -29,7 +29,8 @@ OUTLIER_FACTOR = 3.0
 
 HINT = "step 1200, 12.5s, 1:30, 40%, start, end, next preemption, prev knob/refusal/abort/loop/ttft/itl"
 
-_NUMBER = r"(\d+(?:\.\d+)?)"
+_WHOLE = r"\d{1,15}"  # what is longer is no place, and may be too long to be a number at all
+_NUMBER = rf"({_WHOLE}(?:\.\d+)?)"
 _ALIASES = {
     "preempt": "preemptions",
     "knob": "knobs",
@@ -140,7 +141,7 @@ def _place(asked: str) -> Callable[[Player], int | None] | None:
         return lambda player: 0
     if asked == "end":
         return lambda player: player.last
-    if found := re.fullmatch(r"(?:step|#)?\s*(\d+)", asked):
+    if found := re.fullmatch(rf"(?:step|#)?\s*({_WHOLE})", asked):
         step = int(found[1])
         return lambda player: player.history.source.index_of_step(step)
     if found := re.fullmatch(rf"{_NUMBER}\s*%", asked):
@@ -155,7 +156,7 @@ def seconds_of(words: str) -> float | None:
     found = re.fullmatch(rf"{_NUMBER}\s*(ms|s|m|min|h)", words)
     if found is not None:
         return float(found[1]) * {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}[found[2]]
-    found = re.fullmatch(rf"(?:(\d+):)?(\d+):{_NUMBER}", words)
+    found = re.fullmatch(rf"(?:({_WHOLE}):)?({_WHOLE}):{_NUMBER}", words)
     if found is None:
         return None
     return int(found[1] or 0) * 3600 + int(found[2]) * 60 + float(found[3])

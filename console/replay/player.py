@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from schedtop.console.replay.history import RecordedHistory
@@ -86,8 +87,8 @@ class Player:
         while (record := history.ahead(index + 1)) is not None and record.end_s <= self._clock_s:
             index += 1
             if index - history.position > _AT_ONCE:
-                found = history.source.index_at(self._clock_s)
-                return self.last if found is None else max(index, found - 1)
+                found = self.index_at(self._clock_s)
+                return self.last if found is None else max(index, found)
         return index
 
     # Moving
@@ -112,10 +113,12 @@ class Player:
         return found is not None
 
     def index_at(self, clock_s: float) -> int | None:
-        """The last record that has ended by `clock_s`; None if the recording itself has."""
-        found = self.history.source.index_at(clock_s)
-        record = None if found is None else self.history.ahead(found)
-        return found if found is None or record is None or record.end_s <= clock_s else found - 1
+        """The last record that has ended by `clock_s`, -1 before the first has; None behind the recording's end."""
+        source = self.history.source
+        if clock_s > source.end_s:
+            return None
+        found = source.index_at(math.nextafter(clock_s, math.inf))  # several may end at the same time
+        return self.last if found is None else found - 1
 
     def index_after(self, share: float) -> int | None:
         """The last record when so much of the recording's time had passed; None beyond 1."""

@@ -190,7 +190,7 @@ class Past:
 
 
 class RecordedEvents:
-    """Events up to the position, newest first when reversed, among them the console's own notices."""
+    """Events up to the position; the console's own notices, which are of its start, come before all others."""
 
     def __init__(self, past: Past) -> None:
         self.past = past

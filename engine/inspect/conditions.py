@@ -99,16 +99,16 @@ def _check_names(text: str, figure: str, statistic: str) -> None:
 
 
 def _limit(text: str, figure: str, statistic: str, number: float, unit: str) -> float:
+    if not math.isfinite(number):
+        raise ConditionError(f"{text!r}: the number is too large")
     if figure in LATENCIES and statistic != "n":
         if unit not in _UNITS:
             raise ConditionError(f"{text!r}: a time needs a unit, one of {', '.join(_UNITS)}")
         return number * _UNITS[unit]
     if unit == "%" and figure in SHARES:
-        return number / 100
+        number, unit = number / 100, ""
     if unit:
         raise ConditionError(f"{text!r}: {figure} takes no unit {unit!r}")
     if figure in SHARES and number > 1:
-        raise ConditionError(f"{text!r}: {figure} is a share; write {number:g}% or a number up to 1")
-    if not math.isfinite(number):
-        raise ConditionError(f"{text!r}: the number is too large")
+        raise ConditionError(f"{text!r}: {figure} is a share; write a number up to 1, or a percentage up to 100%")
     return number

@@ -97,6 +97,14 @@ def test_jumping_to_a_time(player: Player, told: Any, words: str) -> None:
     assert player.history.position == want
 
 
+def test_any_time_shows_the_last_record_that_had_ended_then(player: Player, told: Any) -> None:
+    ends = [record.end_s for record in told.records]
+    assert len(set(ends[290:310])) < 20, "some end at the same time"
+    for clock_s in {ends[0] - 0.001, *ends[290:310], ends[-1]}:
+        assert player.index_at(clock_s) == sum(end_s <= clock_s for end_s in ends) - 1
+    assert player.index_at(ends[-1] + 1) is None
+
+
 def test_every_preemption_is_reached_both_ways(player: Player, told: Any) -> None:
     wanted = [index for index, record in enumerate(told.records) if record.preemptions]
     assert len(wanted) > 3
@@ -129,7 +137,11 @@ def test_outliers_are_above_three_medians_without_an_slo(player: Player, told: A
     assert Jumps(player, itl_slo_s=0.2).limit_s("itl") == 0.2
 
 
-@pytest.mark.parametrize("words", ["somewhere", "next", "next thing", "12 parsecs", "-5", "--", "step"])
+@pytest.mark.parametrize(
+    "words",
+    ["somewhere", "next", "next thing", "12 parsecs", "-5", "--", "step", "9" * 5000, "9" * 400 + ":00:00"],
+    ids=lambda words: words[:20],
+)
 def test_no_place(player: Player, words: str) -> None:
     with pytest.raises(JumpError):
         understood(words)

@@ -44,6 +44,8 @@ def test_conditions(text: str, figure: str, statistic: str, relation: str, limit
         ("preemptions==0s", "takes no unit"),
         ("preemptions.p95==0", "is one number"),
         ("hit_rate>50", "is a share"),
+        ("hit_rate>150%", "is a share"),
+        pytest.param(f"ttft.p95<{'9' * 400}s", "too large", id="a time beyond all numbers"),
         ("preemptions=0", "write == for equal"),
         ("speed>3", "no figure is called 'speed'"),
         ("no steps", "after `no`"),
