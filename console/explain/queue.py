@@ -38,7 +38,7 @@ def find_watermark(window: Window) -> Finding | None:
     share = window.reason_share(Limiter.WATERMARK)
     if not window.queue_lasts or share < table.MAIN_SHARE.value:
         return None
-    held = window.queued_steps.where(window.queued_steps.reason_mask(Limiter.WATERMARK))
+    held = window.queued_steps.held_by(Limiter.WATERMARK)
     need, have, reserve = held.mean("need"), held.mean("have"), held.mean("reserve")
     pool = held["used"] + held["free"]
     links = (
@@ -129,7 +129,7 @@ def _queue_link(window: Window) -> Link:
 
 
 def _check_link(window: Window, reason: Limiter, share: float) -> Link:
-    held = window.queued_steps.where(window.queued_steps.reason_mask(reason))
+    held = window.queued_steps.held_by(reason)
     need, have, reserve = (held.mean(name) for name in ("need", "have", "reserve"))
     known = {"need": need, "have": have, "reserve": reserve} if need == need else {}
     match reason:

@@ -58,7 +58,7 @@ def find_sequence_cap(window: Window) -> Finding | None:
     if not _up(window) or window.reason_share(Limiter.SEQUENCE_CAP) < table.MAIN_SHARE.value:
         return None
     queued = window.queued_steps
-    cap = float(queued.where(queued.reason_mask(Limiter.SEQUENCE_CAP))["need"][-1])
+    cap = float(queued.held_by(Limiter.SEQUENCE_CAP)["need"][-1])
     use = queued.share("tokens", "budget")
     links = (
         *_symptom(window),
@@ -78,7 +78,7 @@ def find_pool(window: Window) -> Finding | None:
     if not _up(window) or window.reason_share(*_POOL) < table.MAIN_SHARE.value:
         return None
     queued = window.queued_steps
-    held = queued.where(queued.reason_mask(*_POOL))
+    held = queued.held_by(*_POOL)
     need, have = held.mean("need"), held.mean("have")
     links = (
         *_symptom(window),

@@ -60,6 +60,10 @@ class Table:
         """Rows whose limiter, or head's reason, is one of these."""
         return np.isin(self["limiter"], [REASONS.index(reason) for reason in reasons])
 
+    def held_by(self, *reasons: str) -> Table:
+        """Those rows."""
+        return self.where(self.reason_mask(*reasons))
+
 
 @dataclass(frozen=True, slots=True)
 class Bounds:

@@ -27,6 +27,9 @@ FORETOLD = tuple(
 )
 """The figures of a forecast; all are over the horizon alone."""
 
+Figures = dict[str, float | None]
+"""Those of one run, by name; None is unknown."""
+
 LEAST_SPAN_S = 1.0
 """A rate is told over no shorter a time."""
 
@@ -76,10 +79,11 @@ def forecast(
     cost = cost or device_cost(header)
     known = list(recent) or [state.arrival for state in snapshot.requests]
     rate = expected_rate(snapshot, known)
-    pairs, warnings = [], []
+    base: list[Figures] = []
+    changed: list[Figures] = []
+    warnings: list[str] = []
     for seed in range(replicas):
-        sides = []
-        for values in ({}, typed):
+        for values, runs in (({}, base), (typed, changed)):
             engine = restore(header, snapshot, cost, recent)
             if rate is not None and known:
                 engine.source = _expected(header, known, rate, snapshot.clock_s, seed)
@@ -88,16 +92,14 @@ def forecast(
                 if not reply.ok:
                     raise ConfigError(reply.text)
                 warnings = reply.warnings
-            sides.append(_run(engine, snapshot.clock_s + horizon_s, horizon_s))
-        pairs.append(sides)
-    names = [figure.name for figure in FORETOLD]
+            runs.append(_run(engine, snapshot.clock_s + horizon_s, horizon_s))
     return Forecast(
         horizon_s=horizon_s,
         replicas=replicas,
         rate=rate,
-        base={name: _estimate([base[name] for base, _ in pairs]) for name in names},
-        staged={name: _estimate([other[name] for _, other in pairs]) for name in names},
-        change={name: _estimate([_less(other[name], base[name]) for base, other in pairs]) for name in names},
+        base=_estimates(base),
+        staged=_estimates(changed),
+        change=_estimates([_less(run, other) for run, other in zip(changed, base, strict=True)]),
         warnings=warnings,
     )
 
@@ -139,8 +141,8 @@ def _expected(header: Header, known: Sequence[Arrival], rate: float, clock_s: fl
     return PacedSource(asks(), Tempo(rate, 1.0), builder, {"source": "expected arrivals", "rate": rate})
 
 
-def _run(engine: Engine, until_s: float, horizon_s: float) -> dict[str, float | None]:
-    """The figures of FORETOLD from now to `until_s`."""
+def _run(engine: Engine, until_s: float, horizon_s: float) -> Figures:
+    """From now to `until_s`, which is `horizon_s` on."""
     report = Report()
     for done in run_through(engine, EngineConfig(duration_s=until_s)):
         report.add(done)
@@ -149,8 +151,13 @@ def _run(engine: Engine, until_s: float, horizon_s: float) -> dict[str, float | 
     return {figure.name: figure.of(document) for figure in FORETOLD}
 
 
-def _less(value: float | None, other: float | None) -> float | None:
-    return None if value is None or other is None else value - other
+def _less(run: Figures, other: Figures) -> Figures:
+    pairs = ((name, value, other[name]) for name, value in run.items())
+    return {name: None if value is None or less is None else value - less for name, value, less in pairs}
+
+
+def _estimates(runs: list[Figures]) -> dict[str, Estimate]:
+    return {figure.name: _estimate([run[figure.name] for run in runs]) for figure in FORETOLD}
 
 
 def _estimate(values: list[float | None]) -> Estimate:

@@ -257,20 +257,7 @@ def _play(
 ) -> Rerun:
     """Run all three, and look where they part."""
     beside = _Beside(stage)
-    divergence: Divergence | None = None
-    shares = [0.0, 0.0]
-    pairs: Any = zip_longest(stage.base.records, stage.variant.records)
-    for one, other in pairs:
-        if divergence is None:
-            stage.ids.update((arrival.number, arrival.id) for arrival in (one or other).arrivals)
-            divergence = first_difference(one, other, stage.ids)
-        for place, (run, record) in enumerate(((stage.base, one), (stage.variant, other))):
-            if record is not None:
-                run.take(record)
-                shares[place] = _share(stage, run, record)
-        if one is not None and one.executed:
-            beside.step(one)
-        on_progress("running both", sum(shares) / 2)
+    divergence = _run_both(stage, beside, on_progress)
     beside.rest()
     if stage.unfinished:
         for run in (stage.base, stage.variant):
@@ -296,6 +283,25 @@ def _play(
         unfinished=stage.unfinished,
         notes=[*scenario.notes, *stage.notes],
     )
+
+
+def _run_both(stage: Stage, beside: _Beside, on_progress: OnProgress) -> Divergence | None:
+    """Run base and variant step by step to their ends; where they part."""
+    divergence: Divergence | None = None
+    shares = [0.0, 0.0]
+    pairs: Any = zip_longest(stage.base.records, stage.variant.records)
+    for one, other in pairs:
+        if divergence is None:
+            stage.ids.update((arrival.number, arrival.id) for arrival in (one or other).arrivals)
+            divergence = first_difference(one, other, stage.ids)
+        for place, (run, record) in enumerate(((stage.base, one), (stage.variant, other))):
+            if record is not None:
+                run.take(record)
+                shares[place] = _share(stage, run, record)
+        if one is not None and one.executed:
+            beside.step(one)
+        on_progress("running both", sum(shares) / 2)
+    return divergence
 
 
 def _share(stage: Stage, run: Run, record: StepRecord) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scenes import Run, ask, numbers, serve
+from schedtop.console.explain import table
 from schedtop.console.explain.diagnosis import Diagnosis
 from schedtop.engine.config import WorkloadSpec
 
@@ -54,8 +55,8 @@ def test_preemptions_that_cost_work() -> None:
     since = [t for r in window if r.seq >= first for _, t in r.ttft_s]
     before = [t for r in window if r.seq < first for _, t in r.ttft_s]
     assert told["ttft_p50_s"] == pytest.approx(np.quantile(since, 0.5))
-    if len(before) >= 8:
-        assert told["ttft_p50_before_s"] == pytest.approx(np.quantile(before, 0.5))
+    assert len(before) >= table.MIN_FIRSTS.value
+    assert told["ttft_p50_before_s"] == pytest.approx(np.quantile(before, 0.5))
     assert [(a.knob, a.direction) for a in finding.advice] == [
         ("max_num_seqs", "down"),
         ("watermark", "up"),

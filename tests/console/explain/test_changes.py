@@ -58,6 +58,17 @@ def test_a_lowered_cap_holds_the_queue() -> None:
     assert "starved-after-change" not in run(100).findings()
 
 
+@pytest.mark.parametrize(("cap", "starves"), [(9, True), (12, False)])
+def test_a_looser_limit_is_not_what_a_queue_came_from(cap: int, starves: bool) -> None:
+    """More requests come as the cap changes: one that was lowered holds them, one that was raised does not."""
+    requests = [ask(i, 20, 4000) for i in range(10)] + stream(300, 0.01, 20, 400, start_s=2.2)
+    run = serve(requests, 5, changing(250, max_num_seqs=cap), max_num_seqs=10, max_seqs_ceiling=20)
+    change = next(index for index, record in enumerate(run.records) if record.knobs)
+    late = run.records[change:]
+    assert np.mean([bool(r.head and r.head.reason == "sequence_cap") for r in late]) > 0.5
+    assert ("starved-after-change" in run.findings()) == starves
+
+
 def test_what_was_there_before_is_no_change() -> None:
     requests = [ask(i, 20, 4000) for i in range(10)]
     run = serve(requests, 5, changing(250, max_num_seqs=3), max_num_seqs=4)
