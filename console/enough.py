@@ -7,15 +7,14 @@ import math
 from schedtop.console.latency import Samples
 
 _LEAST = 10
-_BEYOND = 2
 
 LEAST_S = 10.0
 """Seconds that a rate must rest on."""
 
 
 def needed(share: float) -> int:
-    """Samples from which on a quantile is a figure: ten, two of them beyond it. p50: 10, p95: 40, p99: 200."""
-    return max(_LEAST, math.ceil(round(_BEYOND / (1 - share), 6)))
+    """Samples from which on a quantile is a figure: ten, one of them beyond it. p50: 10, p95: 20, p99: 100."""
+    return max(_LEAST, math.ceil(round(1 / (1 - share), 6)))
 
 
 def quantile(samples: Samples, share: float) -> float | None:
@@ -24,5 +23,5 @@ def quantile(samples: Samples, share: float) -> float | None:
 
 
 def lack(share: float) -> str:
-    """What stands in the place of a quantile of too few samples: `n<40`."""
+    """What stands in the place of a quantile of too few samples: `n<20`."""
     return f"n<{needed(share)}"

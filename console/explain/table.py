@@ -36,7 +36,7 @@ LOOKS = Threshold(
 MIN_SPAN = Threshold("span", 10.0, "s", "the first seconds of a session are not its usual traffic")
 MIN_STEPS = Threshold("steps", 20, "steps", "fewer steps cannot tell a state from a moment")
 MIN_FIRSTS = Threshold("first tokens", needed(0.5), "samples", "a median of fewer moves with each one")
-MIN_GAPS = Threshold("gaps", needed(0.95), "samples", "a p95 of fewer is its largest few")
+MIN_GAPS = Threshold("gaps", 2 * needed(0.95), "samples", "a verdict asks for twice what the figure does")
 STALL = Threshold("stall", 3.0, "× median ITL", "the project's own definition of a stall; an ITL SLO replaces it")
 STALL_SHARE = Threshold(
     "stalled gaps", 0.05, "of gaps", "a p95 that is itself a stall: what people call not smooth"

@@ -21,7 +21,7 @@ class ChangesPanel(Panel):
     HELP: ClassVar[str] = """\
 Every change of a knob that is still remembered, newest first. Below them: figures of up to a minute before the
 selected change beside up to a minute after it, neither reaching past another change. n are the samples; a median
-needs 10, a p95 40, else n<10 or n<40 stands in its place; a rate needs 10 s. Windows are of the engine's clock,
+needs 10, a p95 20, else n<10 or n<20 stands in its place; a rate needs 10 s. Windows are of the engine's clock,
 and what was sampled after a change may have been queued before it. Enter shows the change's step on Live."""
 
     def __init__(self, view: View, *, id: str) -> None:

@@ -24,7 +24,7 @@ class LatencyPanel(Panel):
 TTFT  first output token - arrival, waiting included; one sample per request.
 ITL   gap between two deliveries to a client (a verified burst of drafts is one); one sample per gap.
 Percentiles interpolate linearly, over the window named in the title; n is how many samples they rest on. A p50 needs
-10, a p95 40, a p99 200; while there are fewer, n<10, n<40 or n<200 stands in its place.
+10, a p95 20, a p99 100; while there are fewer, n<10, n<20 or n<100 stands in its place.
 ! marks a figure past its SLO; the share beside the SLO is of samples that met it.
 Each column of the graph is the p95 of its part of the window, however few its samples; the dashed line is the SLO.
 K marks a knob change.
