@@ -70,7 +70,7 @@ def find_head_blocks(window: Window) -> Finding | None:
     fitting = _fitting(window, number, held)
     if len(fitting) < table.FITTING.value:
         return None
-    behind, smallest = len(window.waiting()) - 1, min(fitting)
+    behind, smallest = len(window.waiting().keys() - {number}), min(fitting)
     free, need, reserve = (int(held[name][-1]) for name in ("have", "need", "reserve"))
     span_s = window.end_s - float(held["start_s"][0])
     reserved = f", {reserve} of them to stay free" if reserve else ""

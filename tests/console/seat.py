@@ -18,11 +18,45 @@ PATIENCE_S = 60.0
 WIDE, COMPACT, STRIP = (160, 45), (80, 24), (60, 12)
 
 
-class Seat:
-    """An operator before a console: presses keys, reads the screen."""
+class Clock:
+    """Time of the console, moved by hand."""
+
+    def __init__(self, now_s: float = 50.0) -> None:
+        self.now_s = now_s
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Operator:
+    """Presses keys, reads the screen."""
+
+    def __init__(self, app: Any, pilot: Pilot[None]) -> None:
+        self.app, self.pilot = app, pilot
+
+    async def press(self, *keys: str) -> str:
+        await self.pilot.press(*keys)
+        await self.settle()
+        return self.text
+
+    async def settle(self) -> None:
+        await self.pilot.pause()
+
+    @property
+    def lines(self) -> list[str]:
+        return [strip.text for strip in self.app.screen_strips()]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+
+class Seat(Operator):
+    """An operator before a console that an engine feeds."""
 
     def __init__(self, app: ConsoleApp, pilot: Pilot[None], link: PlayedLink) -> None:
-        self.app, self.pilot, self.link = app, pilot, link
+        super().__init__(app, pilot)
+        self.link = link
 
     async def settle(self) -> None:
         """Let the feed take all messages and the screen draw them."""
@@ -36,24 +70,11 @@ class Seat:
         self.app.paint()
         await self.pilot.pause()
 
-    async def press(self, *keys: str) -> str:
-        await self.pilot.press(*keys)
-        await self.settle()
-        return self.text
-
     async def steps(self, num: int) -> str:
         assert isinstance(self.link, EngineLink)
         self.link.run_steps(num)
         await self.settle()
         return self.text
-
-    @property
-    def lines(self) -> list[str]:
-        return [strip.text for strip in self.app.screen_strips()]
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.lines)
 
     @property
     def live(self) -> LiveScreen:

@@ -106,6 +106,14 @@ def test_a_head_that_blocks_smaller_requests() -> None:
     assert told["behind"] == len(behind)
 
 
+def test_a_head_from_before_a_gap_is_not_counted_behind_itself() -> None:
+    run = blocked(4000)
+    smalls = next(index for index, r in enumerate(run.records) if any(a.number == 2 for a in r.arrivals))
+    del run.records[smalls - 1]
+    told = numbers(run.findings()["head-blocks-smaller"])
+    assert told["behind"] == told["fitting"] == 10
+
+
 @pytest.mark.parametrize(("head", "behind"), [(1000, 100), (4000, 3900)])
 def test_a_head_that_fits_or_others_that_do_not(head: int, behind: int) -> None:
     assert "head-blocks-smaller" not in blocked(head, behind).findings()

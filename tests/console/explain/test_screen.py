@@ -16,9 +16,8 @@ from schedtop.console.screens.explain import ExplainScreen
 from schedtop.console.screens.help import HelpScreen
 from schedtop.console.screens.palette import PaletteScreen
 from schedtop.engine.config import WorkloadSpec
+from seat import COMPACT, WIDE, Clock, Operator
 from textual.pilot import Pilot
-
-WIDE, COMPACT = (160, 45), (80, 24)
 
 
 @cache
@@ -38,32 +37,12 @@ def healthy() -> Run:
     return serve(WorkloadSpec(source="mixed", rate=8.0), 12)
 
 
-class Clock:
-    """Time of the console, moved by hand."""
+class Seat(Operator):
+    """An operator before a console whose clock stands still unless told."""
 
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-class Seat:
     def __init__(self, app: ConsoleApp, pilot: Pilot[None], clock: Clock) -> None:
-        self.app, self.pilot, self.clock = app, pilot, clock
-
-    async def press(self, *keys: str) -> str:
-        await self.pilot.press(*keys)
-        await self.pilot.pause()
-        return self.text
-
-    @property
-    def lines(self) -> list[str]:
-        return [strip.text for strip in self.app.screen_strips()]
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.lines)
+        super().__init__(app, pilot)
+        self.clock = clock
 
     async def later(self, seconds: int) -> str:
         """Seconds go by, one look each; data counts as fresh."""

@@ -16,29 +16,16 @@ from schedtop.console.replay.app import ReplayApp
 from schedtop.console.replay.timeline import Timeline, clock
 from schedtop.console.screens.explain import ExplainScreen
 from schedtop.engine.recording import Recording, RecordingError
+from seat import COMPACT, STRIP, WIDE, Clock, Operator
 from textual.pilot import Pilot
 
-WIDE, COMPACT, STRIP = (160, 45), (80, 24), (60, 12)
 
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 50.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-class Seat:
+class Seat(Operator):
     """An operator before a replay whose clock stands still unless told."""
 
     def __init__(self, app: ReplayApp, pilot: Pilot[None], now: Clock) -> None:
-        self.app, self.pilot, self.now = app, pilot, now
-
-    async def press(self, *keys: str) -> str:
-        await self.pilot.press(*keys)
-        await self.pilot.pause()
-        return self.text
+        super().__init__(app, pilot)
+        self.now = now
 
     async def wait(self, seconds: float) -> str:
         """Let the console's clock go on."""
@@ -46,14 +33,6 @@ class Seat:
         self.app.play_on()
         await self.pilot.pause()
         return self.text
-
-    @property
-    def lines(self) -> list[str]:
-        return [strip.text for strip in self.app.screen_strips()]
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.lines)
 
     @property
     def step(self) -> int:

@@ -9,19 +9,12 @@ from schedtop.console.replay.history import RecordedHistory
 from schedtop.console.replay.jumps import JumpError, Jumps, seconds_of, understood
 from schedtop.console.replay.player import SPEEDS, Player
 from schedtop.engine.recording import Recording
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
+from seat import Clock
 
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(100.0)
 
 
 @pytest.fixture

@@ -22,9 +22,8 @@ from schedtop.engine.config import EngineConfig, WorkloadSpec
 from schedtop.engine.recording import Recording, RecordingWriter
 from schedtop.engine.telemetry import Snapshot
 from schedtop.engine.whatif.rerun import Question
+from seat import COMPACT, WIDE, Operator
 from textual.pilot import Pilot
-
-WIDE, COMPACT = (160, 45), (80, 24)
 
 
 class Endless:
@@ -42,14 +41,12 @@ class Endless:
         self.given_up.set()
 
 
-class Seat:
-    def __init__(self, app: ReplayApp, pilot: Pilot[None], asked: list[Question]) -> None:
-        self.app, self.pilot, self.asked = app, pilot, asked
+class Seat(Operator):
+    """An operator before a replay that can be run again; `asked` are the questions so far."""
 
-    async def press(self, *keys: str) -> str:
-        await self.pilot.press(*keys)
-        await self.pilot.pause()
-        return self.text
+    def __init__(self, app: ReplayApp, pilot: Pilot[None], asked: list[Question]) -> None:
+        super().__init__(app, pilot)
+        self.asked = asked
 
     async def until(self, holds: Callable[[], bool]) -> str:
         """Wait, however long it takes here."""
@@ -76,10 +73,6 @@ class Seat:
         await self.press(*["down"] * names.index(name), "equals_sign")
         self.app.live_screen.prompt.value = value
         return await self.press("enter")
-
-    @property
-    def text(self) -> str:
-        return "\n".join(strip.text for strip in self.app.screen_strips())
 
     @property
     def step(self) -> int:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,12 @@ def test_times_never_go_back(trace: dict[str, Any]) -> None:
 
 
 def test_slices_nest_and_close_on_every_track(trace: dict[str, Any]) -> None:
+    check_slices(trace["traceEvents"])
+
+
+def check_slices(events: list[dict[str, Any]]) -> None:
     stacks: dict[tuple[int, int], list[str]] = defaultdict(list)
-    for event in trace["traceEvents"]:
+    for event in events:
         stack = stacks[event["pid"], event["tid"]] if event["ph"] in "BE" else []
         if event["ph"] == "B":
             stack.append(event["name"])
@@ -70,12 +75,7 @@ def test_slices_nest_and_close_on_every_track(trace: dict[str, Any]) -> None:
 def test_every_request_has_a_named_track_with_its_life(trace: dict[str, Any], recording: Recording) -> None:
     records = list(recording.records())
     ids = {arrival.number + 1: arrival.id for record in records for arrival in record.arrivals}
-    names = {
-        event["tid"]: event["args"]["name"]
-        for event in trace["traceEvents"]
-        if event["ph"] == "M" and event["pid"] == REQUESTS_PID and event["name"] == "thread_name"
-    }
-    assert names == ids
+    assert tracks(trace["traceEvents"]) == ids
     begun = Counter(
         event["name"] for event in trace["traceEvents"] if event["ph"] == "B" and event["pid"] == REQUESTS_PID
     )
@@ -86,6 +86,29 @@ def test_every_request_has_a_named_track_with_its_life(trace: dict[str, Any], re
     assert begun["prefill"] == chunks
     assert begun["preempted"] == sum(len(record.preemptions) for record in records)
     assert begun["queued"] == len(ids)
+
+
+def tracks(events: list[dict[str, Any]]) -> dict[int, str]:
+    """Names of the requests' tracks."""
+    return {
+        event["tid"]: event["args"]["name"]
+        for event in events
+        if event["ph"] == "M" and event["pid"] == REQUESTS_PID and event["name"] == "thread_name"
+    }
+
+
+def test_a_recording_that_begins_late_shows_who_was_there(record: Callable[..., Path]) -> None:
+    with Recording(record(60, turned=False, rate=8.0, late=80)) as late:
+        snapshot, events = late.keyframe_before(0)[0], json.loads(written(late, "perfetto"))["traceEvents"]
+        there = [state.arrival for state in snapshot.requests]
+        came = [arrival for step in late.records() for arrival in step.arrivals]
+    check_slices(events)
+    assert tracks(events) == {arrival.number + 1: arrival.id for arrival in (*there, *came)}
+    at_us = round(snapshot.clock_s * 1e6, 3)
+    begun = {
+        e["tid"] - 1 for e in events if e["ph"] == "B" and e["name"] in ("queued", "preempted") and e["ts"] == at_us
+    }
+    assert begun == set(snapshot.waiting) and snapshot.running
 
 
 def test_counters_and_steps_are_the_records(trace: dict[str, Any], recording: Recording) -> None:
