@@ -73,6 +73,8 @@ class Checker:
         self.counts = dict.fromkeys(COUNTS, 0)
         self.broken: dict[int, tuple[int, str | None]] = {}
         self.report = Report(slo)
+        self.report.totals = start.totals
+        self.report.close(start.clock_s)
         self._start = start
         self._ids = {item.arrival.number: item.arrival.id for item in start.requests}
         self._last_step = start.step

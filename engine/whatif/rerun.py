@@ -107,6 +107,8 @@ class Run:
 
     def __post_init__(self) -> None:
         self.tracer = Tracer(self.start_s)
+        self.report.totals = self.before
+        self.report.close(self.start_s)
 
     def take(self, record: StepRecord) -> None:
         self.report.add(record)
@@ -116,7 +118,7 @@ class Run:
         """The figures since `start_s`; to be asked for once."""
         report = self.report
         report.totals = totals_since(self.before, report.totals)
-        report.clock_s = max(0.0, report.clock_s - self.start_s)
+        report.clock_s -= self.start_s
         return report.as_dict()
 
 

@@ -97,6 +97,12 @@ def test_figures_of_a_late_recording_are_of_what_it_holds(record: Callable[..., 
         assert outcome(late, "output_tokens_per_s>=0").value == pytest.approx(outputs / span_s)
 
 
+@pytest.mark.parametrize("name", ["hit_rate", "budget_use", "output_tokens_per_s"])
+def test_a_late_recording_of_no_step_has_no_figures(record: Callable[..., Path], name: str) -> None:
+    with Recording(record(0, late=30)) as empty:
+        assert outcome(empty, f"{name}>=0").value is None
+
+
 def test_a_breached_count_names_the_step_that_broke_it(recording: Recording) -> None:
     preempted = [(r.step, p.number) for r in recording.records() for p in r.preemptions]
     names = {a.number: a.id for r in recording.records() for a in r.arrivals}

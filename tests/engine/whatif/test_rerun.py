@@ -108,6 +108,16 @@ def test_the_courses_hold_every_step_and_every_latency(busy: Path) -> None:
     assert sum(found.recorded.ttft.counts) == sum(len(record.ttft_s) for record in tail)
 
 
+def test_nothing_is_left_to_do_after_the_last_step(drained: Path) -> None:
+    with Recording(drained) as recording:
+        last = recording.num_records - 1
+    found = ask(drained, last, max_num_seqs=2)
+    assert found.num_steps == 0 and found.divergence is None
+    figures = {row.name: (row.recorded, row.base, row.variant) for row in found.rows}
+    assert figures["finished"] == figures["steps"] == figures["scheduled_tokens"] == ("0", "0", "0")
+    assert figures["hit_rate"] == figures["output_tokens_per_s"] == ("n/a", "n/a", "n/a")
+
+
 def test_from_a_step_on_nothing_before_it_changes(busy: Path) -> None:
     with Recording(busy) as recording:
         step = recording.record(150).step
