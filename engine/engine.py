@@ -16,6 +16,7 @@ from schedtop.engine.observer import Observer, Timing
 from schedtop.engine.plan import StepPlan, Worker
 from schedtop.engine.request import Request
 from schedtop.engine.scheduler.scheduler import Scheduler
+from schedtop.engine.scheduler.unended import Unended, look
 from schedtop.engine.telemetry import Header, KnobChange, Reply, Snapshot, StepRecord
 from schedtop.engine.workload.source import Source
 
@@ -190,6 +191,10 @@ class Engine:
 
     def _reply(self, ok: bool, text: str, warnings: list[str] | None = None) -> Reply:
         return Reply(0, ok, text, self.knobs_version, warnings or [])
+
+    def unended(self) -> Unended:
+        """Waits and gaps that no token has ended yet, now."""
+        return look(self.scheduler.state, self.clock_s)
 
     def snapshot(self) -> Snapshot:
         """The whole present state, for a console that joins or a recording's keyframe."""

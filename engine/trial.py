@@ -1,4 +1,11 @@
-"""Commit-confirmed: a change that goes back by itself unless it is confirmed, or at once when an SLO breaks."""
+"""Commit-confirmed: a change that goes back by itself unless it is confirmed, or at once when an SLO breaks.
+
+An SLO breaks when the p95 of the last `WATCH_S` is past its bound, of at least `MIN_SAMPLES`. What has not ended
+counts as soon as it is past the bound: a wait for a first token is a TTFT, a running or preempted request without a
+token since is a gap. For ITL that alone would not do, because a request that is served gives hundreds of short gaps
+while one that starves gives a single long one: it breaks, too, when more than `MOST_STARVED` of the requests that
+have begun to answer are past it, over all looks of those seconds.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +20,7 @@ from schedtop.engine.telemetry import EndTrial, FloatArray, Notice, SetKnobs, St
 
 if TYPE_CHECKING:
     from schedtop.engine.loop import Outcome
+    from schedtop.engine.scheduler.unended import SecondsArray, Unended
 
 MAX_TRIAL_S = 86_400.0
 WATCH_S = 5.0
@@ -21,6 +29,8 @@ SETTLE_S = 1.0
 """What was under way when the change came is not its doing."""
 JUDGE_EVERY_S = 0.25
 MIN_SAMPLES = 20
+MOST_STARVED = 0.25
+"""Above what a pool under pressure has preempted at any time (up to a seventh of its requests), which is no news."""
 
 
 class Tunable(Protocol):
@@ -30,6 +40,9 @@ class Tunable(Protocol):
     def clock_s(self) -> float: ...
     @property
     def knobs(self) -> Mapping[str, Any]: ...
+    @property
+    def paused(self) -> bool: ...
+    def unended(self) -> Unended: ...
     def set_knobs(
         self, values: dict[str, Any], expected_version: int | None, by: str, dry_run: bool
     ) -> Outcome: ...
@@ -46,7 +59,7 @@ class Trials:
     ) -> None:
         self._engine, self._tell, self._now = engine, tell, now
         self._trial: Trial | None = None
-        self._until_s = 0.0
+        self._until_s = self._judge_at_s = 0.0
         self._number = 0
         self._watched: list[Watched] = []
 
@@ -97,9 +110,18 @@ class Trials:
         """Take back what ran out of time or broke an SLO."""
         if self._trial is None:
             return
-        why = next((breach for watched in self._watched if (breach := watched.breach())), "")
+        why = self._breach() if self._watched and not self._engine.paused else ""
         if why or not self.left_s():
             self._take_back(why or "not confirmed in time")
+
+    def _breach(self) -> str:
+        """What broke, judged now and then: it walks all requests."""
+        now_s = self._engine.clock_s
+        if now_s < self._judge_at_s:
+            return ""
+        self._judge_at_s = now_s + JUDGE_EVERY_S
+        unended = self._engine.unended()
+        return next((breach for watched in self._watched if (breach := watched.breach(now_s, unended))), "")
 
     def _refuse(self, command: SetKnobs) -> None:
         seconds = command.trial_s or 0.0
@@ -117,7 +139,7 @@ class Trials:
         self._number += 1
         self._until_s = self._now() + seconds
         trial = self._trial = Trial(self._number, values, before, seconds, dict(slo_s))
-        from_s = self._engine.clock_s + SETTLE_S
+        from_s = self._judge_at_s = self._engine.clock_s + SETTLE_S
         self._watched = [Watched(kind, bound_s, from_s) for kind, bound_s in slo_s.items()]
         words = f"{_words(values)} on trial: goes back to {_words(before)} in {seconds:g} s unless confirmed"
         self._tell(Notice("info", words, trial))
@@ -159,11 +181,11 @@ class Watched:
 
     def __init__(self, kind: str, bound_s: float, from_s: float) -> None:
         self._kind, self._bound_s, self._from_s = kind, bound_s, from_s
-        self._newest_s = self._judge_at_s = from_s
-        self._parts: deque[tuple[float, FloatArray]] = deque()
+        self._ended: deque[tuple[float, FloatArray]] = deque()
+        self._looks: deque[tuple[float, int, int]] = deque()
 
     def take(self, record: StepRecord) -> None:
-        self._newest_s = record.end_s
+        """Take in the latencies that a step ended."""
         if record.start_s < self._from_s:
             return
         if self._kind == "itl":
@@ -172,21 +194,41 @@ class Watched:
         else:
             found = np.array([seconds for _, seconds in record.ttft_s], dtype=np.float32)
         if len(found):
-            self._parts.append((record.end_s, found))
-        while self._parts and self._parts[0][0] < self._newest_s - WATCH_S:
-            self._parts.popleft()
+            self._ended.append((record.end_s, found))
+        _forget(self._ended, record.end_s)
 
-    def breach(self) -> str:
-        """What broke, judged now and then; empty while nothing did."""
-        if self._newest_s < self._judge_at_s or not self._parts:
+    def breach(self, now_s: float, unended: Unended) -> str:
+        """What broke; empty while nothing did."""
+        _forget(self._ended, now_s)
+        open_s = unended.itl if self._kind == "itl" else unended.ttft
+        late_s = open_s[open_s > self._bound_s]
+        return self._late(late_s) or (self._starved(now_s, len(open_s), len(late_s)) if self._kind == "itl" else "")
+
+    def _late(self, late_s: SecondsArray) -> str:
+        found = np.concatenate([late_s, *(part for _, part in self._ended)])
+        if len(found) < MIN_SAMPLES or (p95_s := float(np.quantile(found, 0.95))) <= self._bound_s:
             return ""
-        self._judge_at_s = self._newest_s + JUDGE_EVERY_S
-        found = np.concatenate([part for _, part in self._parts])
-        p95_s = float(np.quantile(found, 0.95))
-        if len(found) < MIN_SAMPLES or p95_s <= self._bound_s:
+        words = f"{self._kind.upper()} p95 {_time(p95_s)} broke its SLO of {_time(self._bound_s)}"
+        return words + (f", {len(late_s)} of {len(found)} still without a token" if len(late_s) else "")
+
+    def _starved(self, now_s: float, num: int, num_late: int) -> str:
+        """Judge by requests over the looks of the last seconds: p95 over gaps hardly sees who gets none."""
+        self._looks.append((now_s, num, num_late))
+        _forget(self._looks, now_s)
+        looked, late = (sum(look[place] for look in self._looks) for place in (1, 2))
+        if looked < MIN_SAMPLES or late <= MOST_STARVED * looked or not num_late:
             return ""
-        p95, bound = (f"{seconds * 1000:.4g} ms" for seconds in (p95_s, self._bound_s))
-        return f"{self._kind.upper()} p95 {p95} broke its SLO of {bound}"
+        return f"ITL broke its SLO of {_time(self._bound_s)}: {num_late} of {num} requests got no token for longer"
+
+
+def _forget(parts: deque[Any], now_s: float) -> None:
+    """Drop what is older than the seconds that are judged."""
+    while parts and parts[0][0] < now_s - WATCH_S:
+        parts.popleft()
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.4g} ms"
 
 
 def _words(values: Mapping[str, Any]) -> str:
