@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import msgspec
 from schedtop.engine.channel.protocol import Sink, encode
 from schedtop.engine.channel.server import ChannelServer
 from schedtop.engine.telemetry import (
+    WORKLOAD_ENDED,
     Abort,
     Drain,
     EndTrial,
@@ -26,7 +27,7 @@ from schedtop.engine.telemetry import (
     StepRecord,
     TextDelta,
 )
-from schedtop.engine.trial import Trials
+from schedtop.engine.trial import Trials, Tunable
 
 POLL_GAP_S = 0.001
 """The channel is looked at no more often than this while steps follow each other without a pause."""
@@ -50,26 +51,17 @@ class Outcome(Protocol):
     def warnings(self) -> list[str]: ...
 
 
-class Steppable(Protocol):
+class Steppable(Tunable, Protocol):
     """What the loop needs of an engine."""
 
     @property
     def header(self) -> Header: ...
     @property
-    def clock_s(self) -> float: ...
-    @property
     def num_unfinished(self) -> int: ...
-    @property
-    def paused(self) -> bool: ...
-    @property
-    def knobs(self) -> Mapping[str, Any]: ...
     def snapshot(self) -> Snapshot: ...
     def step(self) -> StepRecord | None: ...
     def tell(self) -> StepRecord | None: ...
     def next_wake_s(self) -> float | None: ...
-    def set_knobs(
-        self, values: dict[str, Any], expected_version: int | None, by: str, dry_run: bool
-    ) -> Outcome: ...
     def pause(self) -> None: ...
     def resume(self) -> None: ...
     def step_once(self) -> object: ...
@@ -285,9 +277,9 @@ class ServiceLoop:
         if self._engine.snapshot().knobs.get("rate") == 0:
             return
         self._told_end_of_work = True
-        self.notice("info", "the workload has ended: no more requests will come")
+        self.notice("info", f"{WORKLOAD_ENDED}: no more requests will come")
         if not self._stay or (self._duration_s is not None and not self._pace):
-            self.end("the workload has ended")
+            self.end(WORKLOAD_ENDED)
 
     def _serve_until(self, deadline_s: float, or_command: bool = False) -> None:
         while True:

@@ -332,6 +332,10 @@ class Stage(Message, tag=4, frozen=True):
     elapsed_s: float
 
 
+WORKLOAD_ENDED = "the workload has ended"
+"""How the notice begins that tells so."""
+
+
 class Notice(Message, tag=5, frozen=True):
     """One line for the operator: something went wrong, or was adjusted, and serving goes on.
 

@@ -11,6 +11,8 @@ from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
 from schedtop.engine.telemetry import Head, describe_head
 
+_LEAST_ID, _MOST_ID = 10, 18
+
 
 class QueuePanel(Panel):
     NUMBER: ClassVar[int] = 5
@@ -52,33 +54,64 @@ urgent ones run."""
         record = view.moment.record
         head = record.head if record is not None and record.head is not None else None
         first = head.number if head is not None else queue[0]
-        lines = [self._line(number, head, first, width) for number in queue[self.top : self.top + height]]
-        hidden = len(queue) - self.top - len(lines)
-        if hidden > 0 and len(lines) > 1:
-            lines[-1] = Line().add(f"  {view.glyphs.down} {hidden + 1} more", palette["muted"])
-        return lines
+        numbers = queue[self.top : self.top + height]
+        id_width = min(_MOST_ID, max(_LEAST_ID, *(len(self._called(number)) for number in numbers)))
+        lines: list[Line] = []
+        shown = 0
+        for number in numbers:
+            if number == first:
+                found = self._head(number, head, id_width, width)
+            else:
+                found = [self._behind(number, first, id_width, width)]
+            if lines and len(lines) + len(found) > height:
+                break
+            lines += found
+            shown += 1
+        hidden = len(queue) - self.top - shown
+        if hidden > 0 and shown > 1:
+            if len(lines) == height:
+                lines.pop()
+                hidden += 1
+            lines.append(Line().add(f"  {view.glyphs.down} {hidden} more", palette["muted"]))
+        return lines[:height]
 
-    def _line(self, number: int, head: Head | None, first: int, width: int) -> Line:
+    def _head(self, number: int, head: Head | None, id_width: int, width: int) -> list[Line]:
+        """Who is first and what holds it: in a second line where the first is too short for that."""
+        palette = self.view.palette
+        name = text.fit(self._called(number), id_width)
+        line = Line().add(f"{self.view.glyphs.cursor} {name} ", palette["text"] + Style(bold=True))
+        line.add("HEAD ", palette["warn"])
+        if head is not None and head.inverted:
+            line.add("inverted ", palette["breach"])
+        words = describe_head(head) if head is not None else "not looked at yet"
+        told = self._told(number)
+        if line.length + len(words) + told.length < width:
+            return [line.add(words, palette["text"]).right(width, told, palette["text"])]
+        return [line.right(width, told, palette["text"]), Line().add(f"    {words}", palette["text"])]
+
+    def _behind(self, number: int, first: int, id_width: int, width: int) -> Line:
         view, palette = self.view, self.view.palette
-        state = view.moment.state
+        tracked = view.moment.state.requests.get(number)
+        line = Line().add(f"  {text.fit(self._called(number), id_width)} ", palette["text"])
+        line.add(f"behind {self._called(first)}", palette["muted"])
+        if tracked is not None and tracked.preemptions:
+            line.add(f"  preempted {tracked.preemptions}x", palette["warn"])
+        return line.right(width, self._told(number), palette["text"])
+
+    def _called(self, number: int) -> str:
+        tracked = self.view.moment.state.requests.get(number)
+        return text.clean(tracked.arrival.id, 40) if tracked is not None else self.view.history.name(number)
+
+    def _told(self, number: int) -> Line:
+        """Flush right: the priority where it counts, and how long it waits."""
+        palette, state = self.view.palette, self.view.moment.state
         tracked = state.requests.get(number)
-        waited = text.duration(state.clock_s - tracked.queued_since_s) if tracked is not None else text.NONE
-        name = text.fit(text.clean(tracked.arrival.id, 40) if tracked is not None else f"#{number}", 10)
+        if tracked is None:
+            return Line().add(f"{text.NONE} ", palette["text"])
         line = Line()
-        if number == first:
-            line.add(f"{view.glyphs.cursor} {name} ", palette["text"] + Style(bold=True))
-            line.add("HEAD ", palette["warn"])
-            line.add(describe_head(head) if head is not None else "not looked at yet", palette["text"])
-            if head is not None and head.inverted:
-                line.add(" inverted", palette["breach"])
-        else:
-            line.add(f"  {name} ", palette["text"])
-            line.add(f"behind {view.history.name(first)}", palette["muted"])
-            if tracked is not None and tracked.preemptions:
-                line.add(f"  preempted {tracked.preemptions}x", palette["warn"])
-        if tracked is not None and view.history.policy == "priority":
-            line.add(f"  priority {tracked.arrival.priority}", palette["muted"])
-        return line.right(width, Line().add(f"{waited} ", palette["text"]), palette["text"])
+        if self.view.history.policy == "priority":
+            line.add(f"prio {tracked.arrival.priority}  ", palette["muted"])
+        return line.add(f"{text.duration(state.clock_s - tracked.queued_since_s)} ", palette["text"])
 
     def move(self, lines: int) -> None:
         self.top = max(0, self.top + lines)

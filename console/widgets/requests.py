@@ -10,6 +10,7 @@ from schedtop.console.line import Line
 from schedtop.console.rows import COLUMNS, Filter, Row, Table
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
+from schedtop.engine.telemetry import WORKLOAD_ENDED, Notice
 
 _STATE_ROLES = {
     "decode": "decode",
@@ -20,8 +21,10 @@ _STATE_ROLES = {
     "starved": "warn",
 }
 _LEFT = ("id", "state", "progress")
-_COMPACT = ("id", "state", "kv", "age", "ttft", "itl", "priority")
-_BAR_GIVES, _ID_GIVES = 8, 5
+_MAKE_ROOM = ("progress", "cached", "prompt", "out", "preempt")
+"""Columns that are left out where there is no room, in this order."""
+
+_BAR_GIVES, _ID_GIVES = 8, 2
 """Cells that the bar and the id can do without."""
 
 
@@ -106,17 +109,28 @@ f keeps the selected request in sight, F keeps the order while values go on chan
         palette = self.view.palette
         if self.filter:
             return [Line().add(f" nothing matches {self.filter.words}; Esc clears the filter", palette["muted"])]
-        header, knobs = self.view.history.header, self.view.history.live.knobs
-        workload = text.clean(header.workload.get("source", ""), 40) if header is not None else ""
-        words = [" A workload sends them: start with --workload mixed --rate 2."]
-        if workload:
-            words = [f" The workload {workload} sends none now."]
-        if "rate" in knobs:
-            words.append(" The knob rate in [6] is how many it sends a second.")
         return [
             Line().add(" No requests", palette["text"]),
-            *(Line().add(line, palette["muted"]) for line in words),
+            *(Line().add(f" {line}", palette["muted"]) for line in self._why_none()),
         ]
+
+    def _why_none(self) -> list[str]:
+        """Why no request is there, and what would bring some."""
+        view, history = self.view, self.view.history
+        if view.replay is None and view.link.state == "ended":
+            return ["The engine stopped: none will come."]
+        header, totals = history.header, history.live.totals
+        workload = text.clean(header.workload.get("source", ""), 40) if header is not None else ""
+        if not workload:
+            return ["A workload sends them: start with --workload mixed --rate 2."]
+        told = (event.detail for event in history.of_kind("N") if isinstance(event.detail, Notice))
+        if any(notice.text.startswith(WORKLOAD_ENDED) for notice in told):
+            sent = text.plural(totals.submitted, "request")
+            return [f"The workload {workload} has ended after {sent}: no more will come."]
+        words = [f"The workload {workload} sends none now."]
+        if view.replay is None and history.live.knobs.get("rate") is not None:
+            words.append("The knob rate in [6] is how many it sends a second.")
+        return words
 
     def _scroll(self, page: int) -> None:
         numbers = self._listed
@@ -135,10 +149,10 @@ f keeps the selected request in sight, F keeps the order while values go on chan
         """What there is room for: the bar gives way first, then what is looked at least, at last some of the id."""
         policy = self.view.history.policy
         listed = [column for column in COLUMNS if column[0] != "priority" or policy == "priority"]
-        if _spare(listed, width) < -_BAR_GIVES:
-            listed = [column for column in listed if column[0] != "progress"]
-            if _spare(listed, width) < -_ID_GIVES:
-                listed = [column for column in listed if column[0] in _COMPACT]
+        for name in _MAKE_ROOM:
+            if _spare(listed, width) >= -(_BAR_GIVES if name == "progress" else _ID_GIVES):
+                break
+            listed = [column for column in listed if column[0] != name]
         spare = _spare(listed, width)
         bar = max(0, spare - 26) if spare > 0 else max(spare, -_BAR_GIVES)
         bar = bar if any(name == "progress" for name, _, _ in listed) else 0
