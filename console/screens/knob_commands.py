@@ -72,12 +72,11 @@ class KnobCommands:
             return
 
         def typed(words: str) -> None:
-            try:
-                self.desk.stage(knob.name, words)
-            except KnobError as error:
-                self.desk.refused = str(error)
-            else:
-                self.foresee()
+            if not words.strip() and not knob.optional:
+                self.screen.say(f"nothing was typed: {knob.name} stays {text.value(self.desk.shown(knob.name))}")
+                return
+            self.desk.stage(knob.name, words)
+            self.foresee()
 
         def wrong(words: str) -> str:
             try:
@@ -90,9 +89,12 @@ class KnobCommands:
         self._ask(f"{knob.name} ({self.desk.range_of(knob)})", value, typed, wrong)
 
     def _ask(self, what: str, value: str, typed: Callable[[str], None], wrong: Callable[[str], str]) -> None:
-        """Let the operator type something; `wrong` says what a text lacks."""
+        """Let the operator type something; `wrong` says what a text lacks, and one that lacks it is asked for anew."""
 
         def done(words: str | None) -> None:
+            if words and wrong(words):
+                self.prompt.ask(what, words, done, wrong=wrong)
+                return
             if words is not None:
                 typed(words)
             self.screen.set_focus(self.panel)
@@ -109,7 +111,12 @@ class KnobCommands:
 
     def do_knob_try(self) -> None:
         """Confirm what is on trial; without that, apply the staged values on trial."""
-        if self.app.trials.pending is not None:
+        trial = self.app.trials.pending
+        if trial is not None and self.desk.staged:
+            # Somebody else's, maybe: who has just staged a change means that one.
+            named = ", ".join(f"{name} {text.value(value)}" for name, value in trial.values.items())
+            self.screen.say(f"r ends the trial, Esc drops what you staged: {named} is on trial, not that", "warn")
+        elif trial is not None:
             self._end_trial(keep=True)
         elif not self.desk.staged:
             self.screen.say("stage a change first; c then applies it for a while only", "warn")
@@ -120,10 +127,8 @@ class KnobCommands:
 
     def _try(self, words: str) -> None:
         seconds = _seconds(words)
-        if seconds is None:
-            self.screen.say(f"{words!r} is no number of seconds: nothing was applied", "breach")
-        else:
-            self._apply("trial", seconds)
+        assert seconds is not None
+        self._apply("trial", seconds)
 
     def do_knob_untry(self) -> None:
         self._end_trial(keep=False)

@@ -17,7 +17,7 @@ from schedtop.console.presets import BUILT_IN, PresetError, load_presets, save_p
 from schedtop.console.screens.knobs import KnobsScreen
 from schedtop.console.screens.live import LiveScreen
 from schedtop.engine.knobs import check_value
-from schedtop.engine.telemetry import EndTrial, Incoming, SetKnobs, Trial
+from schedtop.engine.telemetry import EndTrial, Incoming, Notice, SetKnobs, Trial
 from seat import COMPACT, STRIP, WIDE, seated
 from synthetic import SyntheticEngine
 
@@ -235,8 +235,8 @@ async def test_a_trial_counts_down_and_is_confirmed() -> None:
 async def test_a_trial_is_as_long_as_was_typed_and_ended_by_hand() -> None:
     async with seated() as seat:
         assert "no change is on trial" in await seat.press("6", "r")
-        assert "is no number of seconds" in await seat.press("down", "down", "-", "c", *"soon", "enter")
-        await seat.press("c", *"120", "enter")
+        assert "not a number of seconds" in await seat.press("down", "down", "-", "c", *"soon", "enter")
+        await seat.press(*["backspace"] * 4, *"120", "enter")
         assert seat.asked(SetKnobs)[-1].trial_s == 120.0
         text = await seat.press("r")
         assert "ended by hand" in text and "On trial" not in text
@@ -263,6 +263,43 @@ async def test_a_trial_of_another_console_is_shown_and_can_be_ended() -> None:
         assert "On trial: max_num_seqs 16" in seat.text
         await seat.press("6", "r")
         assert seat.app.history.live.knobs["max_num_seqs"] == 12 and "On trial" not in seat.text
+
+
+async def test_what_is_staged_is_never_taken_for_what_is_on_trial() -> None:
+    engine = SyntheticEngine(rate=12.0, num_blocks=300)
+    link = EngineLink(engine, 50)
+    async with seated(link=link) as seat:
+        await seat.press("6", "down", "down", "-")
+        link.trial = Trial(1, {"watermark": 0.1}, {"watermark": 0.02}, 20.0)  # somebody else's
+        link.push(Notice("info", "on trial", link.trial))
+        await seat.settle()
+        text = await seat.press("c")
+        assert "r ends the trial, Esc drops what you staged: watermark 0.1 is on trial" in text
+        assert not seat.asked(EndTrial) and seat.app.desk.staged == {"max_num_seqs": 15}
+        await seat.press("r", "c", "enter")
+        assert [end.keep for end in seat.asked(EndTrial)] == [False]
+        assert seat.app.history.live.knobs["max_num_seqs"] == 15
+        await seat.press("-", "escape", "c")
+        assert [end.keep for end in seat.asked(EndTrial)] == [False, True]
+
+
+@pytest.mark.parametrize("size", [WIDE, COMPACT, STRIP])
+@pytest.mark.parametrize(("typed", "lack"), [("99", "at most 64"), ("0", "at least 1"), ("many", "number")])
+async def test_a_refused_value_stays_to_be_corrected(size: tuple[int, int], typed: str, lack: str) -> None:
+    async with seated(size) as seat:
+        await seat.press("6", "home", "down", "down", "equals_sign", *["backspace"] * 2, *typed, "enter")
+        assert f"max_num_seqs (1..64): {typed}" in seat.lines[-1] and lack in seat.lines[-1]
+        assert not seat.app.desk.staged and seat.live.typing
+        await seat.press(*["backspace"] * len(typed), *"12", "enter")
+        assert seat.app.desk.staged == {"max_num_seqs": 12} and not seat.live.typing
+
+
+async def test_nothing_typed_changes_nothing() -> None:
+    async with seated() as seat:
+        text = await seat.press("6", "home", "down", "down", "equals_sign", *["backspace"] * 2, "enter")
+        assert "nothing was typed: max_num_seqs stays 16" in text and not seat.app.desk.staged
+        await seat.press("up", "equals_sign", *["backspace"] * 8, "enter")
+        assert not seat.live.typing and "nothing was typed" not in seat.text  # empty is auto
 
 
 async def test_a_change_leads_to_its_step() -> None:
