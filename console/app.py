@@ -18,6 +18,7 @@ from platformdirs import user_config_path
 from rich.text import Text
 from schedtop.console.actions import LIVE, TURNS, Registry, key_name, load_keymap
 from schedtop.console.desk import KnobDesk
+from schedtop.console.driver import ConsoleDriver
 from schedtop.console.explain.desk import ExplainDesk
 from schedtop.console.explain.window import Bounds
 from schedtop.console.feed import Feed, Link
@@ -37,9 +38,11 @@ from schedtop.console.view import View
 from schedtop.engine.telemetry import Drain, Incoming, Notice, Reply
 from schedtop.themes.load import DEFAULT, Theme, load_themes
 from textual.app import App
+from textual.drivers.linux_driver import LinuxDriver
 from textual.theme import Theme as TextualTheme
 
 if TYPE_CHECKING:
+    from textual.driver import Driver
     from textual.strip import Strip
 
 PAINT_EVERY_S = 0.1
@@ -110,6 +113,11 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self._painted_at_s = -1e9
         self._next_frame: asyncio.TimerHandle | None = None
         self._frames = 0
+
+    def get_driver_class(self) -> type[Driver]:
+        """The console's own in place of Textual's for terminals."""
+        usual = super().get_driver_class()
+        return ConsoleDriver if usual is LinuxDriver else usual
 
     # What another kind of console does otherwise
 
@@ -296,10 +304,8 @@ class ConsoleApp(App[None], inherit_bindings=False):
     def toggle_mouse(self) -> bool:
         """Take or leave the terminal's mouse; whether it is taken now."""
         self.mouse_on = not self.mouse_on
-        driver: Any = self._driver  # Textual has no public call for this
-        switch = getattr(driver, "_enable_mouse_support" if self.mouse_on else "_disable_mouse_support", None)
-        if switch is not None:
-            switch()
+        if isinstance(self._driver, ConsoleDriver):
+            self._driver.take_mouse(self.mouse_on)
         return self.mouse_on
 
     def screen_strips(self) -> list[Strip]:

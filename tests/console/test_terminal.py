@@ -220,6 +220,49 @@ def test_suspended_and_brought_back(home: str) -> None:
     child.ends_with(128 + signal.SIGTERM)
 
 
+def attributes(child: Child) -> list[object]:
+    """How the terminal treats what is typed."""
+    return [field for field in termios.tcgetattr(child.fd) if isinstance(field, int)]
+
+
+def test_continued_without_having_been_suspended(home: str) -> None:
+    """By `kill -STOP` and `fg`, say: it goes on, and the terminal is left as it was before the start."""
+    waiting = Child("-c", "input('ready')")
+    waiting.wait_for(b"ready")
+    usual = attributes(waiting)
+    child = Child(*CONSOLE, XDG_CONFIG_HOME=home)
+    child.wait_for(b"LIVE")
+    for _ in range(3):
+        os.kill(child.pid, signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)
+        child.seen = b""
+        os.kill(child.pid, signal.SIGCONT)
+        child.wait_for(b"\x1b[?1049h")
+        child.wait_for(b"[1]")
+    assert len(list(Path(f"/proc/{child.pid}/task").iterdir())) <= 6
+    child.press(b"q", b"stay")
+    os.write(child.fd, b"y")
+    child.ends_with(0)
+    assert attributes(child) == usual
+    assert all(sequence in child.seen for sequence in RESTORED)
+
+
+def test_the_mouse_is_taken_and_left_by_key(home: str) -> None:
+    child = Child(*CONSOLE, "--no-mouse", XDG_CONFIG_HOME=home)
+    child.wait_for(b"LIVE")
+    assert b"\x1b[?1000h" not in child.seen
+    child.press(b"M", b"\x1b[?1000h")
+    child.press(b"M", b"\x1b[?1000l")
+    child.press(b"\x1a", b"\x1b[?1049l")
+    os.waitpid(child.pid, os.WUNTRACED)
+    child.seen = b""
+    os.kill(child.pid, signal.SIGCONT)
+    child.wait_for(b"[1]")
+    assert b"\x1b[?1000h" not in child.seen
+    os.kill(child.pid, signal.SIGTERM)
+    child.ends_with(128 + signal.SIGTERM)
+
+
 def test_a_killed_engine_is_shown_with_its_cause(home: str) -> None:
     child = Child(*CONSOLE, XDG_CONFIG_HOME=home)
     child.wait_for(b"LIVE")
