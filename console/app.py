@@ -46,8 +46,10 @@ if TYPE_CHECKING:
     from textual.strip import Strip
 
 PAINT_EVERY_S = 0.1
+BUSY_RECORDS = 50
+"""Of one frame. Where so many come nobody tells steps apart, and what is costly to draw need not follow each."""
 UNHURRIED_EVERY = 5
-"""Percentiles, tables and lists follow in every fifth frame of telemetry."""
+"""Percentiles, tables and lists follow in every fifth of such frames."""
 
 TICK_S = 0.5
 
@@ -113,6 +115,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self._painted_at_s = -1e9
         self._next_frame: asyncio.TimerHandle | None = None
         self._frames = 0
+        self._painted_seq = 0
 
     def get_driver_class(self) -> type[Driver]:
         """The console's own in place of Textual's for terminals."""
@@ -197,7 +200,9 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self._next_frame = None
         if self._running:
             self._frames += 1
-            self.view.hurried = self._frames % UNHURRIED_EVERY != 0
+            seq, self._painted_seq = self._painted_seq, self.history.live.seq
+            busy = abs(self._painted_seq - seq) >= BUSY_RECORDS
+            self.view.hurried = busy and self._frames % UNHURRIED_EVERY != 0
             self.paint()
             self.view.hurried = False
 

@@ -48,9 +48,9 @@ class View:
 
     `moment` is what every panel shows: live, or pinned to one step (`pinned` is its seq). `edge` is the newest
     step of the batch history, which stands still while the view is pinned. `badge` tells of findings in the header.
-    `hurried` frames leave out panels whose figures nobody reads ten times a second; `keyed` ones, which a key caused
-    between two others, all panels but those it was meant for, and of these all but the rule if it `turned` the focus
-    and did nothing else.
+    `hurried` frames, while records rain in, leave out panels whose figures nobody reads ten times a second; `keyed`
+    ones, which a key caused between two others, all panels but those it was meant for, and of these all but the rule
+    if it `turned` the focus and did nothing else.
 
     `replay` is there if a recording is shown, not an engine.
     """

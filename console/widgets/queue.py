@@ -17,7 +17,6 @@ _LEAST_ID, _MOST_ID = 10, 18
 class QueuePanel(Panel):
     NUMBER: ClassVar[int] = 5
     TITLE: ClassVar[str] = "Queue"
-    UNHURRIED: ClassVar[bool] = True
     HELP: ClassVar[str] = """\
 Nobody overtakes the head, so only the head has a reason; the others are behind it.
   token budget, input budget   this step's budget is used up

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from links import EngineLink
 from rich.style import Style
 from schedtop.console.line import Line, WholeStrip
 from schedtop.console.messages import DataArrived
+from schedtop.console.widgets.panel import Panel
 from seat import seated
 
 
@@ -32,6 +36,31 @@ async def test_keys_between_frames_of_telemetry_add_none(monkeypatch: pytest.Mon
         app._paint_frame()
         app.on_data_arrived(DataArrived())
         assert len(asked) == 2
+
+
+async def test_all_panels_show_one_step_unless_records_rain_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with seated() as seat:
+        app, screen, drawn = seat.app, seat.live, Counter[str]()
+
+        def counted(panel: Panel) -> Callable[[int, int], list[Line]]:
+            body = panel.body
+
+            def draw(width: int, height: int) -> list[Line]:
+                drawn[panel.TITLE] += 1
+                return body(width, height)
+
+            return draw
+
+        for panel in (screen.queue, screen.requests):
+            monkeypatch.setattr(panel, "body", counted(panel))
+        assert isinstance(seat.link, EngineLink)
+        for records, times in ((1, 5), (60, 1)):
+            drawn.clear()
+            for _ in range(5):
+                for _ in range(records):
+                    app.history.apply(seat.link.engine.run_step())
+                app._paint_frame()
+            assert drawn == {"Queue": 5, "Requests": times}
 
 
 async def test_a_key_is_answered_while_the_next_frame_is_still_due() -> None:
