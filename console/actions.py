@@ -118,6 +118,8 @@ ACTIONS: tuple[Action, ...] = (
             start=1,
         )
     ),
+    Action("panel_8", ("8",), "Go to Presets", "Panel [8] of the Knobs screen"),
+    Action("panel_9", ("9",), "Go to Changes", "Panel [9] of the Knobs screen"),
     Action(
         "zoom", ("z",), "Zoom the panel", "The focused panel fills the screen; z or Esc goes back", footer="zoom"
     ),

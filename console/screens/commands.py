@@ -71,6 +71,16 @@ class LiveCommands:
     def do_panel_7(self) -> None:
         self.screen.show_panel("events")
 
+    def do_panel_8(self) -> None:
+        self._on_knobs_screen("panel_8")
+
+    def do_panel_9(self) -> None:
+        self._on_knobs_screen("panel_9")
+
+    def _on_knobs_screen(self, action: str) -> None:
+        self.app.show_knobs()
+        self.app.front.call_after_refresh(self.app.front.action_act, action)
+
     def do_zoom(self) -> None:
         panel = self.screen.focused_panel
         self.screen.zoomed = None if self.screen.zoomed is not None or panel is None else str(panel.id)

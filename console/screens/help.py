@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from rich.style import Style
 from rich.text import Text
+from schedtop.console import text
 from schedtop.console.actions import SCOPES, Action, key_name
 from schedtop.console.glyphs import to_ascii
 from schedtop.console.screens.base import ConsoleScreen
-from textual.containers import VerticalScroll
+from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
@@ -31,18 +32,37 @@ CLOSE = ("escape", "q", "question_mark", "f1", "enter")
 
 
 class HelpScreen(ModalScreen[None]):
-    """Scrolls with the same keys as everything else; Esc, q or ? close it."""
+    """Scrolls with the same keys as everything else; Esc, q or ? close it. Its last line says what is below."""
 
     def __init__(self, over: ConsoleScreen) -> None:
         super().__init__(classes="dialog")
         self.over = over
 
     def compose(self) -> ComposeResult:
-        with VerticalScroll(id="help"):
-            yield Static("", id="help-text")
+        with Vertical(id="help"):
+            with VerticalScroll(id="help-page"):
+                yield Static("", id="help-text")
+            yield Static("", id="help-foot")
 
     def on_mount(self) -> None:
-        self.query_one("#help", VerticalScroll).focus()
+        self.scroll.focus()
+        self.watch(self.scroll, "scroll_y", self._tell_more)
+        self.watch(self.scroll, "virtual_size", self._tell_more)
+
+    @property
+    def scroll(self) -> VerticalScroll:
+        return self.query_one("#help-page", VerticalScroll)
+
+    def _tell_more(self) -> None:
+        """How much of the page is still to come, and how to leave it."""
+        palette, glyphs, scroll = self.over.view.palette, self.over.view.glyphs, self.scroll
+        more = round(scroll.max_scroll_y - scroll.scroll_y)
+        foot = Text()
+        if more > 0:
+            words = f"{text.plural(more, 'more line')} {glyphs.down}  "
+            foot.append(words, palette.on("accent", "surface"))
+        foot.append("Esc closes this page.", palette.on("muted", "surface"))
+        self.query_one("#help-foot", Static).update(foot)
 
     def on_resize(self) -> None:
         self.query_one("#help-text", Static).update(self.page(self._width()))
@@ -68,7 +88,7 @@ class HelpScreen(ModalScreen[None]):
             for action in actions:
                 self._line(page, action, width, (heading, plain, quiet))
             page.append("\n")
-        page.append("Esc closes this page.", quiet)
+        page.rstrip()
         return Text(to_ascii(page.plain), spans=page.spans) if self.over.view.options.ascii else page
 
     def _line(self, page: Text, action: Action, width: int, styles: tuple[Style, Style, Style]) -> None:
@@ -81,7 +101,7 @@ class HelpScreen(ModalScreen[None]):
         page.append_text(Text("\n" + " " * _HANG).join(words.wrap(self.app.console, width - _HANG))).append("\n")
 
     def on_key(self, event: Key) -> None:
-        scroll = self.query_one("#help", VerticalScroll)
+        scroll = self.scroll
         moves: dict[str, Callable[[], object]] = {
             "j": lambda: scroll.scroll_down(animate=False),
             "k": lambda: scroll.scroll_up(animate=False),

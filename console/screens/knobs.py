@@ -14,6 +14,7 @@ from schedtop.console.screens.panels import MoveCommands, PanelScreen
 from schedtop.console.view import View
 from schedtop.console.widgets.changes import ChangesPanel
 from schedtop.console.widgets.knobs import KnobsPanel
+from schedtop.console.widgets.panel import Panel
 from schedtop.console.widgets.presets import PresetsPanel
 from schedtop.console.widgets.prompt import Prompt
 from schedtop.engine.knobs import KnobError
@@ -53,6 +54,15 @@ class KnobsScreenCommands:
 
     def do_previous_panel(self) -> None:
         self.screen.focus_panel(-1)
+
+    def do_panel_6(self) -> None:
+        self.screen.show_panel(self.screen.knobs)
+
+    def do_panel_8(self) -> None:
+        self.screen.show_panel(self.screen.presets)
+
+    def do_panel_9(self) -> None:
+        self.screen.show_panel(self.screen.changes)
 
     def do_preset_stage(self) -> None:
         preset = self.screen.presets.selected()
@@ -129,6 +139,13 @@ class KnobsScreen(PanelScreen):
 
     def places(self, width: int, height: int) -> layout.Places:
         return layout.arrange_knobs(width, height)
+
+    def show_panel(self, panel: Panel) -> None:
+        """Give a panel the focus, or say why it cannot have it."""
+        if str(panel.id) not in self.places(*self.console.size):
+            self.say(f"no room for {panel.TITLE} here: make the terminal higher", "warn")
+        else:
+            self.set_focus(panel)
 
     def more(self) -> Iterable[Widget]:
         return (self.prompt,)
