@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from schedtop.console import enough
+from schedtop.console import enough, text
 from schedtop.console.events import Event
 from schedtop.console.history import History
 from schedtop.console.latency import BUCKET_S, Samples, merge
@@ -16,6 +16,12 @@ SPAN_S = 60.0
 
 SHARES = (0.5, 0.95)
 """The quantiles that are compared."""
+
+SAME = 0.02
+"""Differences below this share are called none."""
+STARVING = 0.01
+"""Of running requests without a token in a step: where they are served there are none at all."""
+LONG_WAIT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +43,8 @@ class Change:
 class Figure:
     """One figure on both sides, in the unit of its name; None where `n` is too few. `lower_is_better`.
 
-    `share` is that of a quantile; None for a rate, whose `n` counts steps.
+    `share` is that of a quantile; None for a rate, whose `n` counts steps. `unseen` says for whom the figure after the
+    change does not speak: only what ended has a latency.
     """
 
     name: str
@@ -47,6 +54,17 @@ class Figure:
     after_n: int
     lower_is_better: bool
     share: float | None = None
+    unseen: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """`better`, `worse` or `no change`; `unseen` in place of praise; empty where it cannot be said."""
+        if self.before is None or self.after is None:
+            return self.unseen
+        changed = self.after - self.before
+        if changed and (changed > 0) == self.lower_is_better and abs(changed) >= SAME * self.before:
+            return "worse"
+        return self.unseen or ("no change" if abs(changed) < SAME * self.before or not changed else "better")
 
     @property
     def ratio(self) -> float | None:
@@ -87,7 +105,10 @@ def compare(history: History, change: Change, all_changes: list[Change]) -> Comp
     last = min(int(later // BUCKET_S) - 1, bucket + int(SPAN_S / BUCKET_S))
     # The second in which the change fell belongs to neither side.
     sides = ((first, bucket - 1), (bucket + 1, last))
-    figures = [_quantile_figure(history, kind, share, sides) for kind in ("ttft", "itl") for share in SHARES]
+    unseen = {"ttft": _waiting(history, sides[1]), "itl": _starving(history, sides[1])}
+    figures = [
+        _quantile_figure(history, kind, share, sides, words) for kind, words in unseen.items() for share in SHARES
+    ]
     rates: tuple[tuple[str, Callable[[Totals], float], bool], ...] = (
         ("out tok/s", lambda totals: totals.output_tokens, False),
         ("preempt/min", lambda totals: 60 * totals.preemptions, True),
@@ -105,12 +126,27 @@ def _samples(history: History, kind: str, side: tuple[int, int]) -> Samples:
     return merge([part[kind] for part in parts if part is not None])
 
 
-def _quantile_figure(history: History, kind: str, share: float, sides: Sides) -> Figure:
+def _waiting(history: History, side: tuple[int, int]) -> str:
+    """That somebody waits at the end of these seconds for longer than nearly all first tokens took in them."""
+    readings = history.latency.readings(*side)
+    oldest_s = readings[-1].oldest_wait_s if readings else None
+    usual_s = _samples(history, "ttft", side).quantile(0.95) or 0.0
+    if oldest_s is None or oldest_s <= max(usual_s, LONG_WAIT_S):
+        return ""
+    return f"{text.duration(oldest_s)} waiting"
+
+
+def _starving(history: History, side: tuple[int, int]) -> str:
+    starved, running = history.latency.unserved(*side)
+    return f"{text.share(starved, running)} starve" if starved > STARVING * running else ""
+
+
+def _quantile_figure(history: History, kind: str, share: float, sides: Sides, unseen: str) -> Figure:
     before, after = (_samples(history, kind, side) for side in sides)
     values = [enough.quantile(samples, share) for samples in (before, after)]
     name = f"{kind.upper()} p{share * 100:.0f} ms"
     scaled = [None if value is None else value * 1000 for value in values]
-    return Figure(name, scaled[0], scaled[1], before.n, after.n, lower_is_better=True, share=share)
+    return Figure(name, scaled[0], scaled[1], before.n, after.n, lower_is_better=True, share=share, unseen=unseen)
 
 
 def _rate_figure(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.telemetry import StepRecord, Totals
+from schedtop.engine.telemetry import ROW_FIELDS, StepRecord, Totals
 
 BUCKET_S = 1.0
 KINDS = ("ttft", "itl")
@@ -79,13 +79,21 @@ def of_records(records: Iterable[StepRecord]) -> dict[str, Samples]:
     return {"ttft": collect(np.array(ttft, dtype=np.float64)), "itl": collect(itl)}
 
 
+def unserved(records: Iterable[StepRecord]) -> tuple[int, int]:
+    """Over the steps of some records, the running requests that got no token, and all running ones."""
+    columns = [(record.rows, len(record.rows) // len(ROW_FIELDS)) for record in records]
+    tokens = np.frombuffer(b"".join([rows[size : 2 * size] for rows, size in columns]), dtype=np.int32)
+    return len(tokens) - int(np.count_nonzero(tokens)), len(tokens)
+
+
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The running totals at the end of one step; they outlive its record."""
+    """The running totals at the end of one step, and the longest wait in its queue; they outlive its record."""
 
     end_s: float
     step: int
     totals: Totals
+    oldest_wait_s: float | None = None
 
 
 class LatencyBuckets:
@@ -98,6 +106,7 @@ class LatencyBuckets:
         self._turns_s = -math.inf
         self._pending: list[StepRecord] = []
         self._firsts: dict[int, Reading] = {}
+        self._unserved: dict[int, tuple[int, int]] = {}
 
     def take(self, record: StepRecord) -> None:
         if record.end_s >= self._turns_s:
@@ -109,7 +118,7 @@ class LatencyBuckets:
         self._close()
         bucket = int(record.end_s // BUCKET_S)
         self._open_bucket, self._turns_s = bucket, (bucket + 1) * BUCKET_S
-        self._firsts[bucket] = Reading(record.end_s, record.step, record.totals)
+        self._firsts[bucket] = Reading(record.end_s, record.step, record.totals, record.oldest_wait_s)
 
     def _close(self) -> None:
         self._settle()
@@ -119,12 +128,15 @@ class LatencyBuckets:
         while len(self._closed) > _KEEP_BUCKETS:
             oldest = next(iter(self._closed))
             del self._closed[oldest], self._firsts[oldest]
+            self._unserved.pop(oldest, None)
 
     def _settle(self) -> None:
         """Work in what was taken since the last look: many records at once cost little more than one."""
         if self._pending:
             new = of_records(self._pending)
             self._open = {kind: merge([self._open[kind], new[kind]]) for kind in KINDS}
+            before, found = self._unserved.get(self._open_bucket, (0, 0)), unserved(self._pending)
+            self._unserved[self._open_bucket] = (before[0] + found[0], before[1] + found[1])
             self._pending = []
 
     def bucket(self, index: int) -> dict[str, Samples] | None:
@@ -133,6 +145,12 @@ class LatencyBuckets:
             return self._closed.get(index)
         self._settle()
         return self._open
+
+    def unserved(self, first: int, last: int) -> tuple[int, int]:
+        """Over the steps of these seconds, the running requests that got no token, and all running ones."""
+        self._settle()
+        found = [self._unserved[index] for index in range(first, last + 1) if index in self._unserved]
+        return sum(starved for starved, _ in found), sum(running for _, running in found)
 
     def readings(self, first: int, last: int) -> list[Reading]:
         """The running totals at the first record of each of these seconds, where there is one."""

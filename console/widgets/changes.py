@@ -11,8 +11,7 @@ from schedtop.console.line import Line
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
 
-_SAME = 0.02
-"""Differences below this share are called none."""
+_ROLES = {"better": "ok", "worse": "breach", "no change": "muted"}
 
 
 class ChangesPanel(Panel):
@@ -21,8 +20,10 @@ class ChangesPanel(Panel):
     HELP: ClassVar[str] = """\
 Every change of a knob that is still remembered, newest first. Below them: figures of up to a minute before the
 selected change beside up to a minute after it, neither reaching past another change. n are the samples; a median
-needs 10, a p95 20, else n<10 or n<20 stands in its place; a rate needs 10 s. Windows are of the engine's clock,
-and what was sampled after a change may have been queued before it. Enter shows the change's step on Live."""
+needs 10, a p95 20, else n<10 or n<20 stands in its place; a rate needs 10 s, its n are steps. Windows are of the
+engine's clock, and what was sampled after a change may have been queued before it. Latencies are of what ended:
+where running requests get no token in their steps (12% starve) or one waits for longer than the TTFT p95
+(9.3s waiting), that stands in place of better. Enter shows the change's step on Live."""
 
     def __init__(self, view: View, *, id: str) -> None:
         super().__init__(view, id=id)
@@ -84,16 +85,14 @@ and what was sampled after a change may have been queued before it. Enter shows 
             (figure.after, figure.after_n, found.after_s),
         ):
             line.add(f"{_value(figure, value, n, span_s):>12}", palette["text" if value is not None else "muted"])
-            line.add(f" n {text.count(n):<5}", palette["muted"])
-        ratio = figure.ratio
-        if ratio is None:
-            return line
-        better = (ratio < 0) == figure.lower_is_better
-        word, role = (
-            ("no change", "muted") if abs(ratio) < _SAME else ("better", "ok") if better else ("worse", "breach")
-        )
-        line.add(f" {ratio:+.0%} ".rjust(8), palette[role] + Style(bold=True))
-        return line.add(word, palette[role])
+            # Steps beside a rate that is not known would be taken for the rate.
+            count = f" n {text.count(n)}" if value is not None or figure.share is not None else ""
+            line.add(f"{count:<8}", palette["muted"])
+        verdict, ratio = figure.verdict, figure.ratio
+        style = palette[_ROLES.get(verdict, "warn")]
+        known = ratio is not None and verdict not in ("", "no change")
+        line.add((f" {ratio:+.0%} " if known else "").rjust(8), style + Style(bold=True))
+        return line.add(verdict, style)
 
     def selected(self) -> Change | None:
         return self._changes[self.cursor] if self.cursor < len(self._changes) else None
@@ -117,4 +116,4 @@ def _value(figure: Figure, value: float | None, n: int, span_s: float) -> str:
         return f"{value:.1f}" if value < 1000 else text.count(value)
     if figure.share is not None:
         return enough.lack(figure.share) if n < enough.needed(figure.share) else text.UNKNOWN
-    return f"{span_s:.0f} s<{enough.LEAST_S:.0f} s" if span_s < enough.LEAST_S else text.UNKNOWN
+    return f"needs {enough.LEAST_S:.0f} s" if span_s < enough.LEAST_S else text.UNKNOWN
