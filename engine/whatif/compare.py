@@ -103,11 +103,16 @@ def compare(
     variant_run = base_run.changed(typed, from_step)
     base, variant = base_run.build(), variant_run.build()
     old = {name: setting(base, name) for name in typed}
+
+    def on_step(record: StepRecord) -> None:
+        if record.step == from_step:  # what changed on the way has changed in both
+            old.update((name, setting(base, name)) for name in typed)
+
     sides = (
         _Side(base_run.run(base), Report(slo), on_progress),
         _Side(variant_run.run(variant), Report(slo), lambda clock_s: None),
     )
-    divergence = _run_both(sides)
+    divergence = _run_both(sides, on_step)
     steps = base.observer.step
     if from_step and from_step >= steps:
         raise ConfigError(f"--at {from_step}: there are {steps} steps, so at most {max(steps - 1, 0)}")
@@ -159,13 +164,15 @@ class _Side:
         return done
 
 
-def _run_both(sides: tuple[_Side, _Side]) -> Divergence | None:
-    """Run both to their ends; step by step only until they part."""
+def _run_both(sides: tuple[_Side, _Side], on_step: Callable[[StepRecord], None]) -> Divergence | None:
+    """Run both to their ends; step by step only until they part. `on_step` gets the base's records up to there."""
     divergence: Divergence | None = None
     ids: dict[int, str] = {}
     pairs: Any = zip_longest(*(side.records() for side in sides))
     for one, other in pairs:
-        _learn_ids(ids, one or other)
+        ids.update((arrival.number, arrival.id) for arrival in (one or other).arrivals)
+        if one is not None:
+            on_step(one)
         divergence = first_difference(one, other, ids)
         if divergence is not None:
             break
@@ -174,13 +181,8 @@ def _run_both(sides: tuple[_Side, _Side]) -> Divergence | None:
     return divergence
 
 
-def _learn_ids(ids: dict[int, str], record: StepRecord) -> None:
-    for arrival in record.arrivals:
-        ids[arrival.number] = arrival.id
-
-
 def setting(engine: Engine, name: str) -> Any:
-    """A knob's value in an engine that has not stepped."""
+    """A knob's value now: a live one's, or what the engine started with."""
     return engine.knobs[name] if name in engine.knobs else getattr(engine.scheduler.config, name)
 
 

@@ -96,8 +96,8 @@ class Scenario:
 
     def run(self, engine: Engine) -> Iterator[StepRecord | Stretch]:
         """All that an engine which `build` made does, with the scenario's changes on the way."""
-        due = due_events(self.events, self.changes)
         late = bool(self.from_step and self.changes)
+        due = due_events(self.events, () if late else self.changes)
 
         def ahead() -> Ahead:
             return Ahead(due_s(due), self.from_step - engine.observer.step if late else MOST_OUTPUTS)
@@ -108,6 +108,7 @@ class Scenario:
             apply_due(engine, due)
             if late and engine.observer.step >= self.from_step:
                 set_knobs(engine, self.changes)
+                due[:] = due_events(due[::-1], self.changes)
                 late = False
 
     def records(self, engine: Engine) -> Iterator[StepRecord]:

@@ -85,6 +85,18 @@ def test_the_recorded_knobs_are_the_base_of_a_change(tmp_path: Path) -> None:
     assert not unchanged.changed
 
 
+def test_what_changed_in_the_recording_before_a_later_step_changes_in_both_runs(tmp_path: Path) -> None:
+    """The cap was lowered at step 41; from step 80 on it is asked about."""
+    path = tmp_path / "a.rec"
+    record(path, change={"max_num_seqs": 4})
+    scenario = recorded_scenario(EngineConfig(workload=WorkloadSpec(source=str(path))), set())
+    comparison = compare(scenario, {"max_num_seqs": 12}, from_step=80)
+    assert comparison.divergence is not None and comparison.divergence.step > 80
+    assert comparison.changes == {"max_num_seqs": (4, 12)}
+    assert compare(scenario, {"max_num_seqs": 12}).changes == {"max_num_seqs": (24, 12)}
+    assert not compare(scenario, {"max_num_seqs": 4}, from_step=80).changed
+
+
 def test_a_device_may_be_given_instead(tmp_path: Path) -> None:
     path = tmp_path / "a.rec"
     recorded = record(path)
