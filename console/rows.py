@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from schedtop.console import text
 from schedtop.console.history import History, Moment
+from schedtop.console.phases import phase_of_row
 from schedtop.console.state import (
     BLOCKS,
     COMPUTED,
@@ -19,7 +20,6 @@ from schedtop.console.state import (
     NEEDED,
     NUMBER,
     TOKENS,
-    Tracked,
 )
 from schedtop.engine.telemetry import RowFlag, itl_column
 
@@ -28,7 +28,11 @@ MAX_WAITING = 1000
 
 
 class Row(NamedTuple):
-    """One request as the table shows it. None is not known, or not yet."""
+    """One request as the table shows it. None is not known, or not yet.
+
+    `done` are tokens of the prompt that have state; `computed` of `needed` all that have, outputs too: what a recompute
+    has to get back.
+    """
 
     number: int
     id: str
@@ -44,6 +48,8 @@ class Row(NamedTuple):
     itl: float | None
     preempt: int
     priority: int
+    computed: int
+    needed: int
 
     @property
     def progress(self) -> float:
@@ -90,31 +96,33 @@ class Table:
     def row(self, number: int) -> Row:
         """All figures of one request; raises `KeyError` once it is gone from a live state."""
         tracked = self._state.requests[number]
-        column = None if tracked.waiting else self._columns.get(number)
+        arrival, column, gap = tracked.arrival, self._column(number), math.nan
         if column is None:
             label = ("preempted" if tracked.preemptions else "wait") if tracked.waiting else "running"
-            done, out, blocks, gap = tracked.computed_tokens, tracked.output_tokens, 0, math.nan
+            computed, out = tracked.computed_tokens, tracked.output_tokens
+            needed = arrival.prompt_tokens + out
         else:
-            label, blocks = _label(column, tracked), column[BLOCKS]
-            done = min(column[COMPUTED] + column[TOKENS] - column[DRAFTS], column[NEEDED])
-            out = column[NEEDED] + column[EMITTED] - tracked.arrival.prompt_tokens
+            label, needed = _label(column, arrival.prompt_tokens), column[NEEDED]
+            computed = min(column[COMPUTED] + column[TOKENS] - column[DRAFTS], needed)
+            out = needed + column[EMITTED] - arrival.prompt_tokens
             gap = self._gaps.get(number, math.nan)
-        arrival = tracked.arrival
         return Row(
             number=number,
             id=text.clean(arrival.id, 60),
             state=label,
             prompt=arrival.prompt_tokens,
-            done=done,
+            done=min(computed, arrival.prompt_tokens),
             cached=tracked.cached_tokens,
             out=out,
             max=arrival.max_tokens,
-            kv=blocks,
+            kv=self._blocks(number),
             age=self._state.clock_s - arrival.arrival_s,
             ttft=tracked.ttft_s,
             itl=None if math.isnan(gap) else gap,
             preempt=tracked.preemptions,
             priority=arrival.priority,
+            computed=computed,
+            needed=needed,
         )
 
     def ordered(self, numbers: list[int], column: str, descending: bool) -> list[int]:
@@ -128,17 +136,19 @@ class Table:
         unknown = [number for number in numbers if values[number] is None]
         return sorted(known, key=values.__getitem__, reverse=descending) + unknown
 
+    def _column(self, number: int) -> list[int] | None:
+        """Its row in the newest step; None while it waits, and before the first step that a console sees."""
+        return None if self._state.requests[number].waiting else self._columns.get(number)
+
     def _blocks(self, number: int) -> int:
-        column = self._columns.get(number)
-        return 0 if column is None or self._state.requests[number].waiting else column[BLOCKS]
+        if self._state.requests[number].waiting:
+            return 0
+        column = self._column(number)
+        return len(self._state.tables.get(number, b"")) // 4 if column is None else column[BLOCKS]
 
 
-def _label(column: list[int], tracked: Tracked) -> str:
-    if not column[TOKENS]:
-        return "starved"
-    if column[FLAGS] & RowFlag.DECODE:
-        return "decode"
-    return "recompute" if tracked.preemptions and tracked.first_token_s is not None else "prefill"
+def _label(column: list[int], prompt_tokens: int) -> str:
+    return phase_of_row(column[TOKENS], bool(column[FLAGS] & RowFlag.DECODE), column[NEEDED], prompt_tokens)
 
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {

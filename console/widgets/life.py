@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 import numpy as np
 from rich.style import Style
 from schedtop.console import enough, text
 from schedtop.console.columns import Layer, draw_columns
-from schedtop.console.life import Life, Visit, read_life, sharers
+from schedtop.console.life import Life, Visit, read_life
 from schedtop.console.line import Line
+from schedtop.console.phases import PHASES, USUAL, at_times
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
 from schedtop.console.widgets.queue import why_waiting
 
-PARTS = (
-    ("queue", "Q", "unused"),
-    ("prefill", "P", "prefill"),
-    ("decode", "D", "decode"),
-    ("re-queued", "V", "breach"),
-)
-"""Parts of a life: word, letter and role."""
-
 _REREAD_EVERY = 4
 _TABLE = (
     ("STEP", 8),
-    ("DID", 8),
+    ("DID", 9),
     ("TOKENS", 7),
     ("ACCEPTED", 9),
     ("FROM", 7),
@@ -41,12 +35,15 @@ class LifePanel(Panel):
     NUMBER: ClassVar[int] = 3
     TITLE: ClassVar[str] = "Request"
     HELP: ClassVar[str] = """\
-The bar is the request's life: Q queue (arrival to first scheduled), P prefill (to its first token), D decode,
-V re-queued (waiting again after a preemption). Below it are the marks ! slow gap and V preempted.
+The bar is the request's life, each moment in one part; the parts below it add up to its length: Q queue (arrival
+to first scheduled), P prefill (to its first token), D decode, R recompute (prompt and outputs again after a
+preemption), V re-queued (waits again), 0 starved (it runs, but steps gave it no token), ! stalled (a slow gap that
+decoding alone made). Blank is unknown: no record of it is kept. Marks below: ! slow gap, V preempted.
 The columns are its steps: its own tokens in colour, the rest of the batch above them in grey.
-A gap is slow above the ITL SLO, or above three medians of the last minute where none is given.
-For each slow gap the list says what made it long: a preemption, prompt tokens of others in the same step, steps
-that gave it nothing, or the device. Lines marked > are the other way round: what this request did to others.
+A gap is slow above the ITL SLO, or above three medians of the last minute where none is given; one that is not over
+counts too. For each the list says what made it long: a preemption, prompt tokens of others in the same step, a
+budget that went to others, or the device. Lines marked > are the other way round: what it did to others.
+TPOT is of the tokens so far. E2E is there when it ends.
 Up and down choose a line, Enter shows its step on the Live screen, Left and Right walk through its steps,
 n and N go to the next and the previous request."""
 
@@ -103,10 +100,10 @@ n and N go to the next and the previous request."""
         if life.tracked is not None and life.tracked.waiting:
             return ("waits again" if life.preemptions else "waits") + why_waiting(self.view, life.number)
         last = life.visits[-1] if life.visits else None
-        if last is None:
-            return "running"
-        out = last.needed + last.emitted - life.arrival.prompt_tokens
-        return f"{'decode' if last.decode else 'prefill'}, {max(0, out)}/{life.arrival.max_tokens} out"
+        doing = last.phase if last is not None else "running"
+        if doing == "starved" and life.last_token_s is not None:
+            doing += f", no token for {text.ms_unit(life.open_gap_s)}"
+        return f"{doing}, {max(0, life.outputs)}/{life.arrival.max_tokens} out"
 
     def body(self, width: int, height: int) -> list[Line]:
         life = self.life
@@ -129,88 +126,56 @@ n and N go to the next and the previous request."""
 
     def _phases(self, life: Life, width: int) -> list[Line]:
         palette, glyphs = self.view.palette, self.view.glyphs
-        split = dict(life.split())
-        start_s, length_s = life.arrival.arrival_s, max(1e-9, life.until_s - life.arrival.arrival_s)
-        inner = width - 2
-        kinds = self._kinds(life, start_s, length_s, inner)
-        letters = {word: letter for word, letter, _ in PARTS}
-        roles = {word: role for word, _, role in PARTS}
-        chars, styles = [], []
-        for kind in kinds:
-            chars.append(letters[kind])
-            if kind == "queue":
-                styles.append(palette.on("faint", "surface"))
-            else:
-                styles.append(palette.texture(roles[kind]) if palette.solid else palette[roles[kind]])
-        edge = palette["muted"]
-        bar = Line().add(glyphs.left, edge).cells(chars, styles).add(glyphs.right, edge)
-        legend = Line()
-        for word, letter, role in PARTS:
-            if word not in split:
-                continue
-            legend.add(f" {letter} ", palette.label(role) if palette.solid else palette[role])
-            legend.add(f" {word} ", palette["muted"]).add(text.duration(split[word]), palette["text"])
-            legend.add("  ", palette["text"])
-        return [bar, self._phase_marks(life, start_s, length_s, width), legend]
+        start_s, length_s = life.arrival.arrival_s, max(1e-9, life.length_s)
+        cells = width - 2
+        kinds = at_times(life.spans, [start_s + (cell + 0.5) * length_s / cells for cell in range(cells)])
+        chars = [PHASES[kind].letter for kind in kinds]
+        bar = Line().add(glyphs.left, palette["muted"]).cells(chars, [self._part_style(kind) for kind in kinds])
+        bar.add(glyphs.right, palette["muted"])
+        return [bar, self._phase_marks(life, start_s, length_s, width), self._legend(life, width)]
 
-    def _kinds(self, life: Life, start_s: float, length_s: float, cells: int) -> list[str]:
-        """The part of the life at the middle of each cell of the bar."""
-        bounds: list[tuple[float, str]] = [(start_s, "queue")]
-        lost = [record.end_s for record, _ in life.lost]
-        previous: Visit | None = None
-        for visit in life.visits:
-            if previous is not None:
-                waits = [at_s for at_s in lost if previous.end_s <= at_s <= visit.start_s + 1e-9]
-                if waits:
-                    bounds.append((waits[0], "re-queued"))
-            bounds.append((visit.start_s, "decode" if visit.decode else "prefill"))
-            previous = visit
-        if previous is not None and lost and lost[-1] > previous.start_s:
-            bounds.append((lost[-1], "re-queued"))
-        kinds, at = [], 0
-        for cell in range(cells):
-            now_s = start_s + (cell + 0.5) * length_s / cells
-            while at + 1 < len(bounds) and bounds[at + 1][0] <= now_s:
-                at += 1
-            kinds.append(bounds[at][1])
-        return kinds
+    def _part_style(self, kind: str) -> Style:
+        palette, role = self.view.palette, PHASES[kind].role
+        if kind in ("queue", "unknown"):
+            return palette.on("faint", "surface")
+        return palette.texture(role) if palette.solid else palette[role]
+
+    def _legend(self, life: Life, width: int) -> Line:
+        """Every part that took time; where there is room and all of the life is known, also those that took none."""
+        split = life.split()
+        took = {kind: seconds for kind, seconds in split.items() if seconds > 0}
+        usual = {kind: seconds for kind, seconds in split.items() if seconds > 0 or kind in USUAL}
+        line = self._parts(usual if life.complete else took, life.slow_s)
+        return line if line.length <= width else self._parts(took, life.slow_s)
+
+    def _parts(self, parts: dict[str, float], slow_s: float) -> Line:
+        palette, line = self.view.palette, Line()
+        for kind, seconds in parts.items():
+            letter, role = PHASES[kind]
+            known = kind != "stalled" or math.isfinite(slow_s)
+            line.add(f" {letter} ", palette.label(role) if palette.solid else palette[role])
+            line.add(f" {kind} ", palette["muted"])
+            line.add(text.duration(seconds) if known else text.UNKNOWN, palette["text"]).add("  ", palette["text"])
+        return line
 
     def _phase_marks(self, life: Life, start_s: float, length_s: float, width: int) -> Line:
         palette = self.view.palette
         chars = [" "] * width
         styles = [palette["text"]] * width
         marks = [(visit.end_s, "!", "warn") for visit in life.slow_gaps]
-        marks += [(record.end_s, "V", "breach") for record, _ in life.lost]
+        marks += [(life.until_s, "!", "warn")] if life.open_is_slow else []
+        marks += [(record.start_s, "V", "breach") for record, _ in life.lost]
         for at_s, mark, role in marks:
             cell = 1 + min(width - 3, max(0, int((at_s - start_s) / length_s * (width - 2))))
             chars[cell], styles[cell] = mark, palette[role] + Style(bold=True)
         return Line().cells(chars, styles)
 
     def _figures(self, life: Life, width: int) -> Line:
-        palette = self.view.palette
-        gaps = np.array([visit.gap_s for visit in life.visits if visit.gap_s is not None])
-        figures = [("TTFT", text.ms(life.ttft_s))]
-        if len(gaps):
-            for name, share in (("ITL p50", 0.5), ("p95", 0.95)):
-                known = len(gaps) >= enough.needed(share)
-                figures.append((name, text.ms(float(np.quantile(gaps, share))) if known else enough.lack(share)))
-            figures.append(("max", text.ms(float(gaps.max()))))
-            figures.append(("n", str(len(gaps))))
-        if life.finish is not None:
-            figures.append(("TPOT", text.ms(life.finish.tpot_s)))
-        figures.append(
-            ("age" if life.finish is None else "E2E", text.duration(life.until_s - life.arrival.arrival_s))
-        )
-        figures.append(("slow gaps", str(len(life.slow_gaps))))
-        recomputed = (
-            life.finish.recomputed_tokens if life.finish else sum(item.lost_tokens for _, item in life.lost)
-        )
-        if recomputed:
-            figures.append(("computed again", f"{recomputed} tok"))
-        if life.arrival.client_wait_s is not None:
-            figures.append(("client wait", text.ms(life.arrival.client_wait_s)))
-        line = Line()
-        for name, value in figures:
+        """As many figures as there is room for, the most telling first."""
+        palette, line = self.view.palette, Line()
+        for name, value in _figures_of_life(life):
+            if line.length + len(name) + len(value) + 3 > width:
+                break
             line.add(f" {name} ", palette["muted"]).add(value, palette["text"]).add(" ", palette["text"])
         return line.pad(width, palette["text"])
 
@@ -226,6 +191,7 @@ n and N go to the next and the previous request."""
         layers = (
             Layer("decode", "D", glyphs.decode),
             Layer("prefill", "P", glyphs.prefill),
+            Layer("warn", "R", glyphs.shared),
             Layer("draft", "S", glyphs.draft),
             Layer("faint", " ", glyphs.cached),
         )
@@ -238,8 +204,10 @@ n and N go to the next and the previous request."""
         marks = Line().add(blank, palette["text"])
         for at, visit in enumerate(shown, start=len(life.visits) - len(shown)):
             slow = visit.gap_s is not None and visit.gap_s > life.slow_s
-            mark = glyphs.up if at == index else "!" if slow else glyphs.rule
-            role = "accent" if at == index else "warn" if slow else "rule"
+            letter, colour = PHASES["starved"]
+            starved = visit.phase == "starved"
+            mark = glyphs.up if at == index else "!" if slow else letter if starved else glyphs.rule
+            role = "accent" if at == index else "warn" if slow else colour if starved else "rule"
             marks.add(mark.ljust(each, mark if at == index else glyphs.rule), palette[role])
         return [*lines, marks, self._visit_line(life.visits[index], width)]
 
@@ -249,8 +217,7 @@ n and N go to the next and the previous request."""
 
     def _visit_line(self, visit: Visit, width: int) -> Line:
         palette = self.view.palette
-        kind = "decode" if visit.decode else "prefill"
-        words = f" step {visit.step}: {kind} {text.plural(visit.tokens, 'token')}"
+        words = f" step {visit.step}: {visit.phase} {text.plural(visit.tokens, 'token')}"
         if visit.drafts:
             words += f" ({visit.accepted}/{visit.drafts} drafts accepted)"
         words += f" from {visit.computed}, {visit.emitted} out, {text.plural(visit.blocks, 'block')}"
@@ -260,10 +227,8 @@ n and N go to the next and the previous request."""
         return line.right(width, Line().add(batch + gap + " ", palette["muted"]), palette["text"])
 
     def _blocks(self, life: Life, width: int) -> Line:
-        palette, moment = self.view.palette, self.view.moment
-        held = len(moment.state.tables.get(life.number, b"")) // 4
-        line = Line().add(" blocks ", palette["muted"]).add(str(held), palette["text"])
-        others = sharers(moment, life.number)
+        palette, others = self.view.palette, life.sharers
+        line = Line().add(" blocks ", palette["muted"]).add(str(life.blocks), palette["text"])
         if others:
             line.add("  shared with ", palette["muted"])
             for place, (number, common) in enumerate(others):
@@ -330,8 +295,8 @@ n and N go to the next and the previous request."""
             line = Line().add(" ! " if late else "   ", palette.on("warn", under))
             for title, size in fields:
                 figure = figures[title]
-                kind = figure if figure in ("decode", "prefill") else "text"
-                line.add(f"{figure:>{size}} ", palette.on(kind, under))
+                role = PHASES[visit.phase].role if title == "DID" else "text"
+                line.add(f"{figure:>{size}} ", palette.on(role, under))
             lines.append(line.pad(width, palette.on("text", under)))
         return lines
 
@@ -363,15 +328,38 @@ n and N go to the next and the previous request."""
         life = self.life
         if life is None:
             return ""
-        parts = " ".join(f"{name}={text.duration(seconds)}" for name, seconds in life.split())
+        parts = " ".join(f"{name}={text.duration(seconds)}" for name, seconds in life.split().items() if seconds)
         return f"{text.clean(life.arrival.id)} {self._status(life)} {parts}"
 
 
-def _stack(visit: Visit) -> tuple[int, int, int, int]:
-    """Tokens of a step: its own decode, prefill and drafts, and everybody else's."""
-    plain = visit.tokens - visit.drafts
-    decode, prefill = (plain, 0) if visit.decode else (0, plain)
-    return decode, prefill, visit.drafts, max(0, visit.batch_tokens - visit.tokens)
+def _stack(visit: Visit) -> tuple[int, int, int, int, int]:
+    """Tokens of a step: its own decode, prefill, recompute and drafts, and everybody else's."""
+    decode, prefill, again = (
+        visit.tokens - visit.drafts if visit.phase == phase else 0 for phase in ("decode", "prefill", "recompute")
+    )
+    return decode, prefill, again, visit.drafts, max(0, visit.batch_tokens - visit.tokens)
+
+
+def _figures_of_life(life: Life) -> list[tuple[str, str]]:
+    """Name and value of each figure, the most telling first."""
+    finish = life.finish
+    figures = [("TTFT", text.ms(life.ttft_s)), ("TPOT", text.ms(life.tpot_s))]
+    figures.append(("E2E", text.duration(finish.e2e_s if finish is not None else None)))
+    if finish is None:
+        figures.append(("age", text.duration(life.length_s)))
+    slow = len(life.slow_gaps) + life.open_is_slow
+    figures.append(("slow gaps", str(slow) if math.isfinite(life.slow_s) else text.UNKNOWN))
+    gaps = np.array([visit.gap_s for visit in life.visits if visit.gap_s is not None])
+    if len(gaps):
+        for name, share in (("ITL p50", 0.5), ("p95", 0.95)):
+            known = len(gaps) >= enough.needed(share)
+            figures.append((name, text.ms(float(np.quantile(gaps, share))) if known else enough.lack(share)))
+        figures += [("max", text.ms(float(gaps.max()))), ("n", str(len(gaps)))]
+    if life.recomputed_tokens:
+        figures.append(("computed again", f"{life.recomputed_tokens} tok"))
+    if life.arrival.client_wait_s is not None:
+        figures.append(("client wait", text.ms(life.arrival.client_wait_s)))
+    return figures
 
 
 def _fields(width: int) -> list[tuple[str, int]]:
@@ -386,7 +374,7 @@ def _fields(width: int) -> list[tuple[str, int]]:
 def _figures_of(visit: Visit) -> dict[str, str]:
     return {
         "STEP": str(visit.step),
-        "DID": "decode" if visit.decode else "prefill",
+        "DID": visit.phase,
         "TOKENS": str(visit.tokens),
         "ACCEPTED": f"{visit.accepted}/{visit.drafts}" if visit.drafts else text.NONE,
         "FROM": str(visit.computed),

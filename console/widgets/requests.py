@@ -7,18 +7,16 @@ from typing import ClassVar
 from schedtop.console import text
 from schedtop.console.columns import shares
 from schedtop.console.line import Line
+from schedtop.console.phases import PHASES
 from schedtop.console.rows import COLUMNS, Filter, Row, Table
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
 from schedtop.engine.telemetry import WORKLOAD_ENDED, Notice
 
 _STATE_ROLES = {
-    "decode": "decode",
-    "prefill": "prefill",
-    "recompute": "warn",
+    **{name: phase.role for name, phase in PHASES.items()},
     "wait": "muted",
     "preempted": "breach",
-    "starved": "warn",
 }
 _LEFT = ("id", "state", "progress")
 _MAKE_ROOM = ("progress", "cached", "prompt", "out", "preempt")
@@ -203,8 +201,8 @@ f keeps the selected request in sight, F keeps the order while values go on chan
             case "state":
                 return row.state, _STATE_ROLES.get(row.state, "text")
             case "prompt":
-                doing = row.state in ("prefill", "recompute")
-                return (f"{row.done}/{row.prompt}" if doing else str(row.prompt)), "text"
+                doing = {"prefill": f"{row.done}/{row.prompt}", "recompute": f"{row.computed}/{row.needed}"}
+                return doing.get(row.state, str(row.prompt)), "text"
             case "out":
                 return (f"{row.out}/{row.max}" if row.out else text.NONE), "text"
             case "age":
