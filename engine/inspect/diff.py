@@ -139,9 +139,9 @@ def _asked(arrival: Arrival) -> str:
 
 def settings_parts(a: Header, b: Header) -> list[Part]:
     """What two engines were started with otherwise."""
-    pairs = [(name, getattr(a, name), getattr(b, name)) for name in HEADER_FIELDS]
+    found = {name: (getattr(a, name), getattr(b, name)) for name in HEADER_FIELDS}
     for field in ("config", "settings", "workload"):
         left, right = getattr(a, field), getattr(b, field)
-        known = {name for name, _, _ in pairs}
-        pairs += [(name, left.get(name), right.get(name)) for name in {**left, **right} if name not in known]
-    return [Part(name, str(left), str(right)) for name, left, right in pairs if left != right]
+        for name in {**left, **right}:
+            found.setdefault(name, (left.get(name), right.get(name)))
+    return [Part(name, str(left), str(right)) for name, (left, right) in found.items() if left != right]

@@ -170,7 +170,7 @@ def _drafts_of(record: StepRecord) -> dict[int, int]:
     return dict(zip(rows["request"].tolist(), rows["drafts"].tolist(), strict=True))
 
 
-def pairs(records: Iterable[StepRecord]) -> Iterator[tuple[StepRecord, StepRecord | None]]:
+def with_following(records: Iterable[StepRecord]) -> Iterator[tuple[StepRecord, StepRecord | None]]:
     """Every record with the next executed one, as `Driver.play` takes them."""
     held: list[StepRecord] = []
     for record in records:

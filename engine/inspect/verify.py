@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from schedtop.engine.inspect.driver import Driver, pairs
+from schedtop.engine.inspect.driver import Driver, with_following
 from schedtop.engine.recording.frames import RecordingError
 from schedtop.engine.recording.reader import Recording
 from schedtop.engine.telemetry import BlockClass, StepRecord, block_changes
@@ -58,7 +58,7 @@ def verify_recording(
     ids: dict[int, str] = {}
     difference: Difference | None = None
     classes = _Classes(driver.engine.scheduler.config.num_blocks)
-    for index, (record, following) in enumerate(pairs(recording.records())):
+    for index, (record, following) in enumerate(with_following(recording.records())):
         if index % 64 == 0:
             on_progress(index)
         ids.update((arrival.number, arrival.id) for arrival in record.arrivals)

@@ -11,7 +11,7 @@ import msgspec
 from schedtop.engine.clock import SimulatedClock
 from schedtop.engine.config import ConfigError
 from schedtop.engine.engine import Engine
-from schedtop.engine.inspect.driver import Driver, pairs, request_of
+from schedtop.engine.inspect.driver import Driver, request_of, with_following
 from schedtop.engine.recording.frames import RecordingError
 from schedtop.engine.recording.reader import Recording
 from schedtop.engine.request import Request
@@ -99,7 +99,7 @@ class Fork:
         if header.simulated_clock:
             # Its outputs and drafts are known, and go on as they were.
             driver.engine.worker = worker
-        for at, (record, following) in enumerate(islice(pairs(recording.records()), self.index + 1)):
+        for at, (record, following) in enumerate(islice(with_following(recording.records()), self.index + 1)):
             if at % 64 == 0:
                 on_progress(at / (self.index + 1))
             _play(driver, self._lengthened(record), following)

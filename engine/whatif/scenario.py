@@ -64,7 +64,7 @@ class Scenario:
         """An engine that has not stepped. Raises `ConfigError` for settings that cannot be used."""
         engine = self._build({} if self.from_step else self.changes)
         if self.config.duration_s is not None and engine.source is not None:
-            engine.source = Window(engine.source, self.config.duration_s)
+            engine.source = EndingSource(engine.source, self.config.duration_s)
         return engine
 
     def _build(self, changes: Mapping[str, Any]) -> Engine:
@@ -131,7 +131,7 @@ class Scenario:
         return replace(self, config=config, changes=dict(changes), from_step=from_step)
 
 
-class Window:
+class EndingSource:
     """A source that ends at `end_s`; its requests of before are the same whenever they are taken."""
 
     def __init__(self, source: Source, end_s: float) -> None:
