@@ -35,9 +35,9 @@ class Figure:
 
 
 def _latencies(name: str) -> tuple[Figure, ...]:
-    return tuple(
-        Figure(f"{name}_{share}_s", f"{name.upper()} {share}", (f"{name}_s", share), "s", -1) for share in SHARES
-    )
+    label, part = name.upper(), f"{name}_s"
+    shares = (Figure(f"{name}_{share}_s", f"{label} {share}", (part, share), "s", -1) for share in SHARES)
+    return (*shares, Figure(f"{name}_n", f"{label} n", (part, "n"), ""))
 
 
 GOODPUT = Figure("goodput", "goodput", ("goodput", "share"), "share", 1)
