@@ -76,8 +76,8 @@ def _entry(number: int, entry: Entry) -> str:
 def extent_words(finding: Finding) -> str:
     """What the figures rest on: window and samples."""
     return (
-        f"the {seconds(finding.window_s)} up to {seconds(finding.to_s)}, {some(finding.num_steps, 'step')},"
-        f" n={finding.n} ({finding.what})"
+        f"window of {seconds(finding.window_s)} that ends at {seconds(finding.to_s)},"
+        f" {some(finding.num_steps, 'step')}, n={finding.n} ({finding.what})"
     )
 
 

@@ -172,7 +172,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "starved-after-change",
-        "Requests starve since a knob was changed",
+        "A changed limit holds requests back",
         "after a limit was tightened most steps leave running requests without a token, or hold the queue by that"
         " limit; before it hardly any did",
         (SIDE_STEPS, BEFORE, AFTER),

@@ -43,6 +43,26 @@ def test_a_budget_below_the_decodes_starves_them() -> None:
     assert finding.advice[0].direction == "back to auto"
 
 
+def test_it_says_one_thing_about_who_starves() -> None:
+    links = [link.words for link in budget(16).findings()["starved-after-change"].links]
+    assert links[0].startswith("some running requests get no token in 100 % of the ") and "queue" not in links[0]
+    assert links[1].startswith("in a step since then 24.0 of 40.0 running requests get no token and 0.0 wait")
+
+
+def test_a_cap_starves_nobody_and_what_held_the_queue_before_is_told() -> None:
+    """Ten requests fill the pool before the cap is lowered below them."""
+    requests = [ask(i, 100, 400) for i in range(400)]
+    run = serve(requests, 10, changing(300, max_num_seqs=2), num_blocks=200, enable_prefix_caching=False)
+    change = next(index for index, record in enumerate(run.records) if record.knobs)
+    before = [r for r in run.records[:change] if r.waiting and not r.admissions]
+    told = numbers(finding := run.findings()["starved-after-change"])
+    assert told["before_share"] == 0 and told["starved"] == 0
+    assert told["other_before_share"] == pytest.approx(len(before) / change)
+    assert "held by the sequence cap" in finding.links[0].words and "(then " in finding.links[0].words
+    assert not any("no token" in link.words or "starve" in link.words for link in finding.links)
+    assert not any("token" in steps.words for steps in finding.steps)
+
+
 def test_a_budget_above_the_decodes_is_silent() -> None:
     assert budget(256).findings() == {}
 
