@@ -135,7 +135,12 @@ ACTIONS: tuple[Action, ...] = (
     Action("copy", ("y",), "Copy the selected line", "OSC 52, or a file where that fails"),
     Action("export", ("e",), "Export the window", "The shown steps as JSONL and CSV", footer="export"),
     Action("screenshot", ("s",), "Screenshot", "SVG and text"),
-    Action("theme", ("t",), "Next theme", "Dark, light, high contrast, colour-blind safe, monochrome, yours"),
+    Action(
+        "theme",
+        ("t",),
+        "Next theme",
+        "By name: ansi, colour-blind, dark, high-contrast, light, monochrome; yours too",
+    ),
     Action("mouse", ("M",), "Mouse on or off", "Off leaves selecting text to the terminal"),
     Action("suspend", ("ctrl+z",), "Suspend", "fg brings the console back"),
     Action("up", ("up", "k"), "Up", "One line", PANEL),

@@ -37,8 +37,8 @@ class Event(msgspec.Struct, frozen=True, gc=False):
         """The request it is about; None where it is about none."""
         return getattr(self.detail, "number", None)
 
-    def describe(self) -> str:
-        """The line without its time and letter."""
+    def describe(self, short: bool = False) -> str:
+        """The line without its time and letter; a short one leaves out what the letter says."""
         detail = self.detail
         match detail:
             case Admission():
@@ -46,11 +46,11 @@ class Event(msgspec.Struct, frozen=True, gc=False):
                 words += f" cached={detail.cached_tokens}" if detail.cached_tokens else ""
                 return words + (" resumed" if detail.resumed else "")
             case Preemption():
-                words = (
-                    f"{self.name} kv-full for={self.other} freed={detail.freed_blocks} lost={detail.lost_tokens}"
-                )
+                loop = " LOOP" if detail.loop else ""
+                why = loop if short else " kv-full"
+                words = f"{self.name}{why} for={self.other} freed={detail.freed_blocks} lost={detail.lost_tokens}"
                 words += f" #{detail.count}" if detail.count > 1 else ""
-                return words + (" LOOP" if detail.loop else "")
+                return words + ("" if short else loop)
             case KnobChange():
                 by = f" by={text.clean(detail.by, 20)}" if detail.by else ""
                 return f"{text.clean(detail.name)} {text.value(detail.old)}→{text.value(detail.new)}{by}"

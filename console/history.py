@@ -6,6 +6,7 @@ Knows the telemetry and nothing of the screen. One thread applies messages, anot
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
@@ -150,9 +151,15 @@ class History:
             rare.append(event)
 
     def _apply_header(self, header: Header) -> None:
-        if self.header is not None and self.header.started_at != header.started_at:
+        another = self.header is not None and self.header.started_at != header.started_at
+        if another:
             self._forget()
         self.header, self.bye = header, None
+        if another:
+            since = time.strftime("%H:%M:%S", time.localtime(header.started_at))
+            self.note(
+                Notice("warning", f"another engine, started at {since}: the steps of the one before are gone")
+            )
 
     def _apply_snapshot(self, snapshot: Snapshot) -> None:
         if self.records and snapshot.seq > self.live.seq:

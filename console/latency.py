@@ -97,12 +97,16 @@ class Reading:
 
 
 class LatencyBuckets:
-    """Samples by second of the engine's clock. Records are taken in order; the newest second stays open."""
+    """Samples by second of the engine's clock, from `begins_s` on, None before there is any.
+
+    Records are taken in order; the newest second stays open.
+    """
 
     def __init__(self) -> None:
         self._closed: dict[int, dict[str, Samples]] = {}
         self._open = dict.fromkeys(KINDS, EMPTY)
         self._open_bucket = -1
+        self.begins_s: float | None = None
         self._turns_s = -math.inf
         self._pending: list[StepRecord] = []
         self._firsts: dict[int, Reading] = {}
@@ -110,6 +114,8 @@ class LatencyBuckets:
 
     def take(self, record: StepRecord) -> None:
         if record.end_s >= self._turns_s:
+            if self.begins_s is None:
+                self.begins_s = record.start_s
             self._turn(record)
         self._pending.append(record)
 

@@ -13,6 +13,7 @@ class ConsoleOptions:
     `theme` None picks by terminal: monochrome under NO_COLOR, the terminal's own colours where it has 16, else
     dark. `embedded`: the engine ends with the console. `config_dir` holds `themes/` and `keys.toml`;
     `output_dir` takes screenshots and exports. `notice` is shown once at the start.
+    `address` is where the engine answers, if it was attached to.
     """
 
     theme: str | None = None
@@ -26,3 +27,4 @@ class ConsoleOptions:
     config_dir: Path | None = None
     output_dir: Path | None = None
     notice: str = ""
+    address: str = ""

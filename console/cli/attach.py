@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import click
@@ -30,5 +31,5 @@ def command(ctx: click.Context, /, address: str, **flags: Any) -> None:
     link = ChannelClient.connect(address)
     from schedtop.console.app import run_console
 
-    options = console_options(flags, embedded=False)
+    options = replace(console_options(flags, embedded=False), address=address)
     ctx.exit(run_console(link, options, reopen=lambda: ChannelClient.connect(address)))

@@ -110,10 +110,10 @@ fairly: the area is then the recording run again as it was, and o puts the recor
         palette, glyphs = self.view.palette, self.view.glyphs
         name = f"{chart.name} {chart.unit}".strip()
         first = Line().add(f" {name}", palette["text"] + Style(bold=True))
-        first.right(GUTTER - 1, Line().add(_figure(top), palette["faint"]), palette["text"])
+        first.right(GUTTER - 1, Line().add(_figure(top, chart.unit), palette["faint"]), palette["text"])
         gap = " " if rows > 2 else ""
         values = [
-            Line().add(f" {sign}{gap}{_figure(value):<7}", palette[role])
+            Line().add(f" {sign}{gap}{_figure(value, chart.unit):<7}", palette[role])
             for sign, value, role in ((glyphs.area, under, "muted"), (glyphs.trace[1], over, "accent"))
         ]
         if rows == 1:
@@ -212,7 +212,10 @@ def _level(value: float, rows: int) -> tuple[int, int | None]:
     return thirds // 3, thirds % 3
 
 
-def _figure(value: float) -> str:
+def _figure(value: float, unit: str) -> str:
+    """In few cells; many ms as seconds, which then say so."""
     if np.isnan(value):
         return text.NONE
+    if unit == "ms" and value >= 9999.5:
+        return f"{value / 1000:.1f} s" if value < 99_950 else f"{value / 1000:.0f} s"
     return f"{value:.1f}" if 0 < abs(value) < 99.95 else text.count(value)

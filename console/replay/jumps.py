@@ -101,7 +101,7 @@ class Jumps:
         self.player.move(found[0])
         words = KINDS[found[1]]
         if found[1] in self._limits:
-            words += f" above {text.duration(self.limit_s(found[1]))}"
+            words += f" above {text.ms_unit(self.limit_s(found[1]))}"
         return f"{words} at step {self.player.history.live.step}"
 
     def go(self, words: str) -> str:

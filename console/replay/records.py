@@ -87,6 +87,7 @@ class RecordedLatency(LatencyBuckets):
     def __init__(self, source: Source) -> None:
         super().__init__()
         self.source = source
+        self.begins_s = source.start_s
         self._known: dict[int, dict[str, Samples] | None] = {}
 
     def take(self, record: StepRecord) -> None:

@@ -13,6 +13,7 @@ from schedtop.console import text
 from schedtop.console.actions import SCOPES, Action, key_name
 from schedtop.console.glyphs import to_ascii
 from schedtop.console.screens.base import ConsoleScreen
+from schedtop.console.widgets.header import HeaderBar
 from textual.containers import Vertical, VerticalScroll
 from textual.screen import ModalScreen
 from textual.widgets import Static
@@ -88,7 +89,7 @@ class HelpScreen(ModalScreen[None]):
             for action in actions:
                 self._line(page, action, width, (heading, plain, quiet))
             page.append("\n")
-        page.rstrip()
+        page.append("The first line\n", heading).append("\n".join(flow(HeaderBar.HELP, width)), plain)
         return Text(to_ascii(page.plain), spans=page.spans) if self.over.view.options.ascii else page
 
     def _line(self, page: Text, action: Action, width: int, styles: tuple[Style, Style, Style]) -> None:

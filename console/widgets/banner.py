@@ -25,7 +25,8 @@ def banner(view: View) -> tuple[str, str] | None:
         retry = ""
         if link.retry_at_s is not None:
             retry = f" Next try in {text.duration(max(0.0, link.retry_at_s - view.now()))}."
-        return f"No engine for {text.duration(view.now() - link.since_s)}: {link.cause}.{retry}", "breach"
+        at = f" at {text.clean(view.options.address, 60)}" if view.options.address else ""
+        return f"No engine{at} for {text.duration(view.now() - link.since_s)}: {link.cause}.{retry}", "breach"
     if not history.synced:
         stage = history.stage
         if stage is None:
@@ -35,7 +36,8 @@ def banner(view: View) -> tuple[str, str] | None:
     if view.trial is not None:
         changed = ", ".join(f"{name} {text.value(value)}" for name, value in view.trial.values.items())
         left_s = view.trial.left_s(view.now())
-        return f"On trial: {changed}. Goes back in {left_s:.0f} s; in [6] c confirms, r ends it now.", "warn"
+        keys = "" if view.options.read_only else "; in [6] c confirms, r ends it now"
+        return f"On trial: {changed}. Goes back in {left_s:.0f} s{keys}.", "warn"
     return None
 
 

@@ -103,7 +103,7 @@ class Ticker(Drawn):
 
     def lines(self, width: int, height: int) -> list[Line]:
         newest = next(self.events.listed(), None)
-        return [Line() if newest is None else self.events.line(newest)]
+        return [Line() if newest is None else self.events.line(newest, width)]
 
 
 class Divider(Drawn):

@@ -40,7 +40,8 @@ The bar is one step: the tokens it scheduled, by class, against its token budget
   P prefill   prompt tokens, or tokens computed again after a preemption
   S draft     speculated tokens that this step verifies
   . unused    budget that nothing could take; the limiter says what stopped the scheduler
-tokens = scheduled / max_num_scheduled_tokens; rows = input rows / max_num_batched_tokens.
+tokens = scheduled / max_num_scheduled_tokens; rows = input rows / max_num_batched_tokens; seq = still running after
+the step, whose finished requests are gone, / max_num_seqs.
 drafts accepted: of a request's first draft, second and so on, over the last 100 steps; one can only hold where
 those before it did.
 Below it are the steps before, newest at the right; a column's full height is the largest budget in sight.
@@ -116,7 +117,7 @@ Left and Right show an earlier step in all panels; End returns to the present.
         label = f" {letter} {amount}"
         label = label if len(label) < cells else f" {letter}"
         if len(label) > cells:
-            label = ""
+            label = letter[:cells]
         line.add(label.ljust(cells), palette.label(role))
 
     def _legend(self, record: StepRecord | None, width: int) -> Line:

@@ -64,7 +64,8 @@ Enter shows the step of the selected event in all panels. o chooses which events
         if not shown:
             return [Line().add(" nothing happened yet", self.view.palette["muted"])]
         return [
-            self.line(event, self.active and self.top + index == self.cursor) for index, event in enumerate(shown)
+            self.line(event, width, self.active and self.top + index == self.cursor)
+            for index, event in enumerate(shown)
         ]
 
     def _find_selected(self) -> None:
@@ -76,12 +77,15 @@ Enter shows the step of the selected event in all panels. o chooses which events
             self.top += index - self.cursor
             self.cursor = index
 
-    def line(self, event: Event, selected: bool = False) -> Line:
+    def line(self, event: Event, width: int, selected: bool = False) -> Line:
         palette = self.view.palette
         under = "cursor" if selected else "background"
         line = Line().add(f"{self.time(event)} ", palette.on("muted", under))
         line.add(event.kind, palette.on(ROLES[event.kind], under) + Style(bold=True))
-        return line.add(f" {event.describe()}", palette.on("text", under))
+        words = event.describe()
+        if line.length + 1 + len(words) > width:
+            words = event.describe(short=True)
+        return line.add(f" {words}", palette.on("text", under))
 
     def time(self, event: Event) -> str:
         header = self.view.history.header

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import ClassVar
 
 from rich.style import Style
 from schedtop.console import text
@@ -14,7 +15,12 @@ _OLD_S = 2.0
 
 
 class HeaderBar(Drawn):
-    """Product, mode, engine state, model, device, step, rate, age of data; the engine's clock at the right."""
+    """Product, mode, findings, read-only, model, device, step, age of data, rates; the engine's clock at the right."""
+
+    HELP: ClassVar[str] = """\
+What has no room is left out from the right: findings and read-only stay longest.
+step/s, out and in are per second of the engine's clock, over the last 5 s; age is the time since the engine's
+last message. A simulated engine's clock (sim) starts at 0."""
 
     def __init__(self, view: View, *, id: str) -> None:
         super().__init__(view, id=id)
@@ -96,6 +102,8 @@ class HeaderBar(Drawn):
             found.append(("", "engine paused", "warn"))
         if view.badge:
             found.append(("", view.badge, "breach"))
+        if view.options.read_only:
+            found.append(("", "read-only", "warn"))
         if header is not None:
             found.append(("", text.clean(header.model, 28), "text"))
             if wide:
@@ -111,8 +119,6 @@ class HeaderBar(Drawn):
         if wide and rates is not None:
             found.append(("out", f"{text.rate(rates.output_tokens)} tok/s", "text"))
             found.append(("in", f"{text.rate(rates.prompt_tokens)} tok/s", "text"))
-        if view.options.read_only:
-            found.append(("", "read-only", "warn"))
         return found
 
     def clock(self) -> str:

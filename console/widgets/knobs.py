@@ -83,7 +83,7 @@ is set at start-up only can be staged there too, for a re-run from the start.
         view, palette, desk = self.view, self.view.palette, self.desk
         selected = self.active and index == self.cursor
         under = "cursor" if selected else "background"
-        name_width = min(30, max(12, width - 26))
+        name_width = self._name_width(width)
         line = Line().add(view.glyphs.cursor if selected else " ", palette.on("accent", under))
         line.add(text.fit(knob.name, name_width) + " ", palette.on("text", under))
         state = view.moment.state
@@ -111,10 +111,16 @@ is set at start-up only can be staged there too, for a re-run from the start.
 
     def _start_up_line(self, knob: Knob, value: object, width: int) -> Line:
         palette = self.view.palette
-        name_width = min(30, max(12, width - 26))
+        name_width = self._name_width(width)
         line = Line().add(f" {text.fit(knob.name, name_width)} ", palette["muted"])
         line.add(text.value(value), palette["muted"])
         return line.right(width, Line().add("start-up only ", palette["faint"]), palette["text"])
+
+    def _name_width(self, width: int) -> int:
+        """Cells of the names' column: all of the longest, where the values leave so much."""
+        desk = self.desk
+        names = [knob.name for knob in desk.live_knobs()] + [knob.name for knob, _ in desk.start_up_knobs()]
+        return min(max(30, *map(len, names)), max(12, width - 26))
 
     def _notes(self, live: list[Knob], width: int) -> list[Line]:
         """What the engine said, or what the selected knob does."""

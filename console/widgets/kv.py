@@ -36,7 +36,8 @@ Every usable block is in exactly one class; the four add up to the pool.
   & shared       by several, counted once
   c cached-free  reusable content, free to take
   . empty        nothing in it
-usage = (held + shared) / pool; reclaimable = cached-free + empty.
+usage = (held + shared) / pool; reclaimable = cached-free + empty; slots = token slots of used blocks that are
+filled; hits = admitted prompt tokens that the prefix cache gave, over the window of [4].
 The bar is sorted by class. | is the watermark: while anything runs, admission leaves that many blocks free,
 so a request that would push the bar past it waits.
 The map below shows the pool in physical order. A cell stands for several blocks when the pool is larger than
@@ -53,12 +54,32 @@ the map; it shows the class most of them are in."""
             (text.share(used, total), "text"),
             (f"reclaimable {blocks.cached_free + blocks.empty}", "text"),
         ]
+        more = self._hits()
         if header is not None:
-            pieces.append((f"{header.block_size} tok/blk", "muted"))
+            more.append((f"{header.block_size} tok/blk", "muted"))
         slots = used * header.block_size if header is not None else 0
         if slots:
-            pieces.append((f"slots {text.share(blocks.stored_tokens, slots)}", "muted"))
+            more.append((f"slots {text.share(blocks.stored_tokens, slots)}", "muted"))
+        return self._fitting(pieces, more)
+
+    def _fitting(self, pieces: Pieces, more: Pieces) -> Pieces:
+        """`pieces`, and of `more` what has room in the rule."""
+        room = self.size.width - len("-[2] KV ") - sum(len(words) + 3 for words, _ in pieces)
+        for words, role in more:
+            if len(words) + 3 <= room:
+                pieces.append((words, role))
+                room -= len(words) + 3
         return pieces
+
+    def _hits(self) -> Pieces:
+        """The share of admitted prompt tokens that the prefix cache gave."""
+        view = self.view
+        if not view.moment.state.knobs.get("enable_prefix_caching"):
+            return []
+        rates = view.history.rates(view.moment, view.window_s)
+        if rates is None or rates.hit_rate is None:
+            return []
+        return [(f"hits {text.share(rates.hit_rate, 1)}", "text")]
 
     def body(self, width: int, height: int) -> list[Line]:
         record = self.view.moment.record
@@ -78,7 +99,7 @@ the map; it shows the class most of them are in."""
         for (_, role, word, letter), cells in zip(ORDER, shares(amounts, inner), strict=True):
             if palette.solid and role != "empty":
                 label = f" {letter} {word}"
-                chars += (label if len(label) < cells else "").ljust(cells)
+                chars += (label if len(label) < cells else letter[:cells]).ljust(cells)
                 styles += [palette.label(role)] * cells
             else:
                 chars += getattr(glyphs, role) * cells

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 from rich.style import Style
@@ -31,7 +32,13 @@ K marks a knob change.
 + and - choose a longer or shorter window."""
 
     def headline(self) -> Pieces:
-        return [(f"window {text.duration(self.view.window_s).replace('.0s', 's')}", "text")]
+        view = self.view
+        begins_s = view.history.latency.begins_s
+        words = f"window {text.duration(view.window_s).replace('.0s', 's')}"
+        so_far_s = math.inf if begins_s is None else view.moment.clock_s - begins_s
+        if so_far_s < view.window_s - 1:
+            words += f" ({so_far_s:.0f}s so far)"
+        return [(words, "text")]
 
     def body(self, width: int, height: int) -> list[Line]:
         compact = height < 6

@@ -24,7 +24,7 @@ async def test_help_counts_what_is_below(size: tuple[int, int], ascii: bool) -> 
         assert _more(seat) == before - 1
         await seat.press("G")
         assert _more(seat) == 0 and "Esc closes this page." in seat.text
-        assert "Explain: why" in seat.text
+        assert "at 0." in seat.text
         await seat.press("g")
         assert _more(seat) == before
         assert not ascii or seat.text.isascii()

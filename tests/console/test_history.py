@@ -239,3 +239,18 @@ def test_the_state_tells_the_snapshot_that_the_engine_would() -> None:
         assert state.table == other.table
         for field in ("output_tokens", "computed_tokens", "preemptions", "first_token_s", "cached_tokens"):
             assert getattr(state, field) == pytest.approx(getattr(other, field)), field
+
+
+def test_another_engine_on_the_same_address_is_an_event() -> None:
+    engine = SyntheticEngine()
+    history = History()
+    for message in (engine.header(), engine.snapshot(), *engine.records(20)):
+        history.apply(message)
+    assert not list(history.of_kind("N"))
+    again = SyntheticEngine(seed=8)
+    for message in (again.header(started_at=1_760_000_100.0), again.snapshot(), *again.records(3)):
+        history.apply(message)
+    [event] = history.of_kind("N")
+    assert "another engine, started at" in event.describe() and history.live.step == 3
+    history.apply(again.header(started_at=1_760_000_100.0))
+    assert len(list(history.of_kind("N"))) == 1, "the same one again is no other"

@@ -1,4 +1,4 @@
-"""What must be readable where room is short: ids, priorities, and what holds the head."""
+"""What must be readable where room is short: ids, priorities, what holds the head, whether one may change things."""
 
 from __future__ import annotations
 
@@ -7,8 +7,19 @@ from typing import Any
 import msgspec
 import pytest
 from links import EngineLink, PlayedLink
-from schedtop.engine.telemetry import WORKLOAD_ENDED, Arrival, Bye, Head, Limiter, Notice, StepRecord
-from seat import COMPACT, WIDE, seated
+from schedtop.console.events import Event
+from schedtop.engine.telemetry import (
+    WORKLOAD_ENDED,
+    Arrival,
+    Bye,
+    Head,
+    Limiter,
+    Notice,
+    Preemption,
+    StepRecord,
+    Trial,
+)
+from seat import COMPACT, STRIP, WIDE, seated
 from synthetic import SyntheticEngine
 
 
@@ -72,3 +83,72 @@ async def test_an_empty_table_says_why() -> None:
         seat.link.push(Bye("stopped", 0))
         await seat.settle()
         assert "The engine stopped: none will come" in seat.text
+
+
+@pytest.mark.parametrize("size", [WIDE, COMPACT, STRIP])
+async def test_read_only_is_told_before_rates_and_model(size: tuple[int, int]) -> None:
+    async with seated(size, read_only=True) as seat:
+        assert "read-only" in seat.lines[0]
+        seat.app.view.badge = "! 12 findings x"
+        await seat.press("space")
+        assert "read-only" in seat.lines[0] or size == STRIP
+
+
+async def test_a_read_only_console_is_offered_no_key_for_a_trial() -> None:
+    engine = SyntheticEngine(rate=12.0, num_blocks=300)
+    trial = Trial(1, {"max_num_seqs": 16}, {"max_num_seqs": 12}, 20.0)
+    for read_only in (True, False):
+        link = EngineLink(engine, 0)
+        link.messages[1] = msgspec.structs.replace(engine.snapshot(), trial=trial)
+        async with seated(link=link, read_only=read_only) as seat:
+            assert "On trial: max_num_seqs 16" in seat.text
+            assert ("c confirms" in seat.text) != read_only
+
+
+async def test_the_lost_engine_is_named_by_its_address() -> None:
+    link = EngineLink(SyntheticEngine(rate=12.0, num_blocks=300), 20)
+    late = PlayedLink([])
+    async with seated(link=link, reopen=lambda: late, address="tcp:127.0.0.1:9") as seat:
+        link.break_off("the connection was closed")
+        await seat.settle()
+        assert "No engine at tcp:127.0.0.1:9 for" in seat.text
+
+
+async def test_the_window_says_how_much_of_it_there_is() -> None:
+    engine = SyntheticEngine(rate=12.0, num_blocks=300)
+    engine.records(400)
+    link = EngineLink(engine, 100)
+    async with seated(link=link) as seat:
+        begin, end = seat.app.history.records[0].start_s, seat.app.history.live.clock_s
+        assert f"window 60s ({end - begin:.0f}s so far)" in seat.text
+        seat.app.view.window_s = end - begin
+        await seat.press("4")
+        assert "so far" not in seat.text
+
+
+@pytest.mark.parametrize("size", [WIDE, COMPACT])
+async def test_the_hit_rate_of_the_prefix_cache_is_shown(size: tuple[int, int]) -> None:
+    async with seated(size, link=EngineLink(SyntheticEngine(rate=12.0, num_blocks=900), 150)) as seat:
+        rates = seat.app.history.rates(seat.app.view.moment, 60.0)
+        assert rates is not None and rates.hit_rate
+        kv = next(line for line in seat.lines if "[2]KV" in line)
+        assert f"hits {100 * rates.hit_rate:.0f}%" in kv and "~" not in kv
+
+
+def test_a_preemption_without_room_keeps_its_figures() -> None:
+    detail = Preemption(7, 3, 413, 15, 0.99, 0.95, 9, loop=True)
+    event = Event("V", 5, 5, 10.0, detail, "chat-318", "chat-314")
+    assert event.describe() == "chat-318 kv-full for=chat-314 freed=15 lost=413 #3 LOOP"
+    assert event.describe(short=True) == "chat-318 LOOP for=chat-314 freed=15 lost=413 #3"
+
+
+async def test_a_preemption_is_whole_at_the_design_size() -> None:
+    engine = PriorityEngine(rate=40.0, num_blocks=200)
+    async with seated(link=EngineLink(engine, 200)) as seat:
+        told = [event for event in seat.app.history.of_kind("V") if event.detail.count == 1]
+        events = seat.live.events
+        assert told
+        line = events.line(told[0], events.size.width)
+        assert line.length <= events.size.width and line.pieces[-1][0].endswith(
+            f"lost={told[0].detail.lost_tokens}"
+        )

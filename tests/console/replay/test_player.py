@@ -154,3 +154,9 @@ def test_a_place_behind_the_end_is_told_and_nobody_moves(player: Player, words: 
 @pytest.mark.parametrize(("words", "seconds"), [("1:30", 90), ("1:00:01.5", 3601.5), ("2min", 120), ("7", None)])
 def test_times(words: str, seconds: float | None) -> None:
     assert seconds_of(words) == seconds
+
+
+def test_an_outlier_is_told_with_its_limit_in_ms(player: Player) -> None:
+    jumps = Jumps(player, itl_slo_s=0.0246)
+    player.move(0)
+    assert jumps.jump("itl", forward=True).startswith("ITL outlier above 24.6 ms at step ")
