@@ -23,6 +23,7 @@ from schedtop.console.cli.errors import (
 )
 from schedtop.console.cli.foretell import ForecastProcess
 from schedtop.console.cli.pull import check_start
+from schedtop.console.cli.terminal import has_colours, speaks_utf8
 from schedtop.engine.channel.protocol import ChannelError
 from schedtop.engine.channel.spawn import EngineProcess, start_engine
 from schedtop.engine.config import EngineConfig
@@ -132,8 +133,8 @@ def console_options(flags: Mapping[str, Any], *, embedded: bool = True, notice: 
     slo = Slo() if flags.get("slo") is None else parse_slo(flags["slo"])
     check_positive("--window", flags["window_s"])
     return ConsoleOptions(
-        theme=flags.get("theme"),
-        ascii=flags["ascii_only"],
+        theme=flags.get("theme") or (None if has_colours() else "monochrome"),
+        ascii=flags["ascii_only"] or not speaks_utf8(),
         read_only=flags["read_only"],
         mouse=not flags["no_mouse"],
         embedded=embedded,

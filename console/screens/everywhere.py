@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from schedtop.console import export, text
+from schedtop.console import clipboard, export, text
 from schedtop.console.screens.base import ConsoleScreen
 from schedtop.console.screens.help import HelpScreen
 from schedtop.console.screens.palette import PaletteScreen
@@ -127,12 +127,23 @@ class EverywhereCommands:
             self.screen.say("nothing is selected here", "warn")
 
     def copy(self, words: str, what: str) -> None:
-        """Through the terminal (OSC 52); into a file where the terminal is known not to take it."""
-        if os.environ.get("TERM", "") in NO_OSC52 or os.environ.get("TERM_PROGRAM") == "Apple_Terminal":
+        """By tmux, or through the terminal (OSC 52); into a file where neither is known to take it."""
+
+        async def by_tmux() -> None:
+            if await asyncio.to_thread(clipboard.into_tmux, words):
+                self.screen.say(f"copied {what}: tmux has it, for its own paste key too", "ok")
+            else:
+                self._save({"schedtop-copy.txt": words})
+
+        environ = os.environ
+        deaf = environ.get("TERM", "") in NO_OSC52 or environ.get("TERM_PROGRAM") == "Apple_Terminal"
+        if environ.get("TMUX"):
+            self.app.run_worker(by_tmux())
+        elif deaf or environ.get("STY"):
             self._save({"schedtop-copy.txt": words})
-            return
-        self.app.copy_to_clipboard(words)
-        self.screen.say(f"copied {what}", "ok")
+        else:
+            self.app.copy_to_clipboard(words)
+            self.screen.say(f"copied {what}", "ok")
 
     def do_export(self) -> None:
         steps = self.app.live_screen.batch_panel.shown_steps()
