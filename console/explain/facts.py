@@ -45,6 +45,9 @@ length of its ITL column. NaN is unknown."""
 REASONS = tuple(limiter.value for limiter in Limiter)
 _ROW = struct.Struct(f"{len(COLUMNS)}d")
 _CODES = {reason: code for code, reason in enumerate(REASONS)}
+_BARE = frozenset((Limiter.NONE.value, Limiter.PAUSED.value, Limiter.PREEMPTED_NOW.value))
+"""Reasons that come without numbers."""
+
 _UNKNOWN = float("nan")
 _NO_HEAD = (-1.0, _UNKNOWN, _UNKNOWN, 0.0, 0.0, _UNKNOWN)
 _ZERO = bytes(4)
@@ -295,7 +298,7 @@ def _numbers(record: StepRecord, starved: int, attended: int) -> bytes:
         record.token_budget,
         record.input_rows,
         record.input_budget,
-        _CODES.get(record.limiter if head is None else head.reason, 0),
+        _reason(record),
         record.running,
         record.waiting,
         len(record.admissions),
@@ -309,6 +312,15 @@ def _numbers(record: StepRecord, starved: int, attended: int) -> bytes:
         *(_NO_HEAD if head is None else _of_head(head)),
         record.paused,
     )
+
+
+def _reason(record: StepRecord) -> int:
+    """What holds the head, or ended the step where nobody waits; none where a foreign engine leaves the numbers out."""
+    head = record.head
+    if head is None:
+        return 0 if record.waiting else _CODES.get(record.limiter, 0)
+    known = head.reason in _BARE or (head.need is not None and head.have is not None)
+    return _CODES.get(head.reason, 0) if known else 0
 
 
 def _of_head(head: Any) -> tuple[float, float, float, float, float, float]:

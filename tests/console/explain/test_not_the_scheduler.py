@@ -15,7 +15,7 @@ from schedtop.engine.config import EngineConfig
 from schedtop.engine.engine import Engine
 from schedtop.engine.plan import StepPlan, StepResult
 from schedtop.engine.request import Request
-from schedtop.engine.telemetry import StepRecord
+from schedtop.engine.telemetry import Head, StepRecord
 
 
 def answers(count: int = 20) -> list[Request]:
@@ -98,7 +98,11 @@ def test_a_stuck_engine_names_what_holds_its_queue_if_it_has_one(
     run = serve(answers(), 3)
     run.records[-40:] = [
         msgspec.structs.replace(
-            record, recomputed_tokens=record.scheduled_tokens, waiting=waiting, limiter=limiter, head=None
+            record,
+            recomputed_tokens=record.scheduled_tokens,
+            waiting=waiting,
+            limiter=limiter,
+            head=Head(99, limiter, need=5, have=1) if waiting else None,
         )
         for record in run.records[-40:]
     ]

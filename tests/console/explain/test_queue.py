@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -189,3 +191,15 @@ def longest(flags: list[bool]) -> int:
         run = run + 1 if flag else 0
         best = max(best, run)
     return best
+
+
+@pytest.mark.parametrize("bare", [lambda head: None, lambda head: Head(head.number, head.reason)])
+@pytest.mark.parametrize("scene", [lambda: blocked(3000), lambda: large(300), lambda: watermarked(0.5)])
+def test_a_head_without_its_numbers_is_no_evidence(
+    scene: Callable[[], Run], bare: Callable[[Head], Head | None]
+) -> None:
+    run = scene()
+    told = {"head-blocks-smaller", "queue-low-use", "watermark-holds"}
+    assert told & run.findings().keys()
+    records = [msgspec.structs.replace(r, head=bare(r.head)) if r.head else r for r in run.records]
+    assert not told & dataclasses.replace(run, records=records).findings().keys()
