@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,10 +12,11 @@ import numpy as np
 from schedtop.console import text
 from schedtop.console.history import History
 from schedtop.console.state import FLAGS, NUMBER, TOKENS
-from schedtop.engine.telemetry import IntArray, Limiter, RowFlag, StepRecord, row_matrix
+from schedtop.engine.telemetry import IntArray, Limiter, Preemption, RowFlag, StepRecord, row_matrix
 
 if TYPE_CHECKING:
-    from schedtop.console.life import Life, Visit
+    from schedtop.console.life import Life
+    from schedtop.console.walk import Visit
 
 MOST_COUNTED = 512
 """Steps looked at for who got the tokens."""
@@ -32,29 +33,65 @@ class Blame:
     caused: bool = False
 
 
-def read_blames(life: Life, history: History, records: list[StepRecord]) -> Iterator[Blame]:
-    """All of a life, not in order; `records` are those of it."""
-    by_seq = {record.seq: index for index, record in enumerate(records)}
-    starved = {visit.seq for visit in life.visits if visit.phase == "starved"}
-    delivered = -1
-    for visit in life.visits:
-        index = by_seq[visit.seq]
-        if visit.gap_s is not None and visit.gap_s > life.slow_s:
-            words = _why(life, history, records[delivered + 1 : index + 1], starved)
-            yield Blame(visit.seq, visit.step, visit.gap_s, words)
-        if visit.emitted:
-            delivered = index
-        yield from _harm(life, visit, records[index])
-    if life.open_is_slow and records:
-        newest, words = records[-1], _why(life, history, records[delivered + 1 :], starved)
-        yield Blame(newest.seq, newest.step, life.open_gap_s or 0.0, f"no token since: {words}")
-    for record, preemption in life.took:
-        lost = text.plural(preemption.lost_tokens, "token")
-        words = f"took the room of {history.name(preemption.number)}: {lost} to compute again"
-        yield Blame(record.seq, record.step, record.end_s - record.start_s, words, caused=True)
+class Blamer:
+    """Reads the blames of a life as it goes on."""
+
+    def __init__(self, life: Life) -> None:
+        self.life = life
+        self._found: list[Blame] = []
+        self._num_visits = 0
+        self._num_took = 0
+        self._delivered = -1  # the visit that brought the last token
+        self._first_seq: int | None = None
+
+    def through(self, history: History, records: list[StepRecord], last: int) -> None:
+        """Go on by the records that came since, up to seq `last`, after the life did."""
+        life = self.life
+        if self._first_seq is None and records:
+            self._first_seq = records[0].seq
+        places = {record.seq: place for place, record in enumerate(records)}
+        for index in range(self._num_visits, len(life.visits)):
+            visit = life.visits[index]
+            if visit.gap_s is not None and visit.gap_s > life.slow_s:
+                words = self._why(history, records, index, visit.seq)
+                self._found.append(Blame(visit.seq, visit.step, visit.gap_s, words))
+            if visit.emitted:
+                self._delivered = index
+            self._found += _harm(life, visit, records[places[visit.seq]])
+        self._found += (_taken(history, *item) for item in life.took[self._num_took :])
+        self._num_visits, self._num_took = len(life.visits), len(life.took)
+        blames = self._found.copy()
+        if life.open_is_slow:
+            words = self._why(history, records, len(life.visits) - 1, last)
+            blames.append(Blame(last, life.step, life.open_gap_s or 0.0, f"no token since: {words}"))
+        life.blames = sorted(blames, key=lambda blame: blame.seq)
+
+    def _why(self, history: History, records: list[StepRecord], last_visit: int, last: int) -> str:
+        """What made the time since the last delivery long, up to a visit and a seq."""
+        visits = self.life.visits[self._delivered + 1 : last_visit + 1]
+        starved = {visit.seq for visit in visits if visit.phase == "starved"}
+        return _cause(self.life, history, self._since_delivery(history, records, last), starved)
+
+    def _since_delivery(self, history: History, records: list[StepRecord], last: int) -> list[StepRecord]:
+        """The kept records after the one that brought the last token, up to seq `last`."""
+        visits = self.life.visits
+        first = visits[self._delivered].seq + 1 if self._delivered >= 0 else self._first_seq or 0
+        if not records or first < records[0].seq:
+            return list(history.between(first, last))
+        return records[bisect_left(records, first, key=_seq) : bisect_left(records, last + 1, key=_seq)]
 
 
-def _why(life: Life, history: History, span: list[StepRecord], starved: set[int]) -> str:
+def _seq(record: StepRecord) -> int:
+    return record.seq
+
+
+def _taken(history: History, record: StepRecord, preemption: Preemption) -> Blame:
+    lost = text.plural(preemption.lost_tokens, "token")
+    words = f"took the room of {history.name(preemption.number)}: {lost} to compute again"
+    return Blame(record.seq, record.step, record.end_s - record.start_s, words, caused=True)
+
+
+def _cause(life: Life, history: History, span: list[StepRecord], starved: set[int]) -> str:
     """What happened between two deliveries, the strongest cause first. `starved`: seqs of steps that gave nothing."""
     for record, preemption in life.lost:
         if span and span[0].seq <= record.seq <= span[-1].seq:
@@ -74,11 +111,11 @@ def _why(life: Life, history: History, span: list[StepRecord], starved: set[int]
 
 def _budget_cause(history: History, records: list[StepRecord]) -> str:
     """Who got the tokens of steps that gave the request none."""
-    got: Counter[int] = Counter()
-    for record in records[-MOST_COUNTED:]:
-        rows = row_matrix(record)
-        got.update(dict(zip(rows[NUMBER].tolist(), rows[TOKENS].tolist(), strict=True)))
-    who = [(number, tokens) for number, tokens in got.most_common() if tokens]
+    rows = np.concatenate([row_matrix(record) for record in records[-MOST_COUNTED:]], axis=1)
+    numbers, places = np.unique(rows[NUMBER], return_inverse=True)
+    tokens_of = np.bincount(places, weights=rows[TOKENS]).astype(np.int64).tolist()
+    who = [(number, tokens) for number, tokens in zip(numbers.tolist(), tokens_of, strict=True) if tokens]
+    who.sort(key=lambda pair: -pair[1])
     named = [f"{history.name(number)} ({text.plural(tokens, 'token')})" for number, tokens in who[:2]]
     more = [f"{len(who) - 2} more"] if len(who) > 2 else []
     last = records[-1]

@@ -48,9 +48,14 @@ class Span(NamedTuple):
 class Timeline:
     """Spans end to end from `start_s` on, none beyond `until_s`. `at_s` is how far they reach."""
 
-    def __init__(self, start_s: float, until_s: float) -> None:
-        self.at_s, self.until_s = start_s, until_s
+    def __init__(self, start_s: float) -> None:
+        self.at_s, self.until_s = start_s, start_s
         self.spans: list[Span] = []
+
+    def copy(self) -> Timeline:
+        twin = Timeline(self.at_s)
+        twin.until_s, twin.spans = self.until_s, self.spans.copy()
+        return twin
 
     def to(self, end_s: float, phase: str) -> None:
         """Fill up to `end_s`; nothing happens if that is behind."""

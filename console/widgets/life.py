@@ -9,10 +9,11 @@ import numpy as np
 from rich.style import Style
 from schedtop.console import enough, text
 from schedtop.console.columns import Layer, draw_columns
-from schedtop.console.life import Life, Visit, read_life
+from schedtop.console.life import Life, LifeReader
 from schedtop.console.line import Line
 from schedtop.console.phases import PHASES, USUAL, at_times
 from schedtop.console.view import View
+from schedtop.console.walk import Visit
 from schedtop.console.widgets.panel import Panel, Pieces
 from schedtop.console.widgets.queue import why_waiting
 
@@ -51,6 +52,7 @@ n and N go to the next and the previous request."""
         super().__init__(view, id=id)
         self.number = number
         self.life: Life | None = None
+        self._reader = LifeReader(number)
         self.cursor = 0
         self.top = 0
         self.visit: int | None = None
@@ -60,6 +62,7 @@ n and N go to the next and the previous request."""
     def show(self, number: int) -> None:
         """Turn to another request."""
         self.number, self.cursor, self.top, self.visit, self._read_at = number, 0, 0, None, None
+        self._reader = LifeReader(number)
 
     def read(self) -> None:
         """Read the life anew where the moment has moved; while it moves, every few frames are enough."""
@@ -71,7 +74,7 @@ n and N go to the next and the previous request."""
             if same and (self._read_at[1] == moment.seq or (moment.live and self._frames % _REREAD_EVERY)):
                 return
         self._read_at = key
-        found = read_life(self.view.history, moment, self.number, self.view.options.itl_slo_s)
+        found = self._reader.read(self.view.history, moment, self.view.options.itl_slo_s)
         self.life = found if found is not None else self.life
 
     def lines(self, width: int, height: int) -> list[Line]:
@@ -91,7 +94,7 @@ n and N go to the next and the previous request."""
         if life.preemptions:
             pieces.append((f"preempted {life.preemptions}x", "breach"))
         if not life.complete:
-            pieces.append(("its first steps are no longer kept", "warn"))
+            pieces.append(("part of it is not known", "warn"))
         return pieces
 
     def _status(self, life: Life) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from schedtop.console.history import History
-from schedtop.console.life import Life, read_life
+from schedtop.console.life import Life, LifeReader, read_life
 from schedtop.console.phases import PHASES, at_times
 from schedtop.console.rows import Table
 from schedtop.engine.build import build_engine
@@ -162,13 +162,13 @@ def test_one_classification_for_table_and_life() -> None:
     engine = engine_of(num_blocks=1000)
     history = told(engine.header, engine.snapshot(), *run(engine, 300))
     states, looked = set(), 0
-    while looked < 40:
+    while looked < 16:
         record = run(engine, 1)[0]
         history.apply(record)
         if record.prefill_tokens == 0 and history.live.step < 2500:
             continue
         looked += 1
-        if looked == 20:
+        if looked == 8:
             engine.set_knobs({"max_num_scheduled_tokens": 1})
         table = Table(history, history.now())
         for number in history.live.running():
@@ -178,6 +178,40 @@ def test_one_classification_for_table_and_life() -> None:
             assert row.done <= row.prompt and row.computed <= row.needed and row.progress <= 1
             states.add(row.state)
     assert states == {"decode", "prefill", "recompute", "starved"}
+
+
+@pytest.mark.parametrize("slo_s", [SLO_S, None])
+def test_a_life_that_is_read_as_it_goes_on_is_the_one_that_is_read_at_once(slo_s: float | None) -> None:
+    engine = engine_of(num_blocks=1000)
+    history = told(engine.header, engine.snapshot(), *run(engine, 200))
+    watched = history.live.running()[3:6]
+    readers = {number: LifeReader(number) for number in watched}
+    seen = set()
+    for steps in itertools.islice(itertools.cycle((1, 0, 40, 200)), 40):
+        for record in run(engine, steps):
+            history.apply(record)
+        if history.live.step > 2000:
+            engine.set_knobs({"max_num_scheduled_tokens": 1})
+        for number, reader in readers.items():
+            life = reader.read(history, history.now(), slo_s)
+            whole = read_life(history, history.now(), number, slo_s)
+            assert life is not None and whole is not None
+            if life.slow_s == whole.slow_s:
+                assert life == whole
+            seen |= {phase for phase, seconds in life.split().items() if seconds}
+    assert seen >= {"queue", "prefill", "decode", "recompute", "re-queued", "starved"}
+
+
+def test_a_reader_begins_anew_where_the_moment_goes_back() -> None:
+    history = thrashing()
+    number = history.live.running()[0]
+    reader = LifeReader(number)
+    assert reader.read(history, history.now(), SLO_S) is not None
+    life = read_life(history, history.now(), number)
+    assert life is not None
+    moment = history.at(life.visits[len(life.visits) // 2].seq)
+    assert moment is not None
+    assert reader.read(history, moment, SLO_S) == read_life(history, moment, number, SLO_S)
 
 
 def test_time_per_output_token_so_far_is_that_of_its_tokens() -> None:

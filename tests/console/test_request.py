@@ -179,3 +179,30 @@ async def test_a_waiting_request_says_what_it_waits_for() -> None:
         await seat.settle()
         words = f"waits behind r-{head:04d} ({describe_head(record.head)})"
         assert words in seat.lines[1].replace("waits again", "waits")
+
+
+async def test_a_starved_request_is_shown_as_one() -> None:
+    async with seated(link=EngineLink(SyntheticEngine(rate=12.0), 100)) as seat:
+        assert isinstance(seat.link, EngineLink)
+        seat.link.push(seat.link.engine.run_step({"max_num_scheduled_tokens": 2}))
+        await seat.steps(40)
+        starved = seat.app.history.live.running()[-1]
+        seat.app.show_request(starved)
+        await seat.settle()
+        title, bar, _, parts = seat.lines[1:5]
+        assert "starved" in title and "prefill" not in title
+        assert "0000" in bar and " 0  starved" in parts
+        assert "starved 0 tokens" in seat.text and "TPOT" in seat.text and "E2E" in seat.text
+
+
+async def test_what_came_before_the_console_is_blank() -> None:
+    engine = SyntheticEngine(rate=12.0)
+    engine.records(100)
+    number = engine.running[0].arrival.number
+    async with seated(link=EngineLink(engine, 30)) as seat:
+        seat.app.show_request(number)
+        await seat.settle()
+        title, bar, _, parts = seat.lines[1:5]
+        assert "part of it is not known" in title
+        assert "    " in bar
+        assert "unknown" in parts and "prefill 0.0s" not in parts
