@@ -61,7 +61,7 @@ def check_contiguous(name: str, tensor: torch.Tensor) -> None:
 
 
 def check_writable(name: str, tensor: torch.Tensor) -> None:
-    """Check that no two elements share memory, as an expanded tensor's do: a kernel writes each once."""
+    """Check that no axis lies on one element, as an expanded tensor's do: a kernel writes each once."""
     for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
         if length > 1 and stride == 0:
             raise ValueError(f"{name}: an axis has stride 0, so its elements share memory and cannot be written")
@@ -76,6 +76,14 @@ def check_number(name: str, value: float, *, above: float | None = None, at_leas
     if above is not None and value <= above:
         raise ValueError(f"{name}: {value} is not above {above}")
     if at_least is not None and value < at_least:
+        raise ValueError(f"{name}: {value} is below {at_least}")
+
+
+def check_count(name: str, value: int, *, at_least: int) -> None:
+    """Check that a Python number is whole and not too small."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name}: expected a whole number, got {type(value).__name__}")
+    if value < at_least:
         raise ValueError(f"{name}: {value} is below {at_least}")
 
 

@@ -18,6 +18,7 @@ from schedtop.kernels.checks import (
     FLOATS,
     check_batch_values,
     check_cache_pair,
+    check_count,
     check_last_contiguous,
     check_number,
     check_runnable,
@@ -235,15 +236,15 @@ def _check_options(
     soft_cap: float | None,
     num_splits: int | None,
 ) -> None:
-    check_number("max_query_len", max_query_len, at_least=1)
-    check_number("max_seq_len", max_seq_len, at_least=0)
+    check_count("max_query_len", max_query_len, at_least=1)
+    check_count("max_seq_len", max_seq_len, at_least=0)
     check_number("scale", scale, above=0)
     if window is not None:
-        check_number("window", window, at_least=1)
+        check_count("window", window, at_least=1)
     if soft_cap is not None:
         check_number("soft_cap", soft_cap, above=0)
     if num_splits is not None:
-        check_number("num_splits", num_splits, at_least=1)
+        check_count("num_splits", num_splits, at_least=1)
 
 
 def _checked_out(out: torch.Tensor | None, query: torch.Tensor) -> torch.Tensor:

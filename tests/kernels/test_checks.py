@@ -106,6 +106,10 @@ ATTENTION: list[tuple[str, type[Exception], Change]] = [
     ("window", ValueError, lambda old: {**old, "window": 0}),
     ("soft_cap", ValueError, lambda old: {**old, "soft_cap": -1.0}),
     ("num_splits", ValueError, lambda old: {**old, "num_splits": 0}),
+    *(
+        (name, TypeError, lambda old, name=name: {**old, name: 2.0})
+        for name in ("num_splits", "window", "max_query_len")
+    ),
     ("tiling", ValueError, lambda old: {**old, "tiling": Tiling(1, 16, 4, 1)}),
     ("out", ValueError, lambda old: {**old, "out": old["query"][:3]}),
     ("out", TypeError, lambda old: {**old, "out": old["query"].half()}),
