@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 import msgspec
+from schedtop.engine.channel.leftover import remove_leftovers
 from schedtop.engine.channel.listen import default_address
 from schedtop.engine.channel.protocol import ChannelError
 from schedtop.engine.channel.server import ChannelServer
@@ -27,7 +28,6 @@ from schedtop.engine.config import ConfigError, EngineConfig
 from schedtop.engine.leave import leave
 from schedtop.engine.loop import ServiceLoop, Steppable
 from schedtop.engine.sinks import check_sinks, open_sinks
-from schedtop.engine.sweep import sweep_sockets
 from schedtop.engine.telemetry import Bye, Drain, Reply, Stage
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -167,7 +167,7 @@ def serve(config: EngineConfig, owned: bool = False) -> int:
     except (ConfigError, ChannelError) as error:
         return _fail(str(error), 2)
     if not server.address.startswith("tcp:"):
-        sweep_sockets(Path(server.address).parent)
+        remove_leftovers(Path(server.address).parent)
     life = Life()
     life.install()
     server.watch(life.wakes, lambda: life.wakes.recv(4096))

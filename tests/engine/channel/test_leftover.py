@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from schedtop.engine.channel.leftover import remove_leftovers
 from schedtop.engine.channel.spawn import start_engine
 from schedtop.engine.config import EngineConfig
-from schedtop.engine.sweep import sweep_sockets
 
 
 @pytest.fixture(scope="module")
@@ -43,18 +43,18 @@ def name(process: int, number: int = 0) -> str:
 
 def test_what_nobody_listens_on_is_removed(folder: Path, dead: int) -> None:
     bound(folder / name(dead)).close()
-    assert sweep_sockets(folder) == [folder / name(dead)]
+    assert remove_leftovers(folder) == [folder / name(dead)]
     assert not list(folder.iterdir())
 
 
 def test_a_socket_somebody_listens_on_stays_also_with_a_full_backlog(folder: Path, dead: int) -> None:
     with bound(folder / name(dead), listening=True) as listener:
-        assert sweep_sockets(folder) == []
+        assert remove_leftovers(folder) == []
         waiting = [socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) for _ in range(8)]
         for client in waiting:
             client.setblocking(False)
             client.connect_ex(str(folder / name(dead)))
-        assert sweep_sockets(folder) == []
+        assert remove_leftovers(folder) == []
         for client in waiting:
             client.close()
         listener.accept()[0].close()
@@ -62,7 +62,7 @@ def test_a_socket_somebody_listens_on_stays_also_with_a_full_backlog(folder: Pat
 
 def test_a_socket_whose_engine_does_not_listen_yet_stays(folder: Path) -> None:
     with bound(folder / name(os.getpid())):
-        assert sweep_sockets(folder) == []
+        assert remove_leftovers(folder) == []
 
 
 def test_nothing_else_is_touched(folder: Path, dead: int) -> None:
@@ -71,8 +71,8 @@ def test_nothing_else_is_touched(folder: Path, dead: int) -> None:
     bound(folder / "mine.sock").close()
     bound(folder / f"engine-{dead}-x.sock").close()
     before = sorted(folder.iterdir())
-    assert sweep_sockets(folder) == [] and sorted(folder.iterdir()) == before
-    assert sweep_sockets(folder / "missing") == []
+    assert remove_leftovers(folder) == [] and sorted(folder.iterdir()) == before
+    assert remove_leftovers(folder / "missing") == []
 
 
 def test_the_next_engine_sweeps(folder: Path, dead: int) -> None:

@@ -10,10 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 
 _NAME = re.compile(r"engine-(\d+)-[0-9a-f]{8}\.sock")
-"""As `channel.listen.default_address` makes them: the id is that of the process that chose the name."""
+"""As `listen.default_address` makes them: the id is that of the process that chose the name."""
 
 
-def sweep_sockets(folder: Path) -> list[Path]:
+def remove_leftovers(folder: Path) -> list[Path]:
     """Remove what killed engines of this user left in `folder`; the paths removed.
 
     A socket is left alone while somebody listens on it, and while the process that named it lives: an engine that
