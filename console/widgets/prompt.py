@@ -81,17 +81,18 @@ class Prompt(Input):
         if self._changed is not None and self.display:
             self._changed(event.value)
 
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        event.stop()
-        self._finish(event.value)
-
-    def on_key(self, event: Key) -> None:
+    async def on_key(self, event: Key) -> None:
+        """Every key takes effect in its turn: as bindings, those that edit would come behind what was typed later."""
         self.heard = event
-        if event.key == "escape":
-            event.stop()
-            event.prevent_default()
-            self._finish(None)
-        elif event.key in ("question_mark", "f1") and self.on_help is not None:
-            event.stop()
-            event.prevent_default()
+        edits = self._bindings.key_to_bindings.get(event.key, []) if not event.is_printable else []
+        helps = event.key in ("question_mark", "f1") and self.on_help is not None
+        if not (edits or helps or event.key == "escape"):
+            return
+        event.stop()
+        event.prevent_default()
+        if event.key in ("escape", "enter"):
+            self._finish(self.value if event.key == "enter" else None)
+        elif helps and self.on_help is not None:
             self.on_help()
+        else:
+            await self.run_action(edits[0].action)

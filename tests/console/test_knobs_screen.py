@@ -20,6 +20,7 @@ from schedtop.engine.knobs import check_value
 from schedtop.engine.telemetry import EndTrial, Incoming, Notice, SetKnobs, Trial
 from seat import COMPACT, STRIP, WIDE, seated
 from synthetic import SyntheticEngine
+from textual.events import Key
 
 
 class Clock:
@@ -292,6 +293,29 @@ async def test_a_refused_value_stays_to_be_corrected(size: tuple[int, int], type
         assert not seat.app.desk.staged and seat.live.typing
         await seat.press(*["backspace"] * len(typed), *"12", "enter")
         assert seat.app.desk.staged == {"max_num_seqs": 12} and not seat.live.typing
+
+
+async def test_keys_that_edit_take_their_turn_however_fast_they_come() -> None:
+    async with seated() as seat:
+        await seat.press("6", "home", "down", "down", "equals_sign")
+        keys = [
+            "backspace",
+            "backspace",
+            *"998",
+            "left",
+            "9",
+            "enter",
+            *["backspace"] * 9,
+            "2",
+            "end",
+            "1",
+            "enter",
+        ]
+        for key in keys:
+            seat.app.post_message(Key(key, key if len(key) == 1 else None))
+        await seat.settle()
+        # 9998 is refused and stays to be edited, with the cursor at its end.
+        assert seat.app.desk.staged == {"max_num_seqs": 21} and not seat.live.typing
 
 
 async def test_nothing_typed_changes_nothing() -> None:
