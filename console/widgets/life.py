@@ -135,7 +135,7 @@ n and N go to the next and the previous request."""
         chars = [PHASES[kind].letter for kind in kinds]
         bar = Line().add(glyphs.left, palette["muted"]).cells(chars, [self._part_style(kind) for kind in kinds])
         bar.add(glyphs.right, palette["muted"])
-        return [bar, self._phase_marks(life, start_s, length_s, width), self._legend(life, width)]
+        return [bar, self._phase_marks(life, start_s, length_s, width), *self._legend(life, width)]
 
     def _part_style(self, kind: str) -> Style:
         palette, role = self.view.palette, PHASES[kind].role
@@ -143,23 +143,31 @@ n and N go to the next and the previous request."""
             return palette.on("faint", "surface")
         return palette.texture(role) if palette.solid else palette[role]
 
-    def _legend(self, life: Life, width: int) -> Line:
-        """Every part that took time; where there is room and all of the life is known, also those that took none."""
+    def _legend(self, life: Life, width: int) -> list[Line]:
+        """Every part that took time; where one line has room and all is known, also the usual ones that took none."""
         split = life.split()
-        took = {kind: seconds for kind, seconds in split.items() if seconds > 0}
+        took = self._parts({kind: seconds for kind, seconds in split.items() if seconds > 0}, life.slow_s, width)
+        if not life.complete:
+            return took
         usual = {kind: seconds for kind, seconds in split.items() if seconds > 0 or kind in USUAL}
-        line = self._parts(usual if life.complete else took, life.slow_s)
-        return line if line.length <= width else self._parts(took, life.slow_s)
+        lines = self._parts(usual, life.slow_s, width)
+        return lines if len(lines) == 1 else took
 
-    def _parts(self, parts: dict[str, float], slow_s: float) -> Line:
-        palette, line = self.view.palette, Line()
+    def _parts(self, parts: dict[str, float], slow_s: float, width: int) -> list[Line]:
+        palette, lines = self.view.palette, [Line()]
         for kind, seconds in parts.items():
             letter, role = PHASES[kind]
             known = kind != "stalled" or math.isfinite(slow_s)
-            line.add(f" {letter} ", palette.label(role) if palette.solid else palette[role])
-            line.add(f" {kind} ", palette["muted"])
-            line.add(text.duration(seconds) if known else text.UNKNOWN, palette["text"]).add("  ", palette["text"])
-        return line
+            part = Line().add(f" {letter} ", palette.label(role) if palette.solid else palette[role])
+            part.add(f" {kind} ", palette["muted"])
+            part.add(text.duration(seconds) if known else text.UNKNOWN, palette["text"])
+            gap = 2 if lines[-1].length else 0
+            if lines[-1].length + gap + part.length > width:
+                lines.append(Line())
+            else:
+                lines[-1].add(" " * gap, palette["text"])
+            lines[-1].extend(part.pieces)
+        return lines
 
     def _phase_marks(self, life: Life, start_s: float, length_s: float, width: int) -> Line:
         palette = self.view.palette

@@ -195,6 +195,23 @@ async def test_a_starved_request_is_shown_as_one() -> None:
         assert "starved 0 tokens" in seat.text and "TPOT" in seat.text and "E2E" in seat.text
 
 
+async def test_all_parts_of_a_life_are_told_where_the_terminal_is_narrow() -> None:
+    history, _ = lived()
+    long = max(history.finished, key=lambda number: len(set(span_words(history, number))))
+    async with seated(COMPACT, link=EngineLink(SyntheticEngine(rate=12.0, num_blocks=300), 600)) as seat:
+        seat.app.show_request(long)
+        await seat.settle()
+        words = set(span_words(history, long))
+        assert len(words) >= 5
+        assert all(f" {word} " in seat.text for word in words) and "~" not in "".join(seat.lines[2:6])
+
+
+def span_words(history: History, number: int) -> list[str]:
+    life = read_life(history, history.now(), number, 0.08)
+    assert life is not None
+    return [span.phase for span in life.spans]
+
+
 async def test_what_came_before_the_console_is_blank() -> None:
     engine = SyntheticEngine(rate=12.0)
     engine.records(100)
