@@ -132,7 +132,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("filter", ("slash",), "Filter requests", "Words for id or state, !word, kv>40, age>2s", footer="filter"),
     Action("explain", ("x",), "Explain", "Symptoms, their causes, and what to turn", footer="explain"),
     Action("knobs_screen", ("K",), "Knobs screen", "Presets, and what changes did", footer="knobs"),
-    Action("copy", ("y",), "Copy the selected line", "OSC 52, or a file where that fails"),
+    Action("copy", ("y",), "Copy the selected line", "By OSC 52 or tmux; a file where that fails"),
     Action("export", ("e",), "Export the window", "The shown steps as JSONL and CSV", footer="export"),
     Action("screenshot", ("s",), "Screenshot", "SVG and text"),
     Action(

@@ -121,14 +121,22 @@ f keeps the selected request in sight, F keeps the order while values go on chan
         workload = text.clean(header.workload.get("source", ""), 40) if header is not None else ""
         if not workload:
             return ["A workload sends them: start with --workload mixed --rate 2."]
-        told = (event.detail for event in history.of_kind("N") if isinstance(event.detail, Notice))
-        if any(notice.text.startswith(WORKLOAD_ENDED) for notice in told):
+        if self._workload_ended():
             sent = text.plural(totals.submitted, "request")
             return [f"The workload {workload} has ended after {sent}: no more will come."]
         words = [f"The workload {workload} sends none now."]
         if view.replay is None and history.live.knobs.get("rate") is not None:
             words.append("The knob rate in [6] is how many it sends a second.")
         return words
+
+    def _workload_ended(self) -> bool:
+        """By its limit, or because the engine said so since this console came."""
+        history = self.view.history
+        limit = history.header.workload.get("limit") if history.header is not None else None
+        if isinstance(limit, int) and history.live.totals.submitted >= limit:
+            return True
+        told = (event.detail for event in history.of_kind("N") if isinstance(event.detail, Notice))
+        return any(notice.text.startswith(WORKLOAD_ENDED) for notice in told)
 
     def _scroll(self, page: int) -> None:
         numbers = self._listed

@@ -74,6 +74,9 @@ async def test_an_inverted_head_says_so_and_all_that_holds_it(size: tuple[int, i
 
 async def test_an_empty_table_says_why() -> None:
     engine = SyntheticEngine()
+    sent = [engine.header(workload={"source": "mixed", "limit": 0}), engine.snapshot()]
+    async with seated(link=PlayedLink(sent)) as seat:
+        assert "has ended after 0 requests" in seat.text, "the limit says so to a console that came later"
     begin = [engine.header(), engine.snapshot()]
     async with seated(link=PlayedLink(begin)) as seat:
         assert "The workload mixed sends none now" in seat.text and "how many it sends a second" in seat.text
