@@ -9,12 +9,12 @@ from rich.cells import cell_len
 from rich.segment import Segment
 from schedtop.console import text
 from schedtop.console.glyphs import to_ascii
+from textual.events import Key
 from textual.strip import Strip
 from textual.widgets import Input
 
 if TYPE_CHECKING:
     from schedtop.console.screens.base import ConsoleScreen
-    from textual.events import Key
 
 _LEAST_QUESTION = 12
 """Cells a question keeps beside a long text."""
@@ -83,6 +83,11 @@ class Prompt(Input):
 
     async def on_key(self, event: Key) -> None:
         """Every key takes effect in its turn: as bindings, those that edit would come behind what was typed later."""
+        if self._done is None:  # closed by a key before this one: it is the screen's
+            event.stop()
+            event.prevent_default()
+            self.screen._forward_event(Key(event.key, event.character).set_sender(self.app))
+            return
         self.heard = event
         edits = self._bindings.key_to_bindings.get(event.key, []) if not event.is_printable else []
         helps = event.key in ("question_mark", "f1") and self.on_help is not None

@@ -316,6 +316,10 @@ async def test_keys_that_edit_take_their_turn_however_fast_they_come() -> None:
         await seat.settle()
         # 9998 is refused and stays to be edited, with the cursor at its end.
         assert seat.app.desk.staged == {"max_num_seqs": 21} and not seat.live.typing
+        for key in ("equals_sign", *["backspace"] * 2, "9", "enter", "c", "enter"):
+            seat.app.post_message(Key(key, key if len(key) == 1 else None))
+        await seat.settle()
+        assert seat.asked(SetKnobs)[-1].trial_s == 30.0 and seat.app.history.live.knobs["max_num_seqs"] == 9
 
 
 async def test_nothing_typed_changes_nothing() -> None:
