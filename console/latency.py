@@ -93,7 +93,11 @@ class Reading:
     end_s: float
     step: int
     totals: Totals
-    oldest_wait_s: float | None = None
+    oldest_wait_s: float | None
+
+    @classmethod
+    def of(cls, record: StepRecord) -> Reading:
+        return cls(record.end_s, record.step, record.totals, record.oldest_wait_s)
 
 
 class LatencyBuckets:
@@ -124,7 +128,7 @@ class LatencyBuckets:
         self._close()
         bucket = int(record.end_s // BUCKET_S)
         self._open_bucket, self._turns_s = bucket, (bucket + 1) * BUCKET_S
-        self._firsts[bucket] = Reading(record.end_s, record.step, record.totals, record.oldest_wait_s)
+        self._firsts[bucket] = Reading.of(record)
 
     def _close(self) -> None:
         self._settle()

@@ -7,7 +7,7 @@ import math
 from schedtop.console import text
 from schedtop.console.explain import table
 from schedtop.console.explain.facts import Marked
-from schedtop.console.explain.finding import Advice, Finding, Link, Severity, percent
+from schedtop.console.explain.finding import Advice, Finding, Link, Numbers, Severity, percent
 from schedtop.console.explain.window import Mask, Table, Window, most_frequent_reason
 from schedtop.engine.telemetry import KnobChange, Limiter
 
@@ -87,7 +87,7 @@ def _sides(symptom: str, steps: Table, hit: Mask, after: Mask) -> Link:
     """The symptom on both sides of the change; where the queue stood before, too, what held it then."""
     before_share, after_share = float(hit[~after].mean()), float(hit[after].mean())
     num_since, num_before = int(after.sum()), int((~after).sum())
-    numbers = {"before_share": before_share, "after_share": after_share, "steps_since": num_since}
+    numbers: Numbers = {"before_share": before_share, "after_share": after_share, "steps_since": num_since}
     shares = f"in {percent(after_share)} of the {num_since} steps since then"
     shares += f", in {percent(before_share)} of the {num_before} before"
     if symptom == "starved":

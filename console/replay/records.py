@@ -9,7 +9,7 @@ from typing import overload
 from schedtop.console import events, text
 from schedtop.console.events import Event
 from schedtop.console.history import MAX_EVENTS, MAX_FINISHED, MAX_RECORDS, MAX_TEXT_CHARS
-from schedtop.console.latency import BUCKET_S, KINDS, LatencyBuckets, Samples
+from schedtop.console.latency import BUCKET_S, KINDS, LatencyBuckets, Reading, Samples, unserved
 from schedtop.console.replay.source import Source
 from schedtop.engine.telemetry import Arrival, Finish, StepRecord
 
@@ -89,6 +89,8 @@ class RecordedLatency(LatencyBuckets):
         self.source = source
         self.begins_s = source.start_s
         self._known: dict[int, dict[str, Samples] | None] = {}
+        self._readings: dict[int, Reading | None] = {}
+        self._unserved_in: dict[tuple[int, int], tuple[int, int]] = {}
 
     def take(self, record: StepRecord) -> None:
         """They are in the file."""
@@ -107,6 +109,28 @@ class RecordedLatency(LatencyBuckets):
         if missing:
             self._fetch(missing[0], missing[-1])
         return super().columns(kind, end_s, window_s, num_columns, newest)
+
+    def readings(self, first: int, last: int) -> list[Reading]:
+        """Those of the outer seconds alone: each is a step read from the file."""
+        return [found for index in dict.fromkeys((first, last)) if (found := self._reading(index)) is not None]
+
+    def _reading(self, second: int) -> Reading | None:
+        if second not in self._readings:
+            index = self.source.index_at(second * BUCKET_S)
+            record = None if index is None else self.source.record(index)
+            inside = record is not None and record.end_s < (second + 1) * BUCKET_S
+            self._readings[second] = Reading.of(record) if record is not None and inside else None
+        return self._readings[second]
+
+    def unserved(self, first: int, last: int) -> tuple[int, int]:
+        """Of their last steps alone: to read all would take too long."""
+        found = self._unserved_in.get((first, last))
+        if found is None:
+            start, stop = (self.source.index_at(second * BUCKET_S) for second in (first, last + 1))
+            stop = self.source.num_records if stop is None else stop
+            start = stop if start is None else max(start, stop - BLOCK)
+            found = self._unserved_in[first, last] = unserved(self.source.records(start, stop))
+        return found
 
     def _fetch(self, first: int, last: int) -> None:
         if len(self._known) > 4 * MAX_RECORDS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from rich.cells import cell_len
 from rich.style import Style
 from schedtop.console import enough, text
 from schedtop.console.compare import Change, Comparison, Figure, changes, compare
@@ -61,7 +62,8 @@ where running requests get no token in their steps (12% starve) or one waits for
         )
         line.add(words, palette.on("text", under))
         if change.by:
-            line.add(f"  by {text.clean(change.by, 24)}", palette.on("muted", under))
+            by = f"  by {text.clean(change.by)}"
+            line.add(text.fit(by, min(cell_len(by), width - line.length)), palette.on("muted", under))
         return line.pad(width, palette.on("text", under))
 
     def _box(self, change: Change, width: int) -> list[Line]:
