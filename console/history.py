@@ -95,6 +95,7 @@ class History:
         self.header: Header | None = None
         self.stage: Stage | None = None
         self.bye: Bye | None = None
+        self.another = False  # than the one before that answered at its address
         self.max_records, self.max_bytes = max_records, max_bytes
         self.watchers: list[Callable[[Outgoing], None]] = []
         self.keyframe_every = min(KEYFRAME_EVERY, max(1, max_records // 8))
@@ -154,7 +155,7 @@ class History:
         another = self.header is not None and self.header.started_at != header.started_at
         if another:
             self._forget()
-        self.header, self.bye = header, None
+        self.header, self.bye, self.another = header, None, another
         if another:
             since = time.strftime("%H:%M:%S", time.localtime(header.started_at))
             self.note(

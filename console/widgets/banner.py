@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 from rich.style import Style
 from schedtop.console import text
 from schedtop.console.line import Line
 from schedtop.console.view import ReplayStatus, View
 from schedtop.console.widgets.panel import Drawn
+
+_NEW_S = 30.0
+"""How long another engine is told of."""
 
 
 def banner(view: View) -> tuple[str, str] | None:
@@ -33,6 +38,9 @@ def banner(view: View) -> tuple[str, str] | None:
             return f"Waiting for the engine: {text.duration(view.now() - link.since_s)}. q quits.", "warn"
         since_s = stage.elapsed_s + (view.age_s or 0.0)
         return f"Loading: {text.clean(stage.name)}, {text.duration(since_s)}. q quits.", "warn"
+    if history.another and history.header is not None and view.now() - link.since_s < _NEW_S:
+        since = time.strftime("%H:%M:%S", time.localtime(history.header.started_at))
+        return f"Another engine answers here, started at {since}: the steps of the one before are gone.", "warn"
     if view.trial is not None:
         changed = ", ".join(f"{name} {text.value(value)}" for name, value in view.trial.values.items())
         left_s = view.trial.left_s(view.now())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from schedtop.engine.telemetry import (
     StepRecord,
     Trial,
 )
-from seat import COMPACT, STRIP, WIDE, seated
+from seat import COMPACT, PATIENCE_S, STRIP, WIDE, Clock, seated
 from synthetic import SyntheticEngine
 
 
@@ -115,6 +116,26 @@ async def test_the_lost_engine_is_named_by_its_address() -> None:
         link.break_off("the connection was closed")
         await seat.settle()
         assert "No engine at tcp:127.0.0.1:9 for" in seat.text
+
+
+async def test_another_engine_is_told_for_a_while() -> None:
+    first = EngineLink(SyntheticEngine(rate=12.0, num_blocks=300), 20)
+    engine = SyntheticEngine(seed=8, rate=12.0, num_blocks=300)
+    second = EngineLink(engine, 20)
+    second.messages[0] = engine.header(started_at=1_760_000_100.0)
+    clock = Clock()
+    async with seated(link=first, reopen=lambda: second, now=clock) as seat:
+        assert "Another engine" not in seat.text
+        seat.link = second
+        first.break_off("the connection was closed")
+        until_s = time.monotonic() + PATIENCE_S
+        while not second.taken and time.monotonic() < until_s:
+            await seat.pilot.pause(0.01)
+        await seat.settle()
+        assert "Another engine answers here, started at" in seat.lines[1]
+        clock.now_s += 31.0
+        await seat.settle()
+        assert "Another engine" not in seat.lines[1]
 
 
 async def test_the_window_says_how_much_of_it_there_is() -> None:
