@@ -33,7 +33,8 @@ class RequestsPanel(Panel):
     HELP: ClassVar[str] = """\
 STATE    decode, prefill, recompute (prompt and outputs again after a preemption), starved (running, but this
          step gave it no token), wait, preempted (waits again)
-PROMPT   computed/prompt tokens while the prompt is computed    CACHED  prompt tokens the prefix cache gave
+PROMPT   computed/prompt tokens while the prompt is computed; in a recompute, of all tokens it needs
+CACHED   prompt tokens the prefix cache gave
 PROGRESS cached prompt, computed prompt, outputs, and what may still come, in proportion
 KV       blocks held      AGE  since arrival      TTFT, ITL  in ms; ITL is the newest gap
 PREEMPT  how often it was preempted     PRIO  lower is more urgent

@@ -10,7 +10,6 @@ import heapq
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import numpy as np
 from schedtop.engine.telemetry import (
     Arrival,
     RowFlag,
@@ -28,7 +27,8 @@ _CATEGORIES = {SCHEDULER_PID: "step", REQUESTS_PID: "request"}
 
 
 class TraceEvents:
-    """Turns records into events, in order of time. One track per request: queued, chunks, decode, preempted.
+    """Turns records into events, in order of time. One track per request: queued, prefill chunks, decode, starved (it
+    runs, and steps give it no token), preempted, chunks of a recompute.
 
     `start` first, then `add` each record, then `finish`: each yields what is certain to come next.
     """
@@ -38,6 +38,7 @@ class TraceEvents:
         self._pushed = 0
         self._told_us = 0.0
         self._open: dict[int, str] = {}
+        self._prompts: dict[int, int] = {}
         self._last_start_s = 0.0
         self._end_s = 0.0
 
@@ -65,6 +66,7 @@ class TraceEvents:
             self._step(record)
         for finish in record.finishes:
             self._close(finish.number, record.end_s, {"reason": finish.reason, "outputs": finish.output_tokens})
+            self._prompts.pop(finish.number, None)
         self._counters(record)
         self._end_s = max(self._end_s, record.end_s)
         # What the next record tells of began after this one did.
@@ -91,18 +93,20 @@ class TraceEvents:
             args["head"] = describe_head(record.head)
         self._push(record.start_s, _slice("B", f"step {record.step}", SCHEDULER_PID, STEP_TID, args))
         rows = row_columns(record)
-        for index in np.flatnonzero(rows["tokens"]).tolist():
-            self._row(record, {name: int(column[index]) for name, column in rows.items()})
+        for values in zip(*(column.tolist() for column in rows.values()), strict=True):
+            self._row(record, dict(zip(rows, values, strict=True)))
         self._push(record.end_s, _slice("E", f"step {record.step}", SCHEDULER_PID, STEP_TID))
 
     def _row(self, record: StepRecord, row: dict[str, int]) -> None:
         number = row["request"]
-        if row["flags"] & RowFlag.DECODE:
-            if self._open.get(number) != "decode":
-                self._begin(number, "decode", record.start_s)
+        lasting = "starved" if not row["tokens"] else "decode" if row["flags"] & RowFlag.DECODE else None
+        if lasting is not None:
+            if self._open.get(number) != lasting:
+                self._begin(number, lasting, record.start_s)
             return
-        self._close(number, record.start_s)
-        self._begin(number, "prefill", record.start_s, {"tokens": row["tokens"], "after": row["computed"]})
+        again = row["needed"] > self._prompts.get(number, row["needed"])
+        chunk = {"tokens": row["tokens"], "after": row["computed"]}
+        self._begin(number, "recompute" if again else "prefill", record.start_s, chunk)
         self._close(number, record.end_s)
 
     def _happenings(self, record: StepRecord) -> None:
@@ -156,6 +160,7 @@ class TraceEvents:
         self._push(clock_s, event)
 
     def _track(self, arrival: Arrival) -> Event:
+        self._prompts[arrival.number] = arrival.prompt_tokens
         return _name("thread_name", REQUESTS_PID, arrival.number + 1, arrival.id)
 
     # Order

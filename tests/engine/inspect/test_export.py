@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from schedtop.engine.config import ConfigError
+from schedtop.engine.build import build_engine
+from schedtop.engine.config import ConfigError, EngineConfig, WorkloadSpec
 from schedtop.engine.figures import COLUMNS
 from schedtop.engine.inspect import export as exports
 from schedtop.engine.inspect.export import FORMATS, default_path, export
-from schedtop.engine.inspect.trace_events import REQUESTS_PID, SCHEDULER_PID
+from schedtop.engine.inspect.trace_events import REQUESTS_PID, SCHEDULER_PID, trace_events
 from schedtop.engine.recording import Recording
 from schedtop.engine.telemetry import ROW_FIELDS, RowFlag, row_columns, row_matrix
 
@@ -83,7 +84,7 @@ def test_every_request_has_a_named_track_with_its_life(trace: dict[str, Any], re
         int(((rows["tokens"] > 0) & ((rows["flags"] & RowFlag.DECODE) == 0)).sum())
         for rows in (row_columns(record) for record in records if record.rows)
     )
-    assert begun["prefill"] == chunks
+    assert begun["prefill"] + begun["recompute"] == chunks and begun["recompute"]
     assert begun["preempted"] == sum(len(record.preemptions) for record in records)
     assert begun["queued"] == len(ids)
 
@@ -109,6 +110,23 @@ def test_a_recording_that_begins_late_shows_who_was_there(record: Callable[..., 
         e["tid"] - 1 for e in events if e["ph"] == "B" and e["name"] in ("queued", "preempted") and e["ts"] == at_us
     }
     assert begun == set(snapshot.waiting) and snapshot.running
+
+
+def test_a_request_that_runs_without_tokens_is_starved() -> None:
+    workload = WorkloadSpec(source="mixed", rate=8.0)
+    engine = build_engine(EngineConfig(device="sim:llama-3.1-8b@l4", workload=workload))
+    snapshot, records = engine.snapshot(), []
+    for budget in (None, 2):
+        assert engine.set_knobs({"max_num_scheduled_tokens": budget}, None, "test", False).ok
+        records += [step for _ in range(150) if (step := engine.step()) is not None]
+    idle = {
+        number
+        for rows in (row_columns(step) for step in records if step.rows)
+        for number in rows["request"][rows["tokens"] == 0].tolist()
+    }
+    events = list(trace_events(snapshot, records, "a model"))
+    check_slices(events)
+    assert idle and {e["tid"] - 1 for e in events if e["ph"] == "B" and e["name"] == "starved"} == idle
 
 
 def test_counters_and_steps_are_the_records(trace: dict[str, Any], recording: Recording) -> None:
