@@ -254,6 +254,9 @@ class ConsoleApp(App[None], inherit_bindings=False):
 
     def _tick(self) -> None:
         """Let the age of the data count on while nothing arrives."""
+        if isinstance(self._driver, ConsoleDriver) and self._driver.has_hung_up():
+            self._end_by(signal.SIGHUP)  # which is not sent to everybody
+            return
         if time.monotonic() - self._painted_at_s > TICK_S * 0.9:
             self.paint()
 

@@ -3,8 +3,40 @@
 from __future__ import annotations
 
 import os
+import select
+from contextlib import suppress
+from typing import Any
 
 from textual.drivers.linux_driver import LinuxDriver
+
+
+class Outlet:
+    """A terminal's file. Once the terminal is gone what is written is dropped: an error would end the thread that
+    writes, and whoever has something to write would wait for it for ever.
+    """
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, words: str) -> None:
+        with suppress(OSError):
+            self._file.write(words)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._file.flush()
+
+    def fileno(self) -> int:
+        """The number of the file behind it."""
+        number: int = self._file.fileno()
+        return number
+
+
+def has_hung_up(fileno: int) -> bool:
+    """Whether the terminal is gone: its window closed, its connection lost."""
+    poll = select.poll()
+    poll.register(fileno, 0)
+    return any(event & (select.POLLHUP | select.POLLERR | select.POLLNVAL) for _, event in poll.poll(0))
 
 
 class ConsoleDriver(LinuxDriver):
@@ -12,6 +44,14 @@ class ConsoleDriver(LinuxDriver):
 
     Without that a second set of threads would read and write, and what the terminal was like before would be lost.
     """
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._file: Any = Outlet(self._file)
+
+    def has_hung_up(self) -> bool:
+        """Whether the terminal is gone."""
+        return has_hung_up(self.fileno)
 
     def _sigcont_application(self, *_: object) -> None:
         if not self._must_signal_resume:  # which Ctrl+Z leaves behind

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from schedtop.console.driver import has_hung_up
 
 RESTORED = (b"\x1b[?1049l", b"\x1b[?25h", b"\x1b[?1000l", b"\x1b[?1003l", b"\x1b[?2004l")
 """Leave the alternate screen, show the cursor, give back the mouse, stop bracketing pastes."""
@@ -218,6 +219,39 @@ def test_suspended_and_brought_back(home: str) -> None:
     child.wait_for(b"[1]")
     os.kill(child.pid, signal.SIGTERM)
     child.ends_with(128 + signal.SIGTERM)
+
+
+def test_a_terminal_that_goes_away_takes_the_console_with_it(home: str) -> None:
+    """Even if nobody reads any more, so that it waits to be rid of what it drew, when the terminal closes."""
+    child = Child(*CONSOLE, XDG_CONFIG_HOME=home)
+    child.wait_for(b"LIVE")
+    engine, until_s = child.engine(), time.monotonic() + PATIENCE_S
+    spent = Path(f"/proc/{child.pid}/task/{child.pid}/schedstat")
+    before = ""
+    while (now := spent.read_text().split()[0]) != before:  # it draws ten times a second as long as it can
+        assert time.monotonic() < until_s, "somebody reads"
+        before = now
+        time.sleep(1.0)
+    os.close(child.fd)
+    child.fd = os.open(os.devnull, os.O_RDONLY)
+    while not (ended := os.waitpid(child.pid, os.WNOHANG))[0]:
+        assert time.monotonic() < until_s, "it goes on without a terminal"
+        time.sleep(0.05)
+    child.code = os.waitstatus_to_exitcode(ended[1])
+    assert child.code == 128 + signal.SIGHUP
+    while Path(f"/proc/{engine}").exists():
+        assert time.monotonic() < until_s, "its engine goes on"
+        time.sleep(0.05)
+
+
+def test_a_closed_terminal_is_seen_by_who_gets_no_signal() -> None:
+    ours, theirs = pty.openpty()
+    try:
+        assert not has_hung_up(theirs)
+        os.close(ours)
+        assert has_hung_up(theirs)
+    finally:
+        os.close(theirs)
 
 
 def attributes(child: Child) -> list[object]:
