@@ -9,11 +9,12 @@ from typing import Any
 
 import msgspec
 from schedtop.engine import __version__
-from schedtop.engine.case_source import CaseSource, CaseWorker, looks_like_case
+from schedtop.engine.case_source import CaseSource, CaseWorker
 from schedtop.engine.clock import RealClock, SimulatedClock
 from schedtop.engine.config import ConfigError, EngineConfig, SchedulerConfig, check_scheduler_config
 from schedtop.engine.engine import Engine
 from schedtop.engine.golden import Case, read_case
+from schedtop.engine.inputs import looks_like_case
 from schedtop.engine.knobs import BY_NAME, KnobError, check_value
 from schedtop.engine.runner.files import check_extra, look_up
 from schedtop.engine.scheduler.scheduler import Scheduler

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from schedtop.engine.engine import Engine
 from schedtop.engine.golden import Case, CaseModel, prompt_tokens
-from schedtop.engine.inputs import odd_file
 from schedtop.engine.plan import StepPlan, StepResult
 from schedtop.engine.request import Request
 
 STEP_S = 1.0
 """Case steps are a second apart on the engine's clock: arrivals of step s come at s seconds."""
-
-
-def looks_like_case(path: Path) -> bool:
-    """A JSON object that opens with the keys of a case; reads only its first bytes."""
-    if odd_file(path):
-        return False
-    try:
-        with path.open("rb") as file:
-            head = file.read(65_536)
-    except OSError:
-        return False
-    return head.lstrip()[:1] == b"{" and b'"config"' in head and b'"block_size"' in head
 
 
 class CaseWorker:

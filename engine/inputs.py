@@ -16,3 +16,15 @@ def odd_file(path: Path) -> str | None:
     except (OSError, ValueError):
         return None
     return f"{path}: a pipe, socket or device: name a file" if odd else None
+
+
+def looks_like_case(path: Path) -> bool:
+    """A JSON object that opens with the keys of a case; reads only its first bytes."""
+    if odd_file(path):
+        return False
+    try:
+        with path.open("rb") as file:
+            head = file.read(65_536)
+    except OSError:
+        return False
+    return head.lstrip()[:1] == b"{" and b'"config"' in head and b'"block_size"' in head

@@ -140,3 +140,16 @@ def test_importing_telemetry_loads_no_other_room_of_the_engine() -> None:
     loaded = loaded_by("import schedtop.engine.telemetry, schedtop.engine.knobs")
     ours = {name for name in loaded if name.startswith("schedtop.")}
     assert ours == {"schedtop.engine", "schedtop.engine.telemetry", "schedtop.engine.knobs"}
+
+
+def test_help_loads_nothing_that_is_slow_to_load() -> None:
+    loaded = loaded_by("import schedtop.console.cli.main")
+    assert not loaded & {"numpy", "textual", "rich", "torch", "schedtop.engine.engine"}
+
+
+def test_what_an_engine_is_started_from_loads_no_engine() -> None:
+    """The engine builds in its own process while this one loads the console: it must be on its way early."""
+    loaded = loaded_by(
+        "from schedtop.console.cli import open_console, idle_flags; import schedtop.engine.channel.spawn"
+    )
+    assert not loaded & {"textual", "torch", "schedtop.engine.engine", "schedtop.engine.build"}

@@ -9,8 +9,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 from schedtop.console.cli.errors import CommandError
-from schedtop.engine.case_source import looks_like_case
 from schedtop.engine.config import EngineConfig, WorkloadSpec
+from schedtop.engine.inputs import looks_like_case
 from schedtop.engine.sim.spec import PREFIX
 from schedtop.engine.workload.shown import flag_of
 

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from schedtop.engine.case_source import looks_like_case
 from schedtop.engine.config import ConfigError
 from schedtop.engine.generate import read_prompt
-from schedtop.engine.inputs import odd_file
+from schedtop.engine.inputs import looks_like_case, odd_file
 from schedtop.engine.recording.arrivals import looks_like_recording
 from schedtop.engine.runner.files import GGUF_MAGIC
 from schedtop.engine.sim.linear import read_calibration

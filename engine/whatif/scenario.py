@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 from schedtop.engine.build import build_engine, case_engine
-from schedtop.engine.case_source import looks_like_case
 from schedtop.engine.config import ConfigError, EngineConfig, SchedulerConfig, check_scheduler_config
 from schedtop.engine.engine import Engine
 from schedtop.engine.golden import read_case
 from schedtop.engine.headless import Ahead, run_through
+from schedtop.engine.inputs import looks_like_case
 from schedtop.engine.knobs import BY_NAME, KnobError, check_value
 from schedtop.engine.request import Request
 from schedtop.engine.sim.spec import PREFIX, SimDevice
