@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-_WITHIN_S = 2.0
+WITHIN_S = 2.0
 
 
 def into_tmux(words: str) -> bool:
@@ -15,7 +15,7 @@ def into_tmux(words: str) -> bool:
     command = ["tmux", "load-buffer", "-w", "-"]
     try:
         done = subprocess.run(
-            command, input=words.encode("utf-8", "replace"), capture_output=True, timeout=_WITHIN_S, check=False
+            command, input=words.encode("utf-8", "replace"), capture_output=True, timeout=WITHIN_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return False

@@ -7,13 +7,18 @@ import time
 from pathlib import Path
 
 import pytest
+from schedtop.console import clipboard
 from seat import PATIENCE_S, Seat, seated
 
 
-def _tmux(folder: Path, script: str) -> None:
+def _tmux(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tmux that we are inside of; it may take its time."""
     program = folder / "tmux"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("TMUX", "/tmp/tmux-0/default,1,0")
+    monkeypatch.setattr(clipboard, "WITHIN_S", PATIENCE_S)
 
 
 async def _shown(seat: Seat, words: str) -> bool:
@@ -24,9 +29,7 @@ async def _shown(seat: Seat, words: str) -> bool:
 
 
 async def test_inside_tmux_tmux_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _tmux(tmp_path, f'echo "$@" > {tmp_path}/asked; cat > {tmp_path}/got')
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("TMUX", "/tmp/tmux-0/default,1,0")
+    _tmux(tmp_path, f'echo "$@" > {tmp_path}/asked; cat > {tmp_path}/got', monkeypatch)
     async with seated(output_dir=tmp_path) as seat:
         await seat.press("3", "y")
         assert await _shown(seat, "tmux has it")
@@ -36,9 +39,7 @@ async def test_inside_tmux_tmux_copies(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 async def test_a_tmux_that_takes_nothing_leaves_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _tmux(tmp_path, "exit 1")
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.setenv("TMUX", "/tmp/tmux-0/default,1,0")
+    _tmux(tmp_path, "exit 1", monkeypatch)
     async with seated(output_dir=tmp_path) as seat:
         await seat.press("3", "y")
         assert await _shown(seat, "schedtop-copy.txt")
