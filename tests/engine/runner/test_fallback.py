@@ -117,8 +117,8 @@ def test_open_model_on_kernels(lab: Any, tmp_path: Path, monkeypatch: pytest.Mon
     )
     opened: list[Any] = []
 
-    def on_kernels(*args: Any) -> Any:
-        opened.append(open_model(*args, kernels=True))
+    def on_kernels(*args: Any, **more: Any) -> Any:
+        opened.append(open_model(*args, **more, kernels=True))
         return opened[0]
 
     monkeypatch.setattr("schedtop.engine.runner.open.open_model", on_kernels)
