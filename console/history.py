@@ -15,7 +15,7 @@ from itertools import islice
 
 from schedtop.console import events, text
 from schedtop.console.events import Event
-from schedtop.console.latency import BUCKET_S, LatencyBuckets, Samples, of_records
+from schedtop.console.latency import BUCKET_S, LatencyBuckets, Reading, Samples, of_records
 from schedtop.console.state import State, Tracked
 from schedtop.engine.telemetry import (
     Arrival,
@@ -353,7 +353,12 @@ class History:
         start = min(start, stop - 2)
         if start < 0 or stop - start < 2:
             return None
-        first, last = records[start], records[stop - 1]
+        first, last = Reading.of(records[start]), records[stop - 1]
+        if start == 0:  # the totals of each second outlive the records
+            known = self.latency.readings(
+                int((moment.clock_s - span_s) // BUCKET_S) + 1, int(first.end_s // BUCKET_S)
+            )
+            first = min([first, *known], key=lambda reading: reading.end_s)
         elapsed_s = last.end_s - first.end_s
         return _rates(first.totals, last.totals, elapsed_s) if elapsed_s > 0 else None
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
 from schedtop.console.history import KEYFRAME_EVERY, History
 from schedtop.console.latency import Samples, collect, merge
-from schedtop.engine.telemetry import Arrival, Bye, Notice, Refusal, StepRecord, TextDelta
+from schedtop.engine.telemetry import Arrival, Bye, Notice, Refusal, StepRecord, TextDelta, Totals
 from synthetic import SyntheticEngine
 
 BUSY = {"rate": 12.0, "num_blocks": 300}
@@ -186,6 +188,28 @@ def test_notices_texts_and_the_end_are_kept() -> None:
     assert history.events[-1].describe() == "warning: disk full: recording stopped"
     assert history.texts[400] == "Hello world"
     assert history.bye is not None and history.bye.reason == "drained"
+
+
+def test_rates_reach_back_further_than_the_records_are_kept() -> None:
+    source, short, whole = SyntheticEngine(**BUSY), History(max_records=64), History()
+    messages = [source.header(), source.snapshot(), *source.records(600)]
+    for message in messages:
+        short.apply(message)
+        whole.apply(message)
+    assert short.live.clock_s - short.records[0].end_s < 10 < short.live.clock_s
+    found, wanted = short.rates(short.now(), span_s=10.0), whole.rates(whole.now(), span_s=10.0)
+    assert found is not None and wanted is not None
+    assert 9.0 <= found.span_s <= 10.0 <= wanted.span_s + 0.2
+    first, last = (history_totals(messages, span_s) for span_s in (found.span_s, 0.0))
+    assert found.output_tokens == pytest.approx((last.output_tokens - first.output_tokens) / found.span_s)
+    hits, prompts = last.cached_tokens - first.cached_tokens, last.prompt_tokens - first.prompt_tokens
+    assert found.hit_rate == pytest.approx(hits / prompts)
+
+
+def history_totals(messages: list[Any], before_end_s: float) -> Totals:
+    """The totals of the record that ended so long before the last."""
+    records = [message for message in messages if isinstance(message, StepRecord)]
+    return min(records, key=lambda record: abs(records[-1].end_s - before_end_s - record.end_s)).totals
 
 
 def test_rates_are_differences_over_the_engines_clock() -> None:
