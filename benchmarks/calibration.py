@@ -24,16 +24,16 @@ from typing import Any
 
 import msgspec
 from schedtop.engine.build import build_engine
-from schedtop.engine.config import EngineConfig, WorkloadSpec
-from schedtop.engine.engine import Engine
-from schedtop.engine.headless import step_through
-from schedtop.engine.report import Report
+from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
+from schedtop.engine.contract.telemetry import Header, StepRecord
+from schedtop.engine.decide_again.recorded_scenario import config_of
+from schedtop.engine.decide_again.scenario import Scenario
+from schedtop.engine.offline.headless import step_through
+from schedtop.engine.offline.report import Report
 from schedtop.engine.sim.calibrate import calibrate, fit_text, write_device
 from schedtop.engine.sim.spec import CalibratedDevice
-from schedtop.engine.telemetry import Header, StepRecord
+from schedtop.engine.step.engine import Engine
 from schedtop.engine.whatif.compare import run
-from schedtop.engine.whatif.recorded import config_of
-from schedtop.engine.whatif.scenario import Scenario
 
 FITTED = WorkloadSpec(source="burst", seed=1, rate=1.0, scale=0.4)
 PREDICTED = WorkloadSpec(source="mixed", seed=2, rate=1.0, scale=0.1)

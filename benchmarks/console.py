@@ -118,8 +118,8 @@ def _steady_engine(step_s: float, running: int) -> Any:
     """A simulated engine whose steps all take `step_s` and whose batch is always full."""
     import numpy as np
     from schedtop.engine.build import build_engine
-    from schedtop.engine.config import EngineConfig, WorkloadSpec
-    from schedtop.engine.request import Request
+    from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
+    from schedtop.engine.handoff.request import Request
 
     class Steady:
         def step_s(self, features: object) -> float:
@@ -231,7 +231,7 @@ def hour(rate: float, running: int, kept: int = 20_000) -> dict[str, float]:
     """
     from msgspec.structs import replace
     from schedtop.console.explain.log import Log
-    from schedtop.console.history import History
+    from schedtop.console.past.history import History
     from schedtop.engine.channel.protocol import decode_outgoing, encode
 
     engine = _steady_engine(1 / rate, running)

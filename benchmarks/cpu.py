@@ -75,8 +75,8 @@ def serve_ours(model: str, concurrency: int, speculation: int) -> None:
     import numpy as np
     from cpu_load import Meter, Tokens, obey
     from schedtop.engine.build import build_engine
-    from schedtop.engine.config import EngineConfig
-    from schedtop.engine.request import Request
+    from schedtop.engine.contract.config import EngineConfig
+    from schedtop.engine.handoff.request import Request
 
     scheduler = {
         "max_num_seqs": concurrency,
@@ -112,8 +112,8 @@ def serve_ours(model: str, concurrency: int, speculation: int) -> None:
 def weights_folder(model: str) -> str:
     """The folder both engines load; a pulled model is expanded first."""
     import torch
-    from schedtop.engine.runner.convert import convert
-    from schedtop.engine.runner.files import find_model
+    from schedtop.engine.runner.loading.convert_gguf import convert
+    from schedtop.engine.runner.loading.model_files import find_model
 
     files = find_model(model)
     return files.source if files.gguf is None else convert(files, torch.bfloat16).source

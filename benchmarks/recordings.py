@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from schedtop.console.state import State
+from schedtop.console.past.state import State
 from schedtop.engine.build import build_engine
-from schedtop.engine.config import EngineConfig, WorkloadSpec
-from schedtop.engine.engine import Engine
+from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.recording import Recording, RecordingWriter
-from schedtop.engine.request import Request
+from schedtop.engine.step.engine import Engine
 from schedtop.engine.workload.source import Source
 
 SEEKS = 500

@@ -19,12 +19,12 @@ import time
 from pathlib import Path
 
 import msgspec
-from schedtop.engine.collector import calm_collector
-from schedtop.engine.golden import Case, CaseModel, CaseRequest, prompt_tokens, read_case
+from schedtop.engine.golden.case import Case, CaseModel, CaseRequest, prompt_tokens, read_case
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.kv.prefix_cache import extend_keys
-from schedtop.engine.observer import Observer, Timing
-from schedtop.engine.request import Request
 from schedtop.engine.scheduler.scheduler import Scheduler
+from schedtop.engine.step.garbage import calm_collector
+from schedtop.engine.step.observer import Observer, Timing
 
 
 def run(case: Case, prompts: list[Request], telemetry: bool) -> tuple[int, float]:

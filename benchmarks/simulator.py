@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from schedtop.engine.config import EngineConfig, WorkloadSpec
-from schedtop.engine.headless import run_headless
+from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
+from schedtop.engine.offline.headless import run_headless
 
 DEVICE = "sim:llama-3.1-8b@h100"
 HOUR_S = 3600.0

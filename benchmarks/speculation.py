@@ -27,9 +27,9 @@ from typing import Any
 
 from cpu_load import make_prompts
 from schedtop.engine.build import build_engine
-from schedtop.engine.config import EngineConfig
-from schedtop.engine.engine import Engine
-from schedtop.engine.request import Request, SamplingParams
+from schedtop.engine.contract.config import EngineConfig
+from schedtop.engine.handoff.request import Request, SamplingParams
+from schedtop.engine.step.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ def write_variant(source: str, folder: Path, layers: int | None, more: int) -> s
 def model_folder(name: str) -> str:
     """Where a model lies as a folder; a pulled one is converted, as it is for serving."""
     import torch
-    from schedtop.engine.runner.convert import convert
-    from schedtop.engine.runner.files import find_model
+    from schedtop.engine.runner.loading.convert_gguf import convert
+    from schedtop.engine.runner.loading.model_files import find_model
 
     files = find_model(name)
     return files.source if files.gguf is None else convert(files, torch.float32).source

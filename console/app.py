@@ -17,25 +17,25 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from platformdirs import user_config_path
 from rich.text import Text
 from schedtop.console.actions import LIVE, TURNS, Registry, key_name, load_keymap
-from schedtop.console.desk import KnobDesk
-from schedtop.console.driver import ConsoleDriver
-from schedtop.console.explain.desk import ExplainDesk
+from schedtop.console.drawing.glyphs import ASCII, UNICODE
+from schedtop.console.drawing.styles import Palette
+from schedtop.console.explain.watch import ExplainDesk
 from schedtop.console.explain.window import Bounds
 from schedtop.console.feed import Feed, Link
-from schedtop.console.forecast import Forecaster, Foretell
-from schedtop.console.glyphs import ASCII, UNICODE
-from schedtop.console.history import History
+from schedtop.console.knobs.forecast import Forecaster, Foretell
+from schedtop.console.knobs.staged import KnobDesk
+from schedtop.console.knobs.trial import Trials
 from schedtop.console.messages import DataArrived, ReplyReceived
 from schedtop.console.options import ConsoleOptions
-from schedtop.console.palette import Palette
+from schedtop.console.past.history import History
 from schedtop.console.screens.base import Commands, ConsoleScreen
 from schedtop.console.screens.explain import ExplainScreen
 from schedtop.console.screens.knobs import KnobsScreen
 from schedtop.console.screens.live import LiveScreen
 from schedtop.console.screens.request import RequestScreen
-from schedtop.console.trial import Trials
+from schedtop.console.terminal.driver import ConsoleDriver
 from schedtop.console.view import View
-from schedtop.engine.telemetry import Drain, Incoming, Notice, Reply
+from schedtop.engine.contract.telemetry import Drain, Incoming, Notice, Reply
 from schedtop.themes.load import DEFAULT, Theme, load_themes
 from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver

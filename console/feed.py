@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from schedtop.console import text
-from schedtop.console.history import History
+from schedtop.console.drawing import text
+from schedtop.console.past.history import History
 from schedtop.console.view import LinkStatus
-from schedtop.engine.telemetry import PROTOCOL, Bye, Header, Incoming, Outgoing, Reply
+from schedtop.engine.contract.telemetry import PROTOCOL, Bye, Header, Incoming, Outgoing, Reply
 
 _LOOK_S = 0.25
 _RETRY_S = (1.0, 2.0, 4.0, 8.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedtop.engine.telemetry import Reply
+from schedtop.engine.contract.telemetry import Reply
 from textual.message import Message
 
 

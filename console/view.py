@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from schedtop.console.glyphs import Glyphs
-from schedtop.console.history import History, Moment
+from schedtop.console.drawing.glyphs import Glyphs
+from schedtop.console.drawing.styles import Palette
+from schedtop.console.knobs.trial import Pending
 from schedtop.console.options import ConsoleOptions
-from schedtop.console.palette import Palette
-from schedtop.console.trial import Pending
+from schedtop.console.past.history import History, Moment
 
 WINDOWS_S = (10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
 STEPS_PER_COLUMN = (1, 2, 4, 8, 16, 32, 64)

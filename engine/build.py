@@ -9,19 +9,19 @@ from typing import Any
 
 import msgspec
 from schedtop.engine import __version__
-from schedtop.engine.case_source import CaseSource, CaseWorker
-from schedtop.engine.clock import RealClock, SimulatedClock
-from schedtop.engine.config import ConfigError, EngineConfig, SchedulerConfig, check_scheduler_config
-from schedtop.engine.engine import Engine
-from schedtop.engine.golden import Case, read_case
-from schedtop.engine.inputs import looks_like_case
-from schedtop.engine.knobs import BY_NAME, KnobError, check_value
-from schedtop.engine.runner.files import check_extra, look_up
+from schedtop.engine.contract.config import ConfigError, EngineConfig, SchedulerConfig, check_scheduler_config
+from schedtop.engine.contract.knobs import BY_NAME, KnobError, check_value
+from schedtop.engine.contract.telemetry import PROTOCOL, Header
+from schedtop.engine.files.read import looks_like_case
+from schedtop.engine.golden.case import Case, read_case
+from schedtop.engine.golden.source import CaseSource, CaseWorker
+from schedtop.engine.runner.loading.model_files import check_extra, look_up
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.sim.memory import PoolSettings
 from schedtop.engine.sim.spec import PREFIX, SimDevice, parse_device
 from schedtop.engine.sim.worker import SimWorker
-from schedtop.engine.telemetry import PROTOCOL, Header
+from schedtop.engine.step.clock import RealClock, SimulatedClock
+from schedtop.engine.step.engine import Engine
 from schedtop.engine.workload.source import Source
 
 MAX_MODEL_LEN = 32_768
@@ -169,12 +169,12 @@ def _build_real(
     config: EngineConfig, settings: dict[str, Any], on_stage: OnStage, on_input: Callable[[Any], None]
 ) -> Engine:
     files = look_up(config)
-    from schedtop.engine.runner.hub import fetch
+    from schedtop.engine.runner.loading.hub import fetch
 
     if files.on_hub:
         on_stage(f"fetching {files.name}")
         fetch(files)
-    from schedtop.engine.runner.open import open_model
+    from schedtop.engine.runner.loading.open import open_model
 
     worker, info = open_model(config, on_stage, on_input=on_input)
     settings = {**info.defaults, **settings, "sliding_window": info.sliding_window}

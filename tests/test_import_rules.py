@@ -78,7 +78,7 @@ def allowed(path: Path, name: str) -> bool:
                 return False
             if rest[0] == "cli" or top != "schedtop":
                 return True
-            shared = ("engine.telemetry", "engine.figures", "engine.knobs", "console", "themes")
+            shared = ("engine.contract", "console", "themes")
             return is_under(name, *(f"schedtop.{room}" for room in shared))
 
 
@@ -91,23 +91,23 @@ def test_a_file_imports_only_what_its_room_may(path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "name", "fine"),
     [
-        ("engine/loop.py", "schedtop.console.app", False),
-        ("engine/loop.py", "schedtop.themes", False),
-        ("engine/loop.py", "textual.app.App", False),
-        ("engine/loop.py", "torch", False),
-        ("engine/loop.py", "kernels.norm", False),
+        ("engine/serving/loop.py", "schedtop.console.app", False),
+        ("engine/serving/loop.py", "schedtop.themes", False),
+        ("engine/serving/loop.py", "textual.app.App", False),
+        ("engine/serving/loop.py", "torch", False),
+        ("engine/serving/loop.py", "kernels.norm", False),
         ("engine/sim/worker.py", "torch.nn", False),
-        ("engine/runner/lean.py", "torch.nn", True),
-        ("engine/runner/lean.py", "schedtop.kernels", True),
-        ("engine/loop.py", "schedtop.engine.telemetry", True),
-        ("kernels/norm.py", "schedtop.engine.plan", False),
+        ("engine/runner/models/llama.py", "torch.nn", True),
+        ("engine/runner/models/llama.py", "schedtop.kernels", True),
+        ("engine/serving/loop.py", "schedtop.engine.contract.telemetry", True),
+        ("kernels/norm.py", "schedtop.engine.handoff.plan", False),
         ("kernels/norm.py", "triton", True),
         ("themes/load.py", "numpy", False),
         ("themes/load.py", "tomllib", True),
-        ("console/app.py", "schedtop.engine.engine", False),
-        ("console/app.py", "schedtop.engine.telemetry.StepRecord", True),
+        ("console/app.py", "schedtop.engine.step.engine", False),
+        ("console/app.py", "schedtop.engine.contract.telemetry.StepRecord", True),
         ("console/app.py", "schedtop.engine.telemetry_extra", False),
-        ("console/cli/main.py", "schedtop.engine.engine", True),
+        ("console/cli/main.py", "schedtop.engine.step.engine", True),
         ("console/cli/main.py", "torch", False),
     ],
 )
@@ -125,9 +125,9 @@ def loaded_by(statement: str) -> set[str]:
 @pytest.mark.parametrize(
     "statement",
     [
-        "import schedtop.engine.engine, schedtop.engine.build",
-        "import schedtop.engine.telemetry, schedtop.engine.knobs",
-        "from schedtop.engine.build import build_engine; from schedtop.engine.config import EngineConfig;"
+        "import schedtop.engine.step.engine, schedtop.engine.build",
+        "import schedtop.engine.contract.telemetry, schedtop.engine.contract.knobs",
+        "from schedtop.engine.build import build_engine; from schedtop.engine.contract.config import EngineConfig;"
         " build_engine(EngineConfig(scheduler={'num_blocks': 64})).step()",
     ],
 )
@@ -137,19 +137,20 @@ def test_a_simulating_engine_loads_neither_textual_nor_torch(statement: str) -> 
 
 
 def test_importing_telemetry_loads_no_other_room_of_the_engine() -> None:
-    loaded = loaded_by("import schedtop.engine.telemetry, schedtop.engine.knobs")
+    loaded = loaded_by("import schedtop.engine.contract.telemetry, schedtop.engine.contract.knobs")
     ours = {name for name in loaded if name.startswith("schedtop.")}
-    assert ours == {"schedtop.engine", "schedtop.engine.telemetry", "schedtop.engine.knobs"}
+    rooms = {"schedtop.engine", "schedtop.engine.contract"}
+    assert ours == rooms | {"schedtop.engine.contract.telemetry", "schedtop.engine.contract.knobs"}
 
 
 def test_help_loads_nothing_that_is_slow_to_load() -> None:
     loaded = loaded_by("import schedtop.console.cli.main")
-    assert not loaded & {"numpy", "textual", "rich", "torch", "schedtop.engine.engine"}
+    assert not loaded & {"numpy", "textual", "rich", "torch", "schedtop.engine.step.engine"}
 
 
 def test_what_an_engine_is_started_from_loads_no_engine() -> None:
     """The engine builds in its own process while this one loads the console: it must be on its way early."""
     loaded = loaded_by(
-        "from schedtop.console.cli import open_console, idle_flags; import schedtop.engine.channel.spawn"
+        "from schedtop.console.cli import open_console, unused_flags; import schedtop.engine.channel.spawn"
     )
-    assert not loaded & {"textual", "torch", "schedtop.engine.engine", "schedtop.engine.build"}
+    assert not loaded & {"textual", "torch", "schedtop.engine.step.engine", "schedtop.engine.build"}

@@ -98,7 +98,7 @@ def test_what_the_wheel_holds_can_be_imported_without_the_checkout(wheel: zipfil
     wheel.extractall(tmp_path)
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "import schedtop.engine.build, schedtop.engine.golden\n"
+        "import schedtop.engine.build, schedtop.engine.golden.case\n"
         "print(schedtop.engine.build.__file__)"
     )
     # Without site hooks an editable install cannot answer for the wheel; its dependencies come by path.

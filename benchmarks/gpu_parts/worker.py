@@ -53,8 +53,8 @@ def _config(transformers: Any, bench: Bench) -> Any:
 
 
 def _decoder(bench: Bench, model: Any) -> tuple[Any, Any]:
-    from schedtop.engine.runner.backend import make_kernel_decoder
-    from schedtop.engine.runner.cache import CacheShape, PagedCache
+    from schedtop.engine.runner.gpu.backend import make_kernel_decoder
+    from schedtop.engine.runner.models.kv_cache import CacheShape, PagedCache
 
     shape = bench.sizes.model
     layout = CacheShape(shape.layers, 16, shape.kv_heads, shape.head_size, BF16)
@@ -65,10 +65,10 @@ def _decoder(bench: Bench, model: Any) -> tuple[Any, Any]:
 
 def _decode(bench: Bench, decoder: Any, cache: Any, rows: int, graphs: bool) -> tuple[float, np.ndarray]:
     """Median ms of a decode step, and the ids of every step, [steps, rows]; prompts are prefilled in one step."""
-    from schedtop.engine.config import SchedulerConfig
-    from schedtop.engine.request import Request
-    from schedtop.engine.runner.graphs import CudaRecorder, DecodeGraphs
-    from schedtop.engine.runner.kernel_sampler import KernelSampler
+    from schedtop.engine.contract.config import SchedulerConfig
+    from schedtop.engine.handoff.request import Request
+    from schedtop.engine.runner.gpu.graphs import CudaRecorder, DecodeGraphs
+    from schedtop.engine.runner.gpu.kernel_sampler import KernelSampler
     from schedtop.engine.runner.worker import ModelWorker
     from schedtop.engine.scheduler.scheduler import Scheduler
 

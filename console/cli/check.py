@@ -9,7 +9,7 @@ import click
 import msgspec
 from schedtop.console.cli.errors import FAILED, CommandError
 from schedtop.console.cli.recording_flags import opened, progress
-from schedtop.engine.slo import parse_slo
+from schedtop.engine.contract.slo import parse_slo
 
 
 @click.command("check")

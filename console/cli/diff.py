@@ -21,7 +21,7 @@ def command(ctx: click.Context, a: Path, b: Path, as_json: bool) -> None:
 
     Exit code 0 if every step is the same, 1 if not. Times of real devices are no difference.
     """
-    from schedtop.engine.inspect.diff import diff
+    from schedtop.engine.decide_again.diff import diff
 
     with (
         opened(a) as left,

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import click
 from schedtop.console.cli.errors import CommandError, check_positive
-from schedtop.engine.config import EngineConfig, WorkloadSpec
-from schedtop.engine.knobs import KNOBS, Knob, check_value
+from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
+from schedtop.engine.contract.knobs import KNOBS, Knob, check_value
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -132,7 +132,7 @@ def engine_config(flags: Mapping[str, Any], **changes: Any) -> EngineConfig:
     values["real_time"] = bool(flags.get("real_time"))
     values.update(changes)
     config = EngineConfig(**values)
-    from schedtop.console.cli.idle_flags import refuse_idle
+    from schedtop.console.cli.unused_flags import refuse_idle
 
     refuse_idle(config, flags.get("real_time"))
     return config

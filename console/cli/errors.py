@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import click
-from schedtop.engine.inputs import odd_file
+from schedtop.engine.files.read import odd_file
 
 BAD_INPUT = 2
 FAILED = 1

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 from schedtop.console.cli.errors import check_positive
 from schedtop.console.cli.recording_flags import opened
-from schedtop.engine.slo import Slo, parse_slo
-from schedtop.engine.telemetry import Outgoing
+from schedtop.engine.contract.slo import Slo, parse_slo
+from schedtop.engine.contract.telemetry import Outgoing
 
 if TYPE_CHECKING:
     from schedtop.engine.recording.reader import Recording

@@ -10,14 +10,14 @@ from typing import Any
 import click
 from schedtop.console.cli.engine_flags import add_engine_flags, engine_config
 from schedtop.console.cli.errors import INTERRUPTED, check_name, say
-from schedtop.console.cli.idle_flags import without
 from schedtop.console.cli.pull import check_start
 from schedtop.console.cli.recording_flags import expected
-from schedtop.engine.config import ConfigError
-from schedtop.engine.generate import generate, read_prompts
-from schedtop.engine.request import SamplingParams
-from schedtop.engine.runner.files import DEFAULT_MODEL
-from schedtop.engine.sampling import check_sampling
+from schedtop.console.cli.unused_flags import without
+from schedtop.engine.contract.config import ConfigError
+from schedtop.engine.handoff.request import SamplingParams
+from schedtop.engine.handoff.sampling_settings import check_sampling
+from schedtop.engine.offline.generate import generate, read_prompts
+from schedtop.engine.runner.loading.model_files import DEFAULT_MODEL
 
 NOT_HERE = {
     "workload": "prompts come from FILE",

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from schedtop.console.cli.engine_flags import add_engine_flags
 from schedtop.console.cli.errors import exit_code_of
-from schedtop.engine.names import did_you_mean
+from schedtop.engine.contract.nearest_name import did_you_mean
 
 COMMANDS: dict[str, str] = {
     "run": "Serve a workload without a console; one JSON document or a page of text at the end.",

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import click
-from schedtop.console.cli.defaults import choose_default
+from schedtop.console.cli.default_model import choose_default
 from schedtop.console.cli.engine_flags import engine_config
 from schedtop.console.cli.errors import (
     FAILED,
@@ -21,14 +21,14 @@ from schedtop.console.cli.errors import (
     one_line,
     say,
 )
-from schedtop.console.cli.foretell import ForecastProcess
+from schedtop.console.cli.forecast_process import ForecastProcess
 from schedtop.console.cli.pull import check_start
-from schedtop.console.cli.terminal import has_colours, speaks_utf8
+from schedtop.console.cli.terminal_abilities import has_colours, speaks_utf8
 from schedtop.engine.channel.protocol import ChannelError
 from schedtop.engine.channel.spawn import EngineProcess, start_engine
-from schedtop.engine.config import EngineConfig
-from schedtop.engine.names import did_you_mean
-from schedtop.engine.slo import Slo, parse_slo
+from schedtop.engine.contract.config import EngineConfig
+from schedtop.engine.contract.nearest_name import did_you_mean
+from schedtop.engine.contract.slo import Slo, parse_slo
 
 REPORT_S = 30.0
 """Simulated seconds of the report that a pipe gets instead of a console."""
@@ -106,7 +106,7 @@ def _ended_with(process: EngineProcess, within_s: float) -> Iterator[None]:
 def _print_report(config: EngineConfig, slo: Slo | None) -> int:
     """Plain text, no escapes: what 30 seconds of this engine come to."""
     import msgspec
-    from schedtop.engine.headless import run_headless
+    from schedtop.engine.offline.headless import run_headless
 
     duration_s = config.duration_s or REPORT_S
     config = msgspec.structs.replace(config, duration_s=duration_s, real_time=False)

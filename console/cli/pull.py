@@ -6,7 +6,7 @@ import sys
 
 import click
 from schedtop.console.cli.errors import CommandError, say
-from schedtop.engine.config import EngineConfig
+from schedtop.engine.contract.config import EngineConfig
 from schedtop.engine.sim.spec import PREFIX
 
 
@@ -24,7 +24,7 @@ def command(ctx: click.Context, /, model: str) -> None:
 
 def pull_model(name: str) -> None:
     """Fetch a model, showing progress on a terminal."""
-    from schedtop.engine.runner.pull import pull
+    from schedtop.engine.runner.loading.pull import pull
 
     watched = sys.stderr.isatty()
 
@@ -50,8 +50,8 @@ def check_start(config: EngineConfig) -> None:
     if config.device.startswith(PREFIX):
         return
     from schedtop.engine.build import check_config
-    from schedtop.engine.runner.files import DEFAULT_MODEL, ModelMissingError
-    from schedtop.engine.runner.pull import PULLABLE, pulled_path
+    from schedtop.engine.runner.loading.model_files import DEFAULT_MODEL, ModelMissingError
+    from schedtop.engine.runner.loading.pull import PULLABLE, pulled_path
 
     try:
         check_config(config)

@@ -12,7 +12,7 @@ from schedtop.console.cli.attach import _console_flags
 from schedtop.console.cli.errors import CommandError
 from schedtop.console.cli.open_console import check_terminal, console_options
 from schedtop.console.cli.recording_flags import opened
-from schedtop.console.cli.rerun import beginner
+from schedtop.console.cli.rerun_process import beginner
 from schedtop.engine.recording.frames import RecordingError
 from schedtop.engine.sim.spec import parse_device
 

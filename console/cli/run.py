@@ -12,7 +12,7 @@ import click
 from schedtop.console.cli.engine_flags import add_engine_flags, engine_config
 from schedtop.console.cli.errors import INTERRUPTED, CommandError, check_writable, say
 from schedtop.console.cli.pull import check_start
-from schedtop.engine.slo import parse_slo
+from schedtop.engine.contract.slo import parse_slo
 
 
 @click.command("run")
@@ -27,7 +27,7 @@ def command(ctx: click.Context, /, as_json: bool, slo: str | None, profile: bool
     A trace without --duration runs until every request is accounted for; a generator without --duration or
     --limit runs for 60 seconds. Exit code 1: the recording is not whole.
     """
-    from schedtop.engine.headless import run_headless
+    from schedtop.engine.offline.headless import run_headless
 
     bounds = None if slo is None else parse_slo(slo)
     config = engine_config(flags)

@@ -10,10 +10,10 @@ from typing import Any
 import click
 from click.core import ParameterSource
 from schedtop.console.cli.engine_flags import engine_config
-from schedtop.engine.headless import Progress, with_end
+from schedtop.engine.decide_again.recorded_scenario import recorded_scenario
+from schedtop.engine.decide_again.scenario import Scenario
+from schedtop.engine.offline.headless import Progress, with_end
 from schedtop.engine.recording.arrivals import looks_like_recording
-from schedtop.engine.whatif.recorded import recorded_scenario
-from schedtop.engine.whatif.scenario import Scenario
 
 NOT_HERE = {
     "workload": "name it as FILE",

@@ -21,7 +21,7 @@ def command(ctx: click.Context, /, socket: str | None, **flags: Any) -> None:
 
     A simulated engine keeps pace with the wall clock unless --no-real-time is given.
     """
-    from schedtop.engine.service import serve
+    from schedtop.engine.serving.service import serve
 
     config = engine_config(flags, socket=socket, real_time=flags.get("real_time") is not False)
     if config.record is not None:

@@ -15,7 +15,7 @@ def program() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl+C while modules load: an end without a traceback
     _open_streams()
     from schedtop.console.cli.main import main
-    from schedtop.engine.leave import leave
+    from schedtop.engine.serving.quiet_exit import leave
 
     signal.signal(signal.SIGINT, handler)
     code = 1

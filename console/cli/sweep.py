@@ -14,11 +14,11 @@ import click
 from platformdirs import user_cache_path
 from schedtop.console.cli.engine_flags import add_engine_flags
 from schedtop.console.cli.errors import CommandError, check_name, say
-from schedtop.console.cli.idle_flags import without
 from schedtop.console.cli.scenario_flags import NOT_HERE, open_scenario
-from schedtop.engine.inputs import odd_file
-from schedtop.engine.slo import Slo, parse_slo
-from schedtop.engine.whatif.scenario import Scenario
+from schedtop.console.cli.unused_flags import without
+from schedtop.engine.contract.slo import Slo, parse_slo
+from schedtop.engine.decide_again.scenario import Scenario
+from schedtop.engine.files.read import odd_file
 
 
 @click.command("sweep")
@@ -51,8 +51,8 @@ def command(
 
     A sweep that was interrupted goes on where it was when the same command is given again.
     """
-    from schedtop.engine.whatif.results import Results
     from schedtop.engine.whatif.sweep import parse_vary, sweep
+    from schedtop.engine.whatif.sweep_results import Results
 
     if as_json and as_csv:
         raise CommandError("--json and --csv: give one")

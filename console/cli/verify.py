@@ -11,12 +11,12 @@ import click
 import msgspec
 from schedtop.console.cli.errors import BAD_INPUT, FAILED, CommandError, one_line, printable, say
 from schedtop.console.cli.recording_flags import expected, opened, progress
-from schedtop.engine.golden import CaseError, Verdict, read_case, verify
-from schedtop.engine.inputs import odd_file
+from schedtop.engine.files.read import odd_file
+from schedtop.engine.golden.case import CaseError, Verdict, read_case, verify
 from schedtop.engine.recording.frames import RecordingError
 
 if TYPE_CHECKING:
-    from schedtop.engine.inspect.verify import RecordingVerdict
+    from schedtop.engine.decide_again.verify import RecordingVerdict
 
 MAX_VERDICT_CHARS = 20_000
 
@@ -67,7 +67,7 @@ def _case(path: Path, as_json: bool) -> tuple[bool | None, str]:
 
 
 def _recording(path: Path, as_json: bool) -> tuple[bool, str]:
-    from schedtop.engine.inspect.verify import verify_recording
+    from schedtop.engine.decide_again.verify import verify_recording
 
     with opened(path) as recording, progress("deciding", len(recording)) as on_progress:
         verdict = verify_recording(recording, on_progress)

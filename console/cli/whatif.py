@@ -9,10 +9,10 @@ from typing import Any
 import click
 from schedtop.console.cli.engine_flags import add_engine_flags
 from schedtop.console.cli.errors import say
-from schedtop.console.cli.idle_flags import without
 from schedtop.console.cli.scenario_flags import NOT_HERE, open_scenario, progress_over
-from schedtop.engine.knobs import parse_assignments
-from schedtop.engine.slo import parse_slo
+from schedtop.console.cli.unused_flags import without
+from schedtop.engine.contract.knobs import parse_assignments
+from schedtop.engine.contract.slo import parse_slo
 
 
 @click.command("whatif")
@@ -37,8 +37,8 @@ def command(
 
     FILE is a generator's name, a trace, a golden case or a recording, whose own device and knobs are the base.
     """
+    from schedtop.engine.decide_again.scenario import check_changes
     from schedtop.engine.whatif.compare import compare
-    from schedtop.engine.whatif.scenario import check_changes
 
     changes = check_changes(parse_assignments(assignments), live=from_step > 0)
     bounds = None if slo is None else parse_slo(slo)

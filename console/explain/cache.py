@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedtop.console.explain import table
+from schedtop.console.explain import catalogue as table
 from schedtop.console.explain.facts import Second
 from schedtop.console.explain.finding import Advice, Finding, Link, Severity, percent
 from schedtop.console.explain.window import Window

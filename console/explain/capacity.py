@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
-from schedtop.console.explain import table
+from schedtop.console.explain import catalogue as table
 from schedtop.console.explain.facts import FloatArray
 from schedtop.console.explain.finding import Advice, Finding, Link, Numbers, Severity, percent, seconds, some
 from schedtop.console.explain.window import Gaps, Mask, Window, marks
-from schedtop.engine.telemetry import Preemption
+from schedtop.engine.contract.telemetry import Preemption
 
 _BAD_SHARE = 0.15
 

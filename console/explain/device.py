@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from schedtop.console.explain import table
+from schedtop.console.explain import catalogue as table
 from schedtop.console.explain.facts import FloatArray
 from schedtop.console.explain.finding import Advice, Finding, Link, Severity, Steps, percent, seconds, some
 from schedtop.console.explain.window import Mask, Rows, Table, Window

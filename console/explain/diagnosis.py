@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from schedtop.console.explain import cache, capacity, change, device, itl, order, progress, queue, table, ttft
+from schedtop.console.explain import cache, capacity, device, itl, progress, queue, ttft
+from schedtop.console.explain import catalogue as table
+from schedtop.console.explain import knob_change as change
+from schedtop.console.explain import priority_order as order
 from schedtop.console.explain.facts import Facts
 from schedtop.console.explain.finding import Finding
 from schedtop.console.explain.window import Bounds, Window
-from schedtop.engine.telemetry import Header, Outgoing, Snapshot, StepRecord
+from schedtop.engine.contract.telemetry import Header, Outgoing, Snapshot, StepRecord
 
 FINDERS: Mapping[str, Callable[[Window], Finding | None]] = {
     "ttft-decodes": ttft.find_decodes,

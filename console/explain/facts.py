@@ -11,9 +11,9 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from schedtop.console import text
-from schedtop.engine.knobs import LIVE, live_values
-from schedtop.engine.telemetry import (
+from schedtop.console.drawing import text
+from schedtop.engine.contract.knobs import LIVE, live_values
+from schedtop.engine.contract.telemetry import (
     PREFIX_KEY_BYTES,
     ROW_FIELDS,
     Arrival,

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field
 from enum import IntEnum
 from typing import Any
 
-from schedtop.console import text
-from schedtop.engine.knobs import BY_NAME
+from schedtop.console.drawing import text
+from schedtop.engine.contract.knobs import BY_NAME
 
 Number = int | float | str | bool | None
 Numbers = dict[str, Number]

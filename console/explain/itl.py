@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from schedtop.console.explain import table
+from schedtop.console.explain import catalogue as table
 from schedtop.console.explain.finding import Finding, Link, Severity, percent, seconds, some
 from schedtop.console.explain.remedy import budget_knob, shorter_chunks
 from schedtop.console.explain.window import Mask, Table, Window

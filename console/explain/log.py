@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from schedtop.console.explain import table
+from schedtop.console.explain import catalogue as table
 from schedtop.console.explain.diagnosis import Diagnosis
 from schedtop.console.explain.finding import Finding
 from schedtop.console.explain.window import Bounds
-from schedtop.engine.telemetry import Outgoing, Snapshot, StepRecord
+from schedtop.engine.contract.telemetry import Outgoing, Snapshot, StepRecord
 
 LOOK_EVERY_S = 1.0
 LOOK_EVERY_STEPS = 512

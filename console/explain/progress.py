@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from schedtop.console.explain import table
+from schedtop.console.explain import catalogue as table
 from schedtop.console.explain.finding import Advice, Finding, Link, Severity, Steps, seconds, some
 from schedtop.console.explain.window import Rows, Table, Window, last_run, most_frequent_reason
-from schedtop.engine.telemetry import Limiter
+from schedtop.engine.contract.telemetry import Limiter
 
 
 def find_none(window: Window) -> Finding | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from schedtop.console.explain import table
+from schedtop.console.explain import catalogue as table
 from schedtop.console.explain.facts import REASONS
 from schedtop.console.explain.finding import Finding, Link, Severity, percent, seconds, some
 from schedtop.console.explain.remedy import remedy
 from schedtop.console.explain.window import Mask, Rows, Table, Window, last_run
-from schedtop.engine.telemetry import Limiter
+from schedtop.engine.contract.telemetry import Limiter
 
 _POOL = (Limiter.BLOCKS, Limiter.FULL_SEQUENCE, Limiter.WATERMARK)
 _BUDGETS = (Limiter.TOKEN_BUDGET, Limiter.INPUT_BUDGET)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schedtop.console.explain.finding import Advice
 from schedtop.console.explain.window import Window
-from schedtop.engine.telemetry import Limiter
+from schedtop.engine.contract.telemetry import Limiter
 
 
 def remedy(window: Window, reason: str) -> tuple[Advice, ...]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from schedtop.console import enough
-from schedtop.console.explain import table
+from schedtop.console.explain import catalogue as table
 from schedtop.console.explain.finding import Advice, Finding, Link, Numbers, Severity, percent, seconds, some
 from schedtop.console.explain.remedy import budget_knob, cap_knob
 from schedtop.console.explain.window import Window
-from schedtop.engine.telemetry import Limiter
+from schedtop.console.past import sample_sizes as enough
+from schedtop.engine.contract.telemetry import Limiter
 
 _BUDGETS = (Limiter.TOKEN_BUDGET, Limiter.INPUT_BUDGET)
 _POOL = (Limiter.BLOCKS, Limiter.FULL_SEQUENCE)

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from schedtop.console import text
-from schedtop.console.explain import table
+from schedtop.console.drawing import text
+from schedtop.console.explain import catalogue as table
 from schedtop.console.explain.facts import COLUMNS, MAX_STEPS, REASONS, Facts, FloatArray, Known, Marked, Second
 from schedtop.console.explain.finding import Advice, Steps, percent, seconds
-from schedtop.engine.knobs import BY_NAME
-from schedtop.engine.telemetry import KnobChange, Limiter, Preemption
+from schedtop.engine.contract.knobs import BY_NAME
+from schedtop.engine.contract.telemetry import KnobChange, Limiter, Preemption
 
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp]

@@ -9,30 +9,30 @@ from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 from platformdirs import user_config_path
-from schedtop.console import text
 from schedtop.console.actions import REPLAY
 from schedtop.console.app import PAINT_EVERY_S, ConsoleApp
-from schedtop.console.desk import KnobDesk
-from schedtop.console.explain.desk import ExplainDesk
+from schedtop.console.drawing import text
+from schedtop.console.explain.watch import ExplainDesk
 from schedtop.console.explain.window import Bounds
 from schedtop.console.feed import Feed
-from schedtop.console.history import History
+from schedtop.console.knobs.staged import KnobDesk
 from schedtop.console.options import ConsoleOptions
+from schedtop.console.past.history import History
+from schedtop.console.past.recorded import RecordedHistory
+from schedtop.console.past.source import Source
 from schedtop.console.replay.commands import ReplayCommands
-from schedtop.console.replay.desk import ReplayDesk
 from schedtop.console.replay.findings import ReplayExplainDesk
-from schedtop.console.replay.history import RecordedHistory
 from schedtop.console.replay.jumps import Jumps
-from schedtop.console.replay.overlay import Overlay
 from schedtop.console.replay.player import Player
-from schedtop.console.replay.rerun import Begin, Reruns
-from schedtop.console.replay.rerun_screen import RerunScreen
-from schedtop.console.replay.source import Source
+from schedtop.console.replay.rerun.overlay import Overlay
+from schedtop.console.replay.rerun.runs import Begin, Reruns
+from schedtop.console.replay.rerun.screen import RerunScreen
+from schedtop.console.replay.staged_rerun import ReplayDesk
 from schedtop.console.replay.timeline import TimelineBar
 from schedtop.console.screens.base import Commands, ConsoleScreen
 from schedtop.console.screens.live import LiveScreen
 from schedtop.console.view import LinkStatus, View
-from schedtop.engine.telemetry import Incoming
+from schedtop.engine.contract.telemetry import Incoming
 
 
 class ReplayView(View):

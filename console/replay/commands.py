@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from schedtop.console import text
 from schedtop.console.actions import key_name
-from schedtop.console.replay.desk import ReplayDesk
+from schedtop.console.drawing import text
 from schedtop.console.replay.jumps import HINT, JumpError, understood
 from schedtop.console.replay.player import SPEEDS
+from schedtop.console.replay.staged_rerun import ReplayDesk
 from schedtop.console.screens.base import ConsoleScreen
-from schedtop.engine.telemetry import Snapshot
+from schedtop.engine.contract.telemetry import Snapshot
 
 if TYPE_CHECKING:
     from schedtop.console.replay.app import ReplayApp

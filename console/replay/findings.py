@@ -6,10 +6,10 @@ import time
 from collections.abc import Iterator
 from itertools import chain
 
-from schedtop.console.explain.desk import ExplainDesk
 from schedtop.console.explain.log import Log, reading
+from schedtop.console.explain.watch import ExplainDesk
 from schedtop.console.explain.window import Bounds
-from schedtop.console.replay.history import RecordedHistory
+from schedtop.console.past.recorded import RecordedHistory
 from schedtop.console.view import View
 
 SPAN_S = 60.0

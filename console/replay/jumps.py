@@ -7,10 +7,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from schedtop.console import enough, text
-from schedtop.console.latency import Samples, merge
+from schedtop.console.drawing import text
+from schedtop.console.past import sample_sizes as enough
+from schedtop.console.past.latency import Samples, merge
+from schedtop.console.past.source import Source
 from schedtop.console.replay.player import Player
-from schedtop.console.replay.source import Source
 
 KINDS: dict[str, str] = {
     "any": "event",

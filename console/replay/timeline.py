@@ -6,11 +6,11 @@ import time
 from typing import TYPE_CHECKING
 
 from rich.style import Style
-from schedtop.console.line import Line
-from schedtop.console.replay.source import MARKS, Source
+from schedtop.console.drawing.line import Line
+from schedtop.console.past.source import MARKS, Source
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Drawn
-from schedtop.engine.telemetry import FinishReason, StepRecord
+from schedtop.engine.contract.telemetry import FinishReason, StepRecord
 
 if TYPE_CHECKING:
     from schedtop.console.replay.player import Player

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol, cast
 
 from rich.text import Text
-from schedtop.console import layout, text
 from schedtop.console.actions import Registry
+from schedtop.console.drawing import layout, text
 from schedtop.console.view import View
 from schedtop.console.widgets.bars import FooterBar
 from textual.events import Blur, Focus, Key

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedtop.console import layout
-from schedtop.console.explain.desk import ExplainDesk
-from schedtop.console.screens.everywhere import EverywhereCommands
-from schedtop.console.screens.panels import MoveCommands, PanelScreen
+from schedtop.console.drawing import layout
+from schedtop.console.explain.watch import ExplainDesk
+from schedtop.console.screens.common_commands import EverywhereCommands
+from schedtop.console.screens.panel_screen import MoveCommands, PanelScreen
 from schedtop.console.widgets.findings import FindingsPanel, WhyPanel
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from rich.style import Style
 from rich.text import Text
-from schedtop.console import text
 from schedtop.console.actions import SCOPES, Action, key_name
-from schedtop.console.glyphs import to_ascii
+from schedtop.console.drawing import text
+from schedtop.console.drawing.glyphs import to_ascii
 from schedtop.console.screens.base import ConsoleScreen
 from schedtop.console.widgets.header import HeaderBar
 from textual.containers import Vertical, VerticalScroll

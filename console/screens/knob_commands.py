@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from schedtop.console import text
-from schedtop.console.desk import KnobDesk
+from schedtop.console.drawing import text
+from schedtop.console.knobs.staged import KnobDesk
+from schedtop.console.knobs.trial import TRIAL_S
 from schedtop.console.screens.base import ConsoleScreen
-from schedtop.console.screens.everywhere import EverywhereCommands, engine_refuses
-from schedtop.console.trial import TRIAL_S
-from schedtop.engine.knobs import KnobError
-from schedtop.engine.telemetry import EndTrial, Reply, SetKnobs
+from schedtop.console.screens.common_commands import EverywhereCommands, engine_refuses
+from schedtop.engine.contract.knobs import KnobError
+from schedtop.engine.contract.telemetry import EndTrial, Reply, SetKnobs
 
 if TYPE_CHECKING:
     from schedtop.console.app import ConsoleApp

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedtop.console import layout
 from schedtop.console.actions import Registry
-from schedtop.console.desk import KnobDesk
-from schedtop.console.presets import PresetError, check_name, load_presets, save_preset
-from schedtop.console.screens.everywhere import EverywhereCommands
+from schedtop.console.drawing import layout
+from schedtop.console.knobs.presets import PresetError, check_name, load_presets, save_preset
+from schedtop.console.knobs.staged import KnobDesk
+from schedtop.console.screens.common_commands import EverywhereCommands
 from schedtop.console.screens.knob_commands import KnobCommands
-from schedtop.console.screens.panels import MoveCommands, PanelScreen
+from schedtop.console.screens.panel_screen import MoveCommands, PanelScreen
 from schedtop.console.view import View
 from schedtop.console.widgets.changes import ChangesPanel
 from schedtop.console.widgets.knobs import KnobsPanel
 from schedtop.console.widgets.panel import Panel
 from schedtop.console.widgets.presets import PresetsPanel
 from schedtop.console.widgets.prompt import Prompt
-from schedtop.engine.knobs import KnobError
+from schedtop.engine.contract.knobs import KnobError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

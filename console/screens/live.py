@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from schedtop.console import layout
 from schedtop.console.actions import Registry
-from schedtop.console.desk import KnobDesk
+from schedtop.console.drawing import layout
+from schedtop.console.knobs.staged import KnobDesk
 from schedtop.console.screens.base import ConsoleScreen, TooSmall
-from schedtop.console.screens.commands import LiveCommands
-from schedtop.console.screens.everywhere import EverywhereCommands
+from schedtop.console.screens.common_commands import EverywhereCommands
 from schedtop.console.screens.knob_commands import KnobCommands
-from schedtop.console.screens.panels import MoveCommands
+from schedtop.console.screens.live_commands import LiveCommands
+from schedtop.console.screens.panel_screen import MoveCommands
 from schedtop.console.view import View
 from schedtop.console.widgets.banner import BannerBar, banner
 from schedtop.console.widgets.bars import Divider, TabBar, Ticker

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedtop.console import layout
-from schedtop.console.screens.everywhere import EverywhereCommands
-from schedtop.console.screens.panels import MoveCommands, PanelScreen
+from schedtop.console.drawing import layout
+from schedtop.console.screens.common_commands import EverywhereCommands
+from schedtop.console.screens.panel_screen import MoveCommands, PanelScreen
 from schedtop.console.widgets.life import LifePanel
 
 if TYPE_CHECKING:

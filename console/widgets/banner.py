@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from rich.style import Style
-from schedtop.console import text
-from schedtop.console.line import Line
+from schedtop.console.drawing import text
+from schedtop.console.drawing.line import Line
 from schedtop.console.view import ReplayStatus, View
 from schedtop.console.widgets.panel import Drawn
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.style import Style
-from schedtop.console import text
 from schedtop.console.actions import GLOBAL, Action, Registry, key_name
-from schedtop.console.layout import TABS
-from schedtop.console.line import Line
+from schedtop.console.drawing import text
+from schedtop.console.drawing.layout import TABS
+from schedtop.console.drawing.line import Line
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Drawn
 

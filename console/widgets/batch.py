@@ -6,12 +6,12 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 from rich.style import Style
-from schedtop.console import text
-from schedtop.console.columns import Layer, draw_columns, shares
-from schedtop.console.line import Line
+from schedtop.console.drawing import text
+from schedtop.console.drawing.line import Line
+from schedtop.console.drawing.stacked_columns import Layer, draw_columns, shares
 from schedtop.console.view import STEPS_PER_COLUMN
 from schedtop.console.widgets.panel import Panel, Pieces
-from schedtop.engine.telemetry import MOST_DRAFTS, Limiter, StepRecord, draft_positions
+from schedtop.engine.contract.telemetry import MOST_DRAFTS, Limiter, StepRecord, draft_positions
 
 CLASSES = (("D", "decode"), ("P", "prefill"), ("S", "draft"), (".", "unused"))
 DRAFT_STEPS = 100

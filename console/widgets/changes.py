@@ -6,9 +6,10 @@ from typing import ClassVar
 
 from rich.cells import cell_len
 from rich.style import Style
-from schedtop.console import enough, text
-from schedtop.console.compare import Change, Comparison, Figure, changes, compare
-from schedtop.console.line import Line
+from schedtop.console.drawing import text
+from schedtop.console.drawing.line import Line
+from schedtop.console.knobs.comparison import Change, Comparison, Figure, changes, compare
+from schedtop.console.past import sample_sizes as enough
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
 

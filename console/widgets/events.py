@@ -8,8 +8,8 @@ from itertools import islice
 from typing import ClassVar
 
 from rich.style import Style
-from schedtop.console.events import Event
-from schedtop.console.line import Line
+from schedtop.console.drawing.line import Line
+from schedtop.console.past.events import Event
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
 

@@ -6,12 +6,12 @@ import textwrap
 from typing import ClassVar
 
 from rich.style import Style
-from schedtop.console.explain.desk import ExplainDesk
+from schedtop.console.drawing.line import Line
+from schedtop.console.explain.catalogue import MIN_STEPS
 from schedtop.console.explain.finding import Finding, Severity, Steps, seconds, some
 from schedtop.console.explain.log import Entry
 from schedtop.console.explain.page import extent_words, trade
-from schedtop.console.explain.table import MIN_STEPS
-from schedtop.console.line import Line
+from schedtop.console.explain.watch import ExplainDesk
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
 

@@ -6,8 +6,8 @@ import time
 from typing import ClassVar
 
 from rich.style import Style
-from schedtop.console import text
-from schedtop.console.line import Line
+from schedtop.console.drawing import text
+from schedtop.console.drawing.line import Line
 from schedtop.console.view import ReplayStatus, View
 from schedtop.console.widgets.panel import Drawn
 

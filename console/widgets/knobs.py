@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rich.style import Style
-from schedtop.console import text
-from schedtop.console.desk import KnobDesk
-from schedtop.console.forecast import describe
-from schedtop.console.line import Line
+from schedtop.console.drawing import text
+from schedtop.console.drawing.line import Line
+from schedtop.console.knobs.forecast import describe
+from schedtop.console.knobs.staged import KnobDesk
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
-from schedtop.engine.knobs import Knob
+from schedtop.engine.contract.knobs import Knob
 
 
 class KnobsPanel(Panel):

@@ -6,12 +6,12 @@ from typing import ClassVar
 
 import numpy as np
 from rich.style import Style
-from schedtop.console import text
-from schedtop.console.columns import shares
-from schedtop.console.line import Line
-from schedtop.console.state import Classes
+from schedtop.console.drawing import text
+from schedtop.console.drawing.line import Line
+from schedtop.console.drawing.stacked_columns import shares
+from schedtop.console.past.state import Classes
 from schedtop.console.widgets.panel import Panel, Pieces
-from schedtop.engine.telemetry import BlockClass, Blocks
+from schedtop.engine.contract.telemetry import BlockClass, Blocks
 
 ORDER = (
     (BlockClass.HELD, "held", "held", "#"),

@@ -6,9 +6,10 @@ import math
 from typing import ClassVar
 
 from rich.style import Style
-from schedtop.console import enough, text
-from schedtop.console.latency import Samples, column_of, merge
-from schedtop.console.line import Line
+from schedtop.console.drawing import text
+from schedtop.console.drawing.line import Line
+from schedtop.console.past import sample_sizes as enough
+from schedtop.console.past.latency import Samples, column_of, merge
 from schedtop.console.view import WINDOWS_S
 from schedtop.console.widgets.panel import Panel, Pieces
 

@@ -7,13 +7,14 @@ from typing import ClassVar
 
 import numpy as np
 from rich.style import Style
-from schedtop.console import enough, text
-from schedtop.console.columns import Layer, draw_columns
-from schedtop.console.life import Life, LifeReader
-from schedtop.console.line import Line
-from schedtop.console.phases import PHASES, USUAL, at_times
+from schedtop.console.drawing import text
+from schedtop.console.drawing.line import Line
+from schedtop.console.drawing.stacked_columns import Layer, draw_columns
+from schedtop.console.life.path import Visit
+from schedtop.console.life.phases import PHASES, USUAL, at_times
+from schedtop.console.life.request_life import Life, LifeReader
+from schedtop.console.past import sample_sizes as enough
 from schedtop.console.view import View
-from schedtop.console.walk import Visit
 from schedtop.console.widgets.panel import Panel, Pieces
 from schedtop.console.widgets.queue import why_waiting
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.style import Style
-from schedtop.console.line import Line
-from schedtop.console.palette import Palette
+from schedtop.console.drawing.line import Line
+from schedtop.console.drawing.styles import Palette
 from schedtop.console.view import View
 from textual.color import TRANSPARENT
 from textual.filter import ANSIToTruecolor

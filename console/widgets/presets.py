@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rich.style import Style
-from schedtop.console import text
-from schedtop.console.desk import KnobDesk
-from schedtop.console.line import Line
-from schedtop.console.presets import Preset
+from schedtop.console.drawing import text
+from schedtop.console.drawing.line import Line
+from schedtop.console.knobs.presets import Preset
+from schedtop.console.knobs.staged import KnobDesk
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
 

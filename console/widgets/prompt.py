@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 
 from rich.cells import cell_len
 from rich.segment import Segment
-from schedtop.console import text
-from schedtop.console.glyphs import to_ascii
+from schedtop.console.drawing import text
+from schedtop.console.drawing.glyphs import to_ascii
 from textual.events import Key
 from textual.strip import Strip
 from textual.widgets import Input

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rich.style import Style
-from schedtop.console import text
-from schedtop.console.line import Line
+from schedtop.console.drawing import text
+from schedtop.console.drawing.line import Line
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
-from schedtop.engine.telemetry import Head, describe_head
+from schedtop.engine.contract.telemetry import Head, describe_head
 
 _LEAST_ID, _MOST_ID = 10, 18
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from schedtop.console import text
-from schedtop.console.columns import shares
-from schedtop.console.line import Line
-from schedtop.console.phases import PHASES
-from schedtop.console.rows import COLUMNS, Filter, Row, Table
+from schedtop.console.drawing import text
+from schedtop.console.drawing.line import Line
+from schedtop.console.drawing.stacked_columns import shares
+from schedtop.console.life.phases import PHASES
+from schedtop.console.life.request_list import COLUMNS, Filter, Row, Table
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
-from schedtop.engine.telemetry import WORKLOAD_ENDED, Notice
+from schedtop.engine.contract.telemetry import WORKLOAD_ENDED, Notice
 
 _STATE_ROLES = {
     **{name: phase.role for name, phase in PHASES.items()},

@@ -19,7 +19,7 @@ from schedtop.engine.channel.protocol import (
     frame,
     parse_address,
 )
-from schedtop.engine.telemetry import PROTOCOL, Command, Join, Outgoing
+from schedtop.engine.contract.telemetry import PROTOCOL, Command, Join, Outgoing
 
 _READ_BYTES = 1 << 18
 _GATHER_S = 0.05

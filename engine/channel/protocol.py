@@ -11,7 +11,7 @@ import struct
 from typing import NamedTuple, Protocol
 
 import msgspec
-from schedtop.engine.telemetry import PROTOCOL, ROW_FIELDS, Incoming, Message, Outgoing, StepRecord
+from schedtop.engine.contract.telemetry import PROTOCOL, ROW_FIELDS, Incoming, Message, Outgoing, StepRecord
 
 MAX_OUTGOING_BYTES = 128 << 20
 MAX_INCOMING_BYTES = 1 << 20

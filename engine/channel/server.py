@@ -19,7 +19,7 @@ from schedtop.engine.channel.protocol import (
     encode,
     mismatch,
 )
-from schedtop.engine.telemetry import (
+from schedtop.engine.contract.telemetry import (
     PROTOCOL,
     Bye,
     Header,

@@ -14,7 +14,7 @@ import msgspec
 from schedtop.engine.channel.client import ChannelClient
 from schedtop.engine.channel.listen import default_address, remove_socket
 from schedtop.engine.channel.protocol import ChannelError
-from schedtop.engine.config import EngineConfig
+from schedtop.engine.contract.config import EngineConfig
 
 _STDERR_LINES = 200
 _RETRY_S = 0.02
@@ -103,7 +103,7 @@ def start_engine(config: EngineConfig) -> EngineProcess:
     try:
         process = subprocess.Popen(
             # -P: the working directory must not come first on the import path.
-            [sys.executable, "-P", "-m", "schedtop.engine.service"],
+            [sys.executable, "-P", "-m", "schedtop.engine.serving.service"],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

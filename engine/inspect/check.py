@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import numpy as np
-from schedtop.engine.config import ConfigError
+from schedtop.engine.contract.config import ConfigError
+from schedtop.engine.contract.percentiles import Percentiles
+from schedtop.engine.contract.slo import Slo, served
+from schedtop.engine.contract.telemetry import FinishReason, Snapshot, StepRecord, itl_column, row_columns
 from schedtop.engine.inspect.conditions import COUNTS, LATENCIES, RATES, SHARES, Condition
-from schedtop.engine.percentiles import Percentiles
+from schedtop.engine.offline.report import Report, duration_text, percent_text, totals_since
 from schedtop.engine.recording.reader import Recording
-from schedtop.engine.report import Report, duration_text, percent_text, totals_since
-from schedtop.engine.slo import Slo, served
-from schedtop.engine.telemetry import FinishReason, Snapshot, StepRecord, itl_column, row_columns
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from schedtop.engine.names import did_you_mean
+from schedtop.engine.contract.nearest_name import did_you_mean
 
 LATENCIES = ("ttft", "itl", "tpot", "e2e", "queue")
 STATISTICS = ("p50", "p90", "p95", "p99", "max", "mean", "n")

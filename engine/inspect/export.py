@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
-from schedtop.engine.config import ConfigError
-from schedtop.engine.figures import COLUMNS, row_of, write_csv, write_jsonl
+from schedtop.engine.contract.config import ConfigError
+from schedtop.engine.contract.figures import COLUMNS, row_of, write_csv, write_jsonl
+from schedtop.engine.contract.telemetry import StepRecord
+from schedtop.engine.files.write import whole_file
 from schedtop.engine.inspect.trace_events import trace_events
-from schedtop.engine.outputs import whole_file
 from schedtop.engine.recording.reader import Recording
-from schedtop.engine.telemetry import StepRecord
 
 ROWS_AT_ONCE = 4096
 

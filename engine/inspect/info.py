@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from schedtop.engine.contract.slo import Slo
+from schedtop.engine.contract.telemetry import Header
+from schedtop.engine.offline.report import Report, duration_text, report_text
 from schedtop.engine.recording.reader import Recording
-from schedtop.engine.report import Report, duration_text, report_text
-from schedtop.engine.slo import Slo
-from schedtop.engine.telemetry import Header
 
 
 def document(

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-from schedtop.engine.config import ConfigError
-from schedtop.engine.generate import read_prompt
-from schedtop.engine.inputs import looks_like_case, odd_file
+from schedtop.engine.contract.config import ConfigError
+from schedtop.engine.files.read import looks_like_case, odd_file
+from schedtop.engine.offline.generate import read_prompt
 from schedtop.engine.recording.arrivals import looks_like_recording
-from schedtop.engine.runner.files import GGUF_MAGIC
+from schedtop.engine.runner.loading.model_files import GGUF_MAGIC
 from schedtop.engine.sim.linear import read_calibration
-from schedtop.engine.whatif.results import Outcome
+from schedtop.engine.whatif.sweep_results import Outcome
 from schedtop.engine.workload.files import packing
 from schedtop.engine.workload.open import READER_MODULES
 from schedtop.engine.workload.recognise import open_trace

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from schedtop.engine.telemetry import (
+from schedtop.engine.contract.telemetry import (
     Arrival,
     RowFlag,
     Snapshot,

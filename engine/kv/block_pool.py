@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+from schedtop.engine.contract.telemetry import BlockClass
 from schedtop.engine.kv.prefix_cache import PrefixIndex
-from schedtop.engine.telemetry import BlockClass
 
 # Plain numbers: an enum's members are slow to handle one by one.
 EMPTY, CACHED_FREE, HELD, SHARED = (

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import msgspec
-from schedtop.engine.config import SchedulerConfig
+from schedtop.engine.contract.config import SchedulerConfig
+from schedtop.engine.contract.telemetry import Limiter
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.kv.block_pool import BlockPool
 from schedtop.engine.kv.prefix_cache import extend_keys
-from schedtop.engine.request import Request
-from schedtop.engine.telemetry import Limiter
 
 
 class Hit(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedtop.engine.request import Request
+from schedtop.engine.handoff.request import Request
 
 
 def extend_keys(request: Request, num_blocks: int, block_size: int) -> None:

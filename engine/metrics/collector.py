@@ -8,8 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
+from schedtop.engine.contract.telemetry import FinishReason, Header, Limiter, StepRecord, Totals
 from schedtop.engine.metrics.counts import Counts
-from schedtop.engine.telemetry import FinishReason, Header, Limiter, StepRecord, Totals
 
 Values = Iterable[tuple[dict[str, str], float]]
 """Labels beside the usual ones, and the value."""

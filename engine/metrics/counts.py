@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.telemetry import (
+from schedtop.engine.contract.telemetry import (
     MOST_DRAFTS,
     Arrival,
     Finish,

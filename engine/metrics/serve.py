@@ -9,9 +9,9 @@ from prometheus_client import (
     ProcessCollector,
     start_http_server,
 )
+from schedtop.engine.contract.telemetry import Header, StepRecord
 from schedtop.engine.metrics.collector import MetricsCollector
 from schedtop.engine.metrics.counts import Counts
-from schedtop.engine.telemetry import Header, StepRecord
 
 
 class MetricsError(Exception):

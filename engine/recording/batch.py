@@ -8,6 +8,7 @@ from typing import Any, get_origin
 
 import msgspec
 import numpy as np
+from schedtop.engine.contract.telemetry import Blocks, StepRecord, Totals
 from schedtop.engine.recording.blocks import (
     Moves,
     StoredBlocks,
@@ -17,7 +18,7 @@ from schedtop.engine.recording.blocks import (
     unpack_changes,
     unpack_gains,
 )
-from schedtop.engine.recording.columns import (
+from schedtop.engine.recording.packed_columns import (
     Column,
     ColumnError,
     Longs,
@@ -27,7 +28,7 @@ from schedtop.engine.recording.columns import (
     unpack,
     unpack32,
 )
-from schedtop.engine.recording.rows import (
+from schedtop.engine.recording.packed_rows import (
     NUMBER,
     Matrix,
     expected_gaps,
@@ -37,8 +38,7 @@ from schedtop.engine.recording.rows import (
     split,
     unpack_rows,
 )
-from schedtop.engine.recording.times import TimeColumns, Times, pack_times, unpack_times
-from schedtop.engine.telemetry import Blocks, StepRecord, Totals
+from schedtop.engine.recording.packed_times import TimeColumns, Times, pack_times, unpack_times
 
 MAX_RECORDS = 4096
 MAX_ROWS = 1 << 20

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.recording.columns import (
+from schedtop.engine.contract.telemetry import Admission, BlockClass, Finish, Preemption, Snapshot, table_growth
+from schedtop.engine.recording.packed_columns import (
     Column,
     ColumnError,
     Longs,
@@ -23,7 +24,6 @@ from schedtop.engine.recording.columns import (
     unpack32,
     unpack_counts,
 )
-from schedtop.engine.telemetry import Admission, BlockClass, Finish, Preemption, Snapshot, table_growth
 
 MAX_IDS = 1 << 20
 """Block ids in one batch, of tables and of changes each."""

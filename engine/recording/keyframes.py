@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-from schedtop.engine.recording.columns import differences, sums
-from schedtop.engine.telemetry import RequestState, Snapshot
+from schedtop.engine.contract.telemetry import RequestState, Snapshot
+from schedtop.engine.recording.packed_columns import differences, sums
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Snapshot)

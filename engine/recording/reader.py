@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from schedtop.engine.inputs import odd_file
+from schedtop.engine.contract.telemetry import PROTOCOL, FinishReason, Header, Snapshot, StepRecord, TextDelta
+from schedtop.engine.files.read import odd_file
 from schedtop.engine.recording.batch import MAX_RECORDS, decode_batch
 from schedtop.engine.recording.blocks import Tables, tables_of
 from schedtop.engine.recording.frames import (
@@ -28,7 +29,6 @@ from schedtop.engine.recording.frames import (
 )
 from schedtop.engine.recording.keyframes import decode_keyframe
 from schedtop.engine.recording.seconds import Second, decode_seconds, sample, second_of
-from schedtop.engine.telemetry import PROTOCOL, FinishReason, Header, Snapshot, StepRecord, TextDelta
 
 CHECKED_BYTES = 256 << 20
 """Files up to this size are checked whole when opened (a fraction of a second), larger ones as they are read."""

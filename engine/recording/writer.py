@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import zstandard
+from schedtop.engine.contract.telemetry import FinishReason, Header, Snapshot, StepRecord, TextDelta
 from schedtop.engine.recording.batch import MAX_ROWS, encode_batch
 from schedtop.engine.recording.blocks import MAX_IDS, Tables, tables_of
 from schedtop.engine.recording.frames import MARK, MAX_RAW_BYTES, Kind, Marks, RecordingError, Span, make_frame
 from schedtop.engine.recording.keyframes import encode_keyframe
 from schedtop.engine.recording.seconds import encode_seconds, sample, second_of
-from schedtop.engine.telemetry import FinishReason, Header, Snapshot, StepRecord, TextDelta
 
 BATCH_RECORDS = 256
 SEGMENT_RECORDS = 1024

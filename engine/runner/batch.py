@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
-from schedtop.engine.plan import IntArray, StepPlan
-from schedtop.engine.runner.rows import Rows, SlotArray
+from schedtop.engine.handoff.plan import IntArray, StepPlan
+from schedtop.engine.runner.sequences import Rows, SlotArray
 from schedtop.engine.runner.staging import Staging
 
 LongArray = npt.NDArray[np.int64]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from schedtop.engine.runner.batch import Decoder, HostBatch
-from schedtop.engine.runner.graphs import DecodeGraphs
+from schedtop.engine.runner.gpu.graphs import DecodeGraphs
 from schedtop.engine.runner.staging import Staging
 
 

@@ -8,11 +8,11 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from schedtop.engine.runner.attention import TorchAttention
-from schedtop.engine.runner.fused import NativeAttention, NativeOperations, TorchOperations
-from schedtop.engine.runner.linear import Linear, NativeLinear, PackedLinear
-from schedtop.engine.runner.picker import Picker
-from schedtop.engine.runner.texts import Texts
+from schedtop.engine.runner.detokenize import Texts
+from schedtop.engine.runner.models.attention import TorchAttention
+from schedtop.engine.runner.models.fused import NativeAttention, NativeOperations, TorchOperations
+from schedtop.engine.runner.models.linear import Linear, NativeLinear, PackedLinear
+from schedtop.engine.runner.next_token import Picker
 from schedtop.engine.runner.worker import ModelWorker
 
 STEP = "whole step"

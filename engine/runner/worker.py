@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from schedtop.engine.plan import IntArray, StepPlan, StepResult
+from schedtop.engine.handoff.plan import IntArray, StepPlan, StepResult
 from schedtop.engine.runner.batch import Decoder, lay_out
-from schedtop.engine.runner.drafter import Drafter, PromptLookUp, Verified
+from schedtop.engine.runner.detokenize import Texts
+from schedtop.engine.runner.drafting.drafter import Drafter, PromptLookUp, Verified
 from schedtop.engine.runner.forward import Forward
-from schedtop.engine.runner.graphs import DecodeGraphs
-from schedtop.engine.runner.kernel_sampler import KernelSampler
-from schedtop.engine.runner.picker import Picker
-from schedtop.engine.runner.rows import Rows
-from schedtop.engine.runner.texts import Texts
+from schedtop.engine.runner.gpu.graphs import DecodeGraphs
+from schedtop.engine.runner.gpu.kernel_sampler import KernelSampler
+from schedtop.engine.runner.next_token import Picker
+from schedtop.engine.runner.sequences import Rows
 
 
 class ModelWorker:

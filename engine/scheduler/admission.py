@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+from schedtop.engine.contract.telemetry import Admission, FinishReason, Head, Limiter
+from schedtop.engine.handoff.plan import Started
+from schedtop.engine.handoff.request import Request, Status
 from schedtop.engine.kv.manager import Hit
-from schedtop.engine.plan import Started
-from schedtop.engine.request import Request, Status
 from schedtop.engine.scheduler.queues import urgency
 from schedtop.engine.scheduler.settle import end_request
 from schedtop.engine.scheduler.state import Draft, State
 from schedtop.engine.scheduler.submission import step_room
-from schedtop.engine.telemetry import Admission, FinishReason, Head, Limiter
 
 
 class AdmissionPass:

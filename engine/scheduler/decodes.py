@@ -9,12 +9,12 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from schedtop.engine.contract.telemetry import Finish, Head
 from schedtop.engine.scheduler.admission import AdmissionPass
+from schedtop.engine.scheduler.request_table import IntArray, RowArray
 from schedtop.engine.scheduler.running import register
 from schedtop.engine.scheduler.settle import finish
 from schedtop.engine.scheduler.state import Draft, State
-from schedtop.engine.scheduler.table import IntArray, RowArray
-from schedtop.engine.telemetry import Finish, Head
 
 Floats = npt.NDArray[np.float64]
 Gaps = npt.NDArray[np.float32]

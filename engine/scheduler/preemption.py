@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from schedtop.engine.request import Request, Status
+from schedtop.engine.contract.telemetry import Preemption
+from schedtop.engine.handoff.request import Request, Status
 from schedtop.engine.scheduler.queues import urgency
 from schedtop.engine.scheduler.state import Draft, State
-from schedtop.engine.telemetry import Preemption
 
 LOOP_LENGTH = 3
 """Preemptions of one request, with nothing finishing in between, that make a loop."""

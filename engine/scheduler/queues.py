@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Protocol
 
-from schedtop.engine.request import Request
+from schedtop.engine.handoff.request import Request
 
 
 class WaitingQueue(Protocol):

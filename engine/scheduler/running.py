@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from schedtop.engine.contract.telemetry import Limiter
 from schedtop.engine.kv.prefix_cache import append_key
 from schedtop.engine.scheduler.preemption import pick_victim, preempt
+from schedtop.engine.scheduler.request_table import BoolArray, IntArray, RowArray
 from schedtop.engine.scheduler.state import Draft, State
-from schedtop.engine.scheduler.table import BoolArray, IntArray, RowArray
-from schedtop.engine.telemetry import Limiter
 
 
 def run_pass(state: State, draft: Draft) -> None:

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from schedtop.engine.config import SchedulerConfig, check_scheduler_config
+from schedtop.engine.contract.config import SchedulerConfig, check_scheduler_config
+from schedtop.engine.contract.telemetry import Finish, FinishReason, Head, Limiter, Refusal, RowFlag
+from schedtop.engine.handoff.plan import StepPlan, StepResult
+from schedtop.engine.handoff.request import Request, Status
 from schedtop.engine.kv.prefix_cache import extend_keys
-from schedtop.engine.plan import StepPlan, StepResult
-from schedtop.engine.request import Request, Status
 from schedtop.engine.scheduler.admission import AdmissionPass
+from schedtop.engine.scheduler.request_table import BEFORE, DRAFTED, NOW, PLAN_ROWS, BoolArray, IntArray, RowArray
 from schedtop.engine.scheduler.running import run_pass
 from schedtop.engine.scheduler.settle import Settled, end_request, settle
 from schedtop.engine.scheduler.state import Draft, State
 from schedtop.engine.scheduler.submission import refuse
-from schedtop.engine.scheduler.table import BEFORE, DRAFTED, NOW, PLAN_ROWS, BoolArray, IntArray, RowArray
-from schedtop.engine.telemetry import Finish, FinishReason, Head, Limiter, Refusal, RowFlag
 
 NEW, RESUMED, SAMPLED = int(RowFlag.NEW), int(RowFlag.RESUMED), np.int32(RowFlag.SAMPLED)
 

@@ -7,11 +7,11 @@ from array import array
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.plan import StepPlan, StepResult
-from schedtop.engine.request import Request, Status
+from schedtop.engine.contract.telemetry import ROW_FIELDS, Finish, FinishReason
+from schedtop.engine.handoff.plan import StepPlan, StepResult
+from schedtop.engine.handoff.request import Request, Status
+from schedtop.engine.scheduler.request_table import IntArray, RequestTable, RowArray
 from schedtop.engine.scheduler.state import State
-from schedtop.engine.scheduler.table import IntArray, RequestTable, RowArray
-from schedtop.engine.telemetry import ROW_FIELDS, Finish, FinishReason
 
 
 class Settled(msgspec.Struct, frozen=True):

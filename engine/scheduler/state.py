@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from schedtop.engine.config import SchedulerConfig
+from schedtop.engine.contract.config import SchedulerConfig
+from schedtop.engine.contract.telemetry import Admission, Finish, Head, Limiter, Preemption
+from schedtop.engine.handoff.plan import Started
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.kv.manager import KVManager
-from schedtop.engine.plan import Started
-from schedtop.engine.request import Request
 from schedtop.engine.scheduler.queues import WaitingQueue, open_queue
-from schedtop.engine.scheduler.table import RequestTable
-from schedtop.engine.telemetry import Admission, Finish, Head, Limiter, Preemption
+from schedtop.engine.scheduler.request_table import RequestTable
 
 
 @dataclass(slots=True)

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
-from schedtop.engine.outputs import whole_file
+from schedtop.engine.contract.telemetry import Header, StepRecord
+from schedtop.engine.files.write import whole_file
 from schedtop.engine.sim.fit import Errors, Fit, FitError, fit, join, measure
 from schedtop.engine.sim.linear import Calibration
-from schedtop.engine.telemetry import Header, StepRecord
 
 Session = tuple[Header, Iterable[StepRecord]]
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.config import ConfigError
+from schedtop.engine.contract.config import ConfigError
+from schedtop.engine.contract.telemetry import StepRecord, row_columns
 from schedtop.engine.sim.features import step_features
 from schedtop.engine.sim.linear import LinearCost
-from schedtop.engine.telemetry import StepRecord, row_columns
 
 Floats = npt.NDArray[np.float64]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schedtop.engine.config import ConfigError
+from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.sim.devices import GPUS_PER_NODE, Gpu
 from schedtop.engine.sim.models import KV_BYTES, ModelShape
 from schedtop.engine.sim.roofline import ACTIVATION_BYTES, local_kv_heads

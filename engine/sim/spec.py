@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from schedtop.engine.config import ConfigError
-from schedtop.engine.names import did_you_mean
+from schedtop.engine.contract.config import ConfigError
+from schedtop.engine.contract.nearest_name import did_you_mean
 from schedtop.engine.sim.devices import GPUS, Gpu
 from schedtop.engine.sim.features import StepCost
 from schedtop.engine.sim.linear import Calibration, read_calibration

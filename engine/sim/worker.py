@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.plan import IntArray, StepPlan, StepResult
+from schedtop.engine.handoff.plan import IntArray, StepPlan, StepResult
 from schedtop.engine.sim.features import StepCost, StepFeatures, step_features
 
 Words = npt.NDArray[np.uint32]

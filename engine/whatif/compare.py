@@ -8,15 +8,15 @@ from itertools import zip_longest
 from typing import Any
 
 import msgspec
-from schedtop.engine.config import ConfigError, EngineConfig
-from schedtop.engine.engine import Engine
-from schedtop.engine.report import Report
-from schedtop.engine.slo import Slo
-from schedtop.engine.stretch import Stretch, records_of
-from schedtop.engine.telemetry import StepRecord
-from schedtop.engine.whatif.divergence import Divergence, first_difference
-from schedtop.engine.whatif.figures import change_text, setting_text, shown, value_text
-from schedtop.engine.whatif.scenario import Scenario, check_changes
+from schedtop.engine.contract.config import ConfigError, EngineConfig
+from schedtop.engine.contract.slo import Slo
+from schedtop.engine.contract.telemetry import StepRecord
+from schedtop.engine.decide_again.divergence import Divergence, first_difference
+from schedtop.engine.decide_again.scenario import Scenario, check_changes
+from schedtop.engine.offline.report import Report
+from schedtop.engine.step.engine import Engine
+from schedtop.engine.step.stretch import Stretch, records_of
+from schedtop.engine.whatif.compared_figures import change_text, setting_text, shown, value_text
 
 OnProgress = Callable[[float], None]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from schedtop.engine.whatif.figures import BY_NAME, GOODPUT, REFUSED, Document, Figure
+from schedtop.engine.whatif.compared_figures import BY_NAME, GOODPUT, REFUSED, Document, Figure
 
 LATENCIES = (BY_NAME["ttft_p95_s"], BY_NAME["itl_p95_s"])
 WITHOUT_SLO = BY_NAME["e2e_p95_s"]

@@ -8,22 +8,13 @@ from itertools import takewhile, zip_longest
 from typing import Any
 
 import msgspec
-from schedtop.engine.config import ConfigError, EngineConfig, WorkloadSpec
-from schedtop.engine.engine import Engine
-from schedtop.engine.headless import Ahead, run_through
-from schedtop.engine.recording.reader import Recording
-from schedtop.engine.report import Report, totals_since
-from schedtop.engine.sim.spec import parse_device
-from schedtop.engine.slo import Slo, parse_slo
-from schedtop.engine.stretch import records_of
-from schedtop.engine.telemetry import Snapshot, StepRecord, Totals
-from schedtop.engine.whatif.compare import setting
-from schedtop.engine.whatif.course import Course, Tracer, courses, size_s
-from schedtop.engine.whatif.divergence import Divergence, first_difference
-from schedtop.engine.whatif.figures import Figure, change_text, shown, value_text
-from schedtop.engine.whatif.fork import Fork
-from schedtop.engine.whatif.recorded import recorded_scenario, zero_s
-from schedtop.engine.whatif.scenario import (
+from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
+from schedtop.engine.contract.slo import Slo, parse_slo
+from schedtop.engine.contract.telemetry import Snapshot, StepRecord, Totals
+from schedtop.engine.decide_again.branch import Fork
+from schedtop.engine.decide_again.divergence import Divergence, first_difference
+from schedtop.engine.decide_again.recorded_scenario import recorded_scenario, zero_s
+from schedtop.engine.decide_again.scenario import (
     ROUNDING_S,
     Scenario,
     apply_due,
@@ -32,6 +23,15 @@ from schedtop.engine.whatif.scenario import (
     due_s,
     set_knobs,
 )
+from schedtop.engine.offline.headless import Ahead, run_through
+from schedtop.engine.offline.report import Report, totals_since
+from schedtop.engine.recording.reader import Recording
+from schedtop.engine.sim.spec import parse_device
+from schedtop.engine.step.engine import Engine
+from schedtop.engine.step.stretch import records_of
+from schedtop.engine.whatif.compare import setting
+from schedtop.engine.whatif.compared_figures import Figure, change_text, shown, value_text
+from schedtop.engine.whatif.course_of_run import Course, Tracer, courses, size_s
 
 NOTABLE = 0.01
 """Differences below this share are neither better nor worse."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from schedtop.engine.config import ConfigError, EngineConfig, WorkloadSpec
-from schedtop.engine.names import did_you_mean
-from schedtop.engine.slo import parse_slo
+from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
+from schedtop.engine.contract.nearest_name import did_you_mean
+from schedtop.engine.contract.slo import parse_slo
+from schedtop.engine.decide_again.scenario import Scenario
 from schedtop.engine.whatif.compare import Comparison, compare
-from schedtop.engine.whatif.scenario import Scenario
 
 SLO = "ttft=1s,itl=50ms"
 

@@ -18,14 +18,14 @@ from typing import Any
 
 import msgspec
 from schedtop.engine import __version__
-from schedtop.engine.config import ConfigError
+from schedtop.engine.contract.config import ConfigError
+from schedtop.engine.contract.slo import Slo
+from schedtop.engine.decide_again.scenario import Scenario, check_changes
 from schedtop.engine.sim.linear import read_calibration
 from schedtop.engine.sim.spec import PREFIX, CalibratedDevice
-from schedtop.engine.slo import Slo
 from schedtop.engine.whatif.compare import run, setting
-from schedtop.engine.whatif.results import Outcome, Results
-from schedtop.engine.whatif.scenario import Scenario, check_changes
-from schedtop.engine.whatif.table import Sweep
+from schedtop.engine.whatif.sweep_results import Outcome, Results
+from schedtop.engine.whatif.sweep_table import Sweep
 
 MAX_RUNS = 100_000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from schedtop.engine.request import Request, SamplingParams, TokenIds
+from schedtop.engine.handoff.request import Request, SamplingParams, TokenIds
 from schedtop.engine.workload.paced import Ask
 from schedtop.engine.workload.tokens import key_tokens, mixed, mixed_number, own_tokens, text_tokens
 

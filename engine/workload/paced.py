@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from schedtop.engine.request import Request
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.workload.tokens import Keys
 
 

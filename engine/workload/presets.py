@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from schedtop.engine.config import WorkloadSpec
+from schedtop.engine.contract.config import WorkloadSpec
 from schedtop.engine.workload.paced import Ask, Wave
 from schedtop.engine.workload.tokens import mixed
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from schedtop.engine.config import ConfigError, WorkloadSpec
+from schedtop.engine.contract.config import ConfigError, WorkloadSpec
 from schedtop.engine.workload.build import RequestBuilder
 from schedtop.engine.workload.fields import MAX_TOKENS
 from schedtop.engine.workload.order import WINDOW_ROWS, ByArrival

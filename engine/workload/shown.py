@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedtop.engine.config import WorkloadSpec
+from schedtop.engine.contract.config import WorkloadSpec
 
 
 def flag_of(name: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from schedtop.engine.request import Request
+from schedtop.engine.handoff.request import Request
 
 
 class Source(Protocol):

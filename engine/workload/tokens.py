@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.request import TokenIds
+from schedtop.engine.handoff.request import TokenIds
 
 Keys = npt.NDArray[np.uint64]
 

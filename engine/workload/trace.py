@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.config import ConfigError
+from schedtop.engine.contract.config import ConfigError
 
 PrefixIds = npt.NDArray[np.uint64]
 

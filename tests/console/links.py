@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 import msgspec
-from schedtop.engine.telemetry import (
+from schedtop.engine.contract.telemetry import (
     EndTrial,
     Incoming,
     KnobChange,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from schedtop.engine.telemetry import (
+from schedtop.engine.contract.telemetry import (
     PROTOCOL,
     Admission,
     Arrival,

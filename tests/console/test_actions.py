@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedtop.console import layout
 from schedtop.console.actions import ACTIONS, SCOPES, ActionError, Registry, key_name, load_keymap
-from schedtop.console.columns import column_levels, shares
-from schedtop.console.desk import KnobDesk
-from schedtop.console.history import History
-from schedtop.console.rows import Filter, Table
+from schedtop.console.drawing import layout
+from schedtop.console.drawing.stacked_columns import column_levels, shares
+from schedtop.console.knobs.staged import KnobDesk
+from schedtop.console.life.request_list import Filter, Table
+from schedtop.console.past.history import History
 from schedtop.console.screens import base
-from schedtop.engine.knobs import KnobError
+from schedtop.engine.contract.knobs import KnobError
 from synthetic import SyntheticEngine
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from schedtop.console.compare import Comparison, Figure, changes, compare
-from schedtop.console.history import History
-from schedtop.engine.engine import Engine
+from schedtop.console.knobs.comparison import Comparison, Figure, changes, compare
+from schedtop.console.past.history import History
+from schedtop.engine.step.engine import Engine
 from seat import COMPACT, WIDE, seated
 
 from tests.engine.harness import Script, ask, engine_of

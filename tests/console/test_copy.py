@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from schedtop.console import clipboard
+from schedtop.console.terminal import clipboard
 from seat import PATIENCE_S, Seat, seated
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from schedtop.console.actions import ACTIONS, REPLAY, Registry, load_keymap
-from schedtop.console.presets import load_presets
+from schedtop.console.knobs.presets import load_presets
 from schedtop.themes.load import load_themes
 
 PAGE = Path(__file__).parents[2] / "docs" / "console.md"

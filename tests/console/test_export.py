@@ -9,7 +9,7 @@ from pathlib import Path
 SAVE = """
 import resource, sys
 from pathlib import Path
-from schedtop.console.export import save_text
+from schedtop.console.terminal.export import save_text
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 try:

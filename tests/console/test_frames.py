@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from links import EngineLink
 from rich.style import Style
-from schedtop.console.line import Line, WholeStrip
+from schedtop.console.drawing.line import Line, WholeStrip
 from schedtop.console.messages import DataArrived
 from schedtop.console.widgets.panel import Panel
 from seat import seated

@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from schedtop.console.history import KEYFRAME_EVERY, History
-from schedtop.console.latency import Samples, collect, merge
-from schedtop.engine.telemetry import Arrival, Bye, Notice, Refusal, StepRecord, TextDelta, Totals
+from schedtop.console.past.history import KEYFRAME_EVERY, History
+from schedtop.console.past.latency import Samples, collect, merge
+from schedtop.engine.contract.telemetry import Arrival, Bye, Notice, Refusal, StepRecord, TextDelta, Totals
 from synthetic import SyntheticEngine
 
 BUSY = {"rate": 12.0, "num_blocks": 300}

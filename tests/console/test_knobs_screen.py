@@ -10,14 +10,14 @@ import msgspec
 import numpy as np
 import pytest
 from links import EngineLink
-from schedtop.console import enough
-from schedtop.console.compare import changes, compare
-from schedtop.console.history import MAX_RECORDS, History
-from schedtop.console.presets import BUILT_IN, PresetError, load_presets, save_preset
+from schedtop.console.knobs.comparison import changes, compare
+from schedtop.console.knobs.presets import BUILT_IN, PresetError, load_presets, save_preset
+from schedtop.console.past import sample_sizes as enough
+from schedtop.console.past.history import MAX_RECORDS, History
 from schedtop.console.screens.knobs import KnobsScreen
 from schedtop.console.screens.live import LiveScreen
-from schedtop.engine.knobs import check_value
-from schedtop.engine.telemetry import EndTrial, Incoming, Notice, SetKnobs, Trial
+from schedtop.engine.contract.knobs import check_value
+from schedtop.engine.contract.telemetry import EndTrial, Incoming, Notice, SetKnobs, Trial
 from seat import COMPACT, STRIP, WIDE, seated
 from synthetic import SyntheticEngine
 from textual.events import Key

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from schedtop.console.history import History
-from schedtop.console.life import Life, LifeReader, read_life
-from schedtop.console.phases import PHASES, at_times
-from schedtop.console.rows import Table
+from schedtop.console.life.phases import PHASES, at_times
+from schedtop.console.life.request_life import Life, LifeReader, read_life
+from schedtop.console.life.request_list import Table
+from schedtop.console.past.history import History
 from schedtop.engine.build import build_engine
-from schedtop.engine.config import EngineConfig, WorkloadSpec
-from schedtop.engine.engine import Engine
-from schedtop.engine.telemetry import Header, Snapshot, StepRecord
+from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
+from schedtop.engine.contract.telemetry import Header, Snapshot, StepRecord
+from schedtop.engine.step.engine import Engine
 
 SLO_S = 0.05
 

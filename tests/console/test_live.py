@@ -10,13 +10,13 @@ import msgspec
 import pytest
 from links import EngineLink, PlayedLink
 from rich.color import ColorType
-from schedtop.console import text
+from schedtop.console.drawing import text
+from schedtop.console.screens.command_palette import PaletteScreen
 from schedtop.console.screens.help import HelpScreen
 from schedtop.console.screens.live import LiveScreen
-from schedtop.console.screens.palette import PaletteScreen
 from schedtop.console.screens.quit import QuitScreen
 from schedtop.console.widgets.batch import DRAFT_STEPS
-from schedtop.engine.telemetry import (
+from schedtop.engine.contract.telemetry import (
     Abort,
     Bye,
     Head,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from links import EngineLink
-from schedtop.console.history import History
-from schedtop.console.life import read_life, sharers
+from schedtop.console.life.request_life import read_life, sharers
+from schedtop.console.past.history import History
 from schedtop.console.screens.live import LiveScreen
 from schedtop.console.screens.request import RequestScreen
-from schedtop.engine.telemetry import StepRecord, TextDelta, describe_head, row_matrix
+from schedtop.engine.contract.telemetry import StepRecord, TextDelta, describe_head, row_matrix
 from seat import COMPACT, WIDE, seated
 from synthetic import SyntheticEngine
 

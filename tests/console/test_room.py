@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 from links import EngineLink, PlayedLink
-from schedtop.console.events import Event
-from schedtop.engine.telemetry import (
+from schedtop.console.past.events import Event
+from schedtop.engine.contract.telemetry import (
     WORKLOAD_ENDED,
     Arrival,
     Bye,

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from schedtop.console.driver import has_hung_up
+from schedtop.console.terminal.driver import has_hung_up
 
 RESTORED = (b"\x1b[?1049l", b"\x1b[?25h", b"\x1b[?1000l", b"\x1b[?1003l", b"\x1b[?2004l")
 """Leave the alternate screen, show the cursor, give back the mouse, stop bracketing pastes."""
@@ -86,7 +86,7 @@ class Child:
                 )
             except OSError:
                 continue  # it ended meanwhile
-            if of == str(self.pid) and b"schedtop.engine.service" in words:
+            if of == str(self.pid) and b"schedtop.engine.serving.service" in words:
                 return int(path.name)
         raise AssertionError("the console has no engine")
 

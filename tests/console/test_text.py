@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from schedtop.console import text
-from schedtop.console.glyphs import ASCII, UNICODE, to_ascii
+from schedtop.console.drawing import text
+from schedtop.console.drawing.glyphs import ASCII, UNICODE, to_ascii
 
 
 @given(st.text(max_size=300))

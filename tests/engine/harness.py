@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from schedtop.engine.clock import SimulatedClock
-from schedtop.engine.config import SchedulerConfig
-from schedtop.engine.engine import Engine
-from schedtop.engine.request import Request
+from schedtop.engine.contract.config import SchedulerConfig
+from schedtop.engine.contract.telemetry import PROTOCOL, Header, StepRecord
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.sim.features import StepFeatures
 from schedtop.engine.sim.worker import SimWorker
-from schedtop.engine.telemetry import PROTOCOL, Header, StepRecord
+from schedtop.engine.step.clock import SimulatedClock
+from schedtop.engine.step.engine import Engine
 
 STEP_S = 0.5
 VOCAB = 1000

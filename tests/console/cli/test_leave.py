@@ -9,7 +9,7 @@ import pytest
 
 SCRIPT = (
     "import sys; sys.modules.setdefault('triton', sys); {noise}; print('last words'); "
-    "from schedtop.engine.leave import leave; leave(7)"
+    "from schedtop.engine.serving.quiet_exit import leave; leave(7)"
 )
 NOISE = "import atexit; atexit.register(print, 'noise')"
 

@@ -16,10 +16,10 @@ import pytest
 pytest.importorskip("torch")
 
 from schedtop.console.cli import pull
-from schedtop.console.cli.defaults import choose_default
+from schedtop.console.cli.default_model import choose_default
 from schedtop.console.cli.main import main
-from schedtop.engine.config import ConfigError, EngineConfig, WorkloadSpec
-from schedtop.engine.runner.pull import PULLABLE, model_folder
+from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
+from schedtop.engine.runner.loading.pull import PULLABLE, model_folder
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -69,7 +69,7 @@ def folder(saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path
 @pytest.fixture
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """What imports torch must not be reached."""
-    monkeypatch.setitem(sys.modules, "schedtop.engine.runner.open", None)
+    monkeypatch.setitem(sys.modules, "schedtop.engine.runner.loading.open", None)
 
 
 ABSENT = ["run --model smollm2", "serve --model smollm2", "--model smollm2", "run --device cpu", "--device cpu"]

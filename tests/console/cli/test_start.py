@@ -42,7 +42,7 @@ def test_a_full_disk_is_told_once(tmp_path: Path) -> None:
         assert (ended.returncode, ended.stderr) == (2, "schedtop: standard output: No space left on device\n")
 
 
-@pytest.mark.parametrize("module", ["schedtop.console.cli.main", "schedtop.engine.leave"])
+@pytest.mark.parametrize("module", ["schedtop.console.cli.main", "schedtop.engine.serving.quiet_exit"])
 def test_ctrl_c_while_modules_load_ends_without_a_traceback(module: str, tmp_path: Path) -> None:
     code = (
         "import os, signal, sys\n"

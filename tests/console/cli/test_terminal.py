@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from schedtop.console.cli.terminal import has_colours, speaks_utf8
+from schedtop.console.cli.terminal_abilities import has_colours, speaks_utf8
 
 
 @pytest.mark.parametrize(

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from schedtop.console.explain.catalogue import WINDOW
 from schedtop.console.explain.diagnosis import Diagnosis
 from schedtop.console.explain.finding import Finding
 from schedtop.console.explain.log import Log, read
-from schedtop.console.explain.table import WINDOW
 from schedtop.console.explain.window import Bounds
 from schedtop.engine.build import build_engine
-from schedtop.engine.config import EngineConfig, WorkloadSpec
-from schedtop.engine.engine import Engine
-from schedtop.engine.plan import StepPlan, StepResult
-from schedtop.engine.request import Request, SamplingParams
-from schedtop.engine.telemetry import Header, Snapshot, StepRecord
+from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
+from schedtop.engine.contract.telemetry import Header, Snapshot, StepRecord
+from schedtop.engine.handoff.plan import StepPlan, StepResult
+from schedtop.engine.handoff.request import Request, SamplingParams
+from schedtop.engine.step.engine import Engine
 
 Each = Callable[[Engine], None]
 

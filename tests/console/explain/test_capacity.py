@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from scenes import Run, ask, numbers, serve
-from schedtop.console.explain import table
+from schedtop.console.explain import catalogue as table
 from schedtop.console.explain.diagnosis import Diagnosis
-from schedtop.engine.config import WorkloadSpec
+from schedtop.engine.contract.config import WorkloadSpec
 
 
 def pressed(blocks: int) -> Run:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from scenes import Run, ask, numbers, serve, stream
-from schedtop.engine.engine import Engine
-from schedtop.engine.telemetry import row_columns
+from schedtop.engine.contract.telemetry import row_columns
+from schedtop.engine.step.engine import Engine
 
 
 def changing(step: int, **values: Any) -> Callable[[Engine], None]:

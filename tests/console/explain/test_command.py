@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from scenes import Run, serve, stream
 from schedtop.console.cli.main import main
-from schedtop.engine.config import WorkloadSpec
+from schedtop.engine.contract.config import WorkloadSpec
 from schedtop.engine.recording.writer import RecordingWriter
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from scenes import ask, serve, stream
-from schedtop.engine.config import WorkloadSpec
+from schedtop.engine.contract.config import WorkloadSpec
 
 WORKLOADS: tuple[tuple[str, float, dict[str, Any]], ...] = (
     ("mixed", 8.0, {}),

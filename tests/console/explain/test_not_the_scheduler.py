@@ -11,11 +11,11 @@ from scenes import Run, ask, numbers, serve, stream
 from schedtop.console.explain.diagnosis import Diagnosis
 from schedtop.console.explain.log import Log, read
 from schedtop.engine.build import build_engine
-from schedtop.engine.config import EngineConfig
-from schedtop.engine.engine import Engine
-from schedtop.engine.plan import StepPlan, StepResult
-from schedtop.engine.request import Request
-from schedtop.engine.telemetry import Head, StepRecord
+from schedtop.engine.contract.config import EngineConfig
+from schedtop.engine.contract.telemetry import Head, StepRecord
+from schedtop.engine.handoff.plan import StepPlan, StepResult
+from schedtop.engine.handoff.request import Request
+from schedtop.engine.step.engine import Engine
 
 
 def answers(count: int = 20) -> list[Request]:

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 from scenes import Run, ask, numbers, serve, stream
-from schedtop.engine.telemetry import Head
+from schedtop.engine.contract.telemetry import Head
 
 
 def large(blocks: int, full: bool = True) -> Run:

@@ -12,10 +12,10 @@ from links import PlayedLink
 from scenes import Run, ask, serve, stream
 from schedtop.console.app import ConsoleApp
 from schedtop.console.options import ConsoleOptions
+from schedtop.console.screens.command_palette import PaletteScreen
 from schedtop.console.screens.explain import ExplainScreen
 from schedtop.console.screens.help import HelpScreen
-from schedtop.console.screens.palette import PaletteScreen
-from schedtop.engine.config import WorkloadSpec
+from schedtop.engine.contract.config import WorkloadSpec
 from seat import COMPACT, WIDE, Clock, Operator
 from textual.pilot import Pilot
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from schedtop.console.explain.catalogue import BY_ID, RULES
 from schedtop.console.explain.diagnosis import FINDERS
-from schedtop.console.explain.table import BY_ID, RULES
-from schedtop.engine.knobs import BY_NAME
+from schedtop.engine.contract.knobs import BY_NAME
 
 DOCS = Path(__file__).parents[3] / "docs" / "explain.md"
 

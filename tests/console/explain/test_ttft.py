@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scenes import Run, ask, numbers, serve, stream
 from schedtop.console.explain.window import Bounds
-from schedtop.engine.config import WorkloadSpec
-from schedtop.engine.telemetry import itl_column
+from schedtop.engine.contract.config import WorkloadSpec
+from schedtop.engine.contract.telemetry import itl_column
 
 
 def decodes(budget: int) -> Run:

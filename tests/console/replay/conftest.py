@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from schedtop.engine import telemetry as t
 from schedtop.engine.build import build_engine
-from schedtop.engine.config import EngineConfig, WorkloadSpec
+from schedtop.engine.contract import telemetry as t
+from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
 from schedtop.engine.recording import Recording, RecordingWriter
 
 # importlib mode puts no test folder on the path; what tests here share lies beside them.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from schedtop.console.replay.charts import _figure
+from schedtop.console.replay.rerun.charts import _figure
 
 
 @pytest.mark.parametrize(

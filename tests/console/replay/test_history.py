@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 import pytest
-from schedtop.console.history import History
-from schedtop.console.latency import KINDS
-from schedtop.console.replay.history import RecordedHistory
+from schedtop.console.past.history import History
+from schedtop.console.past.latency import KINDS
+from schedtop.console.past.recorded import RecordedHistory
+from schedtop.engine.contract.telemetry import StepRecord, TextDelta
 from schedtop.engine.recording import Recording, RecordingWriter
-from schedtop.engine.telemetry import StepRecord, TextDelta
 
 
 def told_by(history: History) -> dict[str, Any]:

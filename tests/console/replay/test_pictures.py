@@ -10,8 +10,8 @@ from rerun_here import Here
 from schedtop.console.options import ConsoleOptions
 from schedtop.console.replay.app import ReplayApp, ReplayScreen
 from schedtop.console.replay.timeline import Timeline
+from schedtop.engine.contract.telemetry import Snapshot
 from schedtop.engine.recording import Recording
-from schedtop.engine.telemetry import Snapshot
 from schedtop.engine.whatif.rerun import Question
 from textual.pilot import Pilot
 

@@ -12,15 +12,15 @@ import msgspec
 import pytest
 from rerun_here import Here
 from schedtop.console.cli.main import main
-from schedtop.console.cli.rerun import RerunError, RerunProcess, beginner
+from schedtop.console.cli.rerun_process import RerunError, RerunProcess, beginner
 from schedtop.console.options import ConsoleOptions
 from schedtop.console.replay.app import ReplayApp
-from schedtop.console.replay.rerun_screen import RerunScreen
+from schedtop.console.replay.rerun.screen import RerunScreen
 from schedtop.console.screens.help import HelpScreen
 from schedtop.engine.build import build_engine
-from schedtop.engine.config import EngineConfig, WorkloadSpec
+from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
+from schedtop.engine.contract.telemetry import Snapshot
 from schedtop.engine.recording import Recording, RecordingWriter
-from schedtop.engine.telemetry import Snapshot
 from schedtop.engine.whatif.rerun import Question
 from seat import COMPACT, WIDE, Operator
 from textual.pilot import Pilot

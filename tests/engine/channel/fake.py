@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from schedtop.engine import telemetry as t
+from schedtop.engine.contract import telemetry as t
 
 
 def header(**changes: Any) -> t.Header:
@@ -192,7 +192,7 @@ def main() -> int:
 
     build.build_engine = build_engine  # type: ignore[attr-defined]
     sys.modules["schedtop.engine.build"] = build
-    from schedtop.engine.service import main as serve
+    from schedtop.engine.serving.service import main as serve
 
     return serve([])
 

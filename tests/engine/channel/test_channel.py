@@ -16,10 +16,10 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schedtop.engine import telemetry as t
 from schedtop.engine.channel import ChannelClient, ChannelClosedError, ChannelError, ChannelServer, encode
 from schedtop.engine.channel import listen as listening
 from schedtop.engine.channel.protocol import FrameBuffer, decode_incoming, decode_outgoing, frame, parse_address
+from schedtop.engine.contract import telemetry as t
 
 
 def take(server: ChannelServer, client: ChannelClient, kind: type[Any]) -> Any:

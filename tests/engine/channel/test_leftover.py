@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from schedtop.engine.channel.leftover import remove_leftovers
 from schedtop.engine.channel.spawn import start_engine
-from schedtop.engine.config import EngineConfig
+from schedtop.engine.channel.stale_sockets import remove_leftovers
+from schedtop.engine.contract.config import EngineConfig
 
 
 @pytest.fixture(scope="module")

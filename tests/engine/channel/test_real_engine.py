@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from schedtop.engine import telemetry as t
 from schedtop.engine.channel import ChannelClient, ChannelClosedError
 from schedtop.engine.channel.spawn import EngineProcess, start_engine
-from schedtop.engine.config import EngineConfig, WorkloadSpec
+from schedtop.engine.contract import telemetry as t
+from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
 from schedtop.engine.recording import Recording
 
 
@@ -70,7 +70,7 @@ def test_a_knob_change_is_answered_and_marked(engine: EngineProcess) -> None:
 OWNER = """
 import sys
 from schedtop.engine.channel.spawn import start_engine
-from schedtop.engine.config import EngineConfig
+from schedtop.engine.contract.config import EngineConfig
 engine = start_engine(EngineConfig(real_time=True, socket=sys.argv[1], record=sys.argv[2]))
 engine.connect(30).receive(30)
 print("ready", flush=True)

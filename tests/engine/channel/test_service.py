@@ -17,10 +17,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from schedtop.engine import telemetry as t
 from schedtop.engine.channel import ChannelClient, ChannelClosedError, ChannelError
 from schedtop.engine.channel.spawn import EngineProcess, start_engine
-from schedtop.engine.config import EngineConfig
+from schedtop.engine.contract import telemetry as t
+from schedtop.engine.contract.config import EngineConfig
 from schedtop.engine.recording import Recording
 
 FAKE = Path(__file__).parent / "fake.py"
@@ -268,7 +268,10 @@ def test_what_cannot_be_opened_is_one_line_and_exit_code_2(start: Start, tmp_pat
 )
 def test_a_bad_config_is_one_line_and_exit_code_2(line: bytes, reason: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "schedtop.engine.service"], input=line + b"\n", capture_output=True, timeout=60
+        [sys.executable, "-P", "-m", "schedtop.engine.serving.service"],
+        input=line + b"\n",
+        capture_output=True,
+        timeout=60,
     )
     assert done.returncode == 2
     (text,) = done.stderr.decode().splitlines()

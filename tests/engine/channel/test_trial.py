@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from schedtop.engine import telemetry as t
 from schedtop.engine.channel.spawn import EngineProcess, start_engine
-from schedtop.engine.config import EngineConfig, WorkloadSpec
+from schedtop.engine.contract import telemetry as t
+from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
 
 LONG_S = 3600.0
 PATIENCE_S = 300.0
@@ -108,7 +108,7 @@ def test_it_goes_back_in_time(engine: EngineProcess, paused: bool) -> None:
 
 CONSOLE = """
 import sys, time
-from schedtop.engine import telemetry as t
+from schedtop.engine.contract import telemetry as t
 from schedtop.engine.channel import ChannelClient
 client = ChannelClient.connect(sys.argv[1], 300)
 command = t.SetKnobs(1, {"max_num_seqs": 9}, trial_s=float(sys.argv[2]))

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from schedtop.engine.contract.telemetry import BlockClass
 from schedtop.engine.kv.block_pool import BlockPool
-from schedtop.engine.telemetry import BlockClass
 
 KEYS = [b"a", b"b", b"c"]
 

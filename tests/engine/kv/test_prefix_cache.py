@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.kv.prefix_cache import PrefixIndex, extend_keys
-from schedtop.engine.request import Request
 
 TOKENS = st.lists(st.integers(0, 2), max_size=24)
 NAMES = [bytes([letter]) for letter in b"abcdef"]

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
-from schedtop.engine import telemetry as t
 from schedtop.engine.build import build_engine
-from schedtop.engine.config import EngineConfig, WorkloadSpec
+from schedtop.engine.contract import telemetry as t
+from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
 from schedtop.engine.metrics import MetricsError, start_metrics
 from schedtop.engine.metrics.counts import Buckets, one_two_five
 

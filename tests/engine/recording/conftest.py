@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from schedtop.engine import telemetry as t
 from schedtop.engine.build import build_engine
-from schedtop.engine.config import EngineConfig, WorkloadSpec
+from schedtop.engine.contract import telemetry as t
+from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
 from schedtop.engine.recording import RecordingWriter
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from schedtop.engine.contract.telemetry import PREFIX_KEY_BYTES, Arrival
 from schedtop.engine.recording.arrivals import PATH_KEY_BYTES, path_keys, prefix_ids
-from schedtop.engine.telemetry import PREFIX_KEY_BYTES, Arrival
 
 
 def arrival(*parts: int) -> Arrival:

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import pytest
 import zstandard
-from schedtop.engine import telemetry as t
+from schedtop.engine.contract import telemetry as t
 from schedtop.engine.recording import Mark, Recording, RecordingError, RecordingWriter
 from schedtop.engine.recording.batch import Batch, decode_batch, encode_batch
 from schedtop.engine.recording.frames import FORMAT, MARK, Kind, Span, make_frame

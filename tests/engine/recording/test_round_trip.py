@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedtop.engine import telemetry as t
+from schedtop.engine.contract import telemetry as t
 from schedtop.engine.recording import Mark, Recording, RecordingError, RecordingWriter, check_new
 from schedtop.engine.recording.batch import decode_batch, encode_batch
 from schedtop.engine.recording.seconds import sample, second_of

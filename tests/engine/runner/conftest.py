@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from schedtop.engine.config import SchedulerConfig
-from schedtop.engine.plan import StepPlan, Worker
-from schedtop.engine.request import Request, SamplingParams
-from schedtop.engine.runner.backend import make_kernel_decoder
-from schedtop.engine.runner.cache import CacheShape, PagedCache
-from schedtop.engine.runner.capped import torch_attention
-from schedtop.engine.runner.draft_model import DraftModel, scratch_columns
+from schedtop.engine.contract.config import SchedulerConfig
+from schedtop.engine.handoff.plan import StepPlan, Worker
+from schedtop.engine.handoff.request import Request, SamplingParams
+from schedtop.engine.runner.drafting.draft_model import DraftModel, scratch_columns
 from schedtop.engine.runner.forward import Forward
-from schedtop.engine.runner.fused import NativeAttention, NativeOperations
-from schedtop.engine.runner.general import GeneralDecoder
-from schedtop.engine.runner.guard import GuardedDecoder
-from schedtop.engine.runner.kernel_decoders import KernelGeneralDecoder
-from schedtop.engine.runner.kernel_sampler import KernelSampler
-from schedtop.engine.runner.lean import LeanDecoder, is_lean, layer_window
-from schedtop.engine.runner.native import load_native
-from schedtop.engine.runner.open import layer_soft_cap
+from schedtop.engine.runner.gpu.backend import make_kernel_decoder
+from schedtop.engine.runner.gpu.kernel_decoders import KernelGeneralDecoder
+from schedtop.engine.runner.gpu.kernel_sampler import KernelSampler
+from schedtop.engine.runner.gpu.torch_fallback import GuardedDecoder
+from schedtop.engine.runner.loading.open import layer_soft_cap
+from schedtop.engine.runner.models.fused import NativeAttention, NativeOperations
+from schedtop.engine.runner.models.general import GeneralDecoder
+from schedtop.engine.runner.models.kv_cache import CacheShape, PagedCache
+from schedtop.engine.runner.models.llama import LeanDecoder, is_lean, layer_window
+from schedtop.engine.runner.models.native import load_native
+from schedtop.engine.runner.models.soft_capped_attention import torch_attention
 from schedtop.engine.runner.worker import ModelWorker
 from schedtop.engine.scheduler.scheduler import Scheduler
 from transformers import (

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 from schedtop.engine.runner.batch import Batch
-from schedtop.engine.runner.cache import CacheShape, PagedCache
-from schedtop.engine.runner.fused import NativeAttention
-from schedtop.engine.runner.native import load_native
+from schedtop.engine.runner.models.fused import NativeAttention
+from schedtop.engine.runner.models.kv_cache import CacheShape, PagedCache
+from schedtop.engine.runner.models.native import load_native
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 from schedtop.engine.build import build_engine
-from schedtop.engine.config import EngineConfig
-from schedtop.engine.request import Request
-from schedtop.engine.runner import convert as room
-from schedtop.engine.runner.files import find_model
-from schedtop.engine.runner.pull import model_folder
+from schedtop.engine.contract.config import EngineConfig
+from schedtop.engine.handoff.request import Request
+from schedtop.engine.runner.loading import convert_gguf as room
+from schedtop.engine.runner.loading.model_files import find_model
+from schedtop.engine.runner.loading.pull import model_folder
 from tokenizers import pre_tokenizers
 
 HIDDEN, INNER, HEADS, LAYERS = 32, 64, 2, 2

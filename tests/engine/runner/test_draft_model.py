@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from schedtop.engine.request import SamplingParams
+from schedtop.engine.handoff.request import SamplingParams
 from schedtop.engine.runner.batch import flatten
-from schedtop.engine.runner.draft_model import share
+from schedtop.engine.runner.drafting.draft_model import share
 from schedtop.engine.runner.forward import Forward
-from schedtop.engine.runner.graphs import DecodeGraphs
+from schedtop.engine.runner.gpu.graphs import DecodeGraphs
 
 CPU = torch.device("cpu")
 MAX_TOKENS = 32

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from schedtop.engine.runner.drafter import LONGEST_MATCH, SHORTEST_MATCH, look_up
+from schedtop.engine.runner.drafting.drafter import LONGEST_MATCH, SHORTEST_MATCH, look_up
 
 
 def slow_look_up(ids: list[int], count: int) -> list[int]:

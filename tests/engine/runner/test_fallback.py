@@ -11,14 +11,14 @@ import pytest
 import torch
 from schedtop import kernels
 from schedtop.engine.build import build_engine
-from schedtop.engine.config import EngineConfig
-from schedtop.engine.request import Request, SamplingParams
-from schedtop.engine.runner.backend import choose_kernels
-from schedtop.engine.runner.cache import CacheShape, PagedCache
-from schedtop.engine.runner.guard import GuardedDecoder
-from schedtop.engine.runner.kernel_modules import is_silu, replace_modules
-from schedtop.engine.runner.kernel_sampler import KernelSampler, setting_arrays
-from schedtop.engine.runner.open import open_model
+from schedtop.engine.contract.config import EngineConfig
+from schedtop.engine.handoff.request import Request, SamplingParams
+from schedtop.engine.runner.gpu.backend import choose_kernels
+from schedtop.engine.runner.gpu.kernel_modules import is_silu, replace_modules
+from schedtop.engine.runner.gpu.kernel_sampler import KernelSampler, setting_arrays
+from schedtop.engine.runner.gpu.torch_fallback import GuardedDecoder
+from schedtop.engine.runner.loading.open import open_model
+from schedtop.engine.runner.models.kv_cache import CacheShape, PagedCache
 from schedtop.engine.runner.sampler import RowSampling
 
 pytest.importorskip("triton")
@@ -121,7 +121,7 @@ def test_open_model_on_kernels(lab: Any, tmp_path: Path, monkeypatch: pytest.Mon
         opened.append(open_model(*args, **more, kernels=True))
         return opened[0]
 
-    monkeypatch.setattr("schedtop.engine.runner.open.open_model", on_kernels)
+    monkeypatch.setattr("schedtop.engine.runner.loading.open.open_model", on_kernels)
     engine = build_engine(config)
     prompt = lab.prompts(1, seed=42, low=5, high=6)[0]
     request = Request("r", np.array(prompt, dtype=np.int32), 4)

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from schedtop.engine.config import ConfigError, EngineConfig
-from schedtop.engine.generate import Answers, Summary, generate, read_prompts
+from schedtop.engine.contract.config import ConfigError, EngineConfig
+from schedtop.engine.offline.generate import Answers, Summary, generate, read_prompts
 
 SMALL_STEPS = {"num_blocks": 14, "max_num_batched_tokens": 24, "max_num_seqs": 4}
 
@@ -143,7 +143,8 @@ def test_a_file_without_answers_is_not_taken_for_them(config: EngineConfig, tmp_
 def test_a_full_disk_is_named_and_keeps_the_answers(tmp_path: Path) -> None:
     """A limit on the size of files stands for the disk, in a process of its own."""
     program = (
-        "import resource, signal, sys; from pathlib import Path; from schedtop.engine.answers import Answers\n"
+        "import resource, signal, sys; from pathlib import Path\n"
+        "from schedtop.engine.offline.answer_file import Answers\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (600, resource.RLIM_INFINITY))\n"
         "with Answers(Path('out.jsonl'), b'prompts', {}) as answers:\n"

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 from schedtop.engine.runner.batch import Batch, HostBatch
-from schedtop.engine.runner.cache import CacheShape, PagedCache
-from schedtop.engine.runner.graphs import (
+from schedtop.engine.runner.gpu.graphs import (
     ROW_BUCKETS,
     DecodeGraphs,
     bucket,
     context_buckets,
 )
-from schedtop.engine.runner.guard import GuardedDecoder
+from schedtop.engine.runner.gpu.torch_fallback import GuardedDecoder
+from schedtop.engine.runner.models.kv_cache import CacheShape, PagedCache
 from schedtop.engine.runner.staging import Staging
 
 CPU = torch.device("cpu")

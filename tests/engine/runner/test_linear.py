@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from schedtop.engine.runner.linear import Linear, NativeLinear, PackedLinear, can_pack, load_products, make_linear
+from schedtop.engine.runner.models.linear import (
+    Linear,
+    NativeLinear,
+    PackedLinear,
+    can_pack,
+    load_products,
+    make_linear,
+)
 
 ROWS = (1, 2, 7, 8, 9, 15, 16, 17, 63, 64, 65, 130)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from schedtop.engine.config import ConfigError, EngineConfig
-from schedtop.engine.runner import memory
-from schedtop.engine.runner.cache import CacheShape, PagedCache
+from schedtop.engine.contract.config import ConfigError, EngineConfig
+from schedtop.engine.runner.loading import pool_memory as memory
+from schedtop.engine.runner.models.kv_cache import CacheShape, PagedCache
 
 CPU = torch.device("cpu")
 GPU_BYTES = 10**9

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import torch
 from schedtop.engine.build import build_engine
-from schedtop.engine.config import ConfigError, EngineConfig
-from schedtop.engine.request import Request
-from schedtop.engine.runner.files import find_model
-from schedtop.engine.runner.open import open_model
+from schedtop.engine.contract.config import ConfigError, EngineConfig
+from schedtop.engine.handoff.request import Request
+from schedtop.engine.runner.loading.model_files import find_model
+from schedtop.engine.runner.loading.open import open_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from schedtop.console.cli.main import main
 from schedtop.engine.build import build_engine
-from schedtop.engine.config import ConfigError, EngineConfig
-from schedtop.engine.request import Request
-from schedtop.engine.runner.open import open_model
-from schedtop.engine.telemetry import row_columns
+from schedtop.engine.contract.config import ConfigError, EngineConfig
+from schedtop.engine.contract.telemetry import row_columns
+from schedtop.engine.handoff.request import Request
+from schedtop.engine.runner.loading.open import open_model
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 

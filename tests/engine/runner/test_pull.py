@@ -8,9 +8,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from schedtop.engine.config import ConfigError
-from schedtop.engine.runner import pull as room
-from schedtop.engine.runner.pull import Package, model_folder, pull, pulled_path
+from schedtop.engine.contract.config import ConfigError
+from schedtop.engine.runner.loading import pull as room
+from schedtop.engine.runner.loading.pull import Package, model_folder, pull, pulled_path
 
 CONTENT = b"GGUF" + bytes(range(256)) * 9000
 

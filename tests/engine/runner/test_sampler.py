@@ -10,11 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schedtop.engine.config import ConfigError
-from schedtop.engine.request import SamplingParams
-from schedtop.engine.runner.kernel_sampler import setting_arrays
+from schedtop.engine.contract.config import ConfigError
+from schedtop.engine.handoff.request import SamplingParams
+from schedtop.engine.handoff.sampling_settings import check_sampling
+from schedtop.engine.runner.gpu.kernel_sampler import setting_arrays
 from schedtop.engine.runner.sampler import RowSampling, kept_weights, make_draws, sample, uniform
-from schedtop.engine.sampling import check_sampling
 from schedtop.kernels import reference
 from schedtop.kernels.sampling_params import SamplingParams as KernelParams
 

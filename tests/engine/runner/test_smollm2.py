@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 from schedtop.engine.build import build_engine
-from schedtop.engine.config import EngineConfig
-from schedtop.engine.request import Request
-from schedtop.engine.runner.convert import converted_folder
-from schedtop.engine.runner.files import find_model
-from schedtop.engine.runner.pull import pulled_path
+from schedtop.engine.contract.config import EngineConfig
+from schedtop.engine.handoff.request import Request
+from schedtop.engine.runner.loading.convert_gguf import converted_folder
+from schedtop.engine.runner.loading.model_files import find_model
+from schedtop.engine.runner.loading.pull import pulled_path
 from transformers import AutoModelForCausalLM
 
 pytestmark = pytest.mark.skipif(pulled_path("smollm2") is None, reason="smollm2 is not pulled")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedtop.engine.request import SamplingParams
-from schedtop.engine.runner.texts import OutputText, Texts
+from schedtop.engine.handoff.request import SamplingParams
+from schedtop.engine.runner.detokenize import OutputText, Texts
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 ALPHABET = pre_tokenizers.ByteLevel.alphabet()

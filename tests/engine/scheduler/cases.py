@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 from hypothesis import strategies as st
-from schedtop.engine.config import SchedulerConfig
-from schedtop.engine.golden import Case, CaseAbort, CaseKnob, CaseRequest
+from schedtop.engine.contract.config import SchedulerConfig
+from schedtop.engine.golden.case import Case, CaseAbort, CaseKnob, CaseRequest
 
 LAST_ARRIVAL = 15
 LAST_EVENT = 40

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from schedtop.engine.golden import Case, CaseRequest, CaseStep, prompt_tokens
+from schedtop.engine.golden.case import Case, CaseRequest, CaseStep, prompt_tokens
 
 PLACEHOLDER = "placeholder"
 DRAFT = "draft"

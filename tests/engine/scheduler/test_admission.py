@@ -6,8 +6,8 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from schedtop.engine.config import SchedulerConfig
-from schedtop.engine.golden import Case, CaseRequest, CaseRun, CaseStep
+from schedtop.engine.contract.config import SchedulerConfig
+from schedtop.engine.golden.case import Case, CaseRequest, CaseRun, CaseStep
 
 from tests.engine.scheduler.plain import PlainRun
 

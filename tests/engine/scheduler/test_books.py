@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from schedtop.engine.config import SchedulerConfig
-from schedtop.engine.golden import CaseModel, CaseRequest, prompt_tokens
-from schedtop.engine.plan import StepPlan
-from schedtop.engine.request import Request
+from schedtop.engine.contract.config import SchedulerConfig
+from schedtop.engine.contract.telemetry import ROW_FIELDS, Finish, Limiter
+from schedtop.engine.golden.case import CaseModel, CaseRequest, prompt_tokens
+from schedtop.engine.handoff.plan import StepPlan
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.scheduler.settle import Settled
-from schedtop.engine.telemetry import ROW_FIELDS, Finish, Limiter
 
 from tests.engine.scheduler.cases import configs, knob_values, prompt_parts
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
-from schedtop.engine.golden import Case, CaseRun, compare_step, read_case
+from schedtop.engine.golden.case import Case, CaseRun, compare_step, read_case
 
 from tests.engine.scheduler.cases import cases, longest_run
 from tests.engine.scheduler.plain import PlainRun

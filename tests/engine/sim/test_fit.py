@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schedtop.engine.build import build_engine
-from schedtop.engine.config import ConfigError, EngineConfig, WorkloadSpec
-from schedtop.engine.headless import step_through
+from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
+from schedtop.engine.contract.telemetry import Header, StepRecord
+from schedtop.engine.offline.headless import step_through
 from schedtop.engine.sim.calibrate import as_toml, calibrate, write_device
 from schedtop.engine.sim.fit import FitError, Steps, fit, measure, nnls, predict_s
 from schedtop.engine.sim.linear import LinearCost, read_calibration
-from schedtop.engine.telemetry import Header, StepRecord
 
 COST = LinearCost(0.004, 30e-6, 2e-9, 40e-9, 50e-6)
 TOML = """

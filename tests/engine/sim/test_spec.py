@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedtop.engine.config import ConfigError
+from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.sim.devices import GPUS
 from schedtop.engine.sim.linear import LinearCost
 from schedtop.engine.sim.memory import PoolSettings

@@ -7,9 +7,9 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedtop.engine.config import SchedulerConfig
-from schedtop.engine.plan import StepPlan, Worker
-from schedtop.engine.request import Request
+from schedtop.engine.contract.config import SchedulerConfig
+from schedtop.engine.handoff.plan import StepPlan, Worker
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.sim.features import step_features
 from schedtop.engine.sim.spec import parse_device

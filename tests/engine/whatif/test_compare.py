@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 from schedtop.engine.build import build_engine
-from schedtop.engine.config import ConfigError, EngineConfig, WorkloadSpec
-from schedtop.engine.headless import step_through
-from schedtop.engine.telemetry import Finish
+from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
+from schedtop.engine.contract.telemetry import Finish
+from schedtop.engine.decide_again.divergence import Part, first_difference
+from schedtop.engine.decide_again.scenario import KnobEvent, Scenario
+from schedtop.engine.offline.headless import step_through
 from schedtop.engine.whatif.compare import Comparison, compare, run
-from schedtop.engine.whatif.divergence import Part, first_difference
-from schedtop.engine.whatif.scenario import KnobEvent, Scenario
 
 CASES = Path(__file__).parents[2] / "golden"
 

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import pytest
 from schedtop.engine.build import build_engine
-from schedtop.engine.config import ConfigError, EngineConfig, WorkloadSpec
-from schedtop.engine.engine import Engine
+from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
+from schedtop.engine.contract.telemetry import Snapshot, StepRecord, itl_column, row_columns
+from schedtop.engine.decide_again.recorded_scenario import recorded_scenario
 from schedtop.engine.recording import Recording, RecordingWriter
-from schedtop.engine.telemetry import Snapshot, StepRecord, itl_column, row_columns
+from schedtop.engine.step.engine import Engine
 from schedtop.engine.whatif.compare import compare
-from schedtop.engine.whatif.recorded import recorded_scenario
 from schedtop.engine.whatif.rerun import Question, Rerun, rerun
 
 NUM_RECORDS = 320

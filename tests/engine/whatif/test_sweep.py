@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from msgspec import structs
-from schedtop.engine.config import ConfigError, EngineConfig, WorkloadSpec
-from schedtop.engine.slo import Slo
+from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
+from schedtop.engine.contract.slo import Slo
+from schedtop.engine.decide_again.scenario import Scenario
 from schedtop.engine.whatif.ranking import pareto_set, ranked
-from schedtop.engine.whatif.scenario import Scenario
 from schedtop.engine.whatif.sweep import combinations, parse_vary, run_key, sweep
 
 SCENARIO = Scenario(EngineConfig(workload=WorkloadSpec(source="mixed", limit=25, rate=40.0)))

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from schedtop.engine.config import WorkloadSpec
-from schedtop.engine.request import Request
+from schedtop.engine.contract.config import WorkloadSpec
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.workload import open_source
 from schedtop.engine.workload.source import Source
 

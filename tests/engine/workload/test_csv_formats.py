@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedtop.engine.request import Request
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.workload.csv_formats import csv_trace
 from schedtop.engine.workload.source import Source
 from schedtop.engine.workload.trace import Tally, TraceError, TraceRow

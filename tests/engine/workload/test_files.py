@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from schedtop.engine.config import ConfigError
-from schedtop.engine.request import Request
+from schedtop.engine.contract.config import ConfigError
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.workload import files
 from schedtop.engine.workload.source import Source
 from schedtop.engine.workload.trace import TraceError

@@ -12,7 +12,7 @@ import pytest
 import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from schedtop.engine.request import Request
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.workload.source import Source
 from schedtop.engine.workload.trace import TraceError
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from schedtop.engine.config import ConfigError
-from schedtop.engine.request import Request
+from schedtop.engine.contract.config import ConfigError
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.workload.shown import flag_of
 from schedtop.engine.workload.source import Source
 from schedtop.engine.workload.trace import TraceError
@@ -151,7 +151,7 @@ def test_prompts_as_texts_share_what_their_texts_share(replay: Replay) -> None:
 
 
 def test_prompts_go_through_the_models_tokenizer(tmp_path: Path) -> None:
-    from schedtop.engine.config import WorkloadSpec
+    from schedtop.engine.contract.config import WorkloadSpec
     from schedtop.engine.workload import open_source
 
     path = tmp_path / "prompts"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedtop.engine.request import Request
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.workload.paced import Ask, PacedSource, Tempo, Wave
 from schedtop.engine.workload.source import Source
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from schedtop.engine.config import ConfigError
-from schedtop.engine.request import Request
+from schedtop.engine.contract.config import ConfigError
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.workload.presets import PRESETS
 from schedtop.engine.workload.shown import flag_of
 from schedtop.engine.workload.source import Source

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from schedtop.engine.request import Request
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.workload.source import Source
 
 Open = Callable[..., Source]

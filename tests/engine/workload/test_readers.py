@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from schedtop.engine.request import Request
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.workload import register_reader, trace
 from schedtop.engine.workload.source import Source
 from schedtop.engine.workload.trace import FileReader, Tally, Trace, TraceRow

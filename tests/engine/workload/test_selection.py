@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedtop.engine.config import ConfigError
-from schedtop.engine.request import Request
+from schedtop.engine.contract.config import ConfigError
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.workload import replayed
 from schedtop.engine.workload.order import ByArrival
 from schedtop.engine.workload.source import Source

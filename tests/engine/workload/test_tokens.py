@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from schedtop.engine.request import TokenIds
+from schedtop.engine.handoff.request import TokenIds
 from schedtop.engine.workload.build import RequestBuilder
 from schedtop.engine.workload.paced import Ask
 from schedtop.engine.workload.tokens import key_tokens, mixed, mixed_number, own_tokens, text_tokens

@@ -1,0 +1,53 @@
+"""The findings of a console: fed with what history takes in, looked at no more than once a second."""
+
+from __future__ import annotations
+
+from schedtop.console.drawing import text
+from schedtop.console.explain import catalogue as table
+from schedtop.console.explain.log import Entry, Log
+from schedtop.console.explain.window import Bounds
+from schedtop.console.past.history import History
+from schedtop.console.view import View
+
+EVERY_S = 1.0
+
+
+class ExplainDesk:
+    """`entries` are the findings as of the last look, those that hold first. Look with the history locked."""
+
+    def __init__(self, history: History, bounds: Bounds) -> None:
+        self.log = Log(bounds=bounds)
+        self.entries: list[Entry] = []
+        self._looked_at_s: float | None = None
+        self._looked_seq, self._looks_there = -1, 0
+        history.watchers.append(self.log.take)
+
+    def look_if_due(self, view: View) -> bool:
+        """Look if a second has passed on the console's clock; whether it did."""
+        now_s = view.now()
+        if self._looked_at_s is None:
+            self._looked_at_s = now_s
+        if now_s - self._looked_at_s < EVERY_S:
+            return False
+        self._looked_at_s = now_s
+        self.look(view)
+        return True
+
+    def look(self, view: View) -> None:
+        """Look now. A live engine that says nothing is itself a symptom; one that has ended is not."""
+        facts = self.log.diagnosis.facts
+        silent_s = view.age_s if view.link.state == "open" else None
+        self._looks_there = self._looks_there + 1 if facts.seq == self._looked_seq else 1
+        self._looked_seq = facts.seq
+        if self._looks_there > table.LOOKS.value and (silent_s is None or silent_s < table.SILENT.value):
+            return  # everything that the newest record can show has been told
+        self.log.look(silent_s)
+        self.entries = self.log.ranked()
+
+    @property
+    def num_active(self) -> int:
+        return sum(entry.active for entry in self.entries)
+
+    def badge(self, key: str) -> str:
+        """What the header says: `! 2 findings x`; nothing while nothing is found."""
+        return f"! {text.plural(self.num_active, 'finding')} {key}".rstrip() if self.num_active else ""

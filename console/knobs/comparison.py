@@ -1,0 +1,166 @@
+"""Before and after a change: the same figures over two windows, or that there are too few samples. No drawing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from schedtop.console.drawing import text
+from schedtop.console.past import sample_sizes as enough
+from schedtop.console.past.events import Event
+from schedtop.console.past.history import History
+from schedtop.console.past.latency import BUCKET_S, Samples, merge
+from schedtop.engine.contract.telemetry import KnobChange, Totals
+
+SPAN_S = 60.0
+"""The longest window on either side of a change."""
+
+SHARES = (0.5, 0.95)
+"""The quantiles that are compared."""
+
+SAME = 0.02
+"""Differences below this share are called none."""
+STARVING = 0.01
+"""Of running requests without a token in a step: where they are served there are none at all."""
+LONG_WAIT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Knobs that changed in one step, and who changed them."""
+
+    seq: int
+    step: int
+    clock_s: float
+    by: str
+    knobs: tuple[KnobChange, ...]
+
+    @property
+    def before(self) -> dict[str, object]:
+        return {knob.name: knob.old for knob in self.knobs}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure on both sides, in the unit of its name; None where `n` is too few. `lower_is_better`.
+
+    `share` is that of a quantile; None for a rate, whose `n` counts steps. `unseen` says for whom the figure after the
+    change does not speak: only what ended has a latency.
+    """
+
+    name: str
+    before: float | None
+    after: float | None
+    before_n: int
+    after_n: int
+    lower_is_better: bool
+    share: float | None = None
+    unseen: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """`better`, `worse` or `no change`; `unseen` in place of praise; empty where it cannot be said."""
+        if self.before is None or self.after is None:
+            return self.unseen
+        changed = self.after - self.before
+        if changed and (changed > 0) == self.lower_is_better and abs(changed) >= SAME * self.before:
+            return "worse"
+        return self.unseen or ("no change" if abs(changed) < SAME * self.before or not changed else "better")
+
+    @property
+    def ratio(self) -> float | None:
+        """After over before, less one; None where one is not known or zero."""
+        if self.before is None or self.after is None or not self.before:
+            return None
+        return self.after / self.before - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Figures of the seconds before and after a change, each at most `SPAN_S` and free of other changes."""
+
+    before_s: float
+    after_s: float
+    figures: tuple[Figure, ...]
+
+
+def changes(history: History) -> list[Change]:
+    """Knob changes that are still known, newest first."""
+    found: dict[int, list[Event]] = {}
+    for event in history.of_kind("K"):
+        found.setdefault(event.seq, []).insert(0, event)
+    return [
+        Change(seq, events[0].step, events[0].clock_s, events[0].detail.by, tuple(event.detail for event in events))
+        for seq, events in sorted(found.items(), reverse=True)
+    ]
+
+
+def compare(history: History, change: Change, all_changes: list[Change]) -> Comparison:
+    """Both windows around `change`, cut at its neighbours."""
+    earlier = max((other.clock_s for other in all_changes if other.clock_s < change.clock_s), default=0.0)
+    later = min(
+        (other.clock_s for other in all_changes if other.clock_s > change.clock_s), default=history.live.clock_s
+    )
+    bucket = int(change.clock_s // BUCKET_S)
+    first = max(int(earlier // BUCKET_S) + 1, bucket - int(SPAN_S / BUCKET_S))
+    last = min(int(later // BUCKET_S) - 1, bucket + int(SPAN_S / BUCKET_S))
+    # The second in which the change fell belongs to neither side.
+    sides = ((first, bucket - 1), (bucket + 1, last))
+    unseen = {"ttft": _waiting(history, sides[1]), "itl": _starving(history, sides[1])}
+    figures = [
+        _quantile_figure(history, kind, share, sides, words) for kind, words in unseen.items() for share in SHARES
+    ]
+    rates: tuple[tuple[str, Callable[[Totals], float], bool], ...] = (
+        ("out tok/s", lambda totals: totals.output_tokens, False),
+        ("preempt/min", lambda totals: 60 * totals.preemptions, True),
+    )
+    figures += [_rate_figure(history, name, count, lower, sides) for name, count, lower in rates]
+    spans = [max(0, stop - start + 1) * BUCKET_S for start, stop in sides]
+    return Comparison(spans[0], spans[1], tuple(figures))
+
+
+Sides = tuple[tuple[int, int], tuple[int, int]]
+
+
+def _samples(history: History, kind: str, side: tuple[int, int]) -> Samples:
+    parts = [history.latency.bucket(index) for index in range(side[0], side[1] + 1)]
+    return merge([part[kind] for part in parts if part is not None])
+
+
+def _waiting(history: History, side: tuple[int, int]) -> str:
+    """That somebody waits at the end of these seconds for longer than nearly all first tokens took in them."""
+    readings = history.latency.readings(*side)
+    oldest_s = readings[-1].oldest_wait_s if readings else None
+    usual_s = _samples(history, "ttft", side).quantile(0.95) or 0.0
+    if oldest_s is None or oldest_s <= max(usual_s, LONG_WAIT_S):
+        return ""
+    return f"{text.duration(oldest_s)} waiting"
+
+
+def _starving(history: History, side: tuple[int, int]) -> str:
+    starved, running = history.latency.unserved(*side)
+    return f"{text.share(starved, running)} starve" if starved > STARVING * running else ""
+
+
+def _quantile_figure(history: History, kind: str, share: float, sides: Sides, unseen: str) -> Figure:
+    before, after = (_samples(history, kind, side) for side in sides)
+    values = [enough.quantile(samples, share) for samples in (before, after)]
+    name = f"{kind.upper()} p{share * 100:.0f} ms"
+    scaled = [None if value is None else value * 1000 for value in values]
+    return Figure(name, scaled[0], scaled[1], before.n, after.n, lower_is_better=True, share=share, unseen=unseen)
+
+
+def _rate_figure(
+    history: History, name: str, count: Callable[[Totals], float], lower: bool, sides: Sides
+) -> Figure:
+    """A rate from running totals, where those of both ends are known; `n` counts steps."""
+    values: list[float | None] = []
+    steps: list[int] = []
+    for start, stop in sides:
+        readings = history.latency.readings(start, stop + 1)
+        steps.append(readings[-1].step - readings[0].step if readings else 0)
+        known = len(readings) >= 2 and readings[0].end_s < (start + 1) * BUCKET_S
+        span_s = readings[-1].end_s - readings[0].end_s if known else 0.0
+        long = stop - start + 1 >= enough.LEAST_S / BUCKET_S and span_s > 0
+        values.append((count(readings[-1].totals) - count(readings[0].totals)) / span_s if long else None)
+    return Figure(name, values[0], values[1], steps[0], steps[1], lower)

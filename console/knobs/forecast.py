@@ -1,0 +1,138 @@
+"""What staged knobs would do, worked out by whoever started the console, off the screen's thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from schedtop.console.drawing import text
+from schedtop.console.past.history import History
+from schedtop.engine.contract.knobs import KnobValue
+from schedtop.engine.contract.telemetry import Arrival, Header, Snapshot
+
+RECENT_ARRIVALS = 200
+
+
+class Estimate(Protocol):
+    """A figure and how sure it is; None is unknown."""
+
+    @property
+    def value(self) -> float | None: ...
+
+    @property
+    def error(self) -> float | None: ...
+
+
+class Foretold(Protocol):
+    """Figures by name over `horizon_s` seconds: as things are, as staged, and the change between them."""
+
+    @property
+    def horizon_s(self) -> float: ...
+
+    @property
+    def base(self) -> Mapping[str, Estimate]: ...
+
+    @property
+    def staged(self) -> Mapping[str, Estimate]: ...
+
+    @property
+    def change(self) -> Mapping[str, Estimate]: ...
+
+
+Foretell = Callable[[Header, Snapshot, Mapping[str, KnobValue], Sequence[Arrival]], Foretold]
+"""Raises an exception, whose text is the reason, where nothing can be foretold."""
+
+
+class Forecaster:
+    """One forecast at a time; of what is wanted meanwhile only the newest is done. `on_done` runs on its thread."""
+
+    def __init__(self, history: History, foretell: Foretell | None, on_done: Callable[[], None]) -> None:
+        self.history, self._foretell, self._on_done = history, foretell, on_done
+        self._lock = threading.Lock()
+        self._wanted: dict[str, KnobValue] | None = None
+        self._busy = False
+        self._of: dict[str, KnobValue] = {}
+        self._found: Foretold | str = ""
+
+    @property
+    def busy(self) -> bool:
+        return self._busy
+
+    def found(self, staged: Mapping[str, KnobValue]) -> Foretold | str | None:
+        """The forecast of exactly these values, or why there is none; None while it is not known."""
+        with self._lock:
+            return self._found if staged and self._of == dict(staged) and self._found else None
+
+    def want(self, staged: Mapping[str, KnobValue]) -> None:
+        """Ask for a forecast."""
+        if self._foretell is None or not staged or self.history.header is None:
+            return
+        with self._lock:
+            self._wanted = dict(staged)
+            if self._busy:
+                return
+            self._busy = True
+        threading.Thread(target=self._run, name="console-forecast", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                values, self._wanted = self._wanted, None
+                if values is None:
+                    self._busy = False
+                    return
+            found = self._ask(values)
+            with self._lock:
+                self._of, self._found = values, found
+            self._on_done()
+
+    def _ask(self, values: Mapping[str, KnobValue]) -> Foretold | str:
+        assert self._foretell is not None
+        with self.history.lock:
+            header, snapshot, recent = self.history.header, self.history.live.snapshot(), self._recent()
+        assert header is not None
+        try:
+            return self._foretell(header, snapshot, values, recent)
+        except Exception as error:  # whatever it is, it is why there is no forecast
+            return text.clean(error) or type(error).__name__
+
+    def _recent(self) -> list[Arrival]:
+        """The newest arrivals that are still known, oldest first."""
+        ended = [arrival for arrival, _ in list(self.history.finished.values())[-RECENT_ARRIVALS:]]
+        live = [tracked.arrival for tracked in self.history.live.requests.values()]
+        return sorted([*ended, *live], key=lambda arrival: arrival.number)[-RECENT_ARRIVALS:]
+
+
+FIGURES = (
+    ("ttft_p50_s", "TTFT p50", 1000.0, True),
+    ("ttft_p95_s", "TTFT p95", 1000.0, True),
+    ("itl_p50_s", "ITL p50", 1000.0, True),
+    ("itl_p95_s", "ITL p95", 1000.0, True),
+    ("output_tokens_per_s", "out tok/s", 1.0, False),
+    ("preemptions", "preemptions", 1.0, True),
+)
+"""Name, words, scale and whether less is better."""
+
+
+def describe(found: Foretold) -> list[tuple[str, str]]:
+    """Lines about the figures that change, each with its role; one line where none does."""
+    lines = []
+    for name, words, scale, less_is_better in FIGURES:
+        base, staged, change = (side.get(name) for side in (found.base, found.staged, found.change))
+        if base is None or staged is None or change is None:
+            continue
+        if base.value is None or staged.value is None or change.value is None:
+            continue
+        if abs(change.value) <= max(change.error or 0.0, 0.02 * abs(base.value)):
+            continue
+        better = (change.value < 0) == less_is_better
+        unit = " ms" if scale == 1000.0 else ""
+        size = f"{_figure(base.value * scale)}→{_figure(staged.value * scale)}{unit}"
+        sure = f" ±{_figure(change.error * scale)}" if change.error else ""
+        lines.append((f"{words} {size}{sure} {'better' if better else 'worse'}", "ok" if better else "breach"))
+    return lines or [("no figure changes by more than chance", "muted")]
+
+
+def _figure(number: float) -> str:
+    return f"{number:.1f}" if abs(number) < 99.95 else text.count(number)

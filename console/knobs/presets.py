@@ -1,0 +1,108 @@
+"""Named sets of knob values: some that come with the console, and the operator's own in `presets.toml`."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from schedtop.engine.contract.knobs import BY_NAME, KnobError, KnobValue, check_value
+
+FILE = "presets.toml"
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
+
+
+class PresetError(ValueError):
+    """A preset that cannot be used or kept; the text names it and says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """`values` by knob name; `own` ones can be overwritten."""
+
+    name: str
+    words: str
+    values: Mapping[str, KnobValue]
+    own: bool = False
+
+
+BUILT_IN: tuple[Preset, ...] = (
+    Preset(
+        "smooth",
+        "even ITL: small steps, long prompts in small chunks",
+        {"max_num_scheduled_tokens": 512, "long_prefill_token_threshold": 256},
+    ),
+    Preset(
+        "drain",
+        "prompts first: whole budget, no chunk limit",
+        {"max_num_scheduled_tokens": None, "long_prefill_token_threshold": 0, "watermark": 0.0},
+    ),
+    Preset(
+        "steady",
+        "few preemptions: headroom, whole sequences only",
+        {"watermark": 0.05, "scheduler_reserve_full_isl": True},
+    ),
+)
+
+
+def load_presets(folder: Path | None) -> tuple[list[Preset], list[str]]:
+    """The built-in presets, then those of `folder`; and why some were left out."""
+    found, problems = list(BUILT_IN), list[str]()
+    path = folder / FILE if folder is not None else None
+    if path is None or not path.is_file():
+        return found, problems
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        return found, [f"{FILE} left out: {error}"]
+    for name, values in raw.items():
+        try:
+            found.append(Preset(name, "your own", _checked(name, values), own=True))
+        except PresetError as error:
+            problems.append(str(error))
+    return found, problems
+
+
+def _checked(name: str, values: Any) -> dict[str, KnobValue]:
+    if not isinstance(values, dict):
+        raise PresetError(f"{FILE}: {name} must be a table of knobs")
+    try:
+        return {knob: check_value(knob, None if value == "auto" else value) for knob, value in values.items()}
+    except KnobError as error:
+        raise PresetError(f"{FILE}: {name}: {error}") from None
+
+
+def save_preset(folder: Path, name: str, values: Mapping[str, KnobValue]) -> Path:
+    """Add or replace one of the operator's presets. Raises `PresetError` for a name it cannot have, `OSError`."""
+    check_name(name)
+    own = {preset.name: preset.values for preset in load_presets(folder)[0] if preset.own}
+    own[name] = dict(values)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / FILE
+    path.write_text("\n".join(_table(preset, knobs) for preset, knobs in own.items()), encoding="utf-8")
+    return path
+
+
+def check_name(name: str) -> None:
+    """Raises `PresetError` for a name that an operator's preset cannot have."""
+    if not _NAME.fullmatch(name):
+        raise PresetError(f"{name!r}: write letters, digits, - and _, at most 32")
+    if any(preset.name == name for preset in BUILT_IN):
+        raise PresetError(f"{name} comes with the console: choose another name")
+
+
+def _table(name: str, values: Mapping[str, KnobValue]) -> str:
+    lines = [f"[{name}]"]
+    lines += [f"{knob} = {_toml(value)}" for knob, value in values.items() if knob in BY_NAME]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: KnobValue) -> str:
+    if value is None:
+        return '"auto"'
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f'"{value}"' if isinstance(value, str) else repr(value)

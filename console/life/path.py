@@ -1,0 +1,181 @@
+"""A request's way through the records: the steps it was in, and what it did all the time. No drawing here."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from schedtop.console.life.phases import Timeline, phase_of_row
+from schedtop.console.past.state import (
+    ACCEPTED,
+    BLOCKS,
+    COMPUTED,
+    DRAFTS,
+    EMITTED,
+    FLAGS,
+    NEEDED,
+    NUMBER,
+    TOKENS,
+)
+from schedtop.engine.contract.telemetry import RowFlag, StepRecord, itl_column, row_matrix
+
+if TYPE_CHECKING:
+    from schedtop.console.life.request_life import Life
+
+
+class Visit(NamedTuple):
+    """One step the request was running in. `gap_s` is the time since its previous delivery, None if it has none.
+
+    `phase` is one of `phases.PHASES`; `flags` are `RowFlag` bits.
+    """
+
+    seq: int
+    step: int
+    start_s: float
+    end_s: float
+    phase: str
+    tokens: int
+    drafts: int
+    accepted: int
+    computed: int
+    needed: int
+    emitted: int
+    blocks: int
+    flags: int
+    gap_s: float | None
+    batch_tokens: int
+    budget: int
+
+
+class Walk:
+    """Goes through the records once and notes in the life what they tell of it.
+
+    `phase` is what the request is doing until a record tells otherwise. Time between two steps goes to the later one.
+    """
+
+    def __init__(self, life: Life) -> None:
+        self.life = life
+        self.seq = -1
+        self.phase = "queue"
+        self.line = Timeline(life.arrival.arrival_s)
+        self.delivered = 0  # spans up to the last delivery
+        self.high = 0  # most tokens it had computed before a preemption
+        self.ended = False
+        self._open = self.line, self.phase
+
+    def through(self, records: list[StepRecord], since_arrival: bool) -> None:
+        """Go on by the records that came since. `since_arrival`: the first ever is the first that could tell of it."""
+        self.line, self.phase = self._open
+        self.line.until_s = self.life.until_s
+        for record in records:
+            if record.seq != self.seq + 1 and not (self.seq < 0 and since_arrival):
+                self._lose(record.start_s)
+            self.seq = record.seq
+            self._take(record)
+        self._open = self.line, self.phase
+        self.line = self.line.copy()
+        if self.seq < 0 or (self.life.finish is not None and not self.ended):
+            self._lose(self.life.until_s)
+        self._close()
+        self.life.spans = self.line.spans
+
+    def _lose(self, until_s: float) -> None:
+        """No record tells of the time up to then, but how long it queued is known."""
+        life = self.life
+        if self.phase == "queue":
+            queue_s, tracked = life.queue_s, life.tracked
+            never_ran = tracked is None or (tracked.waiting and not tracked.preemptions)
+            queued_s = queue_s if queue_s is not None else math.inf if never_ran else 0.0
+            left_s = life.arrival.arrival_s + queued_s
+            self.line.to(min(until_s, left_s), "queue")
+            if until_s <= left_s:
+                return
+        self.line.to(until_s, "unknown")
+        self.phase = "unknown"
+
+    def _take(self, record: StepRecord) -> None:
+        life = self.life
+        self.ended |= any(finish.number == life.number for finish in record.finishes)
+        for preemption in record.preemptions:
+            if preemption.number == life.number:
+                life.lost.append((record, preemption))
+                self.high = max(self.high, preemption.lost_tokens)
+                self._wait(record.start_s)
+            elif preemption.for_number == life.number:
+                life.took.append((record, preemption))
+        visit = _visit(life, record)
+        if visit is not None:
+            life.visits.append(visit)
+            self._begin(visit, record)
+            self._run(visit)
+
+    def _wait(self, since_s: float) -> None:
+        if self.phase != "re-queued":
+            self.line.to(since_s, self.phase)
+            self.phase = "re-queued"
+
+    def _begin(self, visit: Visit, record: StepRecord) -> None:
+        """Up to the start of a step, if the request did not run just before."""
+        if visit.flags & RowFlag.RESUMED and self.phase == "unknown":
+            waited_s = [item.waited_s for item in record.admissions if item.number == self.life.number]
+            self._wait(visit.start_s - sum(waited_s))
+        if self.phase in ("queue", "re-queued", "unknown"):
+            self.line.to(visit.start_s, self.phase)
+
+    def _run(self, visit: Visit) -> None:
+        life = self.life
+        self.line.to(visit.end_s, visit.phase)
+        self.phase = visit.phase
+        life.again_tokens += max(0, min(self.high, visit.computed + visit.tokens) - visit.computed)
+        if visit.emitted:
+            if visit.gap_s is not None and visit.gap_s > life.slow_s:
+                self.line.stall(self.delivered, life.slow_s)
+            self.delivered = len(self.line.spans)
+            life.last_token_s = visit.end_s
+
+    def _close(self) -> None:
+        """From the last record to the end."""
+        life, tracked = self.life, self.life.tracked
+        last = life.visits[-1] if life.visits else None
+        if last is not None:
+            life.outputs = last.needed + last.emitted - life.arrival.prompt_tokens
+        elif tracked is not None:
+            life.outputs = tracked.output_tokens
+        if tracked is not None:
+            life.last_token_s = tracked.last_token_s if life.last_token_s is None else life.last_token_s
+            if tracked.waiting and tracked.preemptions:
+                self._wait(tracked.queued_since_s)
+        self.line.to(life.until_s, self.phase)
+        if life.open_is_slow:
+            self.line.stall(self.delivered, life.slow_s)
+
+
+def _visit(life: Life, record: StepRecord) -> Visit | None:
+    """The request's row of a step."""
+    if not record.rows:
+        return None
+    rows = row_matrix(record)
+    index = int((rows[NUMBER] == life.number).argmax())
+    row = rows[:, index].tolist()
+    if row[NUMBER] != life.number:
+        return None
+    gap_s = itl_column(record).item(index)
+    decode = bool(row[FLAGS] & RowFlag.DECODE)
+    return Visit(
+        seq=record.seq,
+        step=record.step,
+        start_s=record.start_s,
+        end_s=record.end_s,
+        phase=phase_of_row(row[TOKENS], decode, row[NEEDED], life.arrival.prompt_tokens),
+        tokens=row[TOKENS],
+        drafts=row[DRAFTS],
+        accepted=row[ACCEPTED],
+        computed=row[COMPUTED],
+        needed=row[NEEDED],
+        emitted=row[EMITTED],
+        blocks=row[BLOCKS],
+        flags=row[FLAGS],
+        gap_s=None if math.isnan(gap_s) else gap_s,
+        batch_tokens=record.scheduled_tokens,
+        budget=record.token_budget,
+    )

@@ -1,0 +1,416 @@
+"""All that a console remembers: recent records, keyframes to inspect any of them, events, latencies, rates.
+
+Knows the telemetry and nothing of the screen. One thread applies messages, another reads; both hold `lock`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from schedtop.console.drawing import text
+from schedtop.console.past import events
+from schedtop.console.past.events import Event
+from schedtop.console.past.latency import BUCKET_S, LatencyBuckets, Reading, Samples, of_records
+from schedtop.console.past.state import State, Tracked
+from schedtop.engine.contract.telemetry import (
+    Arrival,
+    Bye,
+    Finish,
+    Header,
+    Notice,
+    Outgoing,
+    Snapshot,
+    Stage,
+    StepRecord,
+    TextDelta,
+    Totals,
+)
+
+MAX_RECORDS = 8192
+MAX_BYTES = 96 << 20
+KEYFRAME_EVERY = 256
+MAX_EVENTS = 4096
+MAX_RARE = 1024
+RARE = "KVXPNG"
+MAX_FINISHED = 2048
+MAX_TEXT_CHARS = 16_384
+
+_RECORD_BYTES = 1500
+_RATE_SPAN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One step with the state after it. `record` is None before the first step of a session."""
+
+    record: StepRecord | None
+    state: State
+    live: bool
+
+    @property
+    def seq(self) -> int:
+        return self.state.seq
+
+    @property
+    def clock_s(self) -> float:
+        return self.state.clock_s
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Records that never came: `missing` of them before record `seq`."""
+
+    seq: int
+    missing: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Per second of the engine's clock, over the last `span_s`; `hit_rate` is None where nothing was admitted."""
+
+    span_s: float
+    steps: float
+    output_tokens: float
+    prompt_tokens: float
+    recomputed_tokens: float
+    rejected_tokens: float
+    finished: float
+    preemptions: float
+    hit_rate: float | None
+
+
+class History:
+    """The console's memory of one engine: at most `max_records` records of `max_bytes`, forgotten in blocks.
+
+    See `Moment` for what can be asked about a step.
+    """
+
+    def __init__(self, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES) -> None:
+        self.lock = threading.RLock()
+        self.header: Header | None = None
+        self.stage: Stage | None = None
+        self.bye: Bye | None = None
+        self.another = False  # than the one before that answered at its address
+        self.max_records, self.max_bytes = max_records, max_bytes
+        self.watchers: list[Callable[[Outgoing], None]] = []
+        self.keyframe_every = min(KEYFRAME_EVERY, max(1, max_records // 8))
+        self._forget()
+
+    def _forget(self) -> None:
+        self.live = State()
+        self.synced = False
+        self.records: deque[StepRecord] = deque()
+        self.gaps: deque[Gap] = deque(maxlen=256)
+        self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        # Changes and preemptions are few and asked for often; admissions must not push them out.
+        self._rare: dict[str, deque[Event]] = {kind: deque(maxlen=MAX_RARE) for kind in RARE}
+        self.finished: OrderedDict[int, tuple[Arrival, Finish]] = OrderedDict()
+        self.texts: OrderedDict[int, str] = OrderedDict()
+        self.latency = LatencyBuckets()
+        self.num_applied = 0
+        self._keyframes: deque[State] = deque()
+        self._bytes: deque[int] = deque([0])
+        self._num_bytes = 0
+        self._since_keyframe = 0
+        self._inspected: Moment | None = None
+
+    # Taking messages in
+
+    def apply(self, message: Outgoing) -> None:
+        """Take in one message of the engine. A `Reply` is not history's business and changes nothing."""
+        match message:
+            case StepRecord():
+                self._apply_record(message)
+            case Snapshot():
+                self._apply_snapshot(message)
+            case Header():
+                self._apply_header(message)
+            case TextDelta():
+                self._apply_text(message)
+            case Notice():
+                self.note(message)
+            case Stage():
+                self.stage = message
+            case Bye():
+                self.bye = message
+        for watch in self.watchers:
+            watch(message)
+
+    def note(self, notice: Notice) -> None:
+        """Put a notice among the events, at the present step."""
+        self._happened(Event("N", self.live.seq, self.live.step, self.live.clock_s, notice))
+
+    def _happened(self, event: Event) -> None:
+        self.events.append(event)
+        rare = self._rare.get(event.kind)
+        if rare is not None:
+            rare.append(event)
+
+    def _apply_header(self, header: Header) -> None:
+        another = self.header is not None and self.header.started_at != header.started_at
+        if another:
+            self._forget()
+        self.header, self.bye, self.another = header, None, another
+        if another:
+            since = time.strftime("%H:%M:%S", time.localtime(header.started_at))
+            self.note(
+                Notice("warning", f"another engine, started at {since}: the steps of the one before are gone")
+            )
+
+    def _apply_snapshot(self, snapshot: Snapshot) -> None:
+        if self.records and snapshot.seq > self.live.seq:
+            self._note_gap(snapshot.seq + 1, snapshot.seq - self.live.seq)
+        self.live.start_afresh(snapshot)
+        self.synced = True
+        self.stage = None
+        self._add_keyframe()
+
+    def _apply_record(self, record: StepRecord) -> None:
+        live = self.live
+        if record.seq <= live.seq:
+            return
+        if record.seq != live.seq + 1 and self.num_applied:
+            self._note_gap(record.seq, record.seq - live.seq - 1)
+            live.exact = False
+        if self._since_keyframe >= self.keyframe_every or self._bytes[-1] > self.max_bytes // 8:
+            self._add_keyframe()
+        self._since_keyframe += 1
+        if record.executed and not self.synced:
+            self.synced = True
+        was_paused = live.paused
+        if record.finishes:
+            for finish in record.finishes:
+                self._keep_finished(live.requests.get(finish.number), finish, record)
+        live.apply(record)
+        if _eventful(record, was_paused):
+            for event in events.of_record(record, was_paused, self.name):
+                self._happened(event)
+        self.latency.take(record)
+        self.records.append(record)
+        self.num_applied += 1
+        size = _size(record)
+        self._num_bytes += size
+        self._bytes[-1] += size
+        if len(self.records) > self.max_records or self._num_bytes > self.max_bytes:
+            self._forget_oldest()
+
+    def _note_gap(self, seq: int, missing: int) -> None:
+        self.gaps.append(Gap(seq, missing))
+        words = f"{text.plural(missing, 'record')} missing; totals stay right"
+        self._happened(Event("G", seq, self.live.step, self.live.clock_s, words))
+
+    def _add_keyframe(self) -> None:
+        self._keyframes.append(self.live.copy())
+        self._bytes.append(0)
+        self._since_keyframe = 0
+
+    def _forget_oldest(self) -> None:
+        """Drop the records before the second keyframe, so that every kept one can still be reached from a state."""
+        if len(self._keyframes) < 2:
+            return
+        self._keyframes.popleft()
+        self._num_bytes -= self._bytes.popleft() + self._bytes.popleft()
+        self._bytes.appendleft(0)
+        while self.records and self.records[0].seq <= self._keyframes[0].seq:
+            self.records.popleft()
+
+    def _keep_finished(self, tracked: Tracked | None, finish: Finish, record: StepRecord) -> None:
+        arrival = tracked.arrival if tracked is not None else None
+        if arrival is None:
+            arrival = next((item for item in record.arrivals if item.number == finish.number), None)
+        if arrival is None:
+            return
+        self.finished[finish.number] = (arrival, finish)
+        while len(self.finished) > MAX_FINISHED:
+            self.texts.pop(self.finished.popitem(last=False)[0], None)
+
+    def _apply_text(self, delta: TextDelta) -> None:
+        self.texts[delta.number] = (self.texts.get(delta.number, "") + delta.text)[-MAX_TEXT_CHARS:]
+        while len(self.texts) > MAX_FINISHED:
+            self.texts.popitem(last=False)
+
+    # Asking
+
+    def name(self, number: int) -> str:
+        """A request's id, cleaned; its number where the id is not known."""
+        tracked = self.live.requests.get(number)
+        if tracked is not None:
+            return text.clean(tracked.arrival.id, 40)
+        known = self.finished.get(number)
+        return text.clean(known[0].id, 40) if known else f"#{number}"
+
+    def of_kind(self, kind: str) -> Iterator[Event]:
+        """The known events of one kind (see `events.KINDS`), newest first."""
+        if kind in self._rare:
+            return reversed(self._rare[kind])
+        return (event for event in reversed(self.events) if event.kind == kind)
+
+    @property
+    def latest(self) -> StepRecord | None:
+        return self.records[-1] if self.records else None
+
+    @property
+    def policy(self) -> str:
+        return self.header.policy if self.header else "fcfs"
+
+    def now(self) -> Moment:
+        """The newest moment. Its state goes on changing: hold the lock while reading it."""
+        return Moment(self.latest, self.live, live=True)
+
+    def at(self, seq: int) -> Moment | None:
+        """The moment after record `seq`, exactly as it was; None if it is no longer (or never was) known."""
+        index = self.index(seq)
+        if index is None:
+            return None
+        if self._inspected is not None and self._inspected.seq == seq:
+            return self._inspected
+        state = self._base(seq)
+        if state is None:
+            return None
+        for record in self.between(state.seq + 1, seq):
+            state.exact &= record.seq == state.seq + 1
+            state.apply(record)
+        self._inspected = Moment(self.records[index], state, live=False)
+        return self._inspected
+
+    def _base(self, seq: int) -> State | None:
+        """A copy of the newest known state at or before `seq`."""
+        known = [frame for frame in self._keyframes if frame.seq <= seq]
+        if self._inspected is not None and self._inspected.seq <= seq:
+            known.append(self._inspected.state)
+        return max(known, key=lambda frame: frame.seq).copy() if known else None
+
+    def index(self, seq: int) -> int | None:
+        """Where record `seq` lies in `records`."""
+        index = self._place(seq)
+        return index if index < len(self.records) and self.records[index].seq == seq else None
+
+    # How records are found: a history that keeps them elsewhere replaces these three
+
+    def _place(self, seq: int) -> int:
+        """Where record `seq` lies in `records`, or would."""
+        return bisect_left(self.records, seq, key=_seq)
+
+    def _place_at(self, clock_s: float) -> int:
+        """Where the first record lies that ended at or after `clock_s`."""
+        return bisect_left(self.records, clock_s, key=_end)
+
+    def _slice(self, start: int, stop: int) -> Iterator[StepRecord]:
+        return islice(self.records, start, stop)
+
+    def between(self, first: int, last: int) -> Iterator[StepRecord]:
+        """The kept records with `first` <= seq <= `last`, in order."""
+        start = self._place(first)
+        stop = self._place(last + 1)
+        return self._slice(start, stop)
+
+    def between_times(self, start_s: float, last: int) -> Iterator[StepRecord]:
+        """The kept records that ended after `start_s`, up to seq `last`, in order."""
+        start = self._place_at(start_s)
+        stop = self._place(last + 1)
+        return self._slice(start, stop)
+
+    def in_seconds(self, start_s: float, stop_s: float) -> list[StepRecord]:
+        """The kept records that ended in [`start_s`, `stop_s`)."""
+        start = self._place_at(start_s)
+        stop = self._place_at(stop_s)
+        return list(self._slice(start, max(start, stop)))
+
+    def neighbour(self, seq: int, offset: int) -> int | None:
+        """The seq of the executed step `offset` steps away from `seq`, or of the last on the way there."""
+        records, index = self.records, self._place(seq)
+        direction = 1 if offset > 0 else -1
+        found, left = None, abs(offset)
+        index += direction
+        while left and 0 <= index < len(records):
+            if records[index].executed:
+                found, left = records[index].seq, left - 1
+            index += direction
+        return found
+
+    def steps(self, last: int, num: int) -> list[StepRecord]:
+        """Up to `num` executed records that end with seq `last`, oldest first."""
+        records = self.records
+        found: list[StepRecord] = []
+        index = self._place(last + 1) - 1
+        while index >= 0 and len(found) < num:
+            if records[index].executed:
+                found.append(records[index])
+            index -= 1
+        found.reverse()
+        return found
+
+    def rates(self, moment: Moment, span_s: float = _RATE_SPAN_S) -> Rates | None:
+        """What was done per second up to `moment`; None without two records to compare."""
+        records = self.records
+        stop = self._place(moment.seq + 1)
+        start = self._place_at(moment.clock_s - span_s)
+        start = min(start, stop - 2)
+        if start < 0 or stop - start < 2:
+            return None
+        first, last = Reading.of(records[start]), records[stop - 1]
+        if start == 0:  # the totals of each second outlive the records
+            known = self.latency.readings(
+                int((moment.clock_s - span_s) // BUCKET_S) + 1, int(first.end_s // BUCKET_S)
+            )
+            first = min([first, *known], key=lambda reading: reading.end_s)
+        elapsed_s = last.end_s - first.end_s
+        return _rates(first.totals, last.totals, elapsed_s) if elapsed_s > 0 else None
+
+    def latency_columns(self, kind: str, moment: Moment, window_s: float, num_columns: int) -> list[Samples]:
+        """Latency samples of the window that ends at `moment`, in at most `num_columns` parts, oldest first."""
+        newest = None if moment.live else of_records(self._same_second(moment))
+        return self.latency.columns(kind, moment.clock_s, window_s, num_columns, newest)
+
+    def _same_second(self, moment: Moment) -> list[StepRecord]:
+        bucket = moment.clock_s // BUCKET_S
+        start = self._place_at(bucket * BUCKET_S)
+        stop = self._place(moment.seq + 1)
+        return list(self._slice(start, stop))
+
+
+def _seq(record: StepRecord) -> int:
+    return record.seq
+
+
+def _end(record: StepRecord) -> float:
+    return record.end_s
+
+
+def _size(record: StepRecord) -> int:
+    return _RECORD_BYTES + len(record.rows) + len(record.itl_s) + len(record.changed_blocks)
+
+
+def _eventful(record: StepRecord, was_paused: bool) -> bool:
+    return bool(
+        record.admissions
+        or record.finishes
+        or record.preemptions
+        or record.knobs
+        or record.refusals
+        or record.paused != was_paused
+    )
+
+
+def _rates(first: Totals, last: Totals, elapsed_s: float) -> Rates:
+    prompts = last.prompt_tokens - first.prompt_tokens
+    useful = last.scheduled_tokens - first.scheduled_tokens
+    outputs = last.output_tokens - first.output_tokens
+    rejected = last.rejected_draft_tokens - first.rejected_draft_tokens
+    return Rates(
+        span_s=elapsed_s,
+        steps=(last.steps - first.steps) / elapsed_s,
+        output_tokens=outputs / elapsed_s,
+        prompt_tokens=max(0, useful - outputs - rejected) / elapsed_s,
+        recomputed_tokens=(last.recomputed_tokens - first.recomputed_tokens) / elapsed_s,
+        rejected_tokens=rejected / elapsed_s,
+        finished=(last.finished - first.finished) / elapsed_s,
+        preemptions=(last.preemptions - first.preemptions) / elapsed_s,
+        hit_rate=(last.cached_tokens - first.cached_tokens) / prompts if prompts else None,
+    )

@@ -1,0 +1,198 @@
+"""Latency over a window: exact percentiles of weighted samples, kept in one-second buckets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from schedtop.engine.contract.telemetry import ROW_FIELDS, StepRecord, Totals
+
+BUCKET_S = 1.0
+KINDS = ("ttft", "itl")
+
+_UNIT_S = 1e-6
+_KEEP_BUCKETS = 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Durations in whole microseconds: sorted distinct `values`, and how often each occurred."""
+
+    values: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+
+    @property
+    def n(self) -> int:
+        return int(self.counts.sum())
+
+    def quantile(self, share: float) -> float | None:
+        """The quantile in seconds, interpolated linearly between neighbours; None of no samples."""
+        n = self.n
+        if not n:
+            return None
+        ends = np.cumsum(self.counts)
+        position = share * (n - 1)
+        below = int(position)
+        low = self.values[np.searchsorted(ends, below, side="right")]
+        high = self.values[np.searchsorted(ends, min(below + 1, n - 1), side="right")]
+        return float(low + (high - low) * (position - below)) * _UNIT_S
+
+    def within(self, limit_s: float) -> int:
+        """How many are at most `limit_s`."""
+        return int(self.counts[: np.searchsorted(self.values, round(limit_s / _UNIT_S), side="right")].sum())
+
+
+EMPTY = Samples(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+
+
+def collect(seconds: npt.NDArray[np.floating]) -> Samples:
+    """Samples of durations in seconds; NaN means none."""
+    # The requests of one step wait equally long: few of many are different, and only they need be converted.
+    known, counts = np.unique(seconds[~np.isnan(seconds)], return_counts=True)
+    return _summed(np.rint(known.astype(np.float64) / _UNIT_S).astype(np.int64), counts)
+
+
+def merge(parts: Sequence[Samples]) -> Samples:
+    """All samples of `parts` together."""
+    parts = [part for part in parts if len(part.values)]
+    if not parts:
+        return EMPTY
+    if len(parts) == 1:
+        return parts[0]
+    return _summed(np.concatenate([part.values for part in parts]), np.concatenate([part.counts for part in parts]))
+
+
+def _summed(values: npt.NDArray[np.int64], counts: npt.NDArray[np.int64]) -> Samples:
+    """Each value once, in order."""
+    distinct, places = np.unique(values, return_inverse=True)
+    return Samples(distinct, np.bincount(places, weights=counts, minlength=len(distinct)).astype(np.int64))
+
+
+def of_records(records: Iterable[StepRecord]) -> dict[str, Samples]:
+    """TTFT and ITL samples of some records."""
+    records = list(records)
+    itl = np.frombuffer(b"".join([record.itl_s for record in records]), dtype=np.float32)
+    ttft = [seconds for record in records if record.ttft_s for _, seconds in record.ttft_s]
+    return {"ttft": collect(np.array(ttft, dtype=np.float64)), "itl": collect(itl)}
+
+
+def unserved(records: Iterable[StepRecord]) -> tuple[int, int]:
+    """Over the steps of some records, the running requests that got no token, and all running ones."""
+    columns = [(record.rows, len(record.rows) // len(ROW_FIELDS)) for record in records]
+    tokens = np.frombuffer(b"".join([rows[size : 2 * size] for rows, size in columns]), dtype=np.int32)
+    return len(tokens) - int(np.count_nonzero(tokens)), len(tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The running totals at the end of one step, and the longest wait in its queue; they outlive its record."""
+
+    end_s: float
+    step: int
+    totals: Totals
+    oldest_wait_s: float | None
+
+    @classmethod
+    def of(cls, record: StepRecord) -> Reading:
+        return cls(record.end_s, record.step, record.totals, record.oldest_wait_s)
+
+
+class LatencyBuckets:
+    """Samples by second of the engine's clock, from `begins_s` on, None before there is any.
+
+    Records are taken in order; the newest second stays open.
+    """
+
+    def __init__(self) -> None:
+        self._closed: dict[int, dict[str, Samples]] = {}
+        self._open = dict.fromkeys(KINDS, EMPTY)
+        self._open_bucket = -1
+        self.begins_s: float | None = None
+        self._turns_s = -math.inf
+        self._pending: list[StepRecord] = []
+        self._firsts: dict[int, Reading] = {}
+        self._unserved: dict[int, tuple[int, int]] = {}
+
+    def take(self, record: StepRecord) -> None:
+        if record.end_s >= self._turns_s:
+            if self.begins_s is None:
+                self.begins_s = record.start_s
+            self._turn(record)
+        self._pending.append(record)
+
+    def _turn(self, record: StepRecord) -> None:
+        """Open the second of a record."""
+        self._close()
+        bucket = int(record.end_s // BUCKET_S)
+        self._open_bucket, self._turns_s = bucket, (bucket + 1) * BUCKET_S
+        self._firsts[bucket] = Reading.of(record)
+
+    def _close(self) -> None:
+        self._settle()
+        if self._open_bucket >= 0:
+            self._closed[self._open_bucket] = self._open
+        self._open = dict.fromkeys(KINDS, EMPTY)
+        while len(self._closed) > _KEEP_BUCKETS:
+            oldest = next(iter(self._closed))
+            del self._closed[oldest], self._firsts[oldest]
+            self._unserved.pop(oldest, None)
+
+    def _settle(self) -> None:
+        """Work in what was taken since the last look: many records at once cost little more than one."""
+        if self._pending:
+            new = of_records(self._pending)
+            self._open = {kind: merge([self._open[kind], new[kind]]) for kind in KINDS}
+            before, found = self._unserved.get(self._open_bucket, (0, 0)), unserved(self._pending)
+            self._unserved[self._open_bucket] = (before[0] + found[0], before[1] + found[1])
+            self._pending = []
+
+    def bucket(self, index: int) -> dict[str, Samples] | None:
+        """Samples of one second; None if nothing was recorded in it."""
+        if index != self._open_bucket:
+            return self._closed.get(index)
+        self._settle()
+        return self._open
+
+    def unserved(self, first: int, last: int) -> tuple[int, int]:
+        """Over the steps of these seconds, the running requests that got no token, and all running ones."""
+        self._settle()
+        found = [self._unserved[index] for index in range(first, last + 1) if index in self._unserved]
+        return sum(starved for starved, _ in found), sum(running for _, running in found)
+
+    def readings(self, first: int, last: int) -> list[Reading]:
+        """The running totals at the first record of each of these seconds, where there is one."""
+        return [self._firsts[index] for index in range(first, last + 1) if index in self._firsts]
+
+    def columns(
+        self, kind: str, end_s: float, window_s: float, num_columns: int, newest: dict[str, Samples] | None = None
+    ) -> list[Samples]:
+        """The window that ends with the second of `end_s`, oldest first, in at most `num_columns` parts.
+
+        Parts begin at multiples of their length, so that they do not change while the window moves on; the first
+        may be cut. `newest` stands in for the last second, where only a part of it counts.
+        """
+        first, last, per = _span(end_s, window_s, num_columns)
+        parts = []
+        for group in range(first // per, last // per + 1):
+            span = range(max(first, group * per), min(last, group * per + per - 1) + 1)
+            found = [newest if index == last and newest is not None else self.bucket(index) for index in span]
+            parts.append(merge([bucket[kind] for bucket in found if bucket is not None]))
+        return parts
+
+
+def column_of(at_s: float, end_s: float, window_s: float, num_columns: int) -> int | None:
+    """Which of `LatencyBuckets.columns` holds a moment; None if it lies outside the window."""
+    first, last, per = _span(end_s, window_s, num_columns)
+    index = int(at_s // BUCKET_S)
+    return index // per - first // per if first <= index <= last else None
+
+
+def _span(end_s: float, window_s: float, num_columns: int) -> tuple[int, int, int]:
+    """First and last second of a window, and seconds per column."""
+    num_buckets = max(1, round(window_s / BUCKET_S))
+    last = int(end_s // BUCKET_S)
+    per = max(1, -(-num_buckets // max(1, num_columns - 1))) if num_buckets > num_columns else 1
+    return last - num_buckets + 1, last, per

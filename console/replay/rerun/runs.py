@@ -1,0 +1,196 @@
+"""A run again of the recording, worked out by whoever opened it, off the screen's thread. No drawing here."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from schedtop.console.drawing import text
+from schedtop.engine.contract.knobs import KnobValue
+from schedtop.engine.contract.telemetry import Snapshot
+
+
+class Spread(Protocol):
+    """Latencies: in bin `bins[i]` there were `counts[i]` of size `sizes[i]`."""
+
+    @property
+    def bins(self) -> Sequence[int]: ...
+    @property
+    def sizes(self) -> Sequence[int]: ...
+    @property
+    def counts(self) -> Sequence[int]: ...
+
+
+class Course(Protocol):
+    """A run's sums by bins of `bin_s` seconds, over `span_s`."""
+
+    @property
+    def span_s(self) -> float: ...
+    @property
+    def bin_s(self) -> float: ...
+    @property
+    def sums(self) -> Mapping[str, Sequence[float]]: ...
+    @property
+    def longest_s(self) -> Sequence[float]: ...
+    @property
+    def ttft(self) -> Spread: ...
+    @property
+    def itl(self) -> Spread: ...
+
+
+class Part(Protocol):
+    @property
+    def field(self) -> str: ...
+    @property
+    def base(self) -> str: ...
+    @property
+    def variant(self) -> str: ...
+
+
+class Divergence(Protocol):
+    """A step that is not the same in two runs. `clock_s` is that of the runs."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def clock_s(self) -> float: ...
+    @property
+    def parts(self) -> Sequence[Part]: ...
+
+
+class Row(Protocol):
+    """One figure as text, in all runs."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def label(self) -> str: ...
+    @property
+    def recorded(self) -> str: ...
+    @property
+    def base(self) -> str: ...
+    @property
+    def variant(self) -> str: ...
+    @property
+    def change(self) -> str: ...
+    @property
+    def verdict(self) -> str: ...
+
+
+class Outcome(Protocol):
+    """What is recorded from `start_s` (after `step`) on, the same run again (`base`), and under `changes`.
+
+    `exact`: the base is the recording, step for step; `drift` is where it is not. `measured`: a real device, whose
+    step times were fitted. `parting_s` is the divergence on the recording's clock.
+    """
+
+    @property
+    def device(self) -> str: ...
+    @property
+    def step(self) -> int: ...
+    @property
+    def start_s(self) -> float: ...
+    @property
+    def num_steps(self) -> int: ...
+    @property
+    def changes(self) -> Mapping[str, tuple[Any, Any]]: ...
+    @property
+    def measured(self) -> bool: ...
+    @property
+    def exact(self) -> bool: ...
+    @property
+    def drift(self) -> Divergence | None: ...
+    @property
+    def divergence(self) -> Divergence | None: ...
+    @property
+    def parting_s(self) -> float | None: ...
+    @property
+    def recorded(self) -> Course: ...
+    @property
+    def base(self) -> Course: ...
+    @property
+    def variant(self) -> Course: ...
+    @property
+    def sizes_s(self) -> Sequence[float]: ...
+    @property
+    def rows(self) -> Sequence[Row]: ...
+    @property
+    def unfinished(self) -> int: ...
+    @property
+    def notes(self) -> Sequence[str]: ...
+
+
+Told = tuple[str, float] | Outcome
+"""What is being done and a share of it, or the outcome, which is the last."""
+
+
+class Running(Protocol):
+    """A run under way. Iterating raises an exception, whose text is the reason, where there is no outcome."""
+
+    def __iter__(self) -> Iterator[Told]: ...
+
+    def cancel(self) -> None:
+        """Give up; may be called from another thread, and more than once."""
+        ...
+
+
+Begin = Callable[[Mapping[str, KnobValue], int | None, Snapshot | None], Running]
+"""Begins a run with changed knobs: from the record with that index on (and the state after it), or from the start."""
+
+
+class Reruns:
+    """One run at a time, and the outcome of the last one. `on_change` is called on the run's thread.
+
+    `doing` is what is done at present, None while nothing runs. `failed` is why the last run came to nothing.
+    """
+
+    def __init__(self, begin: Begin | None, on_change: Callable[[], None]) -> None:
+        self._begin, self._on_change = begin, on_change
+        self._lock = threading.Lock()
+        self._running: Running | None = None
+        self.doing: tuple[str, float] | None = None
+        self.outcome: Outcome | None = None
+        self.failed = ""
+
+    @property
+    def possible(self) -> bool:
+        return self._begin is not None
+
+    def begin(self, changes: Mapping[str, KnobValue], index: int | None, snapshot: Snapshot | None) -> None:
+        """Start a run; one that is under way is given up."""
+        assert self._begin is not None
+        self.cancel()
+        running = self._begin(changes, index, snapshot)
+        with self._lock:
+            self._running, self.failed, self.doing = running, "", ("starting", 0.0)
+        threading.Thread(target=self._follow, args=(running,), name="console-rerun", daemon=True).start()
+
+    def cancel(self) -> bool:
+        """Give up what is under way; whether anything was. The last outcome stays."""
+        with self._lock:
+            running, self._running, self.doing = self._running, None, None
+        if running is not None:
+            running.cancel()
+        return running is not None
+
+    def _follow(self, running: Running) -> None:
+        try:
+            for told in running:
+                self._take(running, told)
+        except Exception as error:  # whatever it is, it is why there is no outcome
+            self._take(running, error)
+
+    def _take(self, running: Running, told: Told | Exception) -> None:
+        with self._lock:
+            if running is not self._running:
+                return  # given up
+            if isinstance(told, tuple):
+                self.doing = told
+            else:
+                if isinstance(told, Exception):
+                    self.failed = text.clean(told, 400) or type(told).__name__
+                else:
+                    self.outcome = told
+                self._running = self.doing = None  # last: whoever sees this sees the outcome
+        self._on_change()

@@ -1,0 +1,181 @@
+"""What the Live screen's own actions do. One short method per action, named after its id."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from schedtop.console.life.request_list import Filter
+from schedtop.console.screens.common_commands import EverywhereCommands
+from schedtop.console.widgets.events import LEVELS
+
+if TYPE_CHECKING:
+    from schedtop.console.app import ConsoleApp
+    from schedtop.console.screens.live import LiveScreen
+    from schedtop.console.view import View
+
+
+class LiveCommands:
+    """The hands of the Live screen for its panels."""
+
+    def __init__(self, screen: LiveScreen) -> None:
+        self.screen = screen
+
+    @property
+    def view(self) -> View:
+        return self.screen.view
+
+    @property
+    def app(self) -> ConsoleApp:
+        return self.screen.console
+
+    def why_not(self, name: str) -> str | None:
+        match name:
+            case "step_back" | "step_forward" if not self.view.history.records:
+                return "no step has come yet"
+            case "detail" if self.screen.requests.selected_row() is None:
+                return "no request is selected"
+        return None
+
+    # Focus, zoom, filter
+
+    def do_next_panel(self) -> None:
+        self._focus_next(1)
+
+    def do_previous_panel(self) -> None:
+        self._focus_next(-1)
+
+    def _focus_next(self, direction: int) -> None:
+        names = list(self.screen.panels)
+        panel = self.screen.focused_panel
+        index = names.index(str(panel.id)) if panel is not None else -direction
+        self.screen.show_panel(names[(index + direction) % len(names)])
+
+    def do_panel_1(self) -> None:
+        self.screen.show_panel("batch")
+
+    def do_panel_2(self) -> None:
+        self.screen.show_panel("kv")
+
+    def do_panel_3(self) -> None:
+        self.screen.show_panel("requests")
+
+    def do_panel_4(self) -> None:
+        self.screen.show_panel("latency")
+
+    def do_panel_5(self) -> None:
+        self.screen.show_panel("queue")
+
+    def do_panel_6(self) -> None:
+        self.screen.show_panel("knobs")
+
+    def do_panel_7(self) -> None:
+        self.screen.show_panel("events")
+
+    def do_panel_8(self) -> None:
+        self._on_knobs_screen("panel_8")
+
+    def do_panel_9(self) -> None:
+        self._on_knobs_screen("panel_9")
+
+    def _on_knobs_screen(self, action: str) -> None:
+        self.app.show_knobs()
+        self.app.front.call_after_refresh(self.app.front.action_act, action)
+
+    def do_zoom(self) -> None:
+        panel = self.screen.focused_panel
+        self.screen.zoomed = None if self.screen.zoomed is not None or panel is None else str(panel.id)
+        self.screen.place()
+
+    def do_back(self) -> None:
+        """One level at a time: zoom, staged knobs, filter, past step."""
+        if self.screen.zoomed is not None:
+            self.screen.zoomed = None
+        elif self.screen.desk.staged:
+            self.screen.desk.drop()
+        elif self.screen.requests.filter:
+            self.screen.requests.set_filter("")
+        elif self.view.pinned is not None:
+            self.view.release()
+        self.screen.place()
+
+    def do_filter(self) -> None:
+        before = self.screen.requests.filter.words
+        self.screen.show_panel("requests")
+
+        def changed(words: str) -> None:
+            self.screen.requests.set_filter(words)
+            self.screen.paint()
+
+        def done(words: str | None) -> None:
+            self.screen.requests.set_filter(before if words is None else words)
+            self.screen.set_focus(self.screen.requests)
+            problems = self.screen.requests.filter.problems
+            if words is not None and problems:
+                self.screen.say(problems[0], "warn")
+            self.screen.paint()
+
+        self.screen.prompt.on_help = EverywhereCommands(self.screen).do_help
+        hint = "filter: words for id or state, !word, kv>40, age>2s"
+        self.screen.prompt.ask(hint, before, done, changed, lambda words: next(iter(Filter(words).problems), ""))
+
+    # Panels
+
+    def do_step_back(self) -> None:
+        self.screen.batch_panel.inspect(-self.view.steps_per_column)
+
+    def do_step_forward(self) -> None:
+        self.screen.batch_panel.inspect(self.view.steps_per_column)
+
+    def do_steps_more(self) -> None:
+        self.screen.batch_panel.resize_columns(1)
+
+    def do_steps_fewer(self) -> None:
+        self.screen.batch_panel.resize_columns(-1)
+
+    def do_sort_left(self) -> None:
+        self.screen.requests.sort_by(-1)
+
+    def do_sort_right(self) -> None:
+        self.screen.requests.sort_by(1)
+
+    def do_sort_invert(self) -> None:
+        self.screen.requests.descending = not self.screen.requests.descending
+
+    # Where tabs name the panels there is no title to tell of these.
+
+    def do_follow(self) -> None:
+        table = self.screen.requests
+        table.following = not table.following
+        self.screen.say("the selected request is kept in sight" if table.following else "no longer following")
+
+    def do_freeze(self) -> None:
+        table = self.screen.requests
+        table.toggle_frozen()
+        self.screen.say("the order is frozen" if table.frozen is not None else f"sorted by {table.sort} again")
+
+    def do_next_match(self) -> None:
+        self.screen.requests.next_match(1)
+
+    def do_previous_match(self) -> None:
+        self.screen.requests.next_match(-1)
+
+    def do_detail(self) -> None:
+        row = self.screen.requests.selected_row()
+        if row is not None:
+            self.app.show_request(row.number)
+
+    def do_window_longer(self) -> None:
+        self.screen.latency.resize_window(1)
+
+    def do_window_shorter(self) -> None:
+        self.screen.latency.resize_window(-1)
+
+    def do_event_step(self) -> None:
+        event = self.screen.events.selected()
+        if event is None or not self.view.pin(event.seq):
+            self.screen.say("that step is no longer kept", "warn")
+
+    def do_event_level(self) -> None:
+        events = self.screen.events
+        events.cycle_level()
+        self.screen.say(f"events listed: {LEVELS[events.level][0]}")

@@ -1,0 +1,120 @@
+"""Start-up settings, frozen and checked once. A changed value is a new object, never an edit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from schedtop.engine.contract import knobs
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used; the text names it and says what to do."""
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of the scheduler and its pool. Names are vLLM's; `knobs.py` describes each.
+
+    `cache_unexecuted_blocks`: under priority, a request can be preempted after the step had planned it; vLLM keeps
+    the prefix-cache entries of blocks that the step would have filled. Decisions equal vLLM's only with them,
+    outputs are right only without: an engine that runs a real model turns this off.
+    """
+
+    num_blocks: int
+    block_size: int = 16
+    max_num_batched_tokens: int = 2048
+    max_num_scheduled_tokens: int | None = None
+    max_num_seqs: int = 128
+    max_num_active_seqs: int | None = None
+    max_model_len: int = 8192
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    policy: str = "fcfs"
+    watermark: float = 0.0
+    scheduler_reserve_full_isl: bool = True
+    long_prefill_token_threshold: int = 0
+    long_prefill_token_threshold_adaptive: bool = False
+    num_speculative_tokens: int = 0
+    draft_slots: int = 0
+    sliding_window: int | None = None
+    max_batched_tokens_ceiling: int | None = None
+    max_seqs_ceiling: int | None = None
+    cache_unexecuted_blocks: bool = True
+
+    @property
+    def ceilings(self) -> dict[str, int | None]:
+        """The start-up ceilings that bound live knobs; None means unbounded."""
+        return {
+            "max_batched_tokens_ceiling": self.max_batched_tokens_ceiling,
+            "max_seqs_ceiling": self.max_seqs_ceiling,
+        }
+
+
+def check_scheduler_config(config: SchedulerConfig) -> SchedulerConfig:
+    """`config` itself if every value and combination can be used; raises `ConfigError` otherwise."""
+    values = msgspec.structs.asdict(config)
+    for name, value in values.items():
+        if name not in knobs.BY_NAME:
+            continue
+        try:
+            knobs.check_value(name, value, config.ceilings)
+        except knobs.KnobError as error:
+            raise ConfigError(str(error)) from None
+    if config.max_num_batched_tokens <= config.draft_slots:
+        raise ConfigError(
+            f"max_num_batched_tokens={config.max_num_batched_tokens} leaves no row beside"
+            f" draft_slots={config.draft_slots}: nothing could ever be scheduled"
+        )
+    return config
+
+
+def knob_values(config: SchedulerConfig, extra: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The live knobs at their start-up values."""
+    return knobs.live_values({**msgspec.structs.asdict(config), **(extra or {})})
+
+
+class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Where requests come from: a generator's name or a trace file, and how it is cut and scaled.
+
+    `rate` requests/s; `scale` multiplies lengths; `limit` is a number of requests; `time_scale` multiplies the
+    gaps between a trace's arrivals; `start_s`/`end_s` cut a window out of a trace. None leaves as is.
+    """
+
+    source: str = "mixed"
+    seed: int = 0
+    rate: float | None = None
+    scale: float = 1.0
+    limit: int | None = None
+    time_scale: float = 1.0
+    start_s: float | None = None
+    end_s: float | None = None
+    max_prompt_tokens: int | None = None
+    max_output_tokens: int | None = None
+    prefix_block_tokens: int | None = None
+    skip_bad: bool = False
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """All that starts an engine process. `scheduler` holds only what was set explicitly, by knob name.
+
+    `join_within_s`: wall time that the first step waits for a console. `draft_model` drafts for `model`.
+    """
+
+    device: str = "sim:llama-3.1-8b@h100"
+    model: str | None = None
+    scheduler: dict[str, Any] = {}
+    workload: WorkloadSpec | None = WorkloadSpec()
+    seed: int = 0
+    real_time: bool = False
+    duration_s: float | None = None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    gpu_memory_utilization: float = 0.9
+    kv_cache_memory_bytes: int | None = None
+    dtype: str = "auto"
+    record: str | None = None
+    record_text: bool = False
+    metrics_port: int | None = None
+    socket: str | None = None
+    join_within_s: float = 0.0
+    draft_model: str | None = None

@@ -1,0 +1,126 @@
+"""Steps for other tools: one table of columns, which CSV and Parquet derive from, and whole records as JSON."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterable
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+from schedtop.engine.contract.telemetry import (
+    ROW_FIELDS,
+    StepRecord,
+    block_changes,
+    describe_head,
+    itl_column,
+    row_matrix,
+    table_growth,
+)
+
+Cell = int | float | str | bool | None
+
+PLAIN = (
+    "seq",
+    "step",
+    "executed",
+    "start_s",
+    "end_s",
+    "schedule_s",
+    "execute_s",
+    "update_s",
+    "token_budget",
+    "input_budget",
+    "scheduled_tokens",
+    "decode_tokens",
+    "prefill_tokens",
+    "draft_tokens",
+    "recomputed_tokens",
+    "input_rows",
+    "limiter",
+    "running",
+    "waiting",
+    "oldest_wait_s",
+    "knobs_version",
+    "paused",
+)
+BLOCKS = ("held", "shared", "cached_free", "empty", "stored_tokens", "watermark")
+EVENTS = ("arrivals", "admissions", "refusals", "finishes", "preemptions", "knobs")
+TOTALS = ("finished", "preemptions", "cached_tokens", "prompt_tokens", "output_tokens", "busy_s")
+
+_KINDS = {"executed": bool, "paused": bool, "limiter": str}
+
+
+def _plain(name: str) -> Callable[[StepRecord], Cell]:
+    return lambda record: getattr(record, name)
+
+
+def _within(part: str, name: str) -> Callable[[StepRecord], Cell]:
+    return lambda record: getattr(getattr(record, part), name)
+
+
+def _count(name: str) -> Callable[[StepRecord], Cell]:
+    return lambda record: len(getattr(record, name))
+
+
+def _block_name(name: str) -> str:
+    return name if name == "stored_tokens" else f"{name}_blocks"
+
+
+COLUMNS: dict[str, tuple[type, Callable[[StepRecord], Cell]]] = {
+    **{name: (_KINDS.get(name, float if name.endswith("_s") else int), _plain(name)) for name in PLAIN},
+    "head": (str, lambda record: None if record.head is None else describe_head(record.head)),
+    **{_block_name(name): (int, _within("blocks", name)) for name in BLOCKS},
+    **{f"num_{name}": (int, _count(name)) for name in EVENTS},
+    **{f"total_{name}": (float if name.endswith("_s") else int, _within("totals", name)) for name in TOTALS},
+}
+"""Each column's type, and its value of a record; None is unknown."""
+
+
+def write_csv(records: Iterable[StepRecord], file: BinaryIO) -> None:
+    """A line of titles, and one of figures per record."""
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+    writer = csv.writer(text)
+    writer.writerow(COLUMNS)
+    writer.writerows(map(row_of, records))
+    text.detach()
+
+
+def write_jsonl(records: Iterable[StepRecord], file: BinaryIO) -> None:
+    """One line per record with all that it tells."""
+    encode = msgspec.json.Encoder().encode
+    for record in records:
+        file.write(encode(document_of(record)) + b"\n")
+
+
+def row_of(record: StepRecord) -> list[Cell]:
+    """A record's figures in the order of `COLUMNS`."""
+    return [value(record) for _, value in COLUMNS.values()]
+
+
+def document_of(record: StepRecord) -> dict[str, Any]:
+    """All of a record as plain JSON values by field name, its packed fields spelt out; NaN is null."""
+    blocks, classes = block_changes(record)
+    gaps_s = [None if gap_s != gap_s else gap_s for gap_s in itl_column(record).tolist()]
+    rows = row_matrix(record).T.tolist()
+    growth = table_growth(record.grown, record.grown_blocks)
+    packed = {
+        "rows": [dict(zip(ROW_FIELDS, row, strict=True)) for row in rows],
+        "itl_s": gaps_s,
+        "changed_blocks": [list(pair) for pair in zip(blocks.tolist(), classes.tolist(), strict=True)],
+        "grown": {str(number): np.frombuffer(ids, dtype=np.int32).tolist() for number, ids in growth},
+    }
+    return {
+        name: packed[name] if name in packed else _named(getattr(record, name))
+        for name in record.__struct_fields__
+        if name != "grown_blocks"
+    }
+
+
+def _named(value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return {name: _named(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, list | tuple):
+        return [_named(item) for item in value]
+    return value.hex() if isinstance(value, bytes) else value

@@ -1,0 +1,168 @@
+"""A recorded run that goes on otherwise: its state after a record, and what came from outside after that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from itertools import islice
+from typing import Any
+
+import msgspec
+from schedtop.engine.contract.config import ConfigError
+from schedtop.engine.contract.telemetry import Arrival, FinishReason, Snapshot, StepRecord
+from schedtop.engine.decide_again.recorded_inputs import Driver, request_of, with_following
+from schedtop.engine.decide_again.recorded_scenario import outside_events
+from schedtop.engine.decide_again.restore import make_request, restore, vocab_size
+from schedtop.engine.decide_again.scenario import KnobEvent
+from schedtop.engine.handoff.request import Request
+from schedtop.engine.recording.frames import RecordingError
+from schedtop.engine.recording.reader import Recording
+from schedtop.engine.sim.features import StepCost
+from schedtop.engine.sim.worker import SimWorker
+from schedtop.engine.step.clock import SimulatedClock
+from schedtop.engine.step.engine import Engine
+from schedtop.engine.workload.build import RequestBuilder
+from schedtop.engine.workload.paced import Ask, PacedSource, Tempo
+
+_NOT_TO_DECIDE = (AssertionError, IndexError, KeyError, RecordingError, ValueError)
+
+
+class Fork:
+    """Where a recording is left: after record `index`. Every `engine` is the same one, ready to go on.
+
+    Its past is decided again, so that its queue, blocks and cache are the recorded ones. Where that cannot be (the
+    recording begins late, another scheduler wrote it), the state is taken from `snapshot`, the one after the record;
+    `notes` then say so. `cost` is how long steps take from there on; `seed` is the recorded device's.
+    Raises `ConfigError` without a snapshot.
+    """
+
+    def __init__(
+        self, recording: Recording, index: int, cost: StepCost, seed: int, snapshot: Snapshot | None = None
+    ) -> None:
+        self.recording, self.index, self.cost, self.seed = recording, index, cost, seed
+        self.clock_s = recording.record(index).end_s
+        self.notes: list[str] = []
+        self._stopped: dict[int, int] = {}
+        later: list[Arrival] = []
+        for record in recording.records(index + 1):
+            later += record.arrivals
+            for finish in record.finishes:
+                if finish.reason == FinishReason.STOP:
+                    self._stopped[finish.number] = finish.output_tokens
+        self.arrivals = [self._as_long(arrival) for arrival in later]
+        self.events: tuple[KnobEvent, ...] = outside_events(recording, index, 0.0)
+        self._snapshot = snapshot
+        self._from_snapshot = False
+        self._decided: Engine | None = None
+
+    def engine(self, on_progress: Callable[[float], None] = lambda share: None) -> Engine:
+        """An engine on simulated time with all that follows as its source. `on_progress` gets a share of the way."""
+        if not self._from_snapshot:
+            try:
+                if self._decided is None:
+                    self._decided = self._decide_again(on_progress)
+                engine = copied(self._decided)
+                engine.source = self._source(request_of)
+            except _NOT_TO_DECIDE as error:
+                if self._snapshot is None:
+                    raise ConfigError(f"the state of this step cannot be built again: {error}") from None
+                self._from_snapshot = True
+                self.notes.append(
+                    f"the state is taken from a snapshot, without knowing which free blocks were cached: {error}"
+                )
+        if self._from_snapshot:
+            engine = self._restored()
+        engine.clock = SimulatedClock()
+        engine.clock.skip_to(self.clock_s)
+        engine.paused = False
+        return engine
+
+    def _as_long(self, arrival: Arrival) -> Arrival:
+        """With the outputs it got, where the model ended it later on."""
+        return msgspec.structs.replace(arrival, max_tokens=self._stopped.get(arrival.number, arrival.max_tokens))
+
+    # The past decided again
+
+    def _decide_again(self, on_progress: Callable[[float], None]) -> Engine:
+        recording = self.recording
+        snapshot, _ = recording.keyframe_before(0)
+        if snapshot.step or snapshot.requests:
+            raise ValueError(f"the recording begins at step {snapshot.step} of its engine")
+        header = recording.header
+        driver = Driver(header, recording.path)
+        worker = SimWorker(
+            self.cost,
+            vocab_size(header),
+            self.seed,
+            num_speculative_tokens=header.config.get("num_speculative_tokens") or 0,
+        )
+        if header.simulated_clock:
+            # Its outputs and drafts are known, and go on as they were.
+            driver.engine.worker = worker
+        for at, (record, following) in enumerate(islice(with_following(recording.records()), self.index + 1)):
+            if at % 64 == 0:
+                on_progress(at / (self.index + 1))
+            _play(driver, self._lengthened(record), following)
+        engine = driver.engine
+        worker.num_speculative_tokens = engine.knobs.get("num_speculative_tokens") or 0
+        engine.worker = worker
+        return engine
+
+    def _lengthened(self, record: StepRecord) -> StepRecord:
+        if not record.arrivals:
+            return record
+        return msgspec.structs.replace(record, arrivals=tuple(map(self._as_long, record.arrivals)))
+
+    # Or taken from a snapshot
+
+    def _restored(self) -> Engine:
+        assert self._snapshot is not None
+        header = self.recording.header
+        requests = [
+            msgspec.structs.replace(state, arrival=self._as_long(state.arrival))
+            for state in self._snapshot.requests
+        ]
+        snapshot = msgspec.structs.replace(self._snapshot, requests=requests)
+        engine = restore(header, snapshot, self.cost)
+        engine.observer.step = snapshot.step
+        builder = RequestBuilder(0, vocab_size(header), header.max_model_len)
+        engine.source = self._source(lambda arrival: make_request(builder, arrival, header.block_size))
+        return engine
+
+    # What follows
+
+    def _source(self, build: Callable[[Arrival], Request]) -> PacedSource:
+        arrivals = {arrival.number: arrival for arrival in self.arrivals}
+        span_s = self.arrivals[-1].arrival_s - self.arrivals[0].arrival_s if self.arrivals else 0.0
+        per_own_s = (len(self.arrivals) - 1) / span_s if span_s > 0 else None
+
+        def made(ask: Ask, arrival_s: float) -> Request:
+            return build(msgspec.structs.replace(arrivals[ask.ordinal], arrival_s=arrival_s))
+
+        description = {**self.recording.header.workload}
+        return PacedSource(self._asks(), Tempo(per_own_s, 1.0), made, description)
+
+    def _asks(self) -> Iterator[Ask]:
+        """In the order in which they were taken; a client's clock may say otherwise."""
+        at_s = 0.0
+        for arrival in self.arrivals:
+            at_s = max(at_s, arrival.arrival_s)
+            yield Ask(at_s, arrival.number, arrival.id, arrival.prompt_tokens, arrival.max_tokens, arrival.priority)
+
+
+def copied(engine: Engine) -> Engine:
+    """Another engine in the same state, without a workload. What never changes is shared."""
+    requests = engine.scheduler.state.requests.values()
+    memo: dict[int, Any] = {id(request.key_hasher): request.key_hasher.copy() for request in requests}
+    memo |= {id(request.prompt_token_ids): request.prompt_token_ids for request in requests}
+    source, engine.source = engine.source, None
+    copy = deepcopy(engine, memo)
+    engine.source = source
+    return copy
+
+
+def _play(driver: Driver, record: StepRecord, following: StepRecord | None) -> None:
+    """Decide a record again. Raises `ValueError` where the outcome is not the recorded one."""
+    decided = driver.play(record, following)
+    if decided is None or decided.rows != record.rows or decided.waiting != record.waiting:
+        raise ValueError(f"step {record.step} is decided otherwise here")

@@ -1,0 +1,206 @@
+"""A recording's outside world: what arrived, what was turned, and what the model returned, record by record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from hashlib import sha256
+from typing import Any
+
+import msgspec
+import numpy as np
+from schedtop.engine.contract.config import ConfigError, SchedulerConfig
+from schedtop.engine.contract.telemetry import (
+    Arrival,
+    FinishReason,
+    Header,
+    StepRecord,
+    row_columns,
+    table_growth,
+)
+from schedtop.engine.handoff.plan import StepPlan, StepResult
+from schedtop.engine.handoff.request import Request
+from schedtop.engine.recording.arrivals import path_keys
+from schedtop.engine.recording.frames import RecordingError
+from schedtop.engine.scheduler.scheduler import Scheduler
+from schedtop.engine.step.engine import Engine
+
+MAX_PROMPT_TOKENS = 1 << 24
+
+
+class RecordedClock:
+    """Stands where the recording says."""
+
+    simulated = True
+
+    def __init__(self) -> None:
+        self.clock_s = 0.0
+        self.end_s = 0.0
+
+    def now_s(self) -> float:
+        return self.clock_s
+
+    def advance(self, elapsed_s: float | None) -> float:
+        self.clock_s = self.end_s
+        return self.end_s
+
+    def skip_to(self, time_s: float) -> bool:
+        return True
+
+
+class RecordedWorker:
+    """Returns what the recorded step returned: how many outputs each row got, who stopped, and the drafts."""
+
+    simulated = True
+
+    def __init__(self) -> None:
+        self.emitted: dict[int, int] = {}
+        self.stopped: list[int] = []
+        self.drafts: dict[int, int] | int = 0
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Outputs are all the same token: a request's keys carry its number, so that no two look alike."""
+        numbers = plan.numbers.tolist()
+        counts = np.array([self.emitted.get(number, 0) for number in numbers], dtype=np.int32)
+        sampled = np.zeros((plan.num_rows, int(counts.max(initial=1))), dtype=np.int32)
+        result = StepResult(sampled, counts, stopped=self.stopped)
+        proposed = self._proposals(numbers)
+        if proposed.any():
+            result.drafts = np.zeros((plan.num_rows, int(proposed.max())), dtype=np.int32)
+            result.num_drafts = np.where(counts > 0, proposed, 0).astype(np.int32)
+        return result
+
+    def _proposals(self, numbers: list[int]) -> Any:
+        if isinstance(self.drafts, int):
+            return np.full(len(numbers), self.drafts, dtype=np.int32)
+        return np.array([self.drafts.get(number, 0) for number in numbers], dtype=np.int32)
+
+
+class Driver:
+    """This scheduler in a recording's world. `play` each record in turn; it answers with what was decided here.
+
+    Prefix keys are the identity of prompt blocks. A block of outputs has no recorded identity: where an admission
+    got such a block from the cache, the recorded block table tells which one it was.
+    Raises `RecordingError` for a header that is no engine of ours.
+    """
+
+    def __init__(self, header: Header, path: str) -> None:
+        self.path = path
+        self.clock, self.worker = RecordedClock(), RecordedWorker()
+        self.engine = Engine(Scheduler(_config_of(header, path)), self.worker, None, self.clock, header)
+        self.drafts_every_time = header.simulated_clock
+
+    def play(self, record: StepRecord, following: StepRecord | None) -> StepRecord | None:
+        """The record of this scheduler in the place of `record`; None where it has nothing to run.
+
+        `following` is the next executed record: it tells which drafts were proposed.
+        """
+        engine = self.engine
+        self._outside(record)
+        self.clock.clock_s, self.clock.end_s = record.start_s, record.end_s
+        engine.paused = record.paused
+        if not record.executed:
+            return engine.observer.idle_record(record.start_s, record.knobs_version, record.paused)
+        if not engine.num_unfinished:
+            return None
+        self._learn_contents(record)
+        self._set_results(record, following)
+        if engine.paused:
+            engine.step_once()
+        return engine.step()
+
+    def _outside(self, record: StepRecord) -> None:
+        """Knob changes, arrivals and aborts that came before the step."""
+        values = {change.name: change.new for change in record.knobs}
+        if values:
+            self.engine.knobs_version = record.knobs_version - 1
+            reply = self.engine.set_knobs(values, by=record.knobs[0].by)
+            if not reply.ok:
+                raise RecordingError(f"{self.path}: step {record.step} changed a limit beyond reach: {reply.text}")
+        self.engine.knobs_version = record.knobs_version
+        for arrival in record.arrivals:
+            self._submit(arrival)
+        for finish in record.finishes:
+            if finish.reason == FinishReason.ABORT:
+                self.clock.clock_s = record.start_s
+                self.engine.abort(finish.number)
+
+    def _submit(self, arrival: Arrival) -> None:
+        request = request_of(arrival)
+        self.engine.submit(request)
+        if request.number != arrival.number:
+            raise RecordingError(
+                f"{self.path}: request {arrival.id!r} has number {arrival.number} where {request.number} is next:"
+                " some arrivals are missing"
+            )
+
+    def _learn_contents(self, record: StepRecord) -> None:
+        """Where an admission found blocks whose content only the model knew, take over what they hold."""
+        state, tables = self.engine.scheduler.state, dict(table_growth(record.grown, record.grown_blocks))
+        for admission in record.admissions:
+            request, table = state.requests.get(admission.number), tables.get(admission.number)
+            if request is None or table is None:
+                continue
+            num_cached = admission.cached_tokens // state.kv.block_size
+            blocks = np.frombuffer(table, dtype=np.int32)[:num_cached].tolist()
+            for place, block in enumerate(blocks[: len(request.block_keys)]):
+                if state.kv.pool.index.find(request.block_keys[place]) is None:
+                    self._learn(request, place, block)
+
+    def _learn(self, request: Request, place: int, block: int) -> None:
+        state = self.engine.scheduler.state
+        key, known = request.block_keys[place], state.requests.values()
+        if any(other is not request and key in other.block_keys[place : place + 1] for other in known):
+            return  # a prompt block of another live request, which may be filled in this very step
+        held = state.kv.pool.key_of(block) if 0 <= block < state.kv.pool.num_blocks else None
+        if held is not None:
+            request.block_keys[place] = held
+
+    def _set_results(self, record: StepRecord, following: StepRecord | None) -> None:
+        rows = row_columns(record)
+        self.worker.emitted = dict(zip(rows["request"].tolist(), rows["emitted"].tolist(), strict=True))
+        self.worker.stopped = [finish.number for finish in record.finishes if finish.reason == FinishReason.STOP]
+        if self.drafts_every_time:
+            self.worker.drafts = self.engine.scheduler.state.limits.num_speculative_tokens
+        else:
+            self.worker.drafts = {} if following is None else _drafts_of(following)
+
+
+def _drafts_of(record: StepRecord) -> dict[int, int]:
+    rows = row_columns(record)
+    return dict(zip(rows["request"].tolist(), rows["drafts"].tolist(), strict=True))
+
+
+def with_following(records: Iterable[StepRecord]) -> Iterator[tuple[StepRecord, StepRecord | None]]:
+    """Every record with the next executed one, as `Driver.play` takes them."""
+    held: list[StepRecord] = []
+    for record in records:
+        if record.executed:
+            yield from ((earlier, record) for earlier in held)
+            held = []
+        held.append(record)
+    yield from ((record, None) for record in held)
+
+
+def request_of(arrival: Arrival) -> Request:
+    """A request as long and as alike to others as the recorded one; its tokens are made up."""
+    length = min(max(arrival.prompt_tokens, 0), MAX_PROMPT_TOKENS)
+    return Request(
+        id=arrival.id,
+        prompt_token_ids=np.broadcast_to(np.int32(0), (length,)),
+        max_tokens=arrival.max_tokens,
+        arrival_s=arrival.arrival_s,
+        priority=arrival.priority,
+        client_wait_s=arrival.client_wait_s,
+        preview=arrival.preview,
+        block_keys=path_keys(arrival.prefix_keys),
+        key_hasher=sha256(str(arrival.number).encode()),
+    )
+
+
+def _config_of(header: Header, path: str) -> SchedulerConfig:
+    try:
+        config: SchedulerConfig = msgspec.convert(header.config, SchedulerConfig)
+        Scheduler(config)
+    except (msgspec.ValidationError, ConfigError, MemoryError, ValueError) as error:
+        raise RecordingError(f"{path}: its scheduler settings cannot be used here: {error}") from None
+    return config

@@ -1,0 +1,131 @@
+"""From a snapshot back to an engine: the same requests, equally far, in the same places."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import msgspec
+from schedtop.engine.contract.config import SchedulerConfig
+from schedtop.engine.contract.telemetry import Arrival, Header, RequestState, Snapshot
+from schedtop.engine.handoff.request import Request, Status
+from schedtop.engine.recording.arrivals import prefix_ids
+from schedtop.engine.scheduler.admission import stop_at
+from schedtop.engine.scheduler.scheduler import Scheduler
+from schedtop.engine.sim.features import StepCost
+from schedtop.engine.sim.worker import SimWorker
+from schedtop.engine.step.clock import SimulatedClock
+from schedtop.engine.step.engine import Engine
+from schedtop.engine.workload.build import RequestBuilder
+from schedtop.engine.workload.paced import Ask
+
+DEFAULT_VOCAB_SIZE = 32_000
+
+
+def restore(header: Header, snapshot: Snapshot, cost: StepCost, recent: Sequence[Arrival] = ()) -> Engine:
+    """An engine on simulated time, without a workload, that goes on from `snapshot`.
+
+    Tokens are made up: shared prefixes are shared again, contents are lost. Which blocks are cached but free is not
+    in a snapshot; the prompts of `recent` arrivals (oldest first) are taken to have passed through the cache.
+    """
+    engine = Engine(
+        Scheduler(config_at(header, snapshot)),
+        SimWorker(cost, vocab_size(header), num_speculative_tokens=snapshot.knobs.get("num_speculative_tokens", 0)),
+        None,
+        SimulatedClock(),
+        header,
+    )
+    engine.clock.skip_to(snapshot.clock_s)
+    builder = RequestBuilder(0, vocab_size(header), header.max_model_len)
+    live = {state.arrival.number for state in snapshot.requests}
+    for arrival in recent:
+        if arrival.number not in live and arrival.prefix_keys:
+            _pass_through_cache(engine.scheduler, make_request(builder, arrival, header.block_size))
+    states = {state.arrival.number: state for state in snapshot.requests}
+    requests = {number: _at_rest(builder, state, header.block_size) for number, state in states.items()}
+    for number in snapshot.running:
+        _run_again(engine.scheduler, requests[number], states[number])
+    for number in snapshot.waiting:
+        requests[number].status = Status(states[number].status)
+        engine.scheduler.state.waiting.add(requests[number])
+    engine.scheduler.state.requests.update(requests)
+    engine.scheduler.state.kv.pool.discard_changes()
+    engine.scheduler._next_number = max([*requests, *(arrival.number for arrival in recent)], default=-1) + 1
+    return engine
+
+
+def config_at(header: Header, snapshot: Snapshot) -> SchedulerConfig:
+    """The scheduler's settings with the live knobs as they were in the snapshot."""
+    fields = {**header.config, **snapshot.knobs}
+    known = {name: value for name, value in fields.items() if name in SchedulerConfig.__struct_fields__}
+    return msgspec.convert(known, SchedulerConfig)
+
+
+def vocab_size(header: Header) -> int:
+    """Tokens are made up below this."""
+    return int(header.settings.get("vocab_size") or DEFAULT_VOCAB_SIZE)
+
+
+def ask_of(arrival: Arrival, block_size: int, ordinal: int, own_s: float) -> Ask:
+    """A request of the same lengths and prefix; what follows the prefix is its own, by `ordinal`."""
+    keys = prefix_ids(arrival)
+    return Ask(
+        own_s, ordinal, arrival.id, arrival.prompt_tokens, arrival.max_tokens, arrival.priority, keys, block_size
+    )
+
+
+def make_request(builder: RequestBuilder, arrival: Arrival, block_size: int) -> Request:
+    """The request that `arrival` tells of, its number included."""
+    request = builder(ask_of(arrival, block_size, arrival.number, arrival.arrival_s), arrival.arrival_s)
+    request.number = arrival.number
+    return request
+
+
+def _at_rest(builder: RequestBuilder, state: RequestState, block_size: int) -> Request:
+    request = make_request(builder, state.arrival, block_size)
+    first = request.number * 7919  # with a prime as modulus: outputs like nobody else's
+    request.output_token_ids = array("i", [(first + i) % 31_991 for i in range(state.output_tokens)])
+    request.gaps_s = array("f", [float("nan")] * state.output_tokens)
+    request.cached_tokens = state.cached_tokens
+    request.num_preemptions = state.preemptions
+    request.first_scheduled_s = state.first_scheduled_s
+    request.first_token_s = state.first_token_s
+    request.last_token_s = state.last_token_s
+    request.requeued_s = state.requeued_s
+    request.queued_since_s = state.arrival.arrival_s if state.queued_s is None else state.queued_s
+    if state.status == Status.PREEMPTED:
+        request.high_water = max(request.num_tokens - 1, 0)
+    return request
+
+
+def _run_again(scheduler: Scheduler, request: Request, state: RequestState) -> None:
+    """Give a request its blocks and its row; it waits, as if preempted, if its blocks are not there."""
+    books, computed = scheduler.state, state.computed_tokens
+    kv = books.kv
+    hit = kv.look_up(request, min(computed + 1, request.num_tokens))
+    if kv.shortage(hit, computed - hit.num_tokens, computed, full=False, reserve=False) is not None:
+        request.status = Status.PREEMPTED
+        books.waiting.put_back(request)
+        return
+    kv.admit(request, hit, computed - hit.num_tokens)
+    kv.release_before_window(request, computed)
+    request.status = Status.RUNNING
+    row = books.table.append(request, computed, stop_at(books, request))
+    num_full = min(computed, request.num_tokens) // kv.block_size
+    kv.register(request, num_full)
+    books.table.next_full[row] = (num_full + 1) * kv.block_size
+    books.table.decoding[row] = state.output_tokens > 0 and computed == request.num_tokens - 1
+    books.table.mid_prompt[row] = computed < request.num_tokens - 1
+
+
+def _pass_through_cache(scheduler: Scheduler, request: Request) -> None:
+    """Leave the full blocks of a prompt in the prefix cache, free to take."""
+    kv = scheduler.state.kv
+    num_full = request.num_prompt_tokens // kv.block_size
+    hit = kv.look_up(request, request.num_prompt_tokens)
+    missing = num_full * kv.block_size - hit.num_tokens
+    if not kv.caching or missing < 0 or kv.shortage(hit, missing, missing, full=False, reserve=False) is not None:
+        return
+    kv.admit(request, hit, missing)
+    kv.register(request, num_full)
+    kv.free(request)

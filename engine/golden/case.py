@@ -1,0 +1,325 @@
+"""Golden cases: recorded scheduler decisions, and the driver that replays them step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from schedtop.engine.contract.config import ConfigError, SchedulerConfig, check_scheduler_config
+from schedtop.engine.contract.knobs import BY_NAME, KnobError, check_value
+from schedtop.engine.contract.telemetry import Finish, FinishReason, Refusal
+from schedtop.engine.files.read import odd_file
+from schedtop.engine.handoff.plan import IntArray, StepPlan, StepResult
+from schedtop.engine.handoff.request import Request
+from schedtop.engine.scheduler.scheduler import Scheduler
+from schedtop.engine.scheduler.settle import Settled
+
+
+class CaseError(ValueError):
+    """A case file that cannot be read; the text names the file and the reason."""
+
+
+class CaseConfig(SchedulerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A limit that this scheduler does not know would make another case of it."""
+
+
+class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`prompt_parts` are [seed, length] pairs; token i of a part is (seed * 1000003 + i * 7919) % 32000."""
+
+    id: str
+    arrival_step: int
+    max_tokens: int
+    prompt_parts: list[tuple[int, int]] = []
+    prompt: list[int] | None = None
+    priority: int = 0
+
+
+class CaseKnob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    step: int
+    set: dict[str, Any]
+
+
+class CaseAbort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    step: int
+    id: str
+
+
+class CaseStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What was decided in one step; see `compare_step` for the fields' meaning."""
+
+    step: int
+    scheduled: list[tuple[str, int, int]]
+    admitted: dict[str, int]
+    preempted: list[str]
+    running: list[str]
+    waiting: list[str]
+    free_blocks: int
+    finished: list[str]
+    free_blocks_after: int
+
+
+class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    config: CaseConfig
+    requests: list[CaseRequest]
+    name: str = ""
+    knobs: list[CaseKnob] = []
+    aborts: list[CaseAbort] = []
+    steps: list[CaseStep] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first place where a case and this scheduler part."""
+
+    step: int
+    field: str
+    recorded: Any
+    decided: Any
+
+    def __str__(self) -> str:
+        return f"step {self.step}: {self.field}: recorded {self.recorded}, decided {self.decided}"
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What replaying a case came to. `equal` is None for a case without recorded steps."""
+
+    name: str
+    equal: bool | None = None
+    steps: int = 0
+    preemptions: int = 0
+    scheduled_tokens: int = 0
+    recomputed_tokens: int = 0
+    cached_tokens: int = 0
+    prompt_tokens: int = 0
+    finished: int = 0
+    refused: int = 0
+    difference: Difference | None = None
+
+
+def read_case(path: Path) -> Case:
+    """Read and check one case file; raises `CaseError`."""
+    if odd := odd_file(path):
+        raise CaseError(odd)
+    try:
+        case = msgspec.json.decode(path.read_bytes(), type=Case)
+    except OSError as error:
+        raise CaseError(f"{path}: {error.strerror or error}") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise CaseError(f"{path}: not a golden case: {error}") from None
+    try:
+        case = check_case(case)
+    except (ConfigError, KnobError, CaseError) as error:
+        raise CaseError(f"{path}: {error}") from None
+    return msgspec.structs.replace(case, name=case.name or path.stem)
+
+
+def check_case(case: Case) -> Case:
+    """The case with typed knob values; raises for what a case's types allow but no scheduler can run."""
+    check_scheduler_config(case.config)
+    seen = set()
+    for request in case.requests:
+        if request.id in seen:
+            raise CaseError(f"request {request.id!r} appears twice")
+        seen.add(request.id)
+        _check_request(request)
+    return msgspec.structs.replace(case, knobs=[_typed_knob(case, knob) for knob in case.knobs])
+
+
+def _check_request(request: CaseRequest) -> None:
+    name = f"request {request.id!r}"
+    if request.arrival_step < 0 or any(length < 0 for _, length in request.prompt_parts):
+        raise CaseError(f"{name}: arrival_step and lengths must not be negative")
+    length = len(request.prompt or ()) or sum(length for _, length in request.prompt_parts)
+    if length > MAX_PROMPT_TOKENS:
+        raise CaseError(f"{name}: {length} prompt tokens; a case may have {MAX_PROMPT_TOKENS}")
+    if not all(-1 << 63 <= number < 1 << 63 for number in (request.max_tokens, request.priority)):
+        raise CaseError(f"{name}: max_tokens and priority must fit 64 bits")
+    if any(not 0 <= token < 1 << 31 for token in request.prompt or ()):
+        raise CaseError(f"{name}: token ids must be from 0 to {(1 << 31) - 1}")
+    if any(abs(seed) > MAX_SEED for seed, _ in request.prompt_parts):
+        raise CaseError(f"{name}: seeds must be from -{MAX_SEED} to {MAX_SEED}")
+
+
+def _typed_knob(case: Case, knob: CaseKnob) -> CaseKnob:
+    for name in knob.set:
+        if name in BY_NAME and not BY_NAME[name].live:
+            raise CaseError(f"knob at step {knob.step}: {name} is set at start-up only")
+    typed = {name: check_value(name, value, case.config.ceilings) for name, value in knob.set.items()}
+    rows = typed.get("max_num_batched_tokens")
+    if isinstance(rows, int) and rows <= case.config.draft_slots:
+        raise CaseError(
+            f"knob at step {knob.step}: {rows} rows leave none beside draft_slots={case.config.draft_slots}"
+        )
+    return msgspec.structs.replace(knob, set=typed)
+
+
+MAX_PROMPT_TOKENS = 1 << 24
+MAX_SEED = 1 << 40
+
+
+def prompt_tokens(request: CaseRequest) -> IntArray:
+    """The prompt of a case's request, int32."""
+    if request.prompt is not None:
+        return np.array(request.prompt, dtype=np.int32)
+    parts = [
+        (seed * 1000003 + np.arange(length, dtype=np.int64) * 7919) % 32000 for seed, length in request.prompt_parts
+    ]
+    return np.concatenate(parts).astype(np.int32) if parts else np.zeros(0, dtype=np.int32)
+
+
+class CaseModel:
+    """The model of the cases: outputs and accepted drafts follow from ordinals alone.
+
+    Output k of the request with ordinal o is 32000 + (o * 7919 + k * 104729) % 16000; of m drafts,
+    (o + outputs so far) % (m + 1) are accepted, of placeholders none; every request that got output drafts again.
+    """
+
+    simulated = True
+
+    def __init__(self, num_drafts: int) -> None:
+        self.num_drafts = num_drafts
+        self._ordinals = np.zeros(16, dtype=np.int64)
+        self._outputs = np.zeros(16, dtype=np.int64)
+
+    def add(self, number: int, ordinal: int) -> None:
+        if number >= len(self._ordinals):
+            self._ordinals = np.resize(self._ordinals, 2 * number)
+            self._outputs = np.resize(self._outputs, 2 * number)
+        self._ordinals[number] = ordinal
+        self._outputs[number] = 0
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        ordinal, outputs = self._ordinals[plan.numbers], self._outputs[plan.numbers]
+        counts = plan.samples.astype(np.int32)
+        if plan.draft_token_ids is not None:
+            accepted = (ordinal + outputs) % (plan.drafts + 1)
+            accepted[plan.draft_token_ids[:, 0] == -1] = 0
+            counts = np.where(plan.samples, accepted + 1, 0).astype(np.int32)
+        places = outputs[:, None] + np.arange(int(counts.max(initial=1)))
+        sampled = (32000 + (ordinal[:, None] * 7919 + places * 104729) % 16000).astype(np.int32)
+        self._outputs[plan.numbers] = outputs + counts
+        result = StepResult(sampled, counts)
+        if self.num_drafts:
+            result.drafts = np.tile(40000 + np.arange(self.num_drafts, dtype=np.int32), (plan.num_rows, 1))
+            result.num_drafts = np.full(plan.num_rows, self.num_drafts, dtype=np.int32)
+        return result
+
+
+class CaseRun:
+    """One replay of a case: knobs, arrivals, aborts, schedule, model, update, step after step."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.scheduler = Scheduler(case.config)
+        self.model = CaseModel(case.config.num_speculative_tokens)
+        self.finishes: list[Finish] = []
+        self.refusals: list[Refusal] = []
+        self.admitted: dict[int, tuple[int, int]] = {}
+        self._numbers: dict[str, int] = {}
+        self._arrivals: dict[int, list[tuple[int, CaseRequest]]] = {}
+        for ordinal, request in enumerate(case.requests):
+            self._arrivals.setdefault(request.arrival_step, []).append((ordinal, request))
+        events = [*self._arrivals, *(knob.step for knob in case.knobs), *(abort.step for abort in case.aborts)]
+        self._events = sorted(set(events))
+        self._last_event = self._events[-1] if self._events else 0
+
+    def steps(self) -> Iterator[tuple[CaseStep, Settled]]:
+        """Run to the end; yields every step at which some request is unfinished."""
+        step = 0
+        while step <= self._last_event or self.scheduler.num_unfinished:
+            self.apply_events(step)
+            if self.scheduler.num_unfinished:
+                yield self._run_step(step)
+                step += 1
+            else:
+                step = min((event for event in self._events if event > step), default=step + 1)
+
+    def apply_events(self, step: int) -> None:
+        """Knobs, arrivals and aborts of one step, in this order."""
+        for knob in self.case.knobs:
+            if knob.step == step:
+                self.scheduler.set_limits(knob.set)
+        for ordinal, request in self._arrivals.get(step, ()):
+            self._add(step, ordinal, request)
+        for abort in self.case.aborts:
+            if abort.step == step and abort.id in self._numbers:
+                finish = self.scheduler.abort(self._numbers[abort.id], float(step))
+                self.finishes += [finish] if finish else []
+
+    def _add(self, step: int, ordinal: int, request: CaseRequest) -> None:
+        arrived = Request(
+            request.id, prompt_tokens(request), request.max_tokens, step + ordinal * 1e-6, request.priority
+        )
+        refusal = self.scheduler.add(arrived)
+        self._numbers[request.id] = arrived.number
+        self.model.add(arrived.number, ordinal)
+        self.refusals += [refusal] if refusal else []
+
+    def _run_step(self, step: int) -> tuple[CaseStep, Settled]:
+        scheduler, state = self.scheduler, self.scheduler.state
+        plan = scheduler.schedule(float(step))
+        names = {request.number: request.id for request in state.requests.values()}
+        draft = scheduler.draft
+        for started in draft.started:
+            if not started.resumed:
+                request = started.request
+                self.admitted[request.number] = (request.num_prompt_tokens, request.cached_tokens)
+        rows = zip(plan.ids, plan.tokens.tolist(), plan.drafts.tolist(), strict=True)
+        decided: dict[str, Any] = {
+            "step": step,
+            "scheduled": list(rows),
+            "admitted": {names[entry.number]: entry.cached_tokens for entry in draft.admissions},
+            "preempted": [names[entry.number] for entry in draft.preemptions],
+            "running": list(state.table.ids),
+            "waiting": [request.id for request in state.waiting],
+            "free_blocks": state.kv.pool.num_free,
+        }
+        settled = scheduler.update(plan, self.model.execute(plan), float(step))
+        self.finishes += [*draft.ended, *settled.finishes]
+        decided["finished"] = [names[finish.number] for finish in settled.finishes]
+        decided["free_blocks_after"] = state.kv.pool.num_free
+        return CaseStep(**decided), settled
+
+
+def compare_step(recorded: CaseStep, decided: CaseStep) -> Difference | None:
+    """The first field in which two steps differ, in the order in which a step decides them."""
+    for name in CaseStep.__struct_fields__:
+        want, have = getattr(recorded, name), getattr(decided, name)
+        if want != have:
+            return Difference(decided.step, name, want, have)
+    return None
+
+
+def verify(case: Case) -> Verdict:
+    """Replay a case and compare every step; stops comparing at the first difference."""
+    run, verdict = CaseRun(case), Verdict(case.name)
+    recorded = case.steps
+    count = 0
+    for decided, settled in run.steps():
+        verdict.preemptions += len(decided.preempted)
+        verdict.scheduled_tokens += sum(tokens for _, tokens, _ in decided.scheduled)
+        verdict.recomputed_tokens += settled.recomputed_tokens
+        if recorded is not None and verdict.difference is None:
+            if count >= len(recorded):
+                verdict.difference = Difference(decided.step, "step", "none", decided.step)
+            else:
+                verdict.difference = compare_step(recorded[count], decided)
+        count += 1
+        if verdict.difference is not None:
+            break
+    else:
+        if recorded is not None and count < len(recorded):
+            verdict.difference = Difference(recorded[count].step, "step", recorded[count].step, "none")
+    verdict.steps = len(recorded) if recorded is not None else count
+    verdict.equal = None if recorded is None else verdict.difference is None
+    verdict.prompt_tokens = sum(prompt for prompt, _ in run.admitted.values())
+    verdict.cached_tokens = sum(cached for _, cached in run.admitted.values())
+    reasons = [finish.reason for finish in run.finishes]
+    verdict.refused = len(run.refusals) + reasons.count(FinishReason.REFUSED)
+    verdict.finished = len(reasons) - reasons.count(FinishReason.REFUSED) - reasons.count(FinishReason.ABORT)
+    return verdict

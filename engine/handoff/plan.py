@@ -1,0 +1,86 @@
+"""The two hand-offs of a step: what the scheduler planned, what the worker returned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from schedtop.engine.handoff.request import Request
+
+IntArray = npt.NDArray[np.int32]
+
+
+class Started(msgspec.Struct, frozen=True):
+    """A row that enters the batch in this step, new or resumed: the worker needs all of it.
+
+    `block_table` is every block it holds, in order; a released block before the attention window is -1.
+    """
+
+    row: int
+    request: Request
+    block_table: list[int]
+    resumed: bool
+
+    @property
+    def token_ids(self) -> IntArray:
+        """The whole sequence so far, int32."""
+        return self.request.sequence()
+
+
+class StepPlan(msgspec.Struct, frozen=True):
+    """One step's whole work, in scheduling order. All arrays are int32, one entry per scheduled row.
+
+    `tokens[i]` positions of request `numbers[i]` are computed from position `computed[i]` on; the last
+    `drafts[i]` of them are draft tokens (ids in `draft_token_ids[i]`, -1 a placeholder that is always
+    rejected). `samples[i]`: the row reaches the end of its sequence, so the worker returns outputs for it.
+    `new_blocks` maps a request number to block ids appended to its table (those of `started` not included).
+    `gone` are numbers whose state the worker may drop: finished, aborted or preempted since the last plan.
+    """
+
+    ids: list[str]
+    numbers: IntArray
+    tokens: IntArray
+    drafts: IntArray
+    computed: IntArray
+    samples: npt.NDArray[np.bool_]
+    draft_token_ids: IntArray | None
+    new_blocks: dict[int, list[int]]
+    started: list[Started]
+    gone: list[int]
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What the worker returns for a plan, aligned with its rows.
+
+    `sampled` (rows, width) int32: the outputs of each row; `num_sampled` (rows,) how many of them count: 0
+    where the plan does not sample, otherwise accepted drafts + 1. `drafts`/`num_drafts`: proposals for the next
+    step. `elapsed_s`: time the device took; None on a real device, whose time is measured. `texts`: output text
+    that became certain in this step, by request number; `stopped`: numbers whose last output completed a stop
+    string.
+    """
+
+    sampled: IntArray
+    num_sampled: IntArray
+    drafts: IntArray | None = None
+    num_drafts: IntArray | None = None
+    elapsed_s: float | None = None
+    texts: dict[int, str] = field(default_factory=dict)
+    stopped: list[int] = field(default_factory=list)
+
+
+class Worker(Protocol):
+    """Executes what was admitted and returns ids; it never decides."""
+
+    simulated: bool
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step. Raises nothing in normal service."""
+        ...

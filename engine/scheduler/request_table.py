@@ -1,0 +1,244 @@
+"""The running requests as arrays: one row per request, in the order they were admitted.
+
+Planning and settling a step touch every row with a few vector operations; Python visits only the rows that
+cross a block boundary, finish, or come and go. The first columns are a telemetry record's rows as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from schedtop.engine.contract.telemetry import ROW_FIELDS
+from schedtop.engine.handoff.request import Request
+
+IntArray = npt.NDArray[np.int32]
+RowArray = npt.NDArray[np.intp]
+BoolArray = npt.NDArray[np.bool_]
+
+COLUMNS = (
+    *ROW_FIELDS,
+    "num_computed",  # tokens with state, including those scheduled in this step
+    "num_tokens",  # prompt and outputs
+    "num_spec",  # draft tokens waiting for verification
+    "room",  # tokens that its block table has slots for
+    "next_full",  # tokens at which its next block is full
+    "num_released",  # blocks released before the window
+    "stop_at",  # num_tokens at which the request ends by length
+    "high_water",  # most tokens it had computed before a preemption
+    "mid_prompt",  # 1: its last scheduled chunk left tokens without state
+    "decoding",  # 1: it got an output since it was admitted, so its newest token is all it needs
+    "slot",  # which line of the output store is its own
+    "flushed",  # place in the store up to which its request knows its outputs
+    "cursor",  # place in the store for its next output
+)
+
+PLAN_ROWS = len(ROW_FIELDS[: ROW_FIELDS.index("computed") + 1])
+"""The first columns are what a plan says of each row."""
+BEFORE = slice(COLUMNS.index("computed"), COLUMNS.index("needed") + 1)
+DRAFTED = slice(COLUMNS.index("drafts"), COLUMNS.index("accepted") + 1)
+NOW = slice(COLUMNS.index("num_computed"), COLUMNS.index("num_tokens") + 1)
+"""`data[BEFORE] = data[NOW]` notes where every row stands."""
+MAX_DRAFTS = 8
+
+
+class RequestTable:
+    """Arrays aligned with `requests`; only the first `size` entries count.
+
+    Outputs that a row gets while it is here lie in the store: ids in `_ids`, seconds since the delivery before in
+    `_gaps`, one line of `_width` places per slot, flattened. `flush` hands them to the request. `has_drafts` says
+    whether any row may have drafts waiting.
+    """
+
+    request: IntArray
+    tokens: IntArray
+    drafts: IntArray
+    accepted: IntArray
+    computed: IntArray
+    needed: IntArray
+    emitted: IntArray
+    blocks: IntArray
+    flags: IntArray
+    num_computed: IntArray
+    num_tokens: IntArray
+    num_spec: IntArray
+    room: IntArray
+    next_full: IntArray
+    num_released: IntArray
+    stop_at: IntArray
+    high_water: IntArray
+    mid_prompt: IntArray
+    decoding: IntArray
+    slot: IntArray
+    flushed: IntArray
+    cursor: IntArray
+
+    def __init__(self, block_size: int, windowed: bool = False, capacity: int = 64) -> None:
+        self.size = 0
+        self.requests: list[Request] = []
+        self.ids: list[str] = []
+        self.num_with_stops = 0
+        self.num_recomputing = 0
+        self.has_drafts = False
+        self.block_size = block_size
+        self.windowed = windowed
+        self._free_slots: list[int] = []
+        self.data = np.zeros((len(COLUMNS), 0), dtype=np.int32)
+        self.last_s = np.zeros(0)
+        self.draft_ids = np.zeros((0, MAX_DRAFTS), dtype=np.int32)
+        self._width = 64
+        self._ids = np.zeros(0, dtype=np.int32)
+        self._gaps = np.zeros(0, dtype=np.float32)
+        self._grow(capacity)
+
+    def _grow(self, capacity: int) -> None:
+        old = self.data.shape[1]
+        extra = capacity - old
+        self.data = np.pad(self.data, ((0, 0), (0, extra)))
+        self.last_s = np.pad(self.last_s, (0, extra))
+        self.draft_ids = np.pad(self.draft_ids, ((0, extra), (0, 0)))
+        self._ids = np.pad(self._ids, (0, extra * self._width))
+        self._gaps = np.pad(self._gaps, (0, extra * self._width))
+        self._free_slots.extend(range(capacity - 1, old - 1, -1))
+        self._name_columns()
+
+    def _name_columns(self) -> None:
+        for index, name in enumerate(COLUMNS):
+            setattr(self, name, self.data[index])
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy's columns are of its own data."""
+        self.__dict__.update(state)
+        self._name_columns()
+
+    def _widen(self, width: int) -> None:
+        """Give every line of the store at least `width` places."""
+        old, self._width = self._width, max(width, 2 * self._width)
+        pad = ((0, 0), (0, self._width - old))
+        self._ids = np.pad(self._ids.reshape(-1, old), pad).reshape(-1)
+        self._gaps = np.pad(self._gaps.reshape(-1, old), pad).reshape(-1)
+        shift = self.slot[: self.size] * (self._width - old)
+        self.flushed[: self.size] += shift
+        self.cursor[: self.size] += shift
+
+    def append(self, request: Request, num_computed: int, stop_at: int) -> int:
+        """Add a request at rest as the last row, with `num_computed` tokens already in its blocks.
+
+        The caller sets `next_full`, which depends on the chunk it is admitted with.
+        """
+        row = self.size
+        if row == self.data.shape[1]:
+            self._grow(2 * row)
+        outputs = stop_at - request.num_tokens + MAX_DRAFTS + 1
+        if outputs > self._width:
+            self._widen(outputs)
+        self.size = row + 1
+        self.requests.append(request)
+        self.ids.append(request.id)
+        self.num_with_stops += bool(request.stop_token_ids)
+        self.num_recomputing += request.high_water > 0
+        self.data[:, row] = 0
+        self.request[row] = request.number
+        self.num_computed[row] = num_computed
+        self.num_tokens[row] = request.num_tokens
+        self.room[row] = len(request.block_ids) * self.block_size
+        self.num_released[row] = request.num_released
+        self.blocks[row] = len(request.block_ids) - request.num_released
+        self.stop_at[row] = stop_at
+        self.high_water[row] = request.high_water
+        self.slot[row] = slot = self._free_slots.pop()
+        self.flushed[row] = self.cursor[row] = slot * self._width
+        self.last_s[row] = np.nan if request.last_token_s is None else request.last_token_s
+        return row
+
+    def remove(self, rows: Sequence[int]) -> None:
+        """Take out the given rows (ascending); later rows move up. Flush them first if their outputs matter."""
+        for row in reversed(rows):
+            request = self.requests.pop(row)
+            del self.ids[row]
+            self.num_with_stops -= bool(request.stop_token_ids)
+            self.num_recomputing -= request.high_water > 0
+            self._free_slots.append(self.slot.item(row))
+        size, left, first = self.size, len(self.requests), rows[0]
+        self.size = left
+        if first == left:  # nothing behind the removed rows
+            return
+        keep: slice | RowArray = slice(first + 1, size)
+        if len(rows) > 1:
+            stays = np.ones(size, dtype=bool)
+            stays[list(rows)] = False
+            keep = stays.nonzero()[0][first:]
+        self.data[:, first:left] = self.data[:, keep]
+        self.last_s[first:left] = self.last_s[keep]
+        if self.has_drafts:
+            self.draft_ids[first:left] = self.draft_ids[keep]
+
+    def note_blocks(self, rows: RowArray) -> None:
+        """Bring the counters of some rows up to their requests' block tables."""
+        requests = [self.requests[row] for row in rows.tolist()]
+        held = np.array([len(request.block_ids) for request in requests], dtype=np.int32)
+        self.room[rows] = held * self.block_size
+        if self.windowed:
+            self.num_released[rows] = released = [request.num_released for request in requests]
+            held -= np.array(released, dtype=np.int32)
+        self.blocks[rows] = held
+
+    def append_outputs(
+        self,
+        rows: RowArray | slice,
+        sampled: IntArray,
+        emitted: IntArray,
+        gaps_s: npt.NDArray[np.float64],
+        one_each: bool,
+    ) -> None:
+        """Store each row's first `emitted` ids of `sampled`, one delivery per row, `gaps_s` after its last one."""
+        cursor = self.cursor[rows]
+        if one_each:
+            self._ids[cursor] = sampled[:, 0]
+            self._gaps[cursor] = gaps_s
+        else:
+            # What lies behind a row's new cursor means nothing: later outputs overwrite it.
+            store = cursor[:, None] + np.arange(sampled.shape[1])
+            self._ids[store] = sampled
+            self._gaps[store] = np.nan
+            self._gaps[cursor] = gaps_s
+        self.cursor[rows] += emitted
+        self.num_tokens[rows] += emitted
+
+    def append_steps(self, sampled: IntArray, gaps_s: npt.NDArray[np.float32]) -> None:
+        """Store the outputs (steps, rows) of many steps, each a delivery of its own, of every row."""
+        steps, size = sampled.shape
+        store = self.cursor[:size] + np.arange(steps)[:, None]
+        self._ids[store] = sampled
+        self._gaps[store] = gaps_s
+        self.cursor[:size] += steps
+        self.num_tokens[:size] += steps
+
+    def output_bytes(self, rows: RowArray, starts: IntArray, count: int) -> tuple[bytes, BoolArray]:
+        """`count` token ids of each row from position `starts` on, int32, row after row.
+
+        Also says which rows have them all in the store; the bytes of the others mean nothing.
+        """
+        places = self.cursor[rows] - (self.num_tokens[rows] - starts)
+        stored = places >= self.slot[rows] * self._width
+        np.maximum(places, 0, out=places)
+        return self._ids[places[:, None] + np.arange(count)].tobytes(), stored
+
+    def flush(self, row: int) -> None:
+        """Hand a row's outputs and gaps to its request."""
+        start, end = self.flushed.item(row), self.cursor.item(row)
+        if start < end:
+            request = self.requests[row]
+            request.output_token_ids.frombytes(self._ids[start:end].tobytes())
+            request.gaps_s.frombytes(self._gaps[start:end].tobytes())
+            self.flushed[row] = end
+
+    def rest(self, row: int) -> Request:
+        """Flush a row and write its counters back: the request can leave the table."""
+        self.flush(row)
+        request = self.requests[row]
+        last_s = self.last_s.item(row)
+        request.last_token_s = None if last_s != last_s else last_s
+        return request

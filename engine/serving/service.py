@@ -1,0 +1,267 @@
+"""The engine's process: `python -m schedtop.engine.serving.service [CONFIG.json]`.
+
+Without an argument the first line of stdin is the `EngineConfig` as JSON, and stdin is the owner's lifeline: when
+it ends, the engine drains and exits. Exit codes: 0 orderly end, 1 the engine failed, 2 a setting cannot be used.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+import msgspec
+from schedtop.engine.channel.listen import default_address
+from schedtop.engine.channel.protocol import ChannelError
+from schedtop.engine.channel.server import ChannelServer
+from schedtop.engine.channel.stale_sockets import remove_leftovers
+from schedtop.engine.contract.config import ConfigError, EngineConfig
+from schedtop.engine.contract.telemetry import Bye, Drain, Reply, Stage
+from schedtop.engine.serving.loop import ServiceLoop, Steppable
+from schedtop.engine.serving.quiet_exit import leave
+from schedtop.engine.serving.sinks import check_sinks, open_sinks
+from schedtop.engine.step.garbage import calm_collector
+
+MAX_CONFIG_BYTES = 1 << 20
+STAGE_EVERY_S = 0.5
+OWNER_GONE = "the console that owned this engine is gone"
+
+
+class StopLoading(BaseException):
+    """Ends the loading of a model from a signal handler; not an error, so nothing on the way may swallow it."""
+
+
+class Life:
+    """Why the process should end: asked by a signal, by the owner's absence or by a command."""
+
+    def __init__(self) -> None:
+        self.loop: ServiceLoop | None = None
+        self._reason: str | None = None
+        self._armed = False
+        self._waker, self.wakes = socket.socketpair()
+        self._waker.setblocking(False)
+        self.wakes.setblocking(False)
+
+    def install(self) -> None:
+        """Catch the signals that end a process; each also wakes a `poll` that waits on `wakes`."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """A block that a reason to end leaves by `StopLoading`; it sets `loop` as its last act."""
+        self._armed = True
+        try:
+            if self._reason is not None:
+                raise StopLoading(self._reason)
+            yield
+        finally:
+            self._armed = False
+
+    def end(self, reason: str) -> None:
+        """End the process in order; callable from any thread."""
+        if self._reason is None:
+            self._reason = reason
+        signal.raise_signal(signal.SIGTERM)
+
+    def wake(self) -> None:
+        """Make a `poll` that waits on `wakes` return."""
+        with suppress(BlockingIOError):
+            self._waker.send(b"\0")
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self._reason is None:
+            self._reason = f"the engine got {signal.Signals(number).name}"
+        if self.loop is not None:
+            self.loop.end(self._reason)
+        elif self._armed:
+            self._armed = False
+            raise StopLoading(self._reason)
+
+
+class Greeter:
+    """Serves the channel from a thread of its own while the main thread loads, which can take a minute."""
+
+    def __init__(self, server: ChannelServer, life: Life) -> None:
+        self._server = server
+        self._life = life
+        self._started_s = time.monotonic()
+        self._stage = "starting"
+        self._done = False
+        self._thread = threading.Thread(target=self._run, name="greeter", daemon=True)
+
+    def stage(self, name: str) -> None:
+        """What is being done now."""
+        self._stage = name
+        self._life.wake()
+
+    def __enter__(self) -> Greeter:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done = True
+        self._life.wake()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._done:
+            self._server.stage(Stage(name=self._stage, elapsed_s=time.monotonic() - self._started_s))
+            for peer, command in self._server.poll(STAGE_EVERY_S):
+                if isinstance(command, Drain):
+                    self._life.end("ended on command")
+                    text = "ending"
+                else:
+                    text = f"the engine is still loading ({self._stage}): try again once it serves"
+                reply = Reply(command.id, isinstance(command, Drain), text, knobs_version=0)
+                self._server.reply(peer, reply)
+
+
+def read_config(arguments: list[str]) -> tuple[EngineConfig, bool]:
+    """The config, and whether stdin is the owner's lifeline. Raises `ConfigError`."""
+    if len(arguments) > 1:
+        raise ConfigError("usage: python -m schedtop.engine.serving.service [CONFIG.json]")
+    try:
+        text = Path(arguments[0]).read_bytes() if arguments else _first_line(0)
+    except OSError as error:
+        raise ConfigError(f"cannot read the engine's config: {error.strerror}: {error.filename}") from None
+    try:
+        return msgspec.json.decode(text, type=EngineConfig), not arguments
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ConfigError(f"the engine's config is not usable: {error}") from None
+
+
+def _first_line(fd: int) -> bytes:
+    """Bytes up to a newline or the end, one by one: what follows stays unread, so that its end can be seen."""
+    line = bytearray()
+    while len(line) < MAX_CONFIG_BYTES:
+        byte = os.read(fd, 1)
+        if byte in (b"", b"\n"):
+            break
+        line += byte
+    return bytes(line)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the engine that the arguments or stdin describe until it ends; returns the exit code."""
+    try:
+        config, owned = read_config(sys.argv[1:] if arguments is None else arguments)
+    except ConfigError as error:
+        return _fail(str(error), 2)
+    return serve(config, owned)
+
+
+def serve(config: EngineConfig, owned: bool = False) -> int:
+    """Run one engine until it ends; `owned`: stdin's end is the owner's. Returns the exit code."""
+    try:
+        server = ChannelServer(config.socket or default_address())
+    except (ConfigError, ChannelError) as error:
+        return _fail(str(error), 2)
+    if not server.address.startswith("tcp:"):
+        remove_leftovers(Path(server.address).parent)
+    life = Life()
+    life.install()
+    server.watch(life.wakes, lambda: life.wakes.recv(4096))
+    if owned:
+        _watch_owner(server, life)
+    else:
+        _log(f"listening on {server.address}")
+    code, reason, step = 0, "", 0
+    try:
+        with ExitStack() as stack:
+            loop = _load(config, owned, server, life, stack)
+            try:
+                reason = loop.run()
+            finally:
+                step = loop.last_step
+    except StopLoading as stop:
+        reason = str(stop)
+    except ConfigError as error:
+        reason, code = str(error), _fail(str(error), 2)
+    except Exception as error:
+        with suppress(OSError):
+            traceback.print_exc()
+        reason = f"the engine failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        code = _fail(reason, 1)
+    server.close(Bye(reason=reason, step=step))
+    return code
+
+
+def _load(config: EngineConfig, owned: bool, server: ChannelServer, life: Life, stack: ExitStack) -> ServiceLoop:
+    """Everything built and checked, the cheap checks first; consoles are greeted meanwhile."""
+    check_sinks(config)
+    notices: list[str] = []
+
+    def tell(line: str) -> None:
+        if life.loop is None:
+            notices.append(line)  # the channel is the greeter's while it loads
+        else:
+            life.loop.notice("error", line)
+
+    with Greeter(server, life) as greeter, life.interruptible():
+
+        def stage(name: str) -> None:
+            """What is being done; once serving, what went wrong with the worker."""
+            if life.loop is None:
+                greeter.stage(name)
+            else:
+                life.loop.notice("warning", name)
+
+        engine = _build(config, stage)
+        calm_collector()
+        # As stages they are gone before anybody reads them.
+        notices += getattr(getattr(engine, "worker", None), "notices", ())
+        life.loop = ServiceLoop(
+            engine,
+            server,
+            open_sinks(config, engine, stack, tell),
+            real_time=config.real_time,
+            duration_s=config.duration_s,
+            stay=owned or config.workload is None,
+            notices=notices,
+            join_within_s=config.join_within_s,
+            report=_log,
+        )
+    return life.loop
+
+
+def _build(config: EngineConfig, stage: Callable[[str], None]) -> Steppable:
+    from schedtop.engine.build import build_engine  # late: what it imports may take seconds
+
+    try:
+        return build_engine(config, stage)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _watch_owner(server: ChannelServer, life: Life) -> None:
+    def read() -> None:
+        if not os.read(0, 4096):
+            server.unwatch(0)
+            life.end(OWNER_GONE)
+
+    server.watch(0, read)
+
+
+def _fail(line: str, code: int) -> int:
+    _log(line)
+    return code
+
+
+def _log(line: str) -> None:
+    with suppress(OSError):  # an owner that died does not read on
+        shown = "".join(char if char.isprintable() else "?" for char in line)
+        print(f"schedtop engine: {shown}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    leave(main())

@@ -1,0 +1,206 @@
+"""The engine: requests in, steps, records out."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from schedtop.engine.contract.config import knob_values
+from schedtop.engine.contract.knobs import KnobError
+from schedtop.engine.contract.telemetry import Header, KnobChange, Reply, Snapshot, StepRecord
+from schedtop.engine.handoff.plan import StepPlan, Worker
+from schedtop.engine.handoff.request import Request
+from schedtop.engine.scheduler.open_latencies import Unended, look
+from schedtop.engine.scheduler.scheduler import Scheduler
+from schedtop.engine.step.clock import Clock
+from schedtop.engine.step.consequences import check_change, foresee
+from schedtop.engine.step.observer import Observer, Timing
+from schedtop.engine.workload.source import Source
+
+
+class Engine:
+    """One scheduler, one worker, one clock. It is driven from outside and waits for nobody.
+
+    `texts` is the output text that the last step made certain, by request number, where the worker has any.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, worker: Worker, source: Source | None, clock: Clock, header: Header
+    ) -> None:
+        self.scheduler = scheduler
+        self.worker = worker
+        self.source = source
+        self.clock = clock
+        self.header = header
+        self.observer = Observer(scheduler)
+        rate = header.workload.get("rate") if source is not None else None
+        self.knobs: dict[str, Any] = knob_values(scheduler.config, {"rate": rate})
+        self.knobs_version = 0
+        self.paused = False
+        self.texts: dict[int, str] = {}
+        self._steps_allowed = 0
+        self._told_paused = False
+
+    @property
+    def clock_s(self) -> float:
+        return self.clock.now_s()
+
+    @property
+    def num_unfinished(self) -> int:
+        return self.scheduler.num_unfinished
+
+    @property
+    def exhausted(self) -> bool:
+        """Nothing is in flight and nothing will arrive by itself."""
+        return not self.num_unfinished and self.next_wake_s() is None
+
+    def step(self) -> StepRecord | None:
+        """Advance by one step; None when there is nothing to do and nothing to tell."""
+        self._take_arrivals()
+        if not self._may_run():
+            return self.tell()
+        start_s = self.clock_s
+        plan, schedule_s = self._plan(start_s)
+        end_s, execute_s, result = self._execute(plan, start_s)
+        began_s = time.perf_counter()
+        settled = self.scheduler.update(plan, result, end_s)
+        update_s = None if self.clock.simulated else time.perf_counter() - began_s
+        timing = Timing(start_s, end_s, schedule_s, execute_s, update_s)
+        self._told_paused = self.paused
+        return self.observer.record(plan, settled, timing, self.knobs_version, self.paused)
+
+    def _take_arrivals(self) -> None:
+        if self.source is None:
+            return
+        if not self.num_unfinished and not self.paused:
+            wake_s = self.source.next_arrival_s()
+            if wake_s is not None and wake_s < math.inf:
+                self.clock.skip_to(wake_s)
+        for request in self.source.take(self.clock_s, self.observer.step):
+            self.submit(request)
+
+    def _may_run(self) -> bool:
+        if not self.num_unfinished:
+            return False
+        if not self.paused:
+            return True
+        allowed = self._steps_allowed > 0
+        self._steps_allowed -= allowed
+        return allowed
+
+    def tell(self) -> StepRecord | None:
+        """A record of what happened since the last one although nothing ran; None if nothing did."""
+        if not self.observer.has_events and self.paused == self._told_paused:
+            return None
+        self._told_paused = self.paused
+        return self.observer.idle_record(self.clock_s, self.knobs_version, self.paused)
+
+    def _plan(self, now_s: float) -> tuple[StepPlan, float | None]:
+        began_s = time.perf_counter()
+        plan = self.scheduler.schedule(now_s)
+        return plan, None if self.clock.simulated else time.perf_counter() - began_s
+
+    def _execute(self, plan: StepPlan, start_s: float) -> tuple[float, float, Any]:
+        began_s = time.perf_counter()
+        result = self.worker.execute(plan)
+        self.texts = result.texts
+        end_s = self.clock.advance(result.elapsed_s)
+        execute_s = end_s - start_s if self.clock.simulated else time.perf_counter() - began_s
+        return end_s, execute_s, result
+
+    def skip_to(self, time_s: float) -> None:
+        """Steps up to `time_s` were taken elsewhere (see `stretch`)."""
+        self.clock.skip_to(time_s)
+        self._told_paused = self.paused
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; one that can never be served is refused, which the next record tells."""
+        refusal = self.scheduler.add(request)
+        self.observer.note_arrival(request, refusal)
+
+    def abort(self, number: int) -> bool:
+        """End one request; False if there is none with this number."""
+        finish = self.scheduler.abort(number, self.clock_s)
+        if finish is None:
+            return False
+        self.observer.note_finish(finish)
+        return True
+
+    def next_wake_s(self) -> float | None:
+        """When an idle engine has something to do, on its clock; infinity: only once the rate is raised.
+
+        None: nothing will arrive by itself any more.
+        """
+        return None if self.source is None else self.source.next_arrival_s()
+
+    def pause(self) -> None:
+        self.paused = True
+        self._steps_allowed = 0
+
+    def resume(self) -> None:
+        self.paused = False
+
+    def step_once(self) -> bool:
+        """Let one step run while paused; False if the engine is not paused."""
+        self._steps_allowed += self.paused
+        return self.paused
+
+    def drain(self) -> None:
+        """Take nothing more from the workload; what is in flight goes on."""
+        self.source = None
+        self.resume()
+
+    def set_knobs(
+        self, values: Mapping[str, Any], expected_version: int | None = None, by: str = "", dry_run: bool = False
+    ) -> Reply:
+        """Change live limits, all or none. The reply says what was refused, or what will happen."""
+        if expected_version is not None and expected_version != self.knobs_version:
+            text = (
+                f"knobs were changed meanwhile (version {self.knobs_version}, not {expected_version}): look again"
+            )
+            return self._reply(False, text)
+        state = self.scheduler.state
+        try:
+            typed = check_change(self.scheduler.config, state, self.knobs, values)
+        except KnobError as error:
+            return self._reply(False, str(error))
+        warnings = foresee(state, self.knobs, typed)
+        if not dry_run:
+            self._apply(typed, by)
+        return self._reply(True, "checked" if dry_run else "applied", warnings)
+
+    def _apply(self, typed: dict[str, Any], by: str) -> None:
+        self.scheduler.set_limits(typed)
+        if "rate" in typed and self.source is not None:
+            self.source.set_rate(typed["rate"], self.clock_s)
+        if "num_speculative_tokens" in typed and hasattr(self.worker, "num_speculative_tokens"):
+            self.worker.num_speculative_tokens = typed["num_speculative_tokens"]
+        if "max_num_batched_tokens" in typed:
+            # It sets both budgets, so a token budget set earlier no longer holds.
+            typed.setdefault("max_num_scheduled_tokens", None)
+        if "max_num_seqs" in typed:
+            typed.setdefault("max_num_active_seqs", None)  # it replaces the admission cap, too
+        for name, value in typed.items():
+            if self.knobs.get(name) != value:
+                self.observer.note_knob(KnobChange(name, self.knobs.get(name), value, by))
+        self.knobs.update(typed)
+        self.knobs_version += 1
+
+    def _reply(self, ok: bool, text: str, warnings: list[str] | None = None) -> Reply:
+        return Reply(0, ok, text, self.knobs_version, warnings or [])
+
+    def unended(self) -> Unended:
+        """Waits and gaps that no token has ended yet, now."""
+        return look(self.scheduler.state, self.clock_s)
+
+    def snapshot(self) -> Snapshot:
+        """The whole present state, for a console that joins or a recording's keyframe."""
+        return self.observer.snapshot(self.clock_s, dict(self.knobs), self.knobs_version, self.paused)
+
+
+def reply_to(command: int, reply: Reply) -> Reply:
+    """`reply` as the answer to a numbered command."""
+    return msgspec.structs.replace(reply, command=command)

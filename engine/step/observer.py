@@ -1,0 +1,386 @@
+"""Turns what the engine did into telemetry: one record per step, and snapshots of the present state."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+from schedtop.engine.contract.telemetry import (
+    PREFIX_KEY_BYTES,
+    Arrival,
+    Blocks,
+    Finish,
+    FinishReason,
+    Head,
+    KnobChange,
+    Limiter,
+    Refusal,
+    RequestState,
+    RowFlag,
+    Snapshot,
+    StepRecord,
+    Totals,
+)
+from schedtop.engine.handoff.plan import StepPlan
+from schedtop.engine.handoff.request import Request
+from schedtop.engine.scheduler.admission import mark_inverted
+from schedtop.engine.scheduler.scheduler import Scheduler
+from schedtop.engine.scheduler.settle import Settled
+
+DECODE = int(RowFlag.DECODE)
+BYTE_ORDER = sys.byteorder
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """When a step ran, on the engine's clock, and how long its parts took (None on a simulated clock)."""
+
+    start_s: float
+    end_s: float
+    schedule_s: float | None
+    execute_s: float
+    update_s: float | None
+
+
+@dataclass(slots=True)
+class Events:
+    """What happened since the last record, outside a step."""
+
+    arrivals: list[Arrival] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    finishes: list[Finish] = field(default_factory=list)
+    knobs: list[KnobChange] = field(default_factory=list)
+
+
+class Observer:
+    """Keeps the running totals, and the events that wait for the next record."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self._block_size = scheduler.config.block_size
+        self.counts: dict[str, float] = dict.fromkeys(Totals.__struct_fields__, 0)
+        self.seq = 0
+        self.step = 0
+        self._events = Events()
+        self._queued_s: dict[int, float] = {}
+
+    @property
+    def has_events(self) -> bool:
+        """Something happened that no record has told yet."""
+        events = self._events
+        return bool(events.arrivals or events.refusals or events.finishes or events.knobs)
+
+    def note_arrival(self, request: Request, refusal: Refusal | None) -> None:
+        self.counts["submitted"] += 1
+        self._events.arrivals.append(describe_arrival(request, self._block_size))
+        if refusal is not None:
+            self.counts["refused"] += 1
+            self._events.refusals.append(refusal)
+            return
+        self.counts["submitted_prompt_tokens"] += request.num_prompt_tokens
+        self._queued_s[request.number] = request.queued_since_s
+
+    def note_finish(self, finish: Finish) -> None:
+        """An end outside a step: an abort."""
+        self._events.finishes.append(finish)
+        self._count_finishes([finish])
+
+    def note_knob(self, change: KnobChange) -> None:
+        self._events.knobs.append(change)
+
+    def record(
+        self, plan: StepPlan, settled: Settled, timing: Timing, knobs_version: int, paused: bool
+    ) -> StepRecord:
+        """The record of a step that ran."""
+        draft = self.scheduler.draft
+        tokens, drafts = int(np.add.reduce(plan.tokens)), 0
+        if plan.draft_token_ids is not None:
+            drafts = int(np.add.reduce(plan.drafts))
+        self.step += 1
+        self._count_step(plan, settled, timing, tokens, drafts)
+        self._move_queue()
+        self._count_finishes([*draft.ended, *settled.finishes])
+        limits = self.scheduler.state.limits
+        flags = np.frombuffer(settled.rows, dtype=np.int32)[-len(settled.itl_s) // 4 :]
+        decodes = int(np.count_nonzero(flags & DECODE))
+        state = self.scheduler.state
+        grown, grown_blocks = self._growth()
+        events = self._take_events()
+        return StepRecord(
+            seq=self._next_seq(),
+            step=self.step,
+            executed=True,
+            start_s=timing.start_s,
+            end_s=timing.end_s,
+            schedule_s=timing.schedule_s,
+            execute_s=timing.execute_s,
+            update_s=timing.update_s,
+            token_budget=limits.token_budget,
+            input_budget=limits.input_budget,
+            scheduled_tokens=tokens,
+            decode_tokens=decodes,
+            prefill_tokens=tokens - decodes - drafts,
+            draft_tokens=drafts,
+            recomputed_tokens=settled.recomputed_tokens,
+            input_rows=self._input_rows(plan, tokens),
+            limiter=draft.limiter.value,
+            rows=settled.rows,
+            itl_s=settled.itl_s,
+            ttft_s=tuple(settled.first_tokens),
+            running=state.table.size,
+            waiting=len(state.waiting),
+            oldest_wait_s=self._oldest_wait_s(timing.end_s),
+            head=self.look_at(draft.head),
+            blocks=self.blocks(),
+            changed_blocks=packed(state.kv.pool.drain_changes()),
+            grown=grown,
+            grown_blocks=grown_blocks,
+            arrivals=tuple(events.arrivals),
+            admissions=tuple(draft.admissions),
+            refusals=tuple(events.refusals),
+            finishes=(*events.finishes, *draft.ended, *settled.finishes),
+            preemptions=tuple(draft.preemptions),
+            knobs=tuple(events.knobs),
+            knobs_version=knobs_version,
+            paused=paused,
+            totals=self.totals(),
+        )
+
+    def idle_record(self, now_s: float, knobs_version: int, paused: bool) -> StepRecord:
+        """A record of what happened while nothing ran."""
+        waiting = self.scheduler.state.waiting
+        reason = Limiter.PAUSED if paused and len(waiting) else Limiter.NONE
+        head = Head(waiting.head().number, reason) if reason is Limiter.PAUSED else None
+        events = self._take_events()
+        return msgspec.structs.replace(
+            self.blank_record(knobs_version),
+            seq=self._next_seq(),
+            start_s=now_s,
+            end_s=now_s,
+            limiter=reason.value,
+            oldest_wait_s=self._oldest_wait_s(now_s),
+            head=self.look_at(head),
+            changed_blocks=packed(self.scheduler.state.kv.pool.drain_changes()),
+            arrivals=tuple(events.arrivals),
+            refusals=tuple(events.refusals),
+            finishes=tuple(events.finishes),
+            knobs=tuple(events.knobs),
+            paused=paused,
+        )
+
+    def blank_record(self, knobs_version: int) -> StepRecord:
+        """The present standing as a record in which nothing happens, at no time."""
+        state = self.scheduler.state
+        return StepRecord(
+            seq=self.seq,
+            step=self.step,
+            executed=False,
+            start_s=0.0,
+            end_s=0.0,
+            schedule_s=None,
+            execute_s=0.0,
+            update_s=None,
+            token_budget=state.limits.token_budget,
+            input_budget=state.limits.input_budget,
+            scheduled_tokens=0,
+            decode_tokens=0,
+            prefill_tokens=0,
+            draft_tokens=0,
+            recomputed_tokens=0,
+            input_rows=0,
+            limiter=Limiter.NONE.value,
+            rows=b"",
+            itl_s=b"",
+            ttft_s=(),
+            running=state.table.size,
+            waiting=len(state.waiting),
+            oldest_wait_s=None,
+            head=None,
+            blocks=self.blocks(),
+            changed_blocks=b"",
+            grown=b"",
+            grown_blocks=b"",
+            arrivals=(),
+            admissions=(),
+            refusals=(),
+            finishes=(),
+            preemptions=(),
+            knobs=(),
+            knobs_version=knobs_version,
+            paused=False,
+            totals=self.totals(),
+        )
+
+    def _next_seq(self) -> int:
+        self.seq += 1
+        return self.seq
+
+    def _take_events(self) -> Events:
+        events, self._events = self._events, Events()
+        return events
+
+    @property
+    def oldest_queued_s(self) -> float | None:
+        """Since when the request that waits longest has been waiting."""
+        return next(iter(self._queued_s.values()), None)
+
+    def _oldest_wait_s(self, now_s: float) -> float | None:
+        oldest_s = self.oldest_queued_s
+        return None if oldest_s is None else now_s - oldest_s
+
+    def totals(self) -> Totals:
+        return Totals(*self.counts.values())  # type: ignore[arg-type]
+
+    def blocks(self) -> Blocks:
+        """The pool by class, now."""
+        state = self.scheduler.state
+        pool, table = state.kv.pool, state.table
+        stored = int(np.add.reduce(table.num_computed[: table.size])) - pool.num_extra_refs * state.kv.block_size
+        if state.kv.window is not None:
+            stored -= int(table.num_released[: table.size].sum()) * state.kv.block_size
+        return Blocks(
+            held=pool.num_blocks - pool.num_free - pool.num_shared,
+            shared=pool.num_shared,
+            cached_free=pool.num_cached_free,
+            empty=pool.num_free - pool.num_cached_free,
+            stored_tokens=stored,
+            watermark=state.kv.watermark_blocks,
+        )
+
+    def _input_rows(self, plan: StepPlan, tokens: int) -> int:
+        return tokens + self.scheduler.config.draft_slots * plan.num_rows
+
+    def _count_step(self, plan: StepPlan, settled: Settled, timing: Timing, tokens: int, drafts: int) -> None:
+        counts, draft, limits = self.counts, self.scheduler.draft, self.scheduler.state.limits
+        counts["steps"] += 1
+        counts["preemptions"] += len(draft.preemptions)
+        counts["scheduled_tokens"] += tokens
+        counts["recomputed_tokens"] += settled.recomputed_tokens
+        counts["draft_tokens"] += drafts
+        counts["rejected_draft_tokens"] += settled.rejected_drafts
+        counts["output_tokens"] += settled.output_tokens
+        counts["token_budget"] += limits.token_budget
+        counts["input_rows"] += self._input_rows(plan, tokens)
+        counts["input_budget"] += limits.input_budget
+        counts["busy_s"] += timing.end_s - timing.start_s
+        for started in draft.started:
+            if started.resumed:
+                continue
+            counts["admitted"] += 1
+            counts["prompt_tokens"] += started.request.num_prompt_tokens
+            counts["cached_tokens"] += started.request.cached_tokens
+        counts["reused_tokens"] += sum(entry.cached_tokens for entry in draft.admissions if entry.resumed)
+
+    def skip(self, steps: int, totals: Totals, finishes: list[Finish]) -> None:
+        """Steps were told of elsewhere; `totals` are those after them, but for what finished."""
+        self.step += steps
+        self.seq += steps
+        self.counts.update(msgspec.structs.asdict(totals))
+        self._count_finishes(finishes)
+
+    def _count_finishes(self, finishes: list[Finish]) -> None:
+        for finish in finishes:
+            self._queued_s.pop(finish.number, None)
+            if finish.reason == FinishReason.ABORT:
+                self.counts["aborted"] += 1
+            elif finish.reason == FinishReason.REFUSED:
+                self.counts["refused"] += 1
+            else:
+                self.counts["finished"] += 1
+
+    def _move_queue(self) -> None:
+        draft = self.scheduler.draft
+        for admission in draft.admissions:
+            self._queued_s.pop(admission.number, None)
+        for preemption in draft.preemptions:
+            self._queued_s[preemption.number] = draft.now_s
+
+    def look_at(self, head: Head | None) -> Head | None:
+        """The head of the queue with what the scheduler does not say of it."""
+        if head is None:
+            return None
+        since_s = self._queued_s.get(head.number)
+        return msgspec.structs.replace(head, inverted=mark_inverted(self.scheduler.state, head), since_s=since_s)
+
+    def _growth(self) -> tuple[bytes, bytes]:
+        """`grown` and `grown_blocks` of the step."""
+        draft = self.scheduler.draft
+        pairs: list[int] = []
+        blocks: list[int] = []
+        tables = [*draft.new_blocks.items()]
+        tables += [(started.request.number, started.block_table) for started in draft.started]
+        for number, ids in tables:
+            pairs += (number, len(ids))
+            blocks += ids
+        return packed(pairs), packed(blocks)
+
+    def snapshot(self, clock_s: float, knobs: dict[str, object], knobs_version: int, paused: bool) -> Snapshot:
+        """The whole present state. Walks every request: for a joining console, not for every step."""
+        state = self.scheduler.state
+        table, pool = state.table, state.kv.pool
+        rows = {number: row for row, number in enumerate(table.request[: table.size].tolist())}
+        return Snapshot(
+            seq=self.seq,
+            step=self.step,
+            clock_s=clock_s,
+            requests=[self._request_state(request, rows.get(number)) for number, request in state.requests.items()],
+            waiting=[request.number for request in state.waiting],
+            running=list(rows),
+            block_classes=pool.classes(),
+            knobs=knobs,
+            knobs_version=knobs_version,
+            paused=paused,
+            totals=self.totals(),
+        )
+
+    def _request_state(self, request: Request, row: int | None) -> RequestState:
+        table = self.scheduler.state.table
+        num_tokens = request.num_tokens if row is None else table.num_tokens.item(row)
+        last_s = request.last_token_s if row is None else table.last_s.item(row)
+        return RequestState(
+            arrival=describe_arrival(request, self._block_size),
+            status=request.status.value,
+            output_tokens=num_tokens - request.num_prompt_tokens,
+            computed_tokens=0 if row is None else table.num_computed.item(row),
+            cached_tokens=request.cached_tokens,
+            preemptions=request.num_preemptions,
+            first_scheduled_s=request.first_scheduled_s,
+            first_token_s=request.first_token_s,
+            last_token_s=None if last_s is None or last_s != last_s else last_s,
+            table=np.array(request.block_ids, dtype=np.int32).tobytes(),
+            queued_s=self._queued_s.get(request.number),
+            requeued_s=request.requeued_s,
+        )
+
+
+def describe_arrival(request: Request, block_size: int) -> Arrival:
+    """A request as telemetry tells of it: lengths and prefix digests, no text but its preview."""
+    keys = request.block_keys[: request.num_prompt_tokens // block_size]
+    return Arrival(
+        number=request.number,
+        id=request.id,
+        arrival_s=request.arrival_s,
+        prompt_tokens=request.num_prompt_tokens,
+        max_tokens=request.max_tokens,
+        priority=request.priority,
+        prefix_keys=_cut_keys(keys),
+        client_wait_s=request.client_wait_s,
+        preview=request.preview,
+    )
+
+
+def packed(numbers: list[int]) -> bytes:
+    """The numbers as int32."""
+    if len(numbers) == 1:  # by far the most common, and quicker without an array
+        return numbers[0].to_bytes(4, BYTE_ORDER, signed=True)
+    return array("i", numbers).tobytes()
+
+
+def _cut_keys(keys: list[bytes]) -> bytes:
+    """The first `PREFIX_KEY_BYTES` of each key, joined."""
+    if not keys:
+        return b""
+    whole = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(len(keys), -1)
+    return whole[:, :PREFIX_KEY_BYTES].tobytes()

@@ -1,0 +1,103 @@
+"""The figures that runs are compared by: one table, which texts, CSV, Pareto sets and winners derive from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from schedtop.engine.offline.report import SHARES, duration_text, percent_text
+
+Document = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of a report's document. `better` is 1 where more is better, -1 where less is, 0 for neither.
+
+    `name` is what JSON and CSV call it, unit suffix included; `label` is for reading.
+    """
+
+    name: str
+    label: str
+    path: tuple[str, ...]
+    unit: str
+    better: int = 0
+
+    def of(self, document: Document) -> float | None:
+        """Its value in a report's document; None where it is unknown."""
+        value: Any = document
+        for key in self.path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if self.unit != "per_s" or value is None:
+            return value if isinstance(value, int | float) else None
+        return value / document["clock_s"] if document["clock_s"] else None
+
+
+def _latencies(name: str) -> tuple[Figure, ...]:
+    label, part = name.upper(), f"{name}_s"
+    shares = (Figure(f"{name}_{share}_s", f"{label} {share}", (part, share), "s", -1) for share in SHARES)
+    return (*shares, Figure(f"{name}_n", f"{label} n", (part, "n"), ""))
+
+
+GOODPUT = Figure("goodput", "goodput", ("goodput", "share"), "share", 1)
+REFUSED = Figure("refused", "refused", ("requests", "refused"), "", -1)
+THROUGHPUT = Figure("output_tokens_per_s", "throughput", ("tokens", "output"), "per_s", 1)
+FIGURES: tuple[Figure, ...] = (
+    *_latencies("ttft"),
+    *_latencies("itl"),
+    *_latencies("e2e"),
+    THROUGHPUT,
+    GOODPUT,
+    Figure("finished", "finished", ("requests", "finished"), "", 1),
+    REFUSED,
+    Figure("preemptions", "preemptions", ("preemptions",), "", -1),
+    Figure("recomputed_tokens", "recomputed tokens", ("tokens", "recomputed"), "", -1),
+    Figure("scheduled_tokens", "scheduled tokens", ("tokens", "scheduled"), ""),
+    Figure("hit_rate", "hit rate", ("hit_rate",), "share", 1),
+    Figure("budget_use_tokens", "budget use, tokens", ("budget_use", "tokens"), "share"),
+    Figure("budget_use_rows", "budget use, rows", ("budget_use", "rows"), "share"),
+    Figure("peak_kv_usage", "peak KV usage", ("peak_kv_usage",), "share"),
+    Figure("steps", "steps", ("steps",), ""),
+    Figure("clock_s", "time", ("clock_s",), "s"),
+)
+BY_NAME = {figure.name: figure for figure in FIGURES}
+
+
+def shown(document: Document) -> list[Figure]:
+    """The figures a document can have: goodput only under an SLO."""
+    return [figure for figure in FIGURES if figure is not GOODPUT or "goodput" in document]
+
+
+def value_text(figure: Figure, value: float | None) -> str:
+    """A figure for reading; `n/a` is unknown."""
+    match figure.unit:
+        case "s":
+            return duration_text(value)
+        case "share":
+            return percent_text(value)
+        case "per_s":
+            return "n/a" if value is None else f"{value:,.1f}/s"
+    return "n/a" if value is None else f"{value:,.0f}"
+
+
+def change_text(figure: Figure, base: float | None, variant: float | None) -> str:
+    """The way from one value to another: a share in points, anything else relative to the base too."""
+    if base is None or variant is None:
+        return ""
+    if base == variant:
+        return "="
+    step = variant - base
+    sign = "+" if step > 0 else "−"
+    if figure.unit == "share":
+        return f"{sign}{abs(step) * 100:.1f} points"
+    text = f"{sign}{value_text(figure, abs(step))}"
+    share = abs(step / base) if base else 0.0
+    return f"{text} ({sign}{share:.{1 if share < 1 else 0}%})" if base else text
+
+
+def setting_text(value: Any) -> str:
+    """A knob's value for reading."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "unset" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
