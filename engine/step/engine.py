@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 from schedtop.engine.contract.config import knob_values
-from schedtop.engine.contract.knobs import KnobError
+from schedtop.engine.contract.knobs import KnobError, with_followers
 from schedtop.engine.contract.telemetry import Header, KnobChange, Reply, Snapshot, StepRecord
 from schedtop.engine.handoff.plan import StepPlan, Worker
 from schedtop.engine.handoff.request import Request
@@ -173,16 +173,12 @@ class Engine:
         return self._reply(True, "checked" if dry_run else "applied", warnings)
 
     def _apply(self, typed: dict[str, Any], by: str) -> None:
+        typed = with_followers(typed)
         self.scheduler.set_limits(typed)
         if "rate" in typed and self.source is not None:
             self.source.set_rate(typed["rate"], self.clock_s)
         if "num_speculative_tokens" in typed and hasattr(self.worker, "num_speculative_tokens"):
             self.worker.num_speculative_tokens = typed["num_speculative_tokens"]
-        if "max_num_batched_tokens" in typed:
-            # It sets both budgets, so a token budget set earlier no longer holds.
-            typed.setdefault("max_num_scheduled_tokens", None)
-        if "max_num_seqs" in typed:
-            typed.setdefault("max_num_active_seqs", None)  # it replaces the admission cap, too
         for name, value in typed.items():
             if self.knobs.get(name) != value:
                 self.observer.note_knob(KnobChange(name, self.knobs.get(name), value, by))
