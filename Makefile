@@ -11,8 +11,10 @@ run: $(VENV)/.engine ## open the console on an engine of your own (ARGS='--rate 
 test: $(VENV)/.test lint types check ## everything that has to hold: style, types, tests
 
 lint: $(VENV)/.test
+	@mkdir -p build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache > build/imports.log || { cat build/imports.log; exit 1; }
 
 # The folders are the packages; mypy finds them as `schedtop.*` through these links.
 types: $(VENV)/.test

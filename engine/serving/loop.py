@@ -15,7 +15,6 @@ from schedtop.engine.contract.telemetry import (
     Abort,
     Drain,
     EndTrial,
-    Header,
     Incoming,
     Notice,
     Pause,
@@ -27,7 +26,8 @@ from schedtop.engine.contract.telemetry import (
     StepRecord,
     TextDelta,
 )
-from schedtop.engine.serving.trial import Trials, Tunable
+from schedtop.engine.serving.steppable import KnobOutcome, Steppable
+from schedtop.engine.serving.trial import Trials
 
 POLL_GAP_S = 0.001
 """The channel is looked at no more often than this while steps follow each other without a pause."""
@@ -36,37 +36,6 @@ DRAIN_WITHIN_S = 3.0
 """Wall time that in-flight requests get to finish once the engine was told to end."""
 REBASE_S = 1.0
 """A simulated clock this far behind the wall clock is not chased: paced time goes on from where it is."""
-
-
-class Outcome(Protocol):
-    """What became of a knob change."""
-
-    @property
-    def ok(self) -> bool: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def knobs_version(self) -> int: ...
-    @property
-    def warnings(self) -> list[str]: ...
-
-
-class Steppable(Tunable, Protocol):
-    """What the loop needs of an engine."""
-
-    @property
-    def header(self) -> Header: ...
-    @property
-    def num_unfinished(self) -> int: ...
-    def snapshot(self) -> Snapshot: ...
-    def step(self) -> StepRecord | None: ...
-    def tell(self) -> StepRecord | None: ...
-    def next_wake_s(self) -> float | None: ...
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
-    def step_once(self) -> object: ...
-    def abort(self, number: int) -> bool: ...
-    def drain(self) -> None: ...
 
 
 @runtime_checkable
@@ -305,7 +274,7 @@ class ServiceLoop:
         self._knobs_version = outcome.knobs_version
         return Reply(command.id, outcome.ok, outcome.text, outcome.knobs_version, list(outcome.warnings))
 
-    def _apply(self, command: Incoming) -> Outcome | str:
+    def _apply(self, command: Incoming) -> KnobOutcome | str:
         engine = self._engine
         match command:
             case SetKnobs():
