@@ -12,7 +12,13 @@ from schedtop.engine.golden.case import Case, CaseRun, compare_step, read_case
 from tests.engine.scheduler.cases import cases, longest_run
 from tests.engine.scheduler.plain import PlainRun
 
-GOLDEN = sorted((Path(__file__).parents[2] / "golden").glob("*.json"))
+NOT_YET = ("async", "asyncpipe", "asyncspec", "defer", "pipeline", "stop")
+"""Families that the plain scheduler does not know."""
+GOLDEN = [
+    path
+    for path in sorted((Path(__file__).parents[2] / "golden").glob("*.json"))
+    if path.stem.split("-")[0] not in NOT_YET
+]
 
 PROFILE = settings()
 """Whichever is on: quick or thorough."""
