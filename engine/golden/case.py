@@ -280,8 +280,8 @@ class CaseRun:
         scheduler, state = self.scheduler, self.scheduler.state
         plan = scheduler.schedule(float(step))
         names = {request.number: request.id for request in state.requests.values()}
-        draft = scheduler.draft
-        for started in draft.started:
+        planned = scheduler.planned
+        for started in planned.started:
             if not started.resumed:
                 request = started.request
                 self.admitted[request.number] = (request.num_prompt_tokens, request.cached_tokens)
@@ -289,14 +289,14 @@ class CaseRun:
         decided: dict[str, Any] = {
             "step": step,
             "scheduled": list(rows),
-            "admitted": {names[entry.number]: entry.cached_tokens for entry in draft.admissions},
-            "preempted": [names[entry.number] for entry in draft.preemptions],
+            "admitted": {names[entry.number]: entry.cached_tokens for entry in planned.admissions},
+            "preempted": [names[entry.number] for entry in planned.preemptions],
             "running": list(state.table.ids),
             "waiting": [request.id for request in state.waiting],
             "free_blocks": state.kv.pool.num_free,
         }
         settled = scheduler.update(plan, self.model.execute(plan), float(step))
-        self.finishes += [*draft.ended, *settled.finishes]
+        self.finishes += [*planned.ended, *settled.finishes]
         decided["finished"] = [names[finish.number] for finish in settled.finishes]
         decided["free_blocks_after"] = state.kv.pool.num_free
         return CaseStep(**decided), settled
