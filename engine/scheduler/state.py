@@ -36,7 +36,7 @@ _KNOB_OF_LIMIT = {knob.also or knob.name: knob.name for knob in LIVE}
 
 
 @dataclass(slots=True)
-class Draft:
+class PlannedStep:
     """The step being planned. Rows of the running pass lie in the table; dropping a row there undoes it."""
 
     now_s: float

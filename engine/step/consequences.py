@@ -58,7 +58,7 @@ def _unfinished_tokens(request: Request) -> int:
     return request.num_prompt_tokens + len(request.output_token_ids)
 
 
-def foresee(state: State, now: Mapping[str, Any], typed: Mapping[str, Any]) -> list[str]:
+def warnings_for(state: State, now: Mapping[str, Any], typed: Mapping[str, Any]) -> list[str]:
     """What a checked change will do to what runs and waits now, in an operator's words."""
     knobs, lines = {**now, **with_followers(typed)}, []
     running, table = state.table.size, state.table
