@@ -26,6 +26,7 @@ class Peer:
         self.sock = sock
         self.joined = False
         self.leaving = False
+        self.read_only = False
         self.interest = selectors.EVENT_READ
         self.connected_at = time.monotonic()
         self.synced_at = 0.0

@@ -492,10 +492,15 @@ class Drain(Command, tag=106, frozen=True):
 
 
 class Join(Command, tag=107, frozen=True):
-    """First message of a console: its protocol version. The engine answers with `Header` and `Snapshot`."""
+    """First message of a console: its protocol version. The engine answers with `Header` and `Snapshot`.
+
+    `token` is what a TCP engine asks for. The engine takes no command of a console that joined `read_only`.
+    """
 
     id: int
     protocol: int
+    token: str = ""
+    read_only: bool = False
 
 
 class EndTrial(Command, tag=108, frozen=True):
