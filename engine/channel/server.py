@@ -26,6 +26,7 @@ from schedtop.engine.contract.telemetry import (
     Incoming,
     Join,
     Notice,
+    Output,
     Reply,
     Snapshot,
     Stage,
@@ -43,7 +44,7 @@ class ChannelServer(Sink):
 
     Raises `ChannelError` when it cannot listen. Each console has an outbox of `outbox_bytes`; when it is full,
     whole records are dropped, and once it drains the console gets a fresh `Snapshot` whose `dropped` counts them.
-    Replies, notices and `Bye` are never dropped.
+    Replies, notices and `Bye` are never dropped. `on_gone` is told of every connection that ended.
     """
 
     def __init__(self, address: str, *, outbox_bytes: int = 8 << 20, max_peers: int = 16) -> None:
@@ -57,11 +58,12 @@ class ChannelServer(Sink):
         self._header: bytes | None = None
         self._snapshot: Callable[[], Snapshot] | None = None
         self._commands: list[tuple[Peer, Incoming]] = []
+        self.on_gone: Callable[[Peer], object] = lambda peer: None
 
     @property
     def num_joined(self) -> int:
         """Consoles that said `Join`."""
-        return sum(peer.joined for peer in self._peers)
+        return sum(peer.joined and peer.console for peer in self._peers)
 
     def watch(self, file: Any, on_ready: Callable[[], object]) -> None:
         """Let `poll` also wait for a readable `file` and call `on_ready` then."""
@@ -108,7 +110,7 @@ class ChannelServer(Sink):
         """Offer a piece of output text; dropped where records are dropped."""
         body = encode(delta)
         for peer in self._peers:
-            if peer.joined:
+            if peer.joined and peer.console:
                 peer.offer(body)
 
     def notice(self, notice: Notice) -> None:
@@ -119,8 +121,14 @@ class ChannelServer(Sink):
         """Answer one command."""
         peer.push(encode(reply))
 
+    def output(self, peer: Peer, output: Output) -> None:
+        """Give a client its tokens, at once; never dropped."""
+        peer.push(encode(output))
+        self._flush(peer)
+
     def close(self, bye: Bye, within_s: float = 1.0) -> None:
         """Say `bye`, wait up to `within_s` until consoles have read all, and stop listening."""
+        self.on_gone = lambda peer: None  # the engine takes no orders any more
         self._selector.unregister(self._listener)
         self._listener.close()
         self._push_joined(encode(bye))
@@ -183,7 +191,7 @@ class ChannelServer(Sink):
         elif command.protocol != PROTOCOL:
             raise ChannelError(mismatch(PROTOCOL, command.protocol))
         elif not peer.joined:
-            peer.joined = True
+            peer.joined, peer.console = True, command.console
             self._welcome(peer)
 
     def _welcome(self, peer: Peer) -> None:
@@ -242,6 +250,7 @@ class ChannelServer(Sink):
         self._peers.remove(peer)
         self._selector.unregister(peer.sock)
         peer.sock.close()
+        self.on_gone(peer)
 
     def __enter__(self) -> ChannelServer:
         return self
