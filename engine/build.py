@@ -141,7 +141,12 @@ def _build_real(
     scheduler = msgspec.structs.replace(scheduler, cache_unexecuted_blocks=False)
     source = _open_source(config, scheduler, info.vocab_size)
     header = make_header(config, scheduler, source, info.model, info.device, info.vocab_size, simulated=False)
-    header = msgspec.structs.replace(header, settings={**header.settings, "drafts": info.drafts})
+    told = {
+        "drafts": info.drafts,
+        "eos_token_ids": sorted(info.eos_token_ids),
+        "sampling": msgspec.to_builtins(info.sampling),
+    }
+    header = msgspec.structs.replace(header, settings={**header.settings, **told})
     return Engine(Scheduler(scheduler), worker, source, RealClock(), header)
 
 

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of everything in this file; both ends of a channel and a recording's reader compare it."""
 
 PREFIX_KEY_BYTES = 4
@@ -273,7 +273,8 @@ class RequestState(Message, frozen=True):
 class Header(Message, tag=2, frozen=True):
     """Opens a channel and a recording: which engine this is. `config` and `workload` are plain JSON values.
 
-    `settings` is what else a run of the same engine needs: seed, parallel sizes, `vocab_size`.
+    `settings` is what else a run of the same engine needs: seed, parallel sizes, `vocab_size`; of a real model also
+    `eos_token_ids` and the `sampling` it advises.
     """
 
     protocol: int
@@ -355,13 +356,18 @@ class TextDelta(Message, tag=6, frozen=True):
 
 
 class Reply(Message, tag=7, frozen=True):
-    """The answer to one command."""
+    """The answer to one command.
+
+    `number` answers a `Submit`: the request's, also where it can never be served (`ok` false); -1 if it was not
+    taken, which may be different later.
+    """
 
     command: int
     ok: bool
     text: str
     knobs_version: int
     warnings: list[str] = []
+    number: int = -1
 
 
 class Bye(Message, tag=8, frozen=True):
@@ -371,7 +377,28 @@ class Bye(Message, tag=8, frozen=True):
     step: int
 
 
-Outgoing = StepRecord | Header | Snapshot | Stage | Notice | TextDelta | Reply | Bye
+class Ending(Message, frozen=True):
+    """A client's request has ended; `reason` is a `FinishReason`."""
+
+    number: int
+    reason: str
+    cached_tokens: int = 0
+
+
+class Output(Message, tag=9, frozen=True):
+    """What a step gave to the requests of one client.
+
+    `numbers` are requests and `counts` how many tokens each got, both int32; `token_ids` (int32) lie end to end in
+    that order. `ends` are requests that end with these tokens.
+    """
+
+    numbers: bytes
+    counts: bytes
+    token_ids: bytes
+    ends: tuple[Ending, ...] = ()
+
+
+Outgoing = StepRecord | Header | Snapshot | Stage | Notice | TextDelta | Reply | Bye | Output
 
 
 def row_matrix(record: StepRecord) -> IntArray:
@@ -495,12 +522,14 @@ class Join(Command, tag=107, frozen=True):
     """First message of a console: its protocol version. The engine answers with `Header` and `Snapshot`.
 
     `token` is what a TCP engine asks for. The engine takes no command of a console that joined `read_only`.
+    `console` is false for a client that submits requests: nobody looks at it, and it is sent no `TextDelta`.
     """
 
     id: int
     protocol: int
     token: str = ""
     read_only: bool = False
+    console: bool = True
 
 
 class EndTrial(Command, tag=108, frozen=True):
@@ -512,4 +541,35 @@ class EndTrial(Command, tag=108, frozen=True):
     by: str = ""
 
 
-Incoming = SetKnobs | Pause | Resume | StepOnce | Abort | Drain | Join | EndTrial
+class Sampling(Message, frozen=True):
+    """How a client wants its tokens picked; fields and their neutral values are those of `SamplingParams`."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+class Submit(Command, tag=109, frozen=True):
+    """A request of the client's own: `Reply` gives its number, `Output`s its tokens, the last one its end.
+
+    `prompt` is token ids, int32. `arrived_s` is when the client got it, on this machine's monotonic clock. The
+    model's end tokens end it unless `ignore_eos`; `stop_token_ids` do in any case. A client that hangs up ends its
+    requests.
+    """
+
+    id: int
+    request_id: str
+    prompt: bytes
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    stop_token_ids: tuple[int, ...] = ()
+    priority: int = 0
+    arrived_s: float | None = None
+    preview: str = ""
+
+
+Incoming = SetKnobs | Pause | Resume | StepOnce | Abort | Drain | Join | EndTrial | Submit
