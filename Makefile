@@ -1,6 +1,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+C_FILES := $(wildcard engine/runner/models/c/*)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: run test lint types check format engine pictures clean
@@ -34,7 +35,7 @@ $(VENV)/.venv:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.base: $(VENV)/.venv pyproject.toml
+$(VENV)/.base: $(VENV)/.venv pyproject.toml $(C_FILES)
 	$(INSTALL) -e .
 	@touch $@
 
@@ -42,7 +43,7 @@ $(VENV)/.engine: $(VENV)/.base
 	$(INSTALL) -e '.[engine]'
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.venv pyproject.toml
+$(VENV)/.test: $(VENV)/.venv pyproject.toml $(C_FILES)
 	$(INSTALL) -e '.[engine,parquet,test]'
 	@touch $@ $(VENV)/.base $(VENV)/.engine
 
