@@ -13,7 +13,6 @@ from schedtop.console.cli.default_model import choose_default
 from schedtop.console.cli.engine_flags import engine_config
 from schedtop.console.cli.errors import (
     FAILED,
-    INTERRUPTED,
     CommandError,
     check_positive,
     check_writable,
@@ -114,7 +113,7 @@ def _print_report(config: EngineConfig, slo: Slo | None) -> int:
     source = config.workload.source if config.workload else ""
     show(short_line(f"schedtop: {duration_s:g} s of {config.device}, {source}"))
     show(report.as_text())
-    return INTERRUPTED if report.interrupted else 0
+    return 0 if report.stopped_by is None else 128 + report.stopped_by
 
 
 def check_terminal(instead: str = "") -> None:
