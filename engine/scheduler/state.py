@@ -41,7 +41,7 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Draft:
+class PlannedStep:
     """The step being planned. Rows of the running pass lie in the table; dropping a row there undoes it."""
 
     now_s: float

@@ -64,7 +64,7 @@ def _token_budget(knobs: Mapping[str, Any], typed: Mapping[str, Any]) -> int:
     return int(knobs.get("max_num_scheduled_tokens") or knobs["max_num_batched_tokens"])
 
 
-def foresee(state: State, now: Mapping[str, Any], typed: Mapping[str, Any]) -> list[str]:
+def warnings_for(state: State, now: Mapping[str, Any], typed: Mapping[str, Any]) -> list[str]:
     """What a checked change will do to what runs and waits now, in an operator's words."""
     knobs, lines = {**now, **typed}, []
     running, table = state.table.size, state.table

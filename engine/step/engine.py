@@ -16,7 +16,7 @@ from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.open_latencies import Unended, look
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.step.clock import Clock
-from schedtop.engine.step.consequences import check_change, foresee
+from schedtop.engine.step.consequences import check_change, warnings_for
 from schedtop.engine.step.observer import Observer, Timing
 from schedtop.engine.workload.source import Source
 
@@ -167,7 +167,7 @@ class Engine:
             typed = check_change(self.scheduler.config, state, self.knobs, values)
         except KnobError as error:
             return self._reply(False, str(error))
-        warnings = foresee(state, self.knobs, typed)
+        warnings = warnings_for(state, self.knobs, typed)
         if not dry_run:
             self._apply(typed, by)
         return self._reply(True, "checked" if dry_run else "applied", warnings)

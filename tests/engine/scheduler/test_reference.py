@@ -23,7 +23,7 @@ def test_the_scheduler_decides_as_the_plain_one(case: Case) -> None:
     for have, want in islice(pairs, longest_run(case)):
         assert have is not None and want is not None, "one ended before the other"
         assert plainly(have) == want
-        ends |= {finish.number: finish.reason for finish in real.scheduler.draft.ended}
+        ends |= {finish.number: finish.reason for finish in real.scheduler.planned.ended}
     ends |= {finish.number: finish.reason for finish in real.finishes}
     ends |= {refusal.number: "refused" for refusal in real.refusals}
     assert len(ends) == len(case.requests), "a request neither ends nor is refused"
