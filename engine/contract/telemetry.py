@@ -20,6 +20,9 @@ import numpy.typing as npt
 PROTOCOL = 4
 """Version of everything in this file; both ends of a channel and a recording's reader compare it."""
 
+OLDEST_RECORDED = 3
+"""Oldest protocol of recordings that can still be read: what they lack is at its default."""
+
 PREFIX_KEY_BYTES = 4
 """Of a prompt block's key. A block is told by these bytes and those of all blocks before it, so two prompts look alike
 by chance only if they part right there; keys do not compress, so their size is what recordings pay for."""
@@ -44,6 +47,14 @@ class Limiter(StrEnum):
     CHUNKING_OFF = "chunking_off"
     PAUSED = "paused"
     PREEMPTED_NOW = "preempted_now"
+    GRAMMAR = "grammar"
+    REMOTE_KV = "remote_kv"
+    STREAMING_INPUT = "streaming_input"
+    STALE_OUTPUT = "stale_output"
+
+
+DEFERRED = (Limiter.GRAMMAR, Limiter.REMOTE_KV, Limiter.STREAMING_INPUT, Limiter.STALE_OUTPUT)
+"""Reasons why a request is not ready. Admission passes it over; it keeps its place."""
 
 
 class FinishReason(StrEnum):
@@ -159,6 +170,13 @@ class Head(Message, frozen=True):
     since_s: float | None = None
 
 
+class Deferral(Message, frozen=True):
+    """A waiting request that is not ready, and why; an empty reason: it is ready now."""
+
+    number: int
+    reason: str = ""
+
+
 class KnobChange(Message, frozen=True):
     """A limit changed at this step. `by` says who (a key, a command, a schedule)."""
 
@@ -211,7 +229,8 @@ class StepRecord(Message, tag=1, frozen=True):
     `itl_s` float32, one per row, NaN where the step delivered no second or later output. `grown` are int32 pairs: a
     request, and how many blocks its table gained, or holds from its admission on; `grown_blocks` the ids of those
     blocks (int32), end to end: see `table_growth`. `schedule_s` and `update_s` are None on a simulated clock, where
-    they are part of the device's cost. `changed_blocks` is int32 `block * 4 + BlockClass`.
+    they are part of the device's cost. `changed_blocks` is int32 `block * 4 + BlockClass`. `deferrals`: who became
+    deferred or ready; `deferred`: how many of the waiting are, by reason.
     """
 
     seq: int
@@ -251,6 +270,8 @@ class StepRecord(Message, tag=1, frozen=True):
     knobs_version: int
     paused: bool
     totals: Totals
+    deferrals: tuple[Deferral, ...] = ()
+    deferred: tuple[tuple[str, int], ...] = ()
 
 
 class RequestState(Message, frozen=True):
@@ -268,6 +289,7 @@ class RequestState(Message, frozen=True):
     table: bytes
     queued_s: float | None = None
     requeued_s: float = 0.0
+    deferred: str = ""
 
 
 class Header(Message, tag=2, frozen=True):
@@ -447,6 +469,8 @@ def table_growth(grown: bytes, grown_blocks: bytes) -> Iterator[tuple[int, bytes
 def describe_head(head: Head) -> str:
     """The waiting head's reason with its numbers, as every screen and report words it."""
     need, have = head.need, head.have
+    if head.reason in DEFERRED:
+        return describe_deferral(head.reason)
     if need is None or have is None:
         return head.reason.replace("_", " ")
     match head.reason:
@@ -463,6 +487,11 @@ def describe_head(head: Head) -> str:
         case Limiter.CHUNKING_OFF:
             return f"chunking off: needs {need} tokens, {have} left in this step"
     return head.reason.replace("_", " ")
+
+
+def describe_deferral(reason: str) -> str:
+    """Why a request is passed over, as every screen and report words it."""
+    return f"deferred: {reason}"
 
 
 class Command(Message, frozen=True):

@@ -7,6 +7,7 @@ from schedtop.engine.contract.telemetry import Admission, FinishReason, Head, Li
 from schedtop.engine.handoff.plan import Started
 from schedtop.engine.handoff.request import Request, Status
 from schedtop.engine.kv.manager import Hit
+from schedtop.engine.scheduler.deferral import pass_deferred
 from schedtop.engine.scheduler.queues import urgency
 from schedtop.engine.scheduler.settle import end_request
 from schedtop.engine.scheduler.state import PlannedStep, State
@@ -29,18 +30,20 @@ class AdmissionPass:
 
     def run(self) -> None:
         """Admit from the head until something stops it; notes the limiter and the head's reason."""
-        while self.state.waiting:
+        while (request := self.state.waiting.head()) is not None:
             head = self.stop_before_look()
             if head is None:
-                head = self._try_admit(self.state.waiting.head())
+                self.planned.last_look = request
+                head = self._try_admit(request)
             if head is not None:
                 self.planned.head = head
                 self.planned.limiter = Limiter(head.reason)
                 return
+        pass_deferred(self.state, self.planned, stopped=self.stop_before_look() is not None)
 
     def stop_before_look(self) -> Head | None:
         """Limits that stop the pass whoever is at the head."""
-        limits, number = self.state.limits, self.state.waiting.head().number
+        limits, number = self.state.limits, self.state.waiting.first_number
         if self.token_left <= 0:
             return Head(number, Limiter.TOKEN_BUDGET, limits.token_budget, self.token_left)
         if self.input_left <= self.state.config.draft_slots:

@@ -38,7 +38,10 @@ class Scheduler:
         return self.state.num_unfinished
 
     def add(self, request: Request) -> Refusal | None:
-        """Queue a request and give it its number; returns why not if it can never be served."""
+        """Queue a request and give it its number; returns why not if it can never be served.
+
+        One with a `deferred` reason waits until `make_ready`.
+        """
         state = self.state
         request.number = self._next_number
         self._next_number += 1
@@ -68,6 +71,12 @@ class Scheduler:
         state.waiting.remove(request)
         return end_request(state, request, FinishReason.ABORT, now_s)
 
+    def make_ready(self, number: int) -> None:
+        """A deferred request can be admitted from now on; nothing happens if it has ended."""
+        request = self.state.requests.get(number)
+        if request is not None and request.deferred is not None:
+            self.state.waiting.make_ready(request)
+
     def set_limits(self, values: Mapping[str, Any]) -> None:
         """Apply checked knob values from the next step on; nothing running is stopped."""
         self.state.set_limits(values)
@@ -79,7 +88,7 @@ class Scheduler:
         run_pass(state, planned)
         if planned.preemptions:
             planned.limiter = Limiter.PREEMPTED_NOW
-            planned.head = Head(state.waiting.head().number, Limiter.PREEMPTED_NOW)
+            planned.head = Head(state.waiting.first_number, Limiter.PREEMPTED_NOW)
         elif state.waiting:
             AdmissionPass(state, planned).run()
         return self._seal()

@@ -37,7 +37,11 @@ _KNOB_OF_LIMIT = {knob.also or knob.name: knob.name for knob in LIVE}
 
 @dataclass(slots=True)
 class PlannedStep:
-    """The step being planned. Rows of the running pass lie in the table; dropping a row there undoes it."""
+    """The step being planned. Rows of the running pass lie in the table; dropping a row there undoes it.
+
+    `last_look`: the last request that the waiting pass considered; `looked_at_all`: nothing kept it from going on to
+    the end of the queue.
+    """
 
     now_s: float
     limiter: Limiter = Limiter.NONE
@@ -47,6 +51,8 @@ class PlannedStep:
     new_blocks: dict[int, list[int]] = field(default_factory=dict)
     ended: list[Finish] = field(default_factory=list)
     head: Head | None = None
+    last_look: Request | None = None
+    looked_at_all: bool = False
 
 
 class State:

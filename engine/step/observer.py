@@ -12,6 +12,7 @@ from schedtop.engine.contract.telemetry import (
     PREFIX_KEY_BYTES,
     Arrival,
     Blocks,
+    Deferral,
     Finish,
     FinishReason,
     Head,
@@ -70,7 +71,8 @@ class Observer:
     def has_events(self) -> bool:
         """Something happened that no record has told yet."""
         events = self._events
-        return bool(events.arrivals or events.refusals or events.finishes or events.knobs)
+        told = events.arrivals or events.refusals or events.finishes or events.knobs
+        return bool(told or self.scheduler.state.waiting.deferrals)
 
     def note_arrival(self, request: Request, refusal: Refusal | None) -> None:
         self.counts["submitted"] += 1
@@ -146,13 +148,15 @@ class Observer:
             knobs_version=knobs_version,
             paused=paused,
             totals=self.totals(),
+            deferrals=self._take_deferrals(),
+            deferred=self._deferred(),
         )
 
     def idle_record(self, now_s: float, knobs_version: int, paused: bool) -> StepRecord:
         """A record of what happened while nothing ran."""
         waiting = self.scheduler.state.waiting
         reason = Limiter.PAUSED if paused and len(waiting) else Limiter.NONE
-        head = Head(waiting.head().number, reason) if reason is Limiter.PAUSED else None
+        head = Head(waiting.first_number, reason) if reason is Limiter.PAUSED else None
         events = self._take_events()
         return msgspec.structs.replace(
             self.blank_record(knobs_version),
@@ -168,6 +172,7 @@ class Observer:
             finishes=tuple(events.finishes),
             knobs=tuple(events.knobs),
             paused=paused,
+            deferrals=self._take_deferrals(),
         )
 
     def blank_record(self, knobs_version: int) -> StepRecord:
@@ -211,7 +216,18 @@ class Observer:
             knobs_version=knobs_version,
             paused=False,
             totals=self.totals(),
+            deferred=self._deferred(),
         )
+
+    def _take_deferrals(self) -> tuple[Deferral, ...]:
+        waiting = self.scheduler.state.waiting
+        deferrals, waiting.deferrals = waiting.deferrals, []
+        return tuple(deferrals)
+
+    def _deferred(self) -> tuple[tuple[str, int], ...]:
+        """How many wait without being ready, by reason."""
+        waiting = self.scheduler.state.waiting
+        return tuple((reason, count) for reason, count in waiting.num_deferred.items() if count)
 
     def _next_seq(self) -> int:
         self.seq += 1
@@ -352,6 +368,7 @@ class Observer:
             table=np.array(request.block_ids, dtype=np.int32).tobytes(),
             queued_s=self._queued_s.get(request.number),
             requeued_s=request.requeued_s,
+            deferred="" if request.deferred is None else request.deferred.value,
         )
 
 
