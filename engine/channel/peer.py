@@ -25,6 +25,7 @@ class Peer:
     def __init__(self, sock: socket.socket, outbox_bytes: int) -> None:
         self.sock = sock
         self.joined = False
+        self.console = True
         self.leaving = False
         self.read_only = False
         self.interest = selectors.EVENT_READ

@@ -28,6 +28,7 @@ from schedtop.engine.contract.telemetry import (
     Incoming,
     Join,
     Notice,
+    Output,
     Reply,
     Snapshot,
     Stage,
@@ -45,7 +46,7 @@ class ChannelServer(Sink):
 
     Raises `ChannelError` when it cannot listen. Each console has an outbox of `outbox_bytes`; when it is full,
     whole records are dropped, and once it drains the console gets a fresh `Snapshot` whose `dropped` counts them.
-    Replies, notices and `Bye` are never dropped.
+    Replies, notices and `Bye` are never dropped. `on_gone` is called for every connection that ended.
 
     Over TCP a console must give the token of `token_file`. With `read_only` no console may command.
     """
@@ -72,6 +73,7 @@ class ChannelServer(Sink):
         self._header: bytes | None = None
         self._snapshot: Callable[[], Snapshot] | None = None
         self._commands: list[tuple[Peer, Incoming]] = []
+        self.on_gone: Callable[[Peer], object] = lambda peer: None
 
     @property
     def who_may_connect(self) -> str:
@@ -82,7 +84,7 @@ class ChannelServer(Sink):
     @property
     def num_joined(self) -> int:
         """Consoles that said `Join`."""
-        return sum(peer.joined for peer in self._peers)
+        return sum(peer.joined and peer.console for peer in self._peers)
 
     def watch(self, file: Any, on_ready: Callable[[], object]) -> None:
         """Let `poll` also wait for a readable `file` and call `on_ready` then."""
@@ -129,7 +131,7 @@ class ChannelServer(Sink):
         """Offer a piece of output text; dropped where records are dropped."""
         body = encode(delta)
         for peer in self._peers:
-            if peer.joined:
+            if peer.joined and peer.console:
                 peer.offer(body)
 
     def notice(self, notice: Notice) -> None:
@@ -140,8 +142,14 @@ class ChannelServer(Sink):
         """Answer one command."""
         peer.push(encode(reply))
 
+    def output(self, peer: Peer, output: Output) -> None:
+        """Give a client its tokens, at once; never dropped."""
+        peer.push(encode(output))
+        self._flush(peer)
+
     def close(self, bye: Bye, within_s: float = 1.0) -> None:
         """Say `bye`, wait up to `within_s` until consoles have read all, and stop listening."""
+        self.on_gone = lambda peer: None  # the engine takes no orders any more
         self._selector.unregister(self._listener)
         self._listener.close()
         self._push_joined(encode(bye))
@@ -221,7 +229,7 @@ class ChannelServer(Sink):
         elif not peer.joined:
             if self.num_joined >= self._max_peers:
                 raise ChannelError(f"{self._max_peers} consoles are connected already: close one")
-            peer.joined = True
+            peer.joined, peer.console = True, command.console
             peer.read_only = command.read_only or self._read_only
             self._welcome(peer)
 
@@ -288,6 +296,7 @@ class ChannelServer(Sink):
         self._peers.remove(peer)
         self._selector.unregister(peer.sock)
         peer.sock.close()
+        self.on_gone(peer)
 
     def __enter__(self) -> ChannelServer:
         return self
