@@ -195,6 +195,9 @@ def serve(config: EngineConfig, owned: bool = False) -> int:
         reason = str(stop)
     except ConfigError as error:
         reason, code = str(error), _fail(str(error), 2)
+    except MemoryError:
+        reason = "not enough memory: give it more, or ask for a smaller model or pool"
+        code = _fail(reason, 1)
     except Exception as error:
         with suppress(OSError):
             traceback.print_exc()
