@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedtop.console.actions import ACTIONS, SCOPES, ActionError, Registry, key_name, load_keymap
+from schedtop.console.actions import ACTIONS, PANELS, SCOPES, ActionError, Registry, key_name, load_keymap
 from schedtop.console.drawing import layout
 from schedtop.console.drawing.stacked_columns import column_levels, shares
 from schedtop.console.knobs.staged import Staging
