@@ -62,11 +62,11 @@ def open_console(flags: Mapping[str, Any]) -> int:
             link = process.connect(read_only=options.read_only)
         except ChannelError as error:
             raise CommandError(str(error)) from None
-        foretell = ForecastProcess()
+        make_forecast = ForecastProcess()
         try:
-            code = run_console(link, options, foretell=foretell, why_ended=process.exit_cause)
+            code = run_console(link, options, make_forecast=make_forecast, why_ended=process.exit_cause)
         finally:
-            foretell.close()
+            make_forecast.close()
         if process.process.poll() not in (None, 0):
             say(process.exit_cause() or "the engine ended")
             return code or (process.process.poll() if process.process.poll() == 2 else FAILED) or FAILED
