@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +95,10 @@ class Difference:
 
 @dataclass(slots=True)
 class Verdict:
-    """What replaying a case came to. `equal` is None for a case without recorded steps."""
+    """What replaying a case came to. `equal` is None for a case without recorded steps.
+
+    `submitted` is the sum of `finished`, `kv_capacity`, `refused`, `aborted`, `running` and `waiting`.
+    """
 
     name: str
     equal: bool | None = None
@@ -104,8 +108,15 @@ class Verdict:
     recomputed_tokens: int = 0
     cached_tokens: int = 0
     prompt_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
+    submitted: int = 0
     finished: int = 0
+    kv_capacity: int = 0
     refused: int = 0
+    aborted: int = 0
+    running: int = 0
+    waiting: int = 0
     difference: Difference | None = None
 
 
@@ -247,6 +258,7 @@ class CaseRun:
         self.finishes: list[Finish] = []
         self.refusals: list[Refusal] = []
         self.admitted: dict[int, tuple[int, int]] = {}
+        self.num_submitted = 0
         self._numbers: dict[str, int] = {}
         self._arrivals: dict[int, list[tuple[int, CaseRequest]]] = {}
         for ordinal, request in enumerate(case.requests):
@@ -292,6 +304,7 @@ class CaseRun:
     def _add(self, step: int, ordinal: int, request: CaseRequest) -> None:
         arrived = make_request(request, step + ordinal * 1e-6)
         refusal = self.scheduler.add(arrived)
+        self.num_submitted += 1
         self._numbers[request.id] = arrived.number
         self.model.add(arrived.number, ordinal, request.stop_after)
         self.refusals += [refusal] if refusal else []
@@ -342,6 +355,8 @@ def verify(case: Case) -> Verdict:
         verdict.preemptions += len(decided.preempted)
         verdict.scheduled_tokens += sum(tokens for _, tokens, _ in decided.scheduled)
         verdict.recomputed_tokens += settled.recomputed_tokens
+        verdict.draft_tokens += sum(drafts for *_, drafts in decided.scheduled)
+        verdict.accepted_draft_tokens += settled.accepted_drafts
         if recorded is not None and verdict.difference is None:
             if count >= len(recorded):
                 verdict.difference = Difference(decided.step, "step", "none", decided.step)
@@ -357,7 +372,16 @@ def verify(case: Case) -> Verdict:
     verdict.equal = None if recorded is None else verdict.difference is None
     verdict.prompt_tokens = sum(prompt for prompt, _ in run.admitted.values())
     verdict.cached_tokens = sum(cached for _, cached in run.admitted.values())
-    reasons = [finish.reason for finish in run.finishes]
-    verdict.refused = len(run.refusals) + reasons.count(FinishReason.REFUSED)
-    verdict.finished = len(reasons) - reasons.count(FinishReason.REFUSED) - reasons.count(FinishReason.ABORT)
+    _count_requests(verdict, run)
     return verdict
+
+
+def _count_requests(verdict: Verdict, run: CaseRun) -> None:
+    reasons = Counter(finish.reason for finish in run.finishes)
+    state = run.scheduler.state
+    verdict.submitted = run.num_submitted
+    verdict.refused = len(run.refusals) + reasons[FinishReason.REFUSED]
+    verdict.aborted = reasons[FinishReason.ABORT]
+    verdict.kv_capacity = reasons[FinishReason.KV_CAPACITY]
+    verdict.finished = reasons[FinishReason.STOP] + reasons[FinishReason.LENGTH]
+    verdict.running, verdict.waiting = state.table.size, len(state.waiting)

@@ -23,10 +23,9 @@ def document(
 
     Reads the whole file; `on_progress` gets the number of records done. Raises `RecordingError`.
     """
-    report = Report(slo, recording.header.settings.get("drafts"))
+    report = Report(slo, recording.header.settings.get("drafts"), recording.header.block_size)
     snapshot, _ = recording.keyframe_before(0)
-    report.totals = snapshot.totals
-    report.close(snapshot.clock_s)
+    report.begin(snapshot)
     for index, record in enumerate(recording.records()):
         if index % 256 == 0:
             on_progress(index)
