@@ -44,16 +44,29 @@ class Limiter(StrEnum):
     CHUNKING_OFF = "chunking_off"
     PAUSED = "paused"
     PREEMPTED_NOW = "preempted_now"
+    GRAMMAR = "grammar"
+    REMOTE_KV = "remote_kv"
+    STREAMING_INPUT = "streaming_input"
+    STALE_OUTPUT = "stale_output"
+    LORA = "lora"
+    ENCODER = "encoder"
+    DP_THROTTLE = "dp_throttle"
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. `LENGTH` covers `max_tokens` and the model length."""
+    """Why a request ended. `LENGTH` covers `max_tokens` and the model length.
+
+    `STOP_OR_ABORT`: vLLM's front end ended it, on a stop string or because the client left; the engine cannot tell.
+    """
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     KV_CAPACITY = "kv_capacity"
     REFUSED = "refused"
+    ERROR = "error"
+    REPETITION = "repetition"
+    STOP_OR_ABORT = "stop_or_abort"
 
 
 class BlockClass(IntEnum):
@@ -417,11 +430,16 @@ def table_growth(grown: bytes, grown_blocks: bytes) -> Iterator[tuple[int, bytes
         start = stop
 
 
+DEFERRED = (Limiter.GRAMMAR, Limiter.REMOTE_KV, Limiter.STREAMING_INPUT, Limiter.STALE_OUTPUT)
+"""Reasons for which a request is passed over, and those behind it are not held up."""
+
+
 def describe_head(head: Head) -> str:
     """The waiting head's reason with its numbers, as every screen and report words it."""
     need, have = head.need, head.have
     if need is None or have is None:
-        return head.reason.replace("_", " ")
+        words = head.reason.replace("_", " ")
+        return f"deferred: {words}" if head.reason in DEFERRED else words
     match head.reason:
         case Limiter.BLOCKS:
             return f"blocks: needs {need}, {have} free, short {need - have}"
