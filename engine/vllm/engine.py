@@ -67,6 +67,7 @@ class HookedEngine:
                 config["draft_slots"],
                 config["enable_chunked_prefill"],
                 "multimodal inputs" in facts.header.settings["undecidable"],
+                config["num_speculative_tokens"],
             ),
         )
         self._idle_since_s = 0.0

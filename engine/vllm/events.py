@@ -6,13 +6,19 @@ from typing import Any, NamedTuple
 
 
 class HeadSeen(NamedTuple):
-    """The first waiting request that was not skipped (else the first), as a schedule left it."""
+    """The first waiting request that was not skipped (else the first), as a schedule left it.
+
+    `hit_tokens`: found in the prefix cache, in `hit_blocks` blocks of which `revived` were free.
+    """
 
     id: str
     num_tokens: int
     status: str
     stale: bool
     lora: bool
+    hit_tokens: int
+    hit_blocks: int
+    revived: int
 
 
 class PreemptSeen(NamedTuple):

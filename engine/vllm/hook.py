@@ -22,7 +22,7 @@ from schedtop.engine.vllm.events import (
 )
 from schedtop.engine.vllm.limits import Facts, hold_cap, limits_of, set_pause
 from schedtop.engine.vllm.plugin import log
-from schedtop.engine.vllm.pool_watch import PoolWatch
+from schedtop.engine.vllm.pool_watch import LookUps, PoolWatch
 
 MAX_ERRORS = 3
 MAX_UNREAD = 50_000
@@ -50,6 +50,7 @@ class Hook:
         self._zero_s = time.monotonic()
         self.facts = Facts.of(scheduler)
         self.pool = PoolWatch(scheduler.kv_cache_manager.block_pool)
+        self.look_ups = LookUps(scheduler.kv_cache_manager)
         self._preempted: list[PreemptSeen] = []
         self._by_console: set[str] = set()
         self._running: list[str] = []
@@ -95,6 +96,7 @@ class Hook:
             return
         self.off = reason
         self.pool.release()
+        self.look_ups.release()
         self.log.clear()
         if not quiet:
             log.warning("schedtop: %s; the server runs on without a console", reason)
@@ -171,11 +173,22 @@ class Hook:
             request = queue.peek_request()
             first = first or request
             if request not in skipped:
-                return _seen(request)
+                return self._seen(request)
             for request, _ in zip(queue, range(MAX_SKIPPED), strict=False):
                 if request not in skipped:
-                    return _seen(request)
-        return None if first is None else _seen(first)
+                    return self._seen(request)
+        return None if first is None else self._seen(first)
+
+    def _seen(self, request: Any) -> HeadSeen:
+        stale = getattr(request, "num_stale_output_tokens", 0) and not getattr(request, "drop_stale_output", False)
+        return HeadSeen(
+            request.request_id,
+            request.num_tokens,
+            request.status.name,
+            bool(stale),
+            getattr(request, "lora_request", None) is not None,
+            *self.look_ups.last_of(request),
+        )
 
     def after_update(self, output: Any, outputs: Any, began_s: float) -> None:
         try:
@@ -258,13 +271,3 @@ class Hook:
         """Pause or resume admissions."""
         set_pause(self.facts, self.scheduler, paused)
         self.log.append(PauseSeen(self.now_s(), self.facts.is_paused(self.scheduler)))
-
-
-def _seen(request: Any) -> HeadSeen:
-    status = request.status.name
-    stale = bool(getattr(request, "num_stale_output_tokens", 0)) and not getattr(
-        request, "drop_stale_output", False
-    )
-    return HeadSeen(
-        request.request_id, request.num_tokens, status, stale, getattr(request, "lora_request", None) is not None
-    )

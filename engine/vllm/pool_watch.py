@@ -1,4 +1,4 @@
-"""Which blocks of vLLM's pool may have changed: those that went through its methods."""
+"""What goes through the methods of vLLM's pool and its manager: blocks that may have changed, and prefix look-ups."""
 
 from __future__ import annotations
 
@@ -79,6 +79,36 @@ class PoolWatch:
             return method(*args, **kwargs)
 
         return watched
+
+
+class LookUps:
+    """The newest look-up in the prefix cache: at the end of a schedule, that of the request that had to stay."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+        self._request: Any = None
+        self._found: Any = None
+        look_up = manager.get_computed_blocks
+
+        def watched(request: Any, *args: Any, **kwargs: Any) -> Any:
+            found = look_up(request, *args, **kwargs)
+            self._request, self._found = request, found
+            return found
+
+        manager.get_computed_blocks = watched
+
+    def last_of(self, request: Any) -> tuple[int, int, int]:
+        """Tokens found for a request, in how many blocks, and how many of those are free; zeros if nobody looked."""
+        looked, found, self._request, self._found = self._request, self._found, None, None
+        if looked is not request:
+            return 0, 0, 0
+        blocks = found[0].blocks[0] if found[0].blocks else ()
+        return found[1], len(blocks), sum(not block.ref_cnt for block in blocks)
+
+    def release(self) -> None:
+        """Give the manager its own method back."""
+        self._manager.__dict__.pop("get_computed_blocks", None)
+        self._request = self._found = None
 
 
 def _triples(blocks: Iterable[Any]) -> list[int]:

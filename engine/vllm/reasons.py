@@ -22,13 +22,11 @@ class Fixed(NamedTuple):
     draft_slots: int
     chunked: bool
     has_encoder: bool
+    drafts: int = 0
 
 
 def head_of(seen: Scheduled, number: int, fixed: Fixed) -> Head:
-    """The head with its reason and numbers; `number` is its request.
-
-    What a prefix hit would spare is not known, so `need` is at most too high.
-    """
+    """The head with its reason and numbers; `number` is its request."""
     head = seen.head
     assert head is not None
     tokens, draft_slots = sum(seen.output.num_scheduled_tokens.values()), fixed.draft_slots
@@ -47,7 +45,12 @@ def head_of(seen: Scheduled, number: int, fixed: Fixed) -> Head:
     if (reason := _deferred(head)) is not None:
         return Head(number, reason)
     room = min(token_left, input_left - draft_slots)
-    chunk = min(head.num_tokens, seen.threshold or head.num_tokens)
+    wanted = head.num_tokens - head.hit_tokens
+    chunk = min(wanted, seen.threshold or wanted)
+    if wanted == 1 and 1 + fixed.drafts > room:  # it is admitted with placeholders or not at all
+        if token_left <= input_left - draft_slots:
+            return Head(number, Limiter.TOKEN_BUDGET, seen.token_budget, token_left)
+        return Head(number, Limiter.INPUT_BUDGET, seen.input_budget, input_left)
     if chunk > room and not fixed.chunked:
         return Head(number, Limiter.CHUNKING_OFF, chunk, room)
     return _short_of_blocks(seen, number, min(chunk, room), fixed)
@@ -63,7 +66,9 @@ def _deferred(head: HeadSeen) -> Limiter | None:
 def _short_of_blocks(seen: Scheduled, number: int, chunk: int, fixed: Fixed) -> Head:
     head, free = seen.head, seen.num_free
     assert head is not None
-    need, whole = -(-chunk // fixed.block_size), -(-head.num_tokens // fixed.block_size)
+    spared = head.hit_blocks - head.revived
+    need = -(-(head.hit_tokens + chunk) // fixed.block_size) - spared
+    whole = -(-head.num_tokens // fixed.block_size) - spared
     most = max(need, whole) if seen.full_sequence else need
     watermark = seen.watermark_blocks if seen.num_running else 0
     if need > free:

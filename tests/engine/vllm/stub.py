@@ -125,7 +125,11 @@ def scheduler_of(version: str, **settings: Any) -> type:
             self.max_num_running_reqs = limits["max_num_seqs"]
             self.max_num_scheduled_tokens = limits["budget"]
             pool = BlockPool(limits["num_blocks"])
-            self.kv_cache_manager = SimpleNamespace(block_pool=pool, enable_caching=True)
+            self.kv_cache_manager = SimpleNamespace(
+                block_pool=pool,
+                enable_caching=True,
+                get_computed_blocks=lambda request: (SimpleNamespace(blocks=([],)), 0),
+            )
             self.requests: dict[str, Request] = {}
             self.waiting, self.running = Queue(), []
             if version == "0.32":
