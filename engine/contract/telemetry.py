@@ -51,6 +51,9 @@ class Limiter(StrEnum):
     REMOTE_KV = "remote_kv"
     STREAMING_INPUT = "streaming_input"
     STALE_OUTPUT = "stale_output"
+    LORA = "lora"
+    ENCODER = "encoder"
+    DP_THROTTLE = "dp_throttle"
 
 
 DEFERRED = (Limiter.GRAMMAR, Limiter.REMOTE_KV, Limiter.STREAMING_INPUT, Limiter.STALE_OUTPUT)
@@ -58,13 +61,19 @@ DEFERRED = (Limiter.GRAMMAR, Limiter.REMOTE_KV, Limiter.STREAMING_INPUT, Limiter
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. `LENGTH` covers `max_tokens` and the model length."""
+    """Why a request ended. `LENGTH` covers `max_tokens` and the model length.
+
+    `STOP_OR_ABORT`: vLLM's front end ended it, on a stop string or because the client left; the engine cannot tell.
+    """
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     KV_CAPACITY = "kv_capacity"
     REFUSED = "refused"
+    ERROR = "error"
+    REPETITION = "repetition"
+    STOP_OR_ABORT = "stop_or_abort"
 
 
 class BlockClass(IntEnum):

@@ -33,8 +33,8 @@ class Report:
 
     Latencies are those of a cohort (`engine.contract.cohort`): who still waits at the end is part of it. `drafter`
     names who drafts, where that is known; `block_size` is needed for lost hits.
-    `wall_s`, `stopped_by` (a signal) and `unrecorded` (its recording is not whole) are for the caller to set; `close` says how
-    long the run went on after its last record.
+    `wall_s`, `stopped_by` (a signal) and `unrecorded` (its recording is not whole) are for the caller to set; `close`
+    says how long the run went on after its last record.
     """
 
     def __init__(self, slo: Slo | None = None, drafter: str | None = None, block_size: int | None = None) -> None:
