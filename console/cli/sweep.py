@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ import click
 from platformdirs import user_cache_path
 from schedtop.console.cli.engine_flags import add_engine_flags
 from schedtop.console.cli.errors import CommandError, check_name, say
+from schedtop.console.cli.output import show, show_json
 from schedtop.console.cli.scenario_flags import NOT_HERE, open_scenario
 from schedtop.console.cli.unused_flags import without
 from schedtop.engine.contract.slo import Slo, parse_slo
@@ -71,9 +71,9 @@ def command(
     with _progress(path, shown=sys.stderr.isatty()) as on_done:
         outcome = sweep(scenario, values, bounds, jobs=jobs or _cores(), results=path, on_done=on_done)
     if as_json:
-        click.echo(json.dumps(outcome.as_dict()))
+        show_json(outcome.as_dict())
     else:
-        click.echo(outcome.as_csv() if as_csv else outcome.as_text())
+        show(outcome.as_csv() if as_csv else outcome.as_text())
     ctx.exit(0)
 
 

@@ -27,6 +27,7 @@ class Peer:
         self.joined = False
         self.console = True
         self.leaving = False
+        self.read_only = False
         self.interest = selectors.EVENT_READ
         self.connected_at = time.monotonic()
         self.synced_at = 0.0

@@ -24,6 +24,7 @@ from schedtop.engine.channel.protocol import ChannelError
 from schedtop.engine.channel.server import ChannelServer
 from schedtop.engine.channel.stale_sockets import remove_leftovers
 from schedtop.engine.contract.config import ConfigError, EngineConfig
+from schedtop.engine.contract.harmless import one_line
 from schedtop.engine.contract.telemetry import Bye, Drain, Reply, Stage
 from schedtop.engine.serving.loop import ServiceLoop, Steppable
 from schedtop.engine.serving.quiet_exit import leave
@@ -163,7 +164,9 @@ def main(arguments: list[str] | None = None) -> int:
 def serve(config: EngineConfig, owned: bool = False) -> int:
     """Run one engine until it ends; `owned`: stdin's end is the owner's. Returns the exit code."""
     try:
-        server = ChannelServer(config.socket or default_address())
+        server = ChannelServer(
+            config.socket or default_address(), token_file=config.token_file, read_only=config.read_only
+        )
     except (ConfigError, ChannelError) as error:
         return _fail(str(error), 2)
     if not server.address.startswith("tcp:"):
@@ -175,6 +178,7 @@ def serve(config: EngineConfig, owned: bool = False) -> int:
         _watch_owner(server, life)
     else:
         _log(f"listening on {server.address}")
+        _log(server.who_may_connect)
     code, reason, step = 0, "", 0
     try:
         with ExitStack() as stack:
@@ -259,8 +263,7 @@ def _fail(line: str, code: int) -> int:
 
 def _log(line: str) -> None:
     with suppress(OSError):  # an owner that died does not read on
-        shown = "".join(char if char.isprintable() else "?" for char in line)
-        print(f"schedtop engine: {shown}", file=sys.stderr, flush=True)
+        print(f"schedtop engine: {one_line(line)}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":
