@@ -1,6 +1,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+WORKERS ?= $(shell nproc)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: run test lint types check format engine pictures clean
@@ -8,11 +9,14 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 run: $(VENV)/.engine ## open the console on an engine of your own (ARGS='--rate 20')
 	@$(BIN)/schedtop $(ARGS)
 
-test: $(VENV)/.test lint types check ## everything that has to hold: style, types, tests
+test: $(VENV)/.test ## everything that has to hold: style, types, tests
+	@$(MAKE) --no-print-directory --jobs 3 --output-sync=line lint types check
 
 lint: $(VENV)/.test
+	@mkdir -p build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache > build/imports.log || { cat build/imports.log; exit 1; }
 
 # The folders are the packages; mypy finds them as `schedtop.*` through these links.
 types: $(VENV)/.test
@@ -21,7 +25,7 @@ types: $(VENV)/.test
 	cd build/typed && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p schedtop
 
 check: $(VENV)/.test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .

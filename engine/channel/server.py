@@ -48,7 +48,7 @@ class ChannelServer(Sink):
 
     Raises `ChannelError` when it cannot listen. Each console has an outbox of `outbox_bytes`; when it is full,
     whole records are dropped, and once it drains the console gets a fresh `Snapshot` whose `dropped` counts them.
-    Replies, notices and `Bye` are never dropped. `on_gone` is told of every connection that ended.
+    Replies, notices and `Bye` are never dropped. `on_gone` is called for every connection that ended.
 
     Over TCP a console must give the token of `token_file`. With `read_only` no console may command.
     """

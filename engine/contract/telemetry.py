@@ -521,8 +521,8 @@ class Drain(Command, tag=106, frozen=True):
 class Join(Command, tag=107, frozen=True):
     """First message of a console: its protocol version. The engine answers with `Header` and `Snapshot`.
 
-    `token` is what a TCP engine asks for. The engine takes no command of a console that joined `read_only`. `console`
-    is false for a client that submits requests: nobody looks at it, and it is sent no `TextDelta`.
+    `token` is what a TCP engine asks for. The engine takes no command of a console that joined `read_only`.
+    `console` is false for a client that submits requests: nobody looks at it, and it is sent no `TextDelta`.
     """
 
     id: int

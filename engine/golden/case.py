@@ -28,7 +28,10 @@ class CaseConfig(SchedulerConfig, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`prompt_parts` are [seed, length] pairs; token i of a part is (seed * 1000003 + i * 7919) % 32000."""
+    """`prompt_parts` are [seed, length] pairs; token i of a part is (seed * 1000003 + i * 7919) % 32000.
+
+    Its `stop_after`-th output is a stop token, which ends it.
+    """
 
     id: str
     arrival_step: int
@@ -36,6 +39,7 @@ class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompt_parts: list[tuple[int, int]] = []
     prompt: list[int] | None = None
     priority: int = 0
+    stop_after: int | None = None
 
 
 class CaseKnob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,7 +53,7 @@ class CaseAbort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CaseStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was decided in one step; see `compare_step` for the fields' meaning."""
+    """What was decided in one step; see `compare_step` for the fields' meaning. A field left unset is not compared."""
 
     step: int
     scheduled: list[tuple[str, int, int]]
@@ -139,6 +143,8 @@ def _check_request(request: CaseRequest) -> None:
         raise CaseError(f"{name}: {length} prompt tokens; a case may have {MAX_PROMPT_TOKENS}")
     if not all(-1 << 63 <= number < 1 << 63 for number in (request.max_tokens, request.priority)):
         raise CaseError(f"{name}: max_tokens and priority must fit 64 bits")
+    if request.stop_after is not None and request.stop_after < 1:
+        raise CaseError(f"{name}: stop_after must be at least 1")
     if any(not 0 <= token < 1 << 31 for token in request.prompt or ()):
         raise CaseError(f"{name}: token ids must be from 0 to {(1 << 31) - 1}")
     if any(abs(seed) > MAX_SEED for seed, _ in request.prompt_parts):
@@ -160,6 +166,14 @@ def _typed_knob(case: Case, knob: CaseKnob) -> CaseKnob:
 
 MAX_PROMPT_TOKENS = 1 << 24
 MAX_SEED = 1 << 40
+STOP_TOKEN = 49000
+"""What a request's `stop_after`-th output is; the model gives it nowhere else."""
+
+
+def make_request(asked: CaseRequest, arrival_s: float) -> Request:
+    """A case's request as it arrives."""
+    stops = frozenset() if asked.stop_after is None else frozenset({STOP_TOKEN})
+    return Request(asked.id, prompt_tokens(asked), asked.max_tokens, arrival_s, asked.priority, stops)
 
 
 def prompt_tokens(request: CaseRequest) -> IntArray:
@@ -185,13 +199,16 @@ class CaseModel:
         self.num_drafts = num_drafts
         self._ordinals = np.zeros(16, dtype=np.int64)
         self._outputs = np.zeros(16, dtype=np.int64)
+        self._stops = np.zeros(16, dtype=np.int64)
 
-    def add(self, number: int, ordinal: int) -> None:
+    def add(self, number: int, ordinal: int, stop_after: int | None = None) -> None:
         if number >= len(self._ordinals):
             self._ordinals = np.resize(self._ordinals, 2 * number)
             self._outputs = np.resize(self._outputs, 2 * number)
+            self._stops = np.resize(self._stops, 2 * number)
         self._ordinals[number] = ordinal
         self._outputs[number] = 0
+        self._stops[number] = stop_after or 0
 
     def execute(self, plan: StepPlan) -> StepResult:
         ordinal, outputs = self._ordinals[plan.numbers], self._outputs[plan.numbers]
@@ -202,6 +219,7 @@ class CaseModel:
             counts = np.where(plan.samples, accepted + 1, 0).astype(np.int32)
         places = outputs[:, None] + np.arange(int(counts.max(initial=1)))
         sampled = (32000 + (ordinal[:, None] * 7919 + places * 104729) % 16000).astype(np.int32)
+        sampled[places + 1 == self._stops[plan.numbers][:, None]] = STOP_TOKEN
         self._outputs[plan.numbers] = outputs + counts
         result = StepResult(sampled, counts)
         if self.num_drafts:
@@ -252,20 +270,18 @@ class CaseRun:
                 self.finishes += [finish] if finish else []
 
     def _add(self, step: int, ordinal: int, request: CaseRequest) -> None:
-        arrived = Request(
-            request.id, prompt_tokens(request), request.max_tokens, step + ordinal * 1e-6, request.priority
-        )
+        arrived = make_request(request, step + ordinal * 1e-6)
         refusal = self.scheduler.add(arrived)
         self._numbers[request.id] = arrived.number
-        self.model.add(arrived.number, ordinal)
+        self.model.add(arrived.number, ordinal, request.stop_after)
         self.refusals += [refusal] if refusal else []
 
     def _run_step(self, step: int) -> tuple[CaseStep, Settled]:
         scheduler, state = self.scheduler, self.scheduler.state
         plan = scheduler.schedule(float(step))
         names = {request.number: request.id for request in state.requests.values()}
-        draft = scheduler.draft
-        for started in draft.started:
+        planned = scheduler.planned
+        for started in planned.started:
             if not started.resumed:
                 request = started.request
                 self.admitted[request.number] = (request.num_prompt_tokens, request.cached_tokens)
@@ -273,14 +289,14 @@ class CaseRun:
         decided: dict[str, Any] = {
             "step": step,
             "scheduled": list(rows),
-            "admitted": {names[entry.number]: entry.cached_tokens for entry in draft.admissions},
-            "preempted": [names[entry.number] for entry in draft.preemptions],
+            "admitted": {names[entry.number]: entry.cached_tokens for entry in planned.admissions},
+            "preempted": [names[entry.number] for entry in planned.preemptions],
             "running": list(state.table.ids),
             "waiting": [request.id for request in state.waiting],
             "free_blocks": state.kv.pool.num_free,
         }
         settled = scheduler.update(plan, self.model.execute(plan), float(step))
-        self.finishes += [*draft.ended, *settled.finishes]
+        self.finishes += [*planned.ended, *settled.finishes]
         decided["finished"] = [names[finish.number] for finish in settled.finishes]
         decided["free_blocks_after"] = state.kv.pool.num_free
         return CaseStep(**decided), settled
@@ -290,7 +306,7 @@ def compare_step(recorded: CaseStep, decided: CaseStep) -> Difference | None:
     """The first field in which two steps differ, in the order in which a step decides them."""
     for name in CaseStep.__struct_fields__:
         want, have = getattr(recorded, name), getattr(decided, name)
-        if want != have:
+        if want != have and want is not msgspec.UNSET:
             return Difference(decided.step, name, want, have)
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from schedtop.engine.golden.case import Case, CaseModel, prompt_tokens
+from schedtop.engine.golden.case import Case, CaseModel, make_request
 from schedtop.engine.handoff.plan import StepPlan, StepResult
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.step.engine import Engine
@@ -65,10 +65,10 @@ class CaseSource:
                 engine.set_knobs(knob.set, by="case")
         for ordinal, asked in enumerate(self.case.requests):
             if asked.arrival_step == step:
-                request = Request(asked.id, prompt_tokens(asked), asked.max_tokens, step * STEP_S, asked.priority)
+                request = make_request(asked, step * STEP_S)
                 engine.submit(request)
                 self._numbers[asked.id] = request.number
-                self._worker.model.add(request.number, ordinal)
+                self._worker.model.add(request.number, ordinal, asked.stop_after)
         for abort in self.case.aborts:
             if abort.step == step and abort.id in self._numbers:
                 engine.abort(self._numbers[abort.id])

@@ -15,7 +15,7 @@ from schedtop.engine.scheduler.admission import AdmissionPass
 from schedtop.engine.scheduler.request_table import BEFORE, DRAFTED, NOW, PLAN_ROWS, BoolArray, IntArray, RowArray
 from schedtop.engine.scheduler.running import run_pass
 from schedtop.engine.scheduler.settle import Settled, end_request, settle
-from schedtop.engine.scheduler.state import Draft, State
+from schedtop.engine.scheduler.state import PlannedStep, State
 from schedtop.engine.scheduler.submission import refuse
 
 NEW, RESUMED, SAMPLED = int(RowFlag.NEW), int(RowFlag.RESUMED), np.int32(RowFlag.SAMPLED)
@@ -30,7 +30,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = check_scheduler_config(config)
         self.state = State(config)
-        self.draft = Draft(0.0)
+        self.planned = PlannedStep(0.0)
         self._next_number = 0
 
     @property
@@ -75,13 +75,13 @@ class Scheduler:
     def schedule(self, now_s: float) -> StepPlan:
         """Plan one step; the blocks it needs are taken, the positions it covers count as computed."""
         state = self.state
-        draft = self.draft = Draft(now_s)
-        run_pass(state, draft)
-        if draft.preemptions:
-            draft.limiter = Limiter.PREEMPTED_NOW
-            draft.head = Head(state.waiting.head().number, Limiter.PREEMPTED_NOW)
+        planned = self.planned = PlannedStep(now_s)
+        run_pass(state, planned)
+        if planned.preemptions:
+            planned.limiter = Limiter.PREEMPTED_NOW
+            planned.head = Head(state.waiting.head().number, Limiter.PREEMPTED_NOW)
         elif state.waiting:
-            AdmissionPass(state, draft).run()
+            AdmissionPass(state, planned).run()
         return self._seal()
 
     def _seal(self) -> StepPlan:
@@ -107,8 +107,8 @@ class Scheduler:
             computed=before,
             samples=samples[busy],
             draft_token_ids=draft_token_ids,
-            new_blocks=self.draft.new_blocks,
-            started=self.draft.started,
+            new_blocks=self.planned.new_blocks,
+            started=self.planned.started,
             gone=gone,
         )
 
@@ -133,7 +133,7 @@ class Scheduler:
             flags[:] = 0
             flags[busy] = samples[busy] * SAMPLED + table.decoding[busy]
             table.mid_prompt[busy] = ~samples[busy]
-        for started in self.draft.started:
+        for started in self.planned.started:
             flags[started.row] += RESUMED if started.resumed else NEW
 
     def update(self, plan: StepPlan, result: StepResult, now_s: float) -> Settled:

@@ -16,7 +16,6 @@ from schedtop.engine.contract.telemetry import (
     Abort,
     Drain,
     EndTrial,
-    Header,
     Incoming,
     Notice,
     Pause,
@@ -29,8 +28,9 @@ from schedtop.engine.contract.telemetry import (
     Submit,
     TextDelta,
 )
-from schedtop.engine.serving.clients import Clients, Served
-from schedtop.engine.serving.trial import Trials, Tunable
+from schedtop.engine.serving.clients import Clients
+from schedtop.engine.serving.steppable import KnobOutcome, Steppable
+from schedtop.engine.serving.trial import Trials
 
 POLL_GAP_S = 0.001
 """The channel is looked at no more often than this while steps follow each other without a pause."""
@@ -39,37 +39,6 @@ DRAIN_WITHIN_S = 3.0
 """Wall time that in-flight requests get to finish once the engine was told to end."""
 REBASE_S = 1.0
 """A simulated clock this far behind the wall clock is not chased: paced time goes on from where it is."""
-
-
-class Outcome(Protocol):
-    """What became of a knob change."""
-
-    @property
-    def ok(self) -> bool: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def knobs_version(self) -> int: ...
-    @property
-    def warnings(self) -> list[str]: ...
-
-
-class Steppable(Tunable, Served, Protocol):
-    """What the loop needs of an engine."""
-
-    @property
-    def header(self) -> Header: ...
-    @property
-    def num_unfinished(self) -> int: ...
-    def snapshot(self) -> Snapshot: ...
-    def step(self) -> StepRecord | None: ...
-    def skip_to(self, time_s: float) -> None: ...
-    def tell(self) -> StepRecord | None: ...
-    def next_wake_s(self) -> float | None: ...
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
-    def step_once(self) -> object: ...
-    def drain(self) -> None: ...
 
 
 @runtime_checkable
@@ -329,7 +298,7 @@ class ServiceLoop:
         self._knobs_version = outcome.knobs_version
         return Reply(command.id, outcome.ok, outcome.text, outcome.knobs_version, list(outcome.warnings))
 
-    def _apply(self, command: Incoming) -> Outcome | str:
+    def _apply(self, command: Incoming) -> KnobOutcome | str:
         engine = self._engine
         match command:
             case SetKnobs():

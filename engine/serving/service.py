@@ -26,9 +26,10 @@ from schedtop.engine.channel.stale_sockets import remove_leftovers
 from schedtop.engine.contract.config import ConfigError, EngineConfig
 from schedtop.engine.contract.harmless import one_line
 from schedtop.engine.contract.telemetry import Bye, Drain, Reply, Stage
-from schedtop.engine.serving.loop import ServiceLoop, Steppable
+from schedtop.engine.serving.loop import ServiceLoop
 from schedtop.engine.serving.quiet_exit import leave
 from schedtop.engine.serving.sinks import check_sinks, open_sinks
+from schedtop.engine.serving.steppable import Steppable
 from schedtop.engine.step.garbage import calm_collector
 
 MAX_CONFIG_BYTES = 1 << 20

@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import numpy as np
 from schedtop.engine.contract.config import knob_values
-from schedtop.engine.contract.knobs import KnobError
+from schedtop.engine.contract.knobs import KnobError, with_followers
 from schedtop.engine.contract.telemetry import Header, KnobChange, Refusal, Reply, Snapshot, StepRecord
 from schedtop.engine.handoff.plan import IntArray, StepPlan, Worker
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.open_latencies import Unended, look
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.step.clock import Clock
-from schedtop.engine.step.consequences import check_change, foresee
+from schedtop.engine.step.consequences import check_change, warnings_for
 from schedtop.engine.step.observer import Observer, Timing
 from schedtop.engine.workload.source import Source
 
@@ -171,22 +171,18 @@ class Engine:
             typed = check_change(self.scheduler.config, state, self.knobs, values)
         except KnobError as error:
             return self._reply(False, str(error))
-        warnings = foresee(state, self.knobs, typed)
+        warnings = warnings_for(state, self.knobs, typed)
         if not dry_run:
             self._apply(typed, by)
         return self._reply(True, "checked" if dry_run else "applied", warnings)
 
     def _apply(self, typed: dict[str, Any], by: str) -> None:
+        typed = with_followers(typed)
         self.scheduler.set_limits(typed)
         if "rate" in typed and self.source is not None:
             self.source.set_rate(typed["rate"], self.clock_s)
         if "num_speculative_tokens" in typed and hasattr(self.worker, "num_speculative_tokens"):
             self.worker.num_speculative_tokens = typed["num_speculative_tokens"]
-        if "max_num_batched_tokens" in typed:
-            # It sets both budgets, so a token budget set earlier no longer holds.
-            typed.setdefault("max_num_scheduled_tokens", None)
-        if "max_num_seqs" in typed:
-            typed.setdefault("max_num_active_seqs", None)  # it replaces the admission cap, too
         for name, value in typed.items():
             if self.knobs.get(name) != value:
                 self.observer.note_knob(KnobChange(name, self.knobs.get(name), value, by))

@@ -94,14 +94,14 @@ class Observer:
         self, plan: StepPlan, settled: Settled, timing: Timing, knobs_version: int, paused: bool
     ) -> StepRecord:
         """The record of a step that ran."""
-        draft = self.scheduler.draft
+        planned = self.scheduler.planned
         tokens, drafts = int(np.add.reduce(plan.tokens)), 0
         if plan.draft_token_ids is not None:
             drafts = int(np.add.reduce(plan.drafts))
         self.step += 1
         self._count_step(plan, settled, timing, tokens, drafts)
         self._move_queue()
-        self._count_finishes([*draft.ended, *settled.finishes])
+        self._count_finishes([*planned.ended, *settled.finishes])
         limits = self.scheduler.state.limits
         flags = np.frombuffer(settled.rows, dtype=np.int32)[-len(settled.itl_s) // 4 :]
         decodes = int(np.count_nonzero(flags & DECODE))
@@ -125,23 +125,23 @@ class Observer:
             draft_tokens=drafts,
             recomputed_tokens=settled.recomputed_tokens,
             input_rows=self._input_rows(plan, tokens),
-            limiter=draft.limiter.value,
+            limiter=planned.limiter.value,
             rows=settled.rows,
             itl_s=settled.itl_s,
             ttft_s=tuple(settled.first_tokens),
             running=state.table.size,
             waiting=len(state.waiting),
             oldest_wait_s=self._oldest_wait_s(timing.end_s),
-            head=self.look_at(draft.head),
+            head=self.look_at(planned.head),
             blocks=self.blocks(),
             changed_blocks=packed(state.kv.pool.drain_changes()),
             grown=grown,
             grown_blocks=grown_blocks,
             arrivals=tuple(events.arrivals),
-            admissions=tuple(draft.admissions),
+            admissions=tuple(planned.admissions),
             refusals=tuple(events.refusals),
-            finishes=(*events.finishes, *draft.ended, *settled.finishes),
-            preemptions=tuple(draft.preemptions),
+            finishes=(*events.finishes, *planned.ended, *settled.finishes),
+            preemptions=tuple(planned.preemptions),
             knobs=tuple(events.knobs),
             knobs_version=knobs_version,
             paused=paused,
@@ -253,9 +253,9 @@ class Observer:
         return tokens + self.scheduler.config.draft_slots * plan.num_rows
 
     def _count_step(self, plan: StepPlan, settled: Settled, timing: Timing, tokens: int, drafts: int) -> None:
-        counts, draft, limits = self.counts, self.scheduler.draft, self.scheduler.state.limits
+        counts, planned, limits = self.counts, self.scheduler.planned, self.scheduler.state.limits
         counts["steps"] += 1
-        counts["preemptions"] += len(draft.preemptions)
+        counts["preemptions"] += len(planned.preemptions)
         counts["scheduled_tokens"] += tokens
         counts["recomputed_tokens"] += settled.recomputed_tokens
         counts["draft_tokens"] += drafts
@@ -265,13 +265,13 @@ class Observer:
         counts["input_rows"] += self._input_rows(plan, tokens)
         counts["input_budget"] += limits.input_budget
         counts["busy_s"] += timing.end_s - timing.start_s
-        for started in draft.started:
+        for started in planned.started:
             if started.resumed:
                 continue
             counts["admitted"] += 1
             counts["prompt_tokens"] += started.request.num_prompt_tokens
             counts["cached_tokens"] += started.request.cached_tokens
-        counts["reused_tokens"] += sum(entry.cached_tokens for entry in draft.admissions if entry.resumed)
+        counts["reused_tokens"] += sum(entry.cached_tokens for entry in planned.admissions if entry.resumed)
 
     def skip(self, steps: int, totals: Totals, finishes: list[Finish]) -> None:
         """Steps were told of elsewhere; `totals` are those after them, but for what finished."""
@@ -291,11 +291,11 @@ class Observer:
                 self.counts["finished"] += 1
 
     def _move_queue(self) -> None:
-        draft = self.scheduler.draft
-        for admission in draft.admissions:
+        planned = self.scheduler.planned
+        for admission in planned.admissions:
             self._queued_s.pop(admission.number, None)
-        for preemption in draft.preemptions:
-            self._queued_s[preemption.number] = draft.now_s
+        for preemption in planned.preemptions:
+            self._queued_s[preemption.number] = planned.now_s
 
     def look_at(self, head: Head | None) -> Head | None:
         """The head of the queue with what the scheduler does not say of it."""
@@ -306,11 +306,11 @@ class Observer:
 
     def _growth(self) -> tuple[bytes, bytes]:
         """`grown` and `grown_blocks` of the step."""
-        draft = self.scheduler.draft
+        planned = self.scheduler.planned
         pairs: list[int] = []
         blocks: list[int] = []
-        tables = [*draft.new_blocks.items()]
-        tables += [(started.request.number, started.block_table) for started in draft.started]
+        tables = [*planned.new_blocks.items()]
+        tables += [(started.request.number, started.block_table) for started in planned.started]
         for number, ids in tables:
             pairs += (number, len(ids))
             blocks += ids

@@ -101,4 +101,4 @@ def test_a_victim_that_got_a_block_in_the_same_step_leaves_nothing_in_the_plan()
     for _ in range(3):
         step, _ = next(steps)
     assert step.preempted == ["a"] and step.scheduled == [("b", 1, 0)]
-    assert list(run.scheduler.draft.new_blocks) == [1]
+    assert list(run.scheduler.planned.new_blocks) == [1]

@@ -12,7 +12,13 @@ from schedtop.engine.golden.case import Case, CaseRun, compare_step, read_case
 from tests.engine.scheduler.cases import cases, longest_run
 from tests.engine.scheduler.plain import PlainRun
 
-GOLDEN = sorted((Path(__file__).parents[2] / "golden").glob("*.json"))
+NOT_YET = ("async", "asyncpipe", "asyncspec", "defer", "pipeline", "stop")
+"""Families that the plain scheduler does not know."""
+GOLDEN = [
+    path
+    for path in sorted((Path(__file__).parents[2] / "golden").glob("*.json"))
+    if path.stem.split("-")[0] not in NOT_YET
+]
 
 PROFILE = settings()
 """Whichever is on: quick or thorough."""
@@ -37,7 +43,7 @@ def test_the_scheduler_decides_as_the_plain_one(case: Case) -> None:
     for have, want in islice(pairs, longest_run(case)):
         assert have is not None and want is not None, "one ended before the other"
         assert compare_step(want, have) is None
-        ends |= {finish.number: finish.reason for finish in real.scheduler.draft.ended}
+        ends |= {finish.number: finish.reason for finish in real.scheduler.planned.ended}
     ends |= {finish.number: finish.reason for finish in real.finishes}
     ends |= {refusal.number: "refused" for refusal in real.refusals}
     assert len(ends) == len(case.requests), "a request neither ends nor is refused"
