@@ -49,6 +49,8 @@ def open_console(flags: Mapping[str, Any]) -> int:
     if config.record is not None:
         check_writable(config.record)
     check_start(config)
+    if not on_terminal and config.http is not None:
+        raise CommandError("--http without a terminal: use schedtop serve --http")
     if not on_terminal:
         return _print_report(config, parse_slo(flags["slo"]) if flags["slo"] is not None else None)
     if notice:
