@@ -10,7 +10,7 @@ from schedtop.engine.contract.config import SchedulerConfig
 from schedtop.engine.contract.telemetry import Admission, Finish, Head, Limiter, Preemption
 from schedtop.engine.handoff.plan import Started
 from schedtop.engine.handoff.request import Request
-from schedtop.engine.kv.manager import KVManager
+from schedtop.engine.kv.open import open_kv
 from schedtop.engine.scheduler.queues import WaitingQueue, open_queue
 from schedtop.engine.scheduler.request_table import RequestTable
 
@@ -66,8 +66,9 @@ class State:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.limits = Limits.of(config)
-        self.kv = KVManager(config)
-        self.table = RequestTable(config.block_size, config.sliding_window is not None)
+        self.kv = open_kv(config)
+        self.table = RequestTable()
+        self.shrinks = self.kv.keeps_states or config.prefill_lookahead > 1
         self.waiting: WaitingQueue = open_queue(config.policy)
         self.requests: dict[int, Request] = {}
         self.num_finished = 0

@@ -220,7 +220,7 @@ class PlainRun:
             "free_blocks": len(self.kv.pool.free),
         }
         specs = self.case["requests"]
-        if self.max_loras or self.store.on or self.depth > 1 or any("ready_step" in spec for spec in specs):
+        if self.max_loras or self.store.on or self.depth > 1 or any(spec.get("ready_step") for spec in specs):
             decided["skipped"] = [request.id for request in passes.skipped]
         if self.store.on:
             decided["holding"] = [request.id for request in self.holding]
