@@ -43,6 +43,8 @@ class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompt: list[int] | None = None
     priority: int = 0
     stop_after: int | None = None
+    cache_salt: str | None = None
+    skip_reading_prefix_cache: bool = False
     ready_step: int = 0
 
 
@@ -190,7 +192,16 @@ STOP_TOKEN = 49000
 def make_request(asked: CaseRequest, arrival_s: float) -> Request:
     """A case's request as it arrives."""
     stops = frozenset() if asked.stop_after is None else frozenset({STOP_TOKEN})
-    request = Request(asked.id, prompt_tokens(asked), asked.max_tokens, arrival_s, asked.priority, stops)
+    request = Request(
+        asked.id,
+        prompt_tokens(asked),
+        asked.max_tokens,
+        arrival_s,
+        asked.priority,
+        stops,
+        cache_salt=asked.cache_salt,
+        skip_reading_prefix_cache=asked.skip_reading_prefix_cache,
+    )
     if asked.ready_step > asked.arrival_step:
         request.deferred = Limiter.GRAMMAR
     return request

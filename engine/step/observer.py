@@ -255,7 +255,7 @@ class Observer:
         state = self.scheduler.state
         pool, table = state.kv.pool, state.table
         stored = int(np.add.reduce(table.num_computed[: table.size])) - pool.num_extra_refs * state.kv.block_size
-        if state.kv.window is not None:
+        if not state.kv.at_once:
             stored -= int(table.num_released[: table.size].sum()) * state.kv.block_size
         return Blocks(
             held=pool.num_blocks - pool.num_free - pool.num_shared,

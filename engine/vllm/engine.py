@@ -18,6 +18,7 @@ from schedtop.engine.contract.telemetry import (
     EndTrial,
     Header,
     Pause,
+    Refusal,
     Reply,
     Resume,
     SetKnobs,
@@ -25,13 +26,15 @@ from schedtop.engine.contract.telemetry import (
     StepOnce,
     StepRecord,
 )
+from schedtop.engine.handoff.plan import IntArray
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.open_latencies import Unended
 from schedtop.engine.serving.loop import ServiceLoop
 from schedtop.engine.vllm.changes import check_change, foresee, with_consequences
 from schedtop.engine.vllm.events import Updated
 from schedtop.engine.vllm.hook import Hook
 from schedtop.engine.vllm.limits import set_limits
-from schedtop.engine.vllm.plugin import log
+from schedtop.engine.vllm.log import log
 from schedtop.engine.vllm.reasons import Fixed
 from schedtop.engine.vllm.records import Records
 from schedtop.engine.vllm.requests import DECODING
@@ -179,6 +182,17 @@ class HookedEngine:
             raise ValueError("this vLLM could not tell the request's client: nothing was aborted")
         self._ask(lambda hook: hook.abort(name))
         return True
+
+    @property
+    def sampled(self) -> IntArray:
+        """Token ids stay in vLLM."""
+        return np.empty((0, 0), dtype=np.int32)
+
+    def submit(self, request: Request) -> Refusal | None:
+        raise ValueError("requests go to vLLM's own address")
+
+    def skip_to(self, time_s: float) -> None:
+        """The clock is the wall's."""
 
     def step_once(self) -> object:
         return False

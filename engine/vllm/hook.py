@@ -21,7 +21,7 @@ from schedtop.engine.vllm.events import (
     Updated,
 )
 from schedtop.engine.vllm.limits import Facts, hold_cap, limits_of, set_pause
-from schedtop.engine.vllm.plugin import log
+from schedtop.engine.vllm.log import log
 from schedtop.engine.vllm.pool_watch import LookUps, PoolWatch
 
 MAX_ERRORS = 3

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from schedtop.engine.vllm.log import log
+
 ADDRESS = "SCHEDTOP_ATTACH"
 READ_ONLY = "SCHEDTOP_ATTACH_READONLY"
 MARK = "schedtop_hooked"
 """On whatever is wrapped already: plugin and flag together must wrap once."""
-
-log = logging.getLogger("vllm.schedtop")  # below vLLM's own logger, so that its handlers show it
 
 
 def register() -> None:
