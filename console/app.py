@@ -93,7 +93,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
             now=now,
             window_s=self.options.window_s,
         )
-        self._notices = [f"theme {failure.path} left out: {failure.reason}" for failure in failures]
+        self._notices = [f"theme {failure.path} skipped: {failure.reason}" for failure in failures]
         if self.options.notice:
             self._notices.insert(0, self.options.notice)
         for words in self._notices:

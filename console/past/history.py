@@ -117,7 +117,10 @@ class History(Past):
         if another:
             since = time.strftime("%H:%M:%S", time.localtime(header.started_at))
             self.note(
-                Notice("warning", f"another engine, started at {since}: the steps of the one before are gone")
+                Notice(
+                    "warning",
+                    f"a new engine (started at {since}) answers; the previous engine's steps are gone",
+                )
             )
 
     def _apply_snapshot(self, snapshot: Snapshot) -> None:
@@ -159,7 +162,7 @@ class History(Past):
 
     def _note_gap(self, seq: int, missing: int) -> None:
         self.gaps.append(Gap(seq, missing))
-        words = f"{text.plural(missing, 'record')} missing; totals stay right"
+        words = f"{text.plural(missing, 'record')} missing; totals are still exact"
         self._happened(Event("G", seq, self.live.step, self.live.clock_s, words))
 
     def _add_keyframe(self) -> None:

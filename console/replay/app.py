@@ -152,7 +152,7 @@ class ReplayApp(ConsoleApp):
         self.set_interval(PAINT_EVERY_S, self.play_on)
         truncated = self.player.history.source.truncated
         if truncated is not None:
-            self.call_after_refresh(self.live_screen.say, f"not whole: {truncated}", "warn")
+            self.call_after_refresh(self.live_screen.say, f"incomplete: {truncated}", "warn")
 
     def play_on(self) -> None:
         """Take up what is due, and draw it."""
@@ -183,8 +183,8 @@ class ReplayApp(ConsoleApp):
         if ended and ended is not self._told:
             self._told = ended
             if not isinstance(self.front, RerunScreen):
-                failed = f"no re-run: {self.reruns.failed}"
-                self.front.say(failed if self.reruns.failed else "the re-run is done: v shows it", "ok")
+                failed = f"re-run failed: {self.reruns.failed}"
+                self.front.say(failed if self.reruns.failed else "re-run finished: v shows it", "ok")
 
     async def on_unmount(self) -> None:
         self.reruns.cancel()

@@ -33,7 +33,7 @@ class LiveCommands:
     def why_not(self, name: str) -> str | None:
         match name:
             case "step_back" | "step_forward" if not self.view.history.records:
-                return "no step has come yet"
+                return "no steps yet"
             case "detail" if self.screen.requests.selected_row() is None:
                 return "no request is selected"
         return None

@@ -59,7 +59,7 @@ Left and Right show an earlier step in all panels; End returns to the present.
     def headline(self) -> Pieces:
         record = self.step()
         if record is None:
-            return [("no step yet", "muted")]
+            return [("no steps yet", "muted")]
         cap = self.view.moment.state.knobs.get("max_num_seqs")
         pieces = [
             (f"step {record.step}", "text"),

@@ -154,8 +154,8 @@ async def test_a_recording_takes_no_commands_and_says_so(recording: Recording) -
     """Knobs are staged for a re-run only."""
     async with seated(recording) as seat:
         assert "a recording: stage values for a re-run" in await seat.press("6")
-        assert "this is a recording" in await seat.press("P")
-        assert "this replay cannot run its recording again" in await seat.press("plus", "enter")
+        assert "a recording cannot be changed" in await seat.press("P")
+        assert "this recording cannot be re-run" in await seat.press("plus", "enter")
         assert seat.app.live_screen.staging.staged and not seat.app.history.live.paused
 
 
