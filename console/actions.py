@@ -11,7 +11,7 @@ from types import MappingProxyType
 LIVE, REPLAY = "live", "replay"
 GLOBAL = "global"
 PANEL = "panel"
-PANELS = ("Batch", "KV", "Requests", "Latency", "Queue", "Knobs", "Events")
+PANELS = ("Timeline", "KV", "Requests", "Latency", "Queue", "Knobs", "Events")
 """Of the Live screen, in the order of their digits."""
 TURNS = frozenset(("next_panel", "previous_panel", *(f"panel_{number}" for number, _ in enumerate(PANELS, 1))))
 """Actions that only move the focus."""
@@ -20,7 +20,7 @@ SCOPES: Mapping[str, str] = MappingProxyType(
     {
         GLOBAL: "Everywhere",
         PANEL: "In every panel",
-        "batch": "Batch [1]",
+        "batch": "Timeline [1]",
         "requests": "Requests [3]",
         "latency": "Latency [4]",
         "knobs": "Knobs [6]",
@@ -150,10 +150,27 @@ ACTIONS: tuple[Action, ...] = (
     Action("page_down", ("pagedown",), "Page down", "One page", PANEL),
     Action("first", ("g", "home"), "First", "To the beginning", PANEL),
     Action("last", ("G",), "Last", "To the end", PANEL),
-    Action("step_back", ("left", "h"), "Earlier step", "All panels show it", "batch", footer="step"),
-    Action("step_forward", ("right", "l"), "Later step", "Past the newest: live again", "batch"),
-    Action("steps_more", ("plus", "equals_sign"), "More steps per column", "Their tokens are averaged", "batch"),
-    Action("steps_fewer", ("minus",), "Fewer steps per column", "Down to one", "batch"),
+    Action(
+        "step_back",
+        ("left", "h"),
+        "Earlier column",
+        "Zoomed: the step before, in all panels",
+        "batch",
+        footer="cursor",
+    ),
+    Action(
+        "step_forward", ("right", "l"), "Later column", "Zoomed: the step after; past the newest: live", "batch"
+    ),
+    Action("column_open", ("enter",), "Show the column's longest step", "In all panels", "batch", footer="step"),
+    Action(
+        "steps_more",
+        ("plus", "equals_sign"),
+        "Longer range",
+        "Zoomed: more steps per column",
+        "batch",
+        footer="range",
+    ),
+    Action("steps_fewer", ("minus",), "Shorter range", "Zoomed: fewer steps a column", "batch"),
     Action("sort_left", ("less_than_sign",), "Sort by the column to the left", "", "requests", footer="sort"),
     Action("sort_right", ("greater_than_sign",), "Sort by the column to the right", "", "requests"),
     Action("sort_invert", ("I",), "Invert the order", "", "requests"),

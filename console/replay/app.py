@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 
 from platformdirs import user_config_path
 from schedtop.console.actions import REPLAY
-from schedtop.console.app import PAINT_EVERY_S, ConsoleApp
+from schedtop.console.app import ConsoleApp
 from schedtop.console.drawing import text
 from schedtop.console.explain.watch import Watch
 from schedtop.console.explain.window import Bounds
@@ -31,6 +31,9 @@ from schedtop.console.screens.base import Commands, ConsoleScreen
 from schedtop.console.screens.live import LiveScreen
 from schedtop.console.view import LinkStatus, View
 from schedtop.engine.contract.telemetry import Incoming
+
+READ_S = 0.015
+"""A frame's share for reading on in the recording."""
 
 
 class ReplayView(View):
@@ -149,7 +152,7 @@ class ReplayApp(ConsoleApp):
         return (ReplayCommands(screen, self),)
 
     def on_mount(self) -> None:
-        self.set_interval(PAINT_EVERY_S, self.play_on)
+        self.set_interval(self.options.paint_every_s, self.play_on)
         truncated = self.player.history.source.truncated
         if truncated is not None:
             self.call_after_refresh(self.live_screen.say, f"incomplete: {truncated}", "warn")
@@ -161,12 +164,13 @@ class ReplayApp(ConsoleApp):
         with self.history.lock:
             try:
                 moved = self.player.advance()
+                read = self.history.ladder.read_on(READ_S)
             except self.damage as error:
                 self._tell_damage(error)
-                moved = True
+                moved = read = True
             timeline = cast(ReplayScreen, self.live_screen).timeline
         reading = cast(ReplayWatch, self.explain).reading
-        if moved or reading or self.player.playing or not timeline.timeline.done:
+        if moved or read or reading or self.player.playing or not timeline.timeline.done:
             self.paint()
 
     def paint(self) -> None:

@@ -113,10 +113,17 @@ class ReplayCommands:
         self._step(1)
 
     def do_step_back(self) -> None:
-        self._step(-self.screen.view.steps_per_column)
+        self._along(-1)
 
     def do_step_forward(self) -> None:
-        self._step(self.screen.view.steps_per_column)
+        self._along(1)
+
+    def _along(self, direction: int) -> None:
+        batch = self.app.live_screen.batch_panel
+        if batch.shows_steps:
+            self._step(direction * self.screen.view.steps_per_column)
+        else:
+            batch.look_along(direction)
 
     def _step(self, offset: int) -> None:
         def step() -> None:

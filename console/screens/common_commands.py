@@ -56,7 +56,7 @@ class CommonCommands:
                 return engine_refuses(view) or (
                     None if view.history.live.paused else "the engine is running; P pauses it"
                 )
-            case "live" if view.pinned is None:
+            case "live" if view.pinned is None and view.cursor_s is None:
                 return "the newest step is shown already"
             case "pause_view" | "export" if not view.history.records:
                 return "no steps yet"

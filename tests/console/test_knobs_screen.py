@@ -192,7 +192,7 @@ async def test_after_a_broken_link_a_change_can_be_sent_anew() -> None:
 async def test_nothing_is_staged_while_a_past_step_is_shown(keys: tuple[str, ...]) -> None:
     async with seated() as seat:
         await seat.press("6", "-", "enter")
-        await seat.press("1", "left", "left")
+        await seat.press("1", "z", "left", "left")
         text = await seat.press(*keys)
         assert "a past step is shown; End returns to the present" in text
         assert not seat.app.staging.staged
