@@ -83,8 +83,14 @@ CONSOLE_FLAGS = (
     click.option("--window", "window_s", type=float, default=60.0, show_default=True, help="Seconds of latency."),
     click.option("--theme", help="dark, light, high-contrast, colour-blind, monochrome, ansi or your own."),
     click.option("--ascii", "ascii_only", is_flag=True, help="Draw with ASCII characters only."),
-    click.option("--read-only", is_flag=True, help="No knob can be changed."),
+    click.option("--read-only", is_flag=True, help="Watch only: the engine takes no command of this console."),
     click.option("--no-mouse", is_flag=True, help="Leave the mouse to the terminal."),
+)
+
+TOKEN_FILE = click.option(
+    "--token-file",
+    metavar="FILE",
+    help="The token of a TCP engine; unless set, SCHEDTOP_TOKEN_FILE or ~/.config/schedtop/token.",
 )
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import click
+from schedtop.engine.contract.harmless import one_line
 from schedtop.engine.files.read import odd_file
 
 BAD_INPUT = 2
@@ -47,21 +48,16 @@ def exit_code_of(error: BaseException) -> int:
 
 def say(line: str) -> None:
     """One line for the user on stderr, without control characters."""
-    print(f"schedtop: {one_line(line)}", file=sys.stderr, flush=True)
+    print(f"schedtop: {short_line(line)}", file=sys.stderr, flush=True)
 
 
 MAX_LINE_CHARS = 2000
 
 
-def one_line(text: str, most: int = MAX_LINE_CHARS) -> str:
-    """`text` as one line that a terminal shows as it is; the middle of a very long one is left out."""
-    line = printable(" ".join(text.split()))
+def short_line(text: str, most: int = MAX_LINE_CHARS) -> str:
+    """`text` as one harmless line; the middle of a very long one is left out."""
+    line = one_line(" ".join(text.split()))
     return line if len(line) <= most else f"{line[: most // 2]} … {line[-most // 2 :]}"
-
-
-def printable(text: str) -> str:
-    """`text` with a blank for every character that is neither shown nor a line's end."""
-    return "".join(char if char.isprintable() or char == "\n" else " " for char in text)
 
 
 def check_positive(flag: str, value: float) -> None:

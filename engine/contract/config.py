@@ -98,6 +98,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All that starts an engine process. `scheduler` holds only what was set explicitly, by knob name.
 
     `join_within_s`: wall time that the first step waits for a console. `draft_model` drafts for `model`.
+    `token_file`: what a TCP `socket` asks for. `read_only`: no console may command it.
     """
 
     device: str = "sim:llama-3.1-8b@h100"
@@ -116,5 +117,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     record_text: bool = False
     metrics_port: int | None = None
     socket: str | None = None
+    token_file: str | None = None
+    read_only: bool = False
     join_within_s: float = 0.0
     draft_model: str | None = None

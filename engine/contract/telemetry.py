@@ -17,8 +17,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of everything in this file; both ends of a channel and a recording's reader compare it."""
+
+OLDEST_RECORDED = 3
+"""Oldest protocol of recordings that can still be read: what they lack is at its default."""
 
 PREFIX_KEY_BYTES = 4
 """Of a prompt block's key. A block is told by these bytes and those of all blocks before it, so two prompts look alike
@@ -51,6 +54,10 @@ class Limiter(StrEnum):
     LORA = "lora"
     ENCODER = "encoder"
     DP_THROTTLE = "dp_throttle"
+
+
+DEFERRED = (Limiter.GRAMMAR, Limiter.REMOTE_KV, Limiter.STREAMING_INPUT, Limiter.STALE_OUTPUT)
+"""Reasons why a request is not ready. Admission passes it over; it keeps its place."""
 
 
 class FinishReason(StrEnum):
@@ -172,6 +179,13 @@ class Head(Message, frozen=True):
     since_s: float | None = None
 
 
+class Deferral(Message, frozen=True):
+    """A waiting request that is not ready, and why; an empty reason: it is ready now."""
+
+    number: int
+    reason: str = ""
+
+
 class KnobChange(Message, frozen=True):
     """A limit changed at this step. `by` says who (a key, a command, a schedule)."""
 
@@ -224,7 +238,8 @@ class StepRecord(Message, tag=1, frozen=True):
     `itl_s` float32, one per row, NaN where the step delivered no second or later output. `grown` are int32 pairs: a
     request, and how many blocks its table gained, or holds from its admission on; `grown_blocks` the ids of those
     blocks (int32), end to end: see `table_growth`. `schedule_s` and `update_s` are None on a simulated clock, where
-    they are part of the device's cost. `changed_blocks` is int32 `block * 4 + BlockClass`.
+    they are part of the device's cost. `changed_blocks` is int32 `block * 4 + BlockClass`. `deferrals`: who became
+    deferred or ready; `deferred`: how many of the waiting are, by reason.
     """
 
     seq: int
@@ -264,6 +279,8 @@ class StepRecord(Message, tag=1, frozen=True):
     knobs_version: int
     paused: bool
     totals: Totals
+    deferrals: tuple[Deferral, ...] = ()
+    deferred: tuple[tuple[str, int], ...] = ()
 
 
 class RequestState(Message, frozen=True):
@@ -281,12 +298,14 @@ class RequestState(Message, frozen=True):
     table: bytes
     queued_s: float | None = None
     requeued_s: float = 0.0
+    deferred: str = ""
 
 
 class Header(Message, tag=2, frozen=True):
     """Opens a channel and a recording: which engine this is. `config` and `workload` are plain JSON values.
 
-    `settings` is what else a run of the same engine needs: seed, parallel sizes, `vocab_size`.
+    `settings` is what else a run of the same engine needs: seed, parallel sizes, `vocab_size`; of a real model also
+    `eos_token_ids` and the `sampling` it advises.
     """
 
     protocol: int
@@ -368,13 +387,18 @@ class TextDelta(Message, tag=6, frozen=True):
 
 
 class Reply(Message, tag=7, frozen=True):
-    """The answer to one command."""
+    """The answer to one command.
+
+    `number` answers a `Submit`: the request's, also where it can never be served (`ok` false); -1 if it was not
+    taken, which may be different later.
+    """
 
     command: int
     ok: bool
     text: str
     knobs_version: int
     warnings: list[str] = []
+    number: int = -1
 
 
 class Bye(Message, tag=8, frozen=True):
@@ -384,7 +408,28 @@ class Bye(Message, tag=8, frozen=True):
     step: int
 
 
-Outgoing = StepRecord | Header | Snapshot | Stage | Notice | TextDelta | Reply | Bye
+class Ending(Message, frozen=True):
+    """A client's request has ended; `reason` is a `FinishReason`."""
+
+    number: int
+    reason: str
+    cached_tokens: int = 0
+
+
+class Output(Message, tag=9, frozen=True):
+    """What a step gave to the requests of one client.
+
+    `numbers` are requests and `counts` how many tokens each got, both int32; `token_ids` (int32) lie end to end in
+    that order. `ends` are requests that end with these tokens.
+    """
+
+    numbers: bytes
+    counts: bytes
+    token_ids: bytes
+    ends: tuple[Ending, ...] = ()
+
+
+Outgoing = StepRecord | Header | Snapshot | Stage | Notice | TextDelta | Reply | Bye | Output
 
 
 def row_matrix(record: StepRecord) -> IntArray:
@@ -430,13 +475,11 @@ def table_growth(grown: bytes, grown_blocks: bytes) -> Iterator[tuple[int, bytes
         start = stop
 
 
-DEFERRED = (Limiter.GRAMMAR, Limiter.REMOTE_KV, Limiter.STREAMING_INPUT, Limiter.STALE_OUTPUT)
-"""Reasons for which a request is passed over, and those behind it are not held up."""
-
-
 def describe_head(head: Head) -> str:
     """The waiting head's reason with its numbers, as every screen and report words it."""
     need, have = head.need, head.have
+    if head.reason in DEFERRED:
+        return describe_deferral(head.reason)
     if need is None or have is None:
         words = head.reason.replace("_", " ")
         return f"deferred: {words}" if head.reason in DEFERRED else words
@@ -454,6 +497,11 @@ def describe_head(head: Head) -> str:
         case Limiter.CHUNKING_OFF:
             return f"chunking off: needs {need} tokens, {have} left in this step"
     return head.reason.replace("_", " ")
+
+
+def describe_deferral(reason: str) -> str:
+    """Why a request is passed over, as every screen and report words it."""
+    return f"deferred: {reason}"
 
 
 class Command(Message, frozen=True):
@@ -510,10 +558,17 @@ class Drain(Command, tag=106, frozen=True):
 
 
 class Join(Command, tag=107, frozen=True):
-    """First message of a console: its protocol version. The engine answers with `Header` and `Snapshot`."""
+    """First message of a console: its protocol version. The engine answers with `Header` and `Snapshot`.
+
+    `token` is what a TCP engine asks for. The engine takes no command of a console that joined `read_only`.
+    `console` is false for a client that submits requests: nobody looks at it, and it is sent no `TextDelta`.
+    """
 
     id: int
     protocol: int
+    token: str = ""
+    read_only: bool = False
+    console: bool = True
 
 
 class EndTrial(Command, tag=108, frozen=True):
@@ -525,4 +580,35 @@ class EndTrial(Command, tag=108, frozen=True):
     by: str = ""
 
 
-Incoming = SetKnobs | Pause | Resume | StepOnce | Abort | Drain | Join | EndTrial
+class Sampling(Message, frozen=True):
+    """How a client wants its tokens picked; fields and their neutral values are those of `SamplingParams`."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+class Submit(Command, tag=109, frozen=True):
+    """A request of the client's own: `Reply` gives its number, `Output`s its tokens, the last one its end.
+
+    `prompt` is token ids, int32. `arrived_s` is when the client got it, on this machine's monotonic clock. The
+    model's end tokens end it unless `ignore_eos`; `stop_token_ids` do in any case. A client that hangs up ends its
+    requests.
+    """
+
+    id: int
+    request_id: str
+    prompt: bytes
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    stop_token_ids: tuple[int, ...] = ()
+    priority: int = 0
+    arrived_s: float | None = None
+    preview: str = ""
+
+
+Incoming = SetKnobs | Pause | Resume | StepOnce | Abort | Drain | Join | EndTrial | Submit

@@ -13,6 +13,7 @@ from schedtop.engine.contract.telemetry import (
     Arrival,
     FinishReason,
     Header,
+    Limiter,
     StepRecord,
     row_columns,
     table_growth,
@@ -117,15 +118,21 @@ class Driver:
             if not reply.ok:
                 raise RecordingError(f"{self.path}: step {record.step} changed a limit beyond reach: {reply.text}")
         self.engine.knobs_version = record.knobs_version
+        reasons = {deferral.number: deferral.reason for deferral in record.deferrals if deferral.reason}
         for arrival in record.arrivals:
-            self._submit(arrival)
+            self._submit(arrival, reasons.get(arrival.number))
         for finish in record.finishes:
             if finish.reason == FinishReason.ABORT:
                 self.clock.clock_s = record.start_s
                 self.engine.abort(finish.number)
+        for deferral in record.deferrals:
+            request = self.engine.scheduler.state.requests.get(deferral.number)
+            if not deferral.reason and request is not None and request.deferred is not Limiter.STALE_OUTPUT:
+                self.engine.scheduler.make_ready(deferral.number)
 
-    def _submit(self, arrival: Arrival) -> None:
+    def _submit(self, arrival: Arrival, deferred: str | None) -> None:
         request = request_of(arrival)
+        request.deferred = Limiter(deferred) if deferred else None
         self.engine.submit(request)
         if request.number != arrival.number:
             raise RecordingError(

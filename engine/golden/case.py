@@ -11,10 +11,11 @@ import msgspec
 import numpy as np
 from schedtop.engine.contract.config import ConfigError, SchedulerConfig, check_scheduler_config
 from schedtop.engine.contract.knobs import BY_NAME, KnobError, check_value
-from schedtop.engine.contract.telemetry import Finish, FinishReason, Refusal
+from schedtop.engine.contract.telemetry import Finish, FinishReason, Limiter, Refusal
 from schedtop.engine.files.read import odd_file
 from schedtop.engine.handoff.plan import IntArray, StepPlan, StepResult
 from schedtop.engine.handoff.request import Request
+from schedtop.engine.scheduler.deferral import skipped
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.scheduler.settle import Settled
 
@@ -28,7 +29,11 @@ class CaseConfig(SchedulerConfig, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`prompt_parts` are [seed, length] pairs; token i of a part is (seed * 1000003 + i * 7919) % 32000."""
+    """`prompt_parts` are [seed, length] pairs; token i of a part is (seed * 1000003 + i * 7919) % 32000.
+
+    Its `stop_after`-th output is a stop token, which ends it. Before step `ready_step` it is not ready, as if a grammar
+    were compiling.
+    """
 
     id: str
     arrival_step: int
@@ -36,6 +41,8 @@ class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompt_parts: list[tuple[int, int]] = []
     prompt: list[int] | None = None
     priority: int = 0
+    stop_after: int | None = None
+    ready_step: int = 0
 
 
 class CaseKnob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,7 +56,7 @@ class CaseAbort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CaseStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was decided in one step; see `compare_step` for the fields' meaning."""
+    """What was decided in one step; see `compare_step` for the fields' meaning. A field left unset is not compared."""
 
     step: int
     scheduled: list[tuple[str, int, int]]
@@ -60,6 +67,7 @@ class CaseStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     free_blocks: int
     finished: list[str]
     free_blocks_after: int
+    skipped: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -139,6 +147,10 @@ def _check_request(request: CaseRequest) -> None:
         raise CaseError(f"{name}: {length} prompt tokens; a case may have {MAX_PROMPT_TOKENS}")
     if not all(-1 << 63 <= number < 1 << 63 for number in (request.max_tokens, request.priority)):
         raise CaseError(f"{name}: max_tokens and priority must fit 64 bits")
+    if request.ready_step < 0:
+        raise CaseError(f"{name}: ready_step must not be negative")
+    if request.stop_after is not None and request.stop_after < 1:
+        raise CaseError(f"{name}: stop_after must be at least 1")
     if any(not 0 <= token < 1 << 31 for token in request.prompt or ()):
         raise CaseError(f"{name}: token ids must be from 0 to {(1 << 31) - 1}")
     if any(abs(seed) > MAX_SEED for seed, _ in request.prompt_parts):
@@ -160,6 +172,17 @@ def _typed_knob(case: Case, knob: CaseKnob) -> CaseKnob:
 
 MAX_PROMPT_TOKENS = 1 << 24
 MAX_SEED = 1 << 40
+STOP_TOKEN = 49000
+"""What a request's `stop_after`-th output is; the model gives it nowhere else."""
+
+
+def make_request(asked: CaseRequest, arrival_s: float) -> Request:
+    """A case's request as it arrives."""
+    stops = frozenset() if asked.stop_after is None else frozenset({STOP_TOKEN})
+    request = Request(asked.id, prompt_tokens(asked), asked.max_tokens, arrival_s, asked.priority, stops)
+    if asked.ready_step > asked.arrival_step:
+        request.deferred = Limiter.GRAMMAR
+    return request
 
 
 def prompt_tokens(request: CaseRequest) -> IntArray:
@@ -185,13 +208,16 @@ class CaseModel:
         self.num_drafts = num_drafts
         self._ordinals = np.zeros(16, dtype=np.int64)
         self._outputs = np.zeros(16, dtype=np.int64)
+        self._stops = np.zeros(16, dtype=np.int64)
 
-    def add(self, number: int, ordinal: int) -> None:
+    def add(self, number: int, ordinal: int, stop_after: int | None = None) -> None:
         if number >= len(self._ordinals):
             self._ordinals = np.resize(self._ordinals, 2 * number)
             self._outputs = np.resize(self._outputs, 2 * number)
+            self._stops = np.resize(self._stops, 2 * number)
         self._ordinals[number] = ordinal
         self._outputs[number] = 0
+        self._stops[number] = stop_after or 0
 
     def execute(self, plan: StepPlan) -> StepResult:
         ordinal, outputs = self._ordinals[plan.numbers], self._outputs[plan.numbers]
@@ -202,6 +228,7 @@ class CaseModel:
             counts = np.where(plan.samples, accepted + 1, 0).astype(np.int32)
         places = outputs[:, None] + np.arange(int(counts.max(initial=1)))
         sampled = (32000 + (ordinal[:, None] * 7919 + places * 104729) % 16000).astype(np.int32)
+        sampled[places + 1 == self._stops[plan.numbers][:, None]] = STOP_TOKEN
         self._outputs[plan.numbers] = outputs + counts
         result = StepResult(sampled, counts)
         if self.num_drafts:
@@ -224,7 +251,16 @@ class CaseRun:
         self._arrivals: dict[int, list[tuple[int, CaseRequest]]] = {}
         for ordinal, request in enumerate(case.requests):
             self._arrivals.setdefault(request.arrival_step, []).append((ordinal, request))
-        events = [*self._arrivals, *(knob.step for knob in case.knobs), *(abort.step for abort in case.aborts)]
+        self._ready: dict[int, list[str]] = {}
+        for request in case.requests:
+            if request.ready_step > request.arrival_step:
+                self._ready.setdefault(request.ready_step, []).append(request.id)
+        events = [
+            *self._arrivals,
+            *self._ready,
+            *(knob.step for knob in case.knobs),
+            *(abort.step for abort in case.aborts),
+        ]
         self._events = sorted(set(events))
         self._last_event = self._events[-1] if self._events else 0
 
@@ -240,7 +276,7 @@ class CaseRun:
                 step = min((event for event in self._events if event > step), default=step + 1)
 
     def apply_events(self, step: int) -> None:
-        """Knobs, arrivals and aborts of one step, in this order."""
+        """Knobs, arrivals, aborts and requests becoming ready, in this order."""
         for knob in self.case.knobs:
             if knob.step == step:
                 self.scheduler.set_limits(knob.set)
@@ -250,22 +286,22 @@ class CaseRun:
             if abort.step == step and abort.id in self._numbers:
                 finish = self.scheduler.abort(self._numbers[abort.id], float(step))
                 self.finishes += [finish] if finish else []
+        for name in self._ready.get(step, ()):
+            self.scheduler.make_ready(self._numbers[name])
 
     def _add(self, step: int, ordinal: int, request: CaseRequest) -> None:
-        arrived = Request(
-            request.id, prompt_tokens(request), request.max_tokens, step + ordinal * 1e-6, request.priority
-        )
+        arrived = make_request(request, step + ordinal * 1e-6)
         refusal = self.scheduler.add(arrived)
         self._numbers[request.id] = arrived.number
-        self.model.add(arrived.number, ordinal)
+        self.model.add(arrived.number, ordinal, request.stop_after)
         self.refusals += [refusal] if refusal else []
 
     def _run_step(self, step: int) -> tuple[CaseStep, Settled]:
         scheduler, state = self.scheduler, self.scheduler.state
         plan = scheduler.schedule(float(step))
         names = {request.number: request.id for request in state.requests.values()}
-        draft = scheduler.draft
-        for started in draft.started:
+        planned = scheduler.planned
+        for started in planned.started:
             if not started.resumed:
                 request = started.request
                 self.admitted[request.number] = (request.num_prompt_tokens, request.cached_tokens)
@@ -273,14 +309,16 @@ class CaseRun:
         decided: dict[str, Any] = {
             "step": step,
             "scheduled": list(rows),
-            "admitted": {names[entry.number]: entry.cached_tokens for entry in draft.admissions},
-            "preempted": [names[entry.number] for entry in draft.preemptions],
+            "admitted": {names[entry.number]: entry.cached_tokens for entry in planned.admissions},
+            "preempted": [names[entry.number] for entry in planned.preemptions],
             "running": list(state.table.ids),
             "waiting": [request.id for request in state.waiting],
             "free_blocks": state.kv.pool.num_free,
         }
+        if self._ready:
+            decided["skipped"] = [request.id for request in skipped(state, planned)]
         settled = scheduler.update(plan, self.model.execute(plan), float(step))
-        self.finishes += [*draft.ended, *settled.finishes]
+        self.finishes += [*planned.ended, *settled.finishes]
         decided["finished"] = [names[finish.number] for finish in settled.finishes]
         decided["free_blocks_after"] = state.kv.pool.num_free
         return CaseStep(**decided), settled
@@ -290,7 +328,7 @@ def compare_step(recorded: CaseStep, decided: CaseStep) -> Difference | None:
     """The first field in which two steps differ, in the order in which a step decides them."""
     for name in CaseStep.__struct_fields__:
         want, have = getattr(recorded, name), getattr(decided, name)
-        if want != have:
+        if want != have and want is not msgspec.UNSET:
             return Difference(decided.step, name, want, have)
     return None
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from schedtop.engine.contract.telemetry import Limiter
 
 TokenIds = npt.NDArray[np.int32]
 
@@ -41,7 +42,8 @@ class Request:
     `prompt_token_ids` is int32; `stop_token_ids` end it when sampled; times are seconds on the engine's clock.
     `block_ids` is its block table (-1: released before the attention window); `block_keys` are the keys of its full
     blocks, whose tokens `key_hasher` has seen; the first `num_registered` are in the prefix cache. `high_water`:
-    most tokens it ever had computed. `gaps_s`: one float per output, NaN where it was no delivery of its own.
+    most tokens it ever had computed. `deferred`: why it is not ready; None if it is. `place`: its order in a queue that
+    serves first come first. `gaps_s`: one float per output, NaN where it was no delivery of its own.
     """
 
     id: str
@@ -56,6 +58,8 @@ class Request:
 
     number: int = -1
     status: Status = Status.WAITING
+    deferred: Limiter | None = None
+    place: int = 0
     output_token_ids: array[int] = field(default_factory=lambda: array("i"))
     block_ids: list[int] = field(default_factory=list)
     block_keys: list[bytes] = field(default_factory=list)

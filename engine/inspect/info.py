@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from schedtop.engine.contract.harmless import page
 from schedtop.engine.contract.slo import Slo
 from schedtop.engine.contract.telemetry import Header
 from schedtop.engine.offline.report import Report, duration_text, report_text
@@ -55,11 +56,11 @@ def text(recording: Recording, figures: dict[str, Any]) -> str:
         _line("truncated", recording.truncated or "no"),
     ]
     body = report_text({**figures, "wall_s": None}).splitlines()[:-1]
-    return "\n".join([*lines, *body, _line("time", f"{duration_text(figures['clock_s'])} on the engine's clock")])
+    return page([*lines, *body, _line("time", f"{duration_text(figures['clock_s'])} on the engine's clock")])
 
 
 def _line(name: str, words: str) -> str:
-    return f"{name:<15}{''.join(char if char.isprintable() else '?' for char in words)}"
+    return f"{name:<15}{words}"
 
 
 def _workload(workload: dict[str, Any]) -> str:

@@ -20,8 +20,8 @@ class Report:
     """Accumulates step records; figures are since the session's start, as its totals are.
 
     `drafter` names who drafts, where that is known.
-    `wall_s`, `interrupted` and `unrecorded` (its recording is not whole) are for the caller to set; `close` says how
-    long the run went on after its last record.
+    `wall_s`, `stopped_by` (a signal) and `unrecorded` (its recording is not whole) are for the caller to set; `close`
+    says how long the run went on after its last record.
     """
 
     def __init__(self, slo: Slo | None = None, drafter: str | None = None) -> None:
@@ -29,7 +29,7 @@ class Report:
         self.drafter = drafter
         self.clock_s = 0.0
         self.wall_s: float | None = None
-        self.interrupted = False
+        self.stopped_by: int | None = None
         self.unrecorded = False
         self.totals = Totals()
         self.num_good = 0

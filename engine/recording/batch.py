@@ -71,6 +71,8 @@ _TUPLES = tuple(name for name in _EVENTS if get_origin(_FIELDS[name]) is tuple)
 _EVENT_DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
     name: msgspec.msgpack.Decoder(GenericAlias(list, _FIELDS[name])) for name in _EVENTS
 }
+_DEFAULTS = dict(zip(reversed(_FIELDS), reversed(StepRecord.__struct_defaults__), strict=False))
+"""Of the fields appended since recordings are read."""
 _COUNTS = tuple(name for name in Totals.__struct_fields__ if name != "busy_s")
 _GROWS_BY = (
     "scheduled_tokens",
@@ -149,8 +151,10 @@ def decode_batch(data: bytes, block_size: int, tables: Tables) -> list[StepRecor
     columns: dict[str, Any] = {name: column.tolist() for name, column in ints.items()}
     columns |= {name: [bool(value) for value in columns[name]] for name in _BOOLS}
     columns |= {name: getattr(times, name) for name in _TIMES}
-    columns |= {name: _EVENT_DECODERS[name].decode(raw) for name, raw in zip(_EVENTS, batch.events, strict=True)}
-    for name, places in zip(_TUPLES, batch.event_places, strict=True):
+    columns |= {name: [_DEFAULTS[name]] * n for name in _EVENTS if name in _DEFAULTS}
+    # An older recording lacks the last ones.
+    columns |= {name: _EVENT_DECODERS[name].decode(raw) for name, raw in zip(_EVENTS, batch.events, strict=False)}
+    for name, places in zip(_TUPLES, batch.event_places, strict=False):
         columns[name] = _spread(columns[name], np.flatnonzero(unpack(places, n)).tolist(), n)
     columns["blocks"] = [Blocks(*row) for row in zip(*pool, strict=True)]
     columns["totals"] = _rebuild(Totals, dict(zip(_COUNTS, counts, strict=True)) | {"busy_s": times.busy_s})

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from schedtop.engine.contract.telemetry import PROTOCOL, FinishReason, Header, Snapshot, StepRecord, TextDelta
+from schedtop.engine.contract.telemetry import (
+    OLDEST_RECORDED,
+    PROTOCOL,
+    FinishReason,
+    Header,
+    Snapshot,
+    StepRecord,
+    TextDelta,
+)
 from schedtop.engine.files.read import odd_file
 from schedtop.engine.recording.batch import MAX_RECORDS, decode_batch
 from schedtop.engine.recording.blocks import Tables, tables_of
@@ -143,9 +151,10 @@ class Recording:
         try:
             fields = msgspec.msgpack.decode(payload, type=list[msgspec.Raw])
             protocol = msgspec.msgpack.decode(fields[1])
-            if protocol != PROTOCOL:
+            if protocol not in range(OLDEST_RECORDED, PROTOCOL + 1):
                 raise RecordingError(
                     f"{self.path} was recorded with protocol {protocol!s:.20}, this schedtop reads {PROTOCOL}"
+                    f" (and from {OLDEST_RECORDED} on)"
                 )
             self.header: Header = msgspec.msgpack.decode(payload, type=Header)
         except _UNREADABLE:

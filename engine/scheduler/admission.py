@@ -7,18 +7,19 @@ from schedtop.engine.contract.telemetry import Admission, FinishReason, Head, Li
 from schedtop.engine.handoff.plan import Started
 from schedtop.engine.handoff.request import Request, Status
 from schedtop.engine.kv.manager import Hit
+from schedtop.engine.scheduler.deferral import pass_deferred
 from schedtop.engine.scheduler.queues import urgency
 from schedtop.engine.scheduler.settle import end_request
-from schedtop.engine.scheduler.state import Draft, State
+from schedtop.engine.scheduler.state import PlannedStep, State
 from schedtop.engine.scheduler.submission import step_room
 
 
 class AdmissionPass:
     """One step's pass over the queue. `stopped` says why the head had to stay, None while nothing did."""
 
-    def __init__(self, state: State, draft: Draft) -> None:
+    def __init__(self, state: State, planned: PlannedStep) -> None:
         self.state = state
-        self.draft = draft
+        self.planned = planned
         table, slots = state.table, state.config.draft_slots
         given = table.tokens[: table.size]
         used = int(given.sum())
@@ -29,18 +30,20 @@ class AdmissionPass:
 
     def run(self) -> None:
         """Admit from the head until something stops it; notes the limiter and the head's reason."""
-        while self.state.waiting:
+        while (request := self.state.waiting.head()) is not None:
             head = self.stop_before_look()
             if head is None:
-                head = self._try_admit(self.state.waiting.head())
+                self.planned.last_look = request
+                head = self._try_admit(request)
             if head is not None:
-                self.draft.head = head
-                self.draft.limiter = Limiter(head.reason)
+                self.planned.head = head
+                self.planned.limiter = Limiter(head.reason)
                 return
+        pass_deferred(self.state, self.planned, stopped=self.stop_before_look() is not None)
 
     def stop_before_look(self) -> Head | None:
         """Limits that stop the pass whoever is at the head."""
-        limits, number = self.state.limits, self.state.waiting.head().number
+        limits, number = self.state.limits, self.state.waiting.first_number
         if self.token_left <= 0:
             return Head(number, Limiter.TOKEN_BUDGET, limits.token_budget, self.token_left)
         if self.input_left <= self.state.config.draft_slots:
@@ -50,7 +53,7 @@ class AdmissionPass:
         return None
 
     def _try_admit(self, request: Request) -> Head | None:
-        state, draft = self.state, self.draft
+        state, planned = self.state, self.planned
         hit = state.kv.look_up(request, request.num_tokens)
         wanted = request.num_tokens - hit.num_tokens
         drafts = self._padding(hit) if wanted == 1 else 0
@@ -75,9 +78,9 @@ class AdmissionPass:
         self._admit(request, hit, chunk, drafts)
         self.token_left -= chunk
         self.input_left -= chunk + state.config.draft_slots
-        draft.limiter = Limiter.NONE
+        planned.limiter = Limiter.NONE
         if chunk < wanted and chunk == room:
-            draft.limiter = Limiter.TOKEN_BUDGET if self.token_left <= 0 else Limiter.INPUT_BUDGET
+            planned.limiter = Limiter.TOKEN_BUDGET if self.token_left <= 0 else Limiter.INPUT_BUDGET
         return None
 
     def _end_stranded(self, request: Request, need: int) -> bool:
@@ -86,7 +89,7 @@ class AdmissionPass:
         if state.table.size or need <= step_room(state):
             return False
         state.waiting.pop()
-        self.draft.ended.append(end_request(state, request, FinishReason.REFUSED, self.draft.now_s))
+        self.planned.ended.append(end_request(state, request, FinishReason.REFUSED, self.planned.now_s))
         return True
 
     def _padding(self, hit: Hit) -> int:
@@ -119,15 +122,15 @@ class AdmissionPass:
         return Head(request.number, Limiter.INPUT_BUDGET, limits.input_budget, self.input_left)
 
     def _admit(self, request: Request, hit: Hit, chunk: int, drafts: int) -> None:
-        state, draft = self.state, self.draft
+        state, planned = self.state, self.planned
         state.kv.admit(request, hit, chunk)
         state.kv.release_before_window(request, hit.num_tokens)
         resumed = request.status is Status.PREEMPTED
-        waited_s = draft.now_s - request.queued_since_s
+        waited_s = planned.now_s - request.queued_since_s
         if resumed:
             request.requeued_s += waited_s
         else:
-            request.first_scheduled_s = draft.now_s
+            request.first_scheduled_s = planned.now_s
             request.cached_tokens = hit.num_tokens
         request.status = Status.RUNNING
         row = state.table.append(request, hit.num_tokens, stop_at(state, request))
@@ -139,8 +142,8 @@ class AdmissionPass:
             state.table.num_spec[row] = drafts
             state.table.draft_ids[row] = -1
             state.table.has_drafts = True
-        draft.admissions.append(Admission(request.number, hit.num_tokens, waited_s, resumed))
-        draft.started.append(Started(row, request, request.block_ids, resumed))
+        planned.admissions.append(Admission(request.number, hit.num_tokens, waited_s, resumed))
+        planned.started.append(Started(row, request, request.block_ids, resumed))
 
 
 def stop_at(state: State, request: Request) -> int:

@@ -7,18 +7,18 @@ from schedtop.engine.contract.telemetry import Limiter
 from schedtop.engine.kv.prefix_cache import append_key
 from schedtop.engine.scheduler.preemption import pick_victim, preempt
 from schedtop.engine.scheduler.request_table import BoolArray, IntArray, RowArray
-from schedtop.engine.scheduler.state import Draft, State
+from schedtop.engine.scheduler.state import PlannedStep, State
 
 
-def run_pass(state: State, draft: Draft) -> None:
+def run_pass(state: State, planned: PlannedStep) -> None:
     """Set `tokens` of every row and take the blocks for them, preempting where the pool runs out."""
     row: int | None = 0
     while row is not None and row < state.table.size:
-        _plan_tokens(state, draft, row)
-        row = _take_blocks(state, draft, row)
+        _plan_tokens(state, planned, row)
+        row = _take_blocks(state, planned, row)
 
 
-def _plan_tokens(state: State, draft: Draft, first: int) -> None:
+def _plan_tokens(state: State, planned: PlannedStep, first: int) -> None:
     """Give rows from `first` on as many tokens as their gaps want and the budgets leave."""
     table, limits, size = state.table, state.limits, state.table.size
     slots = state.config.draft_slots
@@ -38,9 +38,9 @@ def _plan_tokens(state: State, draft: Draft, first: int) -> None:
         token_left -= int(given.sum())
         input_left -= int(given.sum()) + slots * int(np.count_nonzero(given))
     total = int(wanted.sum())
-    draft.limiter = Limiter.NONE
+    planned.limiter = Limiter.NONE
     if total > token_left or total + slots * (size - first) > input_left:
-        draft.limiter = _cut(wanted, token_left, input_left, slots)
+        planned.limiter = _cut(wanted, token_left, input_left, slots)
 
 
 def _cut(wanted: IntArray, token_left: int, input_left: int, slots: int) -> Limiter:
@@ -56,7 +56,7 @@ def _cut(wanted: IntArray, token_left: int, input_left: int, slots: int) -> Limi
     return Limiter.TOKEN_BUDGET if token_room[row] <= input_room[row] else Limiter.INPUT_BUDGET
 
 
-def _take_blocks(state: State, draft: Draft, first: int) -> int | None:
+def _take_blocks(state: State, planned: PlannedStep, first: int) -> int | None:
     """Serve the rows from `first` on that need blocks or fill one; others need nothing.
 
     Returns the row to plan again from after a preemption changed what follows; None when the pass is over.
@@ -69,12 +69,12 @@ def _take_blocks(state: State, draft: Draft, first: int) -> int | None:
         short |= _leaves_window(state, first)
     short_rows = short.nonzero()[0]
     full_rows = (known >= table.next_full[first:size]).nonzero()[0]
-    failed = _grow(state, draft, first + short_rows, end[short_rows]) if short_rows.size else None
+    failed = _grow(state, planned, first + short_rows, end[short_rows]) if short_rows.size else None
     if failed is not None:
         # As if rows were served one by one: those before the failed one have registered their blocks.
         full_rows = full_rows[full_rows < failed - first]
     register(state, first + full_rows, known[full_rows])
-    return None if failed is None else _make_room(state, draft, failed, end.item(failed - first))
+    return None if failed is None else _make_room(state, planned, failed, end.item(failed - first))
 
 
 def _leaves_window(state: State, first: int) -> BoolArray:
@@ -85,14 +85,14 @@ def _leaves_window(state: State, first: int) -> BoolArray:
     return (before > table.num_released[first:size]) & (table.tokens[first:size] > 0)
 
 
-def _grow(state: State, draft: Draft, rows: RowArray, needs: IntArray) -> int | None:
+def _grow(state: State, planned: PlannedStep, rows: RowArray, needs: IntArray) -> int | None:
     """Give each row slots for `needs` tokens in all; returns the first row that the pool cannot serve."""
     table, kv = state.table, state.kv
     counts = -((table.room[rows] - needs) // kv.block_size)
     blocks = None if kv.window is not None else kv.pool.take(int(counts.sum()))
     if blocks is None:
-        return _grow_one_by_one(state, draft, rows, needs)
-    start, requests, new_blocks = 0, table.requests, draft.new_blocks
+        return _grow_one_by_one(state, planned, rows, needs)
+    start, requests, new_blocks = 0, table.requests, planned.new_blocks
     for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
         request = requests[row]
         got = blocks[start : start + count]
@@ -104,7 +104,7 @@ def _grow(state: State, draft: Draft, rows: RowArray, needs: IntArray) -> int | 
     return None
 
 
-def _grow_one_by_one(state: State, draft: Draft, rows: RowArray, needs: IntArray) -> int | None:
+def _grow_one_by_one(state: State, planned: PlannedStep, rows: RowArray, needs: IntArray) -> int | None:
     table, kv, failed = state.table, state.kv, None
     for index, row in enumerate(rows.tolist()):
         request = table.requests[row]
@@ -114,7 +114,7 @@ def _grow_one_by_one(state: State, draft: Draft, rows: RowArray, needs: IntArray
             failed, rows = row, rows[: index + 1]
             break
         if blocks:
-            draft.new_blocks[request.number] = blocks
+            planned.new_blocks[request.number] = blocks
     table.note_blocks(rows)
     return failed
 
@@ -145,7 +145,7 @@ def register(state: State, rows: RowArray, num_known: IntArray) -> None:
     kv.pool.register(blocks, keys)
 
 
-def _make_room(state: State, draft: Draft, row: int, need: int) -> int | None:
+def _make_room(state: State, planned: PlannedStep, row: int, need: int) -> int | None:
     """Preempt until a row gets its blocks; returns the row to plan again from, None if it had to go itself."""
     table, kv = state.table, state.kv
     request = table.requests[row]
@@ -154,12 +154,12 @@ def _make_room(state: State, draft: Draft, row: int, need: int) -> int | None:
             need = table.num_computed.item(0) + table.tokens.item(0)
             continue
         victim = pick_victim(state)
-        preempt(state, draft, victim, request)
+        preempt(state, planned, victim, request)
         if victim == row:
             table.tokens[row : table.size] = 0
             return None
         row -= victim < row
-    draft.new_blocks[request.number] = blocks
+    planned.new_blocks[request.number] = blocks
     rows = np.array([row])
     table.note_blocks(rows)
     known = min(need, table.num_tokens.item(row))

@@ -15,7 +15,7 @@ from schedtop.engine.scheduler.admission import AdmissionPass
 from schedtop.engine.scheduler.request_table import BEFORE, DRAFTED, NOW, PLAN_ROWS, BoolArray, IntArray, RowArray
 from schedtop.engine.scheduler.running import run_pass
 from schedtop.engine.scheduler.settle import Settled, end_request, settle
-from schedtop.engine.scheduler.state import Draft, State
+from schedtop.engine.scheduler.state import PlannedStep, State
 from schedtop.engine.scheduler.submission import refuse
 
 NEW, RESUMED, SAMPLED = int(RowFlag.NEW), int(RowFlag.RESUMED), np.int32(RowFlag.SAMPLED)
@@ -30,7 +30,7 @@ class Scheduler:
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = check_scheduler_config(config)
         self.state = State(config)
-        self.draft = Draft(0.0)
+        self.planned = PlannedStep(0.0)
         self._next_number = 0
 
     @property
@@ -38,7 +38,10 @@ class Scheduler:
         return self.state.num_unfinished
 
     def add(self, request: Request) -> Refusal | None:
-        """Queue a request and give it its number; returns why not if it can never be served."""
+        """Queue a request and give it its number; returns why not if it can never be served.
+
+        One with a `deferred` reason waits until `make_ready`.
+        """
         state = self.state
         request.number = self._next_number
         self._next_number += 1
@@ -68,6 +71,12 @@ class Scheduler:
         state.waiting.remove(request)
         return end_request(state, request, FinishReason.ABORT, now_s)
 
+    def make_ready(self, number: int) -> None:
+        """A deferred request can be admitted from now on; nothing happens if it has ended."""
+        request = self.state.requests.get(number)
+        if request is not None and request.deferred is not None:
+            self.state.waiting.make_ready(request)
+
     def set_limits(self, values: Mapping[str, Any]) -> None:
         """Apply checked knob values from the next step on; nothing running is stopped."""
         self.state.set_limits(values)
@@ -75,13 +84,13 @@ class Scheduler:
     def schedule(self, now_s: float) -> StepPlan:
         """Plan one step; the blocks it needs are taken, the positions it covers count as computed."""
         state = self.state
-        draft = self.draft = Draft(now_s)
-        run_pass(state, draft)
-        if draft.preemptions:
-            draft.limiter = Limiter.PREEMPTED_NOW
-            draft.head = Head(state.waiting.head().number, Limiter.PREEMPTED_NOW)
+        planned = self.planned = PlannedStep(now_s)
+        run_pass(state, planned)
+        if planned.preemptions:
+            planned.limiter = Limiter.PREEMPTED_NOW
+            planned.head = Head(state.waiting.first_number, Limiter.PREEMPTED_NOW)
         elif state.waiting:
-            AdmissionPass(state, draft).run()
+            AdmissionPass(state, planned).run()
         return self._seal()
 
     def _seal(self) -> StepPlan:
@@ -107,8 +116,8 @@ class Scheduler:
             computed=before,
             samples=samples[busy],
             draft_token_ids=draft_token_ids,
-            new_blocks=self.draft.new_blocks,
-            started=self.draft.started,
+            new_blocks=self.planned.new_blocks,
+            started=self.planned.started,
             gone=gone,
         )
 
@@ -133,7 +142,7 @@ class Scheduler:
             flags[:] = 0
             flags[busy] = samples[busy] * SAMPLED + table.decoding[busy]
             table.mid_prompt[busy] = ~samples[busy]
-        for started in self.draft.started:
+        for started in self.planned.started:
             flags[started.row] += RESUMED if started.resumed else NEW
 
     def update(self, plan: StepPlan, result: StepResult, now_s: float) -> Settled:

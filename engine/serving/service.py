@@ -1,7 +1,8 @@
 """The engine's process: `python -m schedtop.engine.serving.service [CONFIG.json]`.
 
 Without an argument the first line of stdin is the `EngineConfig` as JSON, and stdin is the owner's lifeline: when
-it ends, the engine drains and exits. Exit codes: 0 orderly end, 1 the engine failed, 2 a setting cannot be used.
+it ends, the engine drains and exits. Exit codes: 0 orderly end, 1 the engine failed or its recording is not whole and
+where it was asked for, 2 a setting cannot be used.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from types import FrameType
 
 import msgspec
 from schedtop.engine.channel.listen import default_address
-from schedtop.engine.channel.protocol import ChannelError
+from schedtop.engine.channel.protocol import ChannelError, Sink
 from schedtop.engine.channel.server import ChannelServer
 from schedtop.engine.channel.stale_sockets import remove_leftovers
 from schedtop.engine.contract.config import ConfigError, EngineConfig
+from schedtop.engine.contract.harmless import one_line
 from schedtop.engine.contract.telemetry import Bye, Drain, Reply, Stage
-from schedtop.engine.serving.loop import ServiceLoop, Steppable
+from schedtop.engine.serving.loop import ServiceLoop
 from schedtop.engine.serving.quiet_exit import leave
 from schedtop.engine.serving.sinks import check_sinks, open_sinks
+from schedtop.engine.serving.steppable import Steppable
 from schedtop.engine.step.garbage import calm_collector
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -163,7 +166,9 @@ def main(arguments: list[str] | None = None) -> int:
 def serve(config: EngineConfig, owned: bool = False) -> int:
     """Run one engine until it ends; `owned`: stdin's end is the owner's. Returns the exit code."""
     try:
-        server = ChannelServer(config.socket or default_address())
+        server = ChannelServer(
+            config.socket or default_address(), token_file=config.token_file, read_only=config.read_only
+        )
     except (ConfigError, ChannelError) as error:
         return _fail(str(error), 2)
     if not server.address.startswith("tcp:"):
@@ -175,14 +180,17 @@ def serve(config: EngineConfig, owned: bool = False) -> int:
         _watch_owner(server, life)
     else:
         _log(f"listening on {server.address}")
+        _log(server.who_may_connect)
     code, reason, step = 0, "", 0
     try:
         with ExitStack() as stack:
-            loop = _load(config, owned, server, life, stack)
+            loop, sinks = _load(config, owned, server, life, stack)
             try:
                 reason = loop.run()
             finally:
                 step = loop.last_step
+        if config.record is not None and "recording" not in sinks:
+            code = 1
     except StopLoading as stop:
         reason = str(stop)
     except ConfigError as error:
@@ -196,8 +204,13 @@ def serve(config: EngineConfig, owned: bool = False) -> int:
     return code
 
 
-def _load(config: EngineConfig, owned: bool, server: ChannelServer, life: Life, stack: ExitStack) -> ServiceLoop:
-    """Everything built and checked, the cheap checks first; consoles are greeted meanwhile."""
+def _load(
+    config: EngineConfig, owned: bool, server: ChannelServer, life: Life, stack: ExitStack
+) -> tuple[ServiceLoop, dict[str, Sink]]:
+    """Everything built and checked, the cheap checks first; consoles are greeted meanwhile.
+
+    The loop and its sinks; one that fails is taken out of them.
+    """
     check_sinks(config)
     notices: list[str] = []
 
@@ -220,10 +233,11 @@ def _load(config: EngineConfig, owned: bool, server: ChannelServer, life: Life, 
         calm_collector()
         # As stages they are gone before anybody reads them.
         notices += getattr(getattr(engine, "worker", None), "notices", ())
+        sinks = open_sinks(config, engine, stack, tell)
         life.loop = ServiceLoop(
             engine,
             server,
-            open_sinks(config, engine, stack, tell),
+            sinks,
             real_time=config.real_time,
             duration_s=config.duration_s,
             stay=owned or config.workload is None,
@@ -231,7 +245,7 @@ def _load(config: EngineConfig, owned: bool, server: ChannelServer, life: Life, 
             join_within_s=config.join_within_s,
             report=_log,
         )
-    return life.loop
+    return life.loop, sinks
 
 
 def _build(config: EngineConfig, stage: Callable[[str], None]) -> Steppable:
@@ -259,8 +273,7 @@ def _fail(line: str, code: int) -> int:
 
 def _log(line: str) -> None:
     with suppress(OSError):  # an owner that died does not read on
-        shown = "".join(char if char.isprintable() else "?" for char in line)
-        print(f"schedtop engine: {shown}", file=sys.stderr, flush=True)
+        print(f"schedtop engine: {one_line(line)}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -12,15 +12,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 from schedtop.engine.contract.telemetry import EndTrial, FloatArray, Notice, SetKnobs, StepRecord, Trial, itl_column
+from schedtop.engine.serving.steppable import KnobOutcome, Tunable
 
 if TYPE_CHECKING:
     from schedtop.engine.scheduler.open_latencies import SecondsArray, Unended
-    from schedtop.engine.serving.loop import Outcome
 
 MAX_TRIAL_S = 86_400.0
 WATCH_S = 5.0
@@ -31,21 +31,6 @@ JUDGE_EVERY_S = 0.25
 MIN_SAMPLES = 20
 MOST_STARVED = 0.25
 """Above what a pool under pressure has preempted at any time (up to a seventh of its requests), which is no news."""
-
-
-class Tunable(Protocol):
-    """What trials need of an engine."""
-
-    @property
-    def clock_s(self) -> float: ...
-    @property
-    def knobs(self) -> Mapping[str, Any]: ...
-    @property
-    def paused(self) -> bool: ...
-    def unended(self) -> Unended: ...
-    def set_knobs(
-        self, values: dict[str, Any], expected_version: int | None, by: str, dry_run: bool
-    ) -> Outcome: ...
 
 
 class Trials:
@@ -72,7 +57,7 @@ class Trials:
         """Seconds of wall time until the pending trial is over by itself; infinite without one."""
         return max(0.0, self._until_s - self._now()) if self._trial else float("inf")
 
-    def set_knobs(self, command: SetKnobs) -> Outcome:
+    def set_knobs(self, command: SetKnobs) -> KnobOutcome:
         """Carry out a change, for good or on trial. Raises `ValueError` for a trial that cannot begin."""
         on_trial = command.trial_s is not None and not command.dry_run
         if on_trial:

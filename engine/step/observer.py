@@ -12,6 +12,7 @@ from schedtop.engine.contract.telemetry import (
     PREFIX_KEY_BYTES,
     Arrival,
     Blocks,
+    Deferral,
     Finish,
     FinishReason,
     Head,
@@ -70,7 +71,8 @@ class Observer:
     def has_events(self) -> bool:
         """Something happened that no record has told yet."""
         events = self._events
-        return bool(events.arrivals or events.refusals or events.finishes or events.knobs)
+        told = events.arrivals or events.refusals or events.finishes or events.knobs
+        return bool(told or self.scheduler.state.waiting.deferrals)
 
     def note_arrival(self, request: Request, refusal: Refusal | None) -> None:
         self.counts["submitted"] += 1
@@ -94,14 +96,14 @@ class Observer:
         self, plan: StepPlan, settled: Settled, timing: Timing, knobs_version: int, paused: bool
     ) -> StepRecord:
         """The record of a step that ran."""
-        draft = self.scheduler.draft
+        planned = self.scheduler.planned
         tokens, drafts = int(np.add.reduce(plan.tokens)), 0
         if plan.draft_token_ids is not None:
             drafts = int(np.add.reduce(plan.drafts))
         self.step += 1
         self._count_step(plan, settled, timing, tokens, drafts)
         self._move_queue()
-        self._count_finishes([*draft.ended, *settled.finishes])
+        self._count_finishes([*planned.ended, *settled.finishes])
         limits = self.scheduler.state.limits
         flags = np.frombuffer(settled.rows, dtype=np.int32)[-len(settled.itl_s) // 4 :]
         decodes = int(np.count_nonzero(flags & DECODE))
@@ -125,34 +127,36 @@ class Observer:
             draft_tokens=drafts,
             recomputed_tokens=settled.recomputed_tokens,
             input_rows=self._input_rows(plan, tokens),
-            limiter=draft.limiter.value,
+            limiter=planned.limiter.value,
             rows=settled.rows,
             itl_s=settled.itl_s,
             ttft_s=tuple(settled.first_tokens),
             running=state.table.size,
             waiting=len(state.waiting),
             oldest_wait_s=self._oldest_wait_s(timing.end_s),
-            head=self.look_at(draft.head),
+            head=self.look_at(planned.head),
             blocks=self.blocks(),
             changed_blocks=packed(state.kv.pool.drain_changes()),
             grown=grown,
             grown_blocks=grown_blocks,
             arrivals=tuple(events.arrivals),
-            admissions=tuple(draft.admissions),
+            admissions=tuple(planned.admissions),
             refusals=tuple(events.refusals),
-            finishes=(*events.finishes, *draft.ended, *settled.finishes),
-            preemptions=tuple(draft.preemptions),
+            finishes=(*events.finishes, *planned.ended, *settled.finishes),
+            preemptions=tuple(planned.preemptions),
             knobs=tuple(events.knobs),
             knobs_version=knobs_version,
             paused=paused,
             totals=self.totals(),
+            deferrals=self._take_deferrals(),
+            deferred=self._deferred(),
         )
 
     def idle_record(self, now_s: float, knobs_version: int, paused: bool) -> StepRecord:
         """A record of what happened while nothing ran."""
         waiting = self.scheduler.state.waiting
         reason = Limiter.PAUSED if paused and len(waiting) else Limiter.NONE
-        head = Head(waiting.head().number, reason) if reason is Limiter.PAUSED else None
+        head = Head(waiting.first_number, reason) if reason is Limiter.PAUSED else None
         events = self._take_events()
         return msgspec.structs.replace(
             self.blank_record(knobs_version),
@@ -168,6 +172,7 @@ class Observer:
             finishes=tuple(events.finishes),
             knobs=tuple(events.knobs),
             paused=paused,
+            deferrals=self._take_deferrals(),
         )
 
     def blank_record(self, knobs_version: int) -> StepRecord:
@@ -211,7 +216,18 @@ class Observer:
             knobs_version=knobs_version,
             paused=False,
             totals=self.totals(),
+            deferred=self._deferred(),
         )
+
+    def _take_deferrals(self) -> tuple[Deferral, ...]:
+        waiting = self.scheduler.state.waiting
+        deferrals, waiting.deferrals = waiting.deferrals, []
+        return tuple(deferrals)
+
+    def _deferred(self) -> tuple[tuple[str, int], ...]:
+        """How many wait without being ready, by reason."""
+        waiting = self.scheduler.state.waiting
+        return tuple((reason, count) for reason, count in waiting.num_deferred.items() if count)
 
     def _next_seq(self) -> int:
         self.seq += 1
@@ -253,9 +269,9 @@ class Observer:
         return tokens + self.scheduler.config.draft_slots * plan.num_rows
 
     def _count_step(self, plan: StepPlan, settled: Settled, timing: Timing, tokens: int, drafts: int) -> None:
-        counts, draft, limits = self.counts, self.scheduler.draft, self.scheduler.state.limits
+        counts, planned, limits = self.counts, self.scheduler.planned, self.scheduler.state.limits
         counts["steps"] += 1
-        counts["preemptions"] += len(draft.preemptions)
+        counts["preemptions"] += len(planned.preemptions)
         counts["scheduled_tokens"] += tokens
         counts["recomputed_tokens"] += settled.recomputed_tokens
         counts["draft_tokens"] += drafts
@@ -265,13 +281,13 @@ class Observer:
         counts["input_rows"] += self._input_rows(plan, tokens)
         counts["input_budget"] += limits.input_budget
         counts["busy_s"] += timing.end_s - timing.start_s
-        for started in draft.started:
+        for started in planned.started:
             if started.resumed:
                 continue
             counts["admitted"] += 1
             counts["prompt_tokens"] += started.request.num_prompt_tokens
             counts["cached_tokens"] += started.request.cached_tokens
-        counts["reused_tokens"] += sum(entry.cached_tokens for entry in draft.admissions if entry.resumed)
+        counts["reused_tokens"] += sum(entry.cached_tokens for entry in planned.admissions if entry.resumed)
 
     def skip(self, steps: int, totals: Totals, finishes: list[Finish]) -> None:
         """Steps were told of elsewhere; `totals` are those after them, but for what finished."""
@@ -291,11 +307,11 @@ class Observer:
                 self.counts["finished"] += 1
 
     def _move_queue(self) -> None:
-        draft = self.scheduler.draft
-        for admission in draft.admissions:
+        planned = self.scheduler.planned
+        for admission in planned.admissions:
             self._queued_s.pop(admission.number, None)
-        for preemption in draft.preemptions:
-            self._queued_s[preemption.number] = draft.now_s
+        for preemption in planned.preemptions:
+            self._queued_s[preemption.number] = planned.now_s
 
     def look_at(self, head: Head | None) -> Head | None:
         """The head of the queue with what the scheduler does not say of it."""
@@ -306,11 +322,11 @@ class Observer:
 
     def _growth(self) -> tuple[bytes, bytes]:
         """`grown` and `grown_blocks` of the step."""
-        draft = self.scheduler.draft
+        planned = self.scheduler.planned
         pairs: list[int] = []
         blocks: list[int] = []
-        tables = [*draft.new_blocks.items()]
-        tables += [(started.request.number, started.block_table) for started in draft.started]
+        tables = [*planned.new_blocks.items()]
+        tables += [(started.request.number, started.block_table) for started in planned.started]
         for number, ids in tables:
             pairs += (number, len(ids))
             blocks += ids
@@ -352,6 +368,7 @@ class Observer:
             table=np.array(request.block_ids, dtype=np.int32).tobytes(),
             queued_s=self._queued_s.get(request.number),
             requeued_s=request.requeued_s,
+            deferred="" if request.deferred is None else request.deferred.value,
         )
 
 

@@ -22,7 +22,7 @@ from schedtop.engine.contract.telemetry import (
     Totals,
 )
 from schedtop.engine.kv.block_pool import HELD, in_order
-from schedtop.engine.scheduler.decodes import Floats, Gaps, Needs, block_needs, decode, foresee, take_blocks
+from schedtop.engine.scheduler.decodes import Floats, Gaps, Needs, block_needs, decode, decodes_ahead, take_blocks
 from schedtop.engine.scheduler.request_table import BEFORE, COLUMNS, NOW, IntArray
 from schedtop.engine.sim.worker import SimWorker
 from schedtop.engine.step.engine import Engine
@@ -167,7 +167,7 @@ def run_stretch(engine: Engine, until_s: float = math.inf, most_steps: int = MOS
     worker, state, observer = engine.worker, engine.scheduler.state, engine.observer
     if not isinstance(worker, SimWorker) or engine.paused or observer.has_events:
         return None
-    outlook = foresee(state)
+    outlook = decodes_ahead(state)
     if outlook is None:
         return None
     table, size = state.table, state.table.size

@@ -18,20 +18,23 @@ from schedtop.engine.contract.telemetry import (
     EndTrial,
     Header,
     Pause,
+    Refusal,
     Reply,
     Resume,
     SetKnobs,
     Snapshot,
     StepOnce,
     StepRecord,
+    Submit,
 )
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.open_latencies import Unended
 from schedtop.engine.serving.loop import ServiceLoop
+from schedtop.engine.vllm.asked import log
 from schedtop.engine.vllm.changes import check_change, foresee, with_consequences
 from schedtop.engine.vllm.events import Updated
 from schedtop.engine.vllm.hook import Hook
 from schedtop.engine.vllm.limits import set_limits
-from schedtop.engine.vllm.plugin import log
 from schedtop.engine.vllm.reasons import Fixed
 from schedtop.engine.vllm.records import Records
 from schedtop.engine.vllm.requests import DECODING
@@ -43,13 +46,17 @@ TELL_IDLE_AFTER_S = 0.1
 YIELD_S = 0.0001
 """After each record: the engine's thread may be waiting for the interpreter."""
 END_WITHIN_S = 1.0
+NO_SUBMIT = "vLLM takes requests at its own address only"
 
 
 class HookedEngine:
     """What `ServiceLoop` needs. Limits count as set once they are checked: the engine sets them before its next step.
 
-    Raises whatever making a record raises, after the third time.
+    `paused` is for a loop that would stop looking; this one pauses admissions only.
     """
+
+    paused = False
+    sampled = np.zeros((0, 0), dtype=np.int32)
 
     def __init__(self, hook: Hook) -> None:
         facts = hook.facts
@@ -57,7 +64,6 @@ class HookedEngine:
         self.header: Header = facts.header
         self.knobs: dict[str, Any] = dict(facts.knobs)
         self.knobs_version = 0
-        self.paused = False
         self._hook = hook
         self._records = Records(
             facts.header,
@@ -86,7 +92,6 @@ class HookedEngine:
     def step(self) -> StepRecord | None:
         """The next record; None if nothing is to be told yet."""
         record = self._next_record()
-        self.paused = self._records.paused
         if record is not None:
             self._idle_since_s = self.clock_s
             time.sleep(YIELD_S)
@@ -183,6 +188,13 @@ class HookedEngine:
     def step_once(self) -> object:
         return False
 
+    def submit(self, request: Request) -> Refusal | None:
+        """Requests come to a server through its own front end."""
+        raise ValueError(NO_SUBMIT)
+
+    def skip_to(self, time_s: float) -> None:
+        """Its clock is the wall's."""
+
     def drain(self) -> None:
         """The server is not ours to end."""
 
@@ -194,6 +206,7 @@ class HookLoop(ServiceLoop):
         refused: dict[type, str] = {
             Drain: "this server is not the console's: stop vLLM where it was started",
             StepOnce: "vLLM takes no single steps",
+            Submit: NO_SUBMIT,
         }
         if read_only:
             words = "this server lets consoles look only (SCHEDTOP_ATTACH_READONLY)"

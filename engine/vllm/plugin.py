@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-ADDRESS = "SCHEDTOP_ATTACH"
-READ_ONLY = "SCHEDTOP_ATTACH_READONLY"
+from schedtop.engine.vllm.asked import ADDRESS, READ_ONLY, log
+
 MARK = "schedtop_hooked"
 """On whatever is wrapped already: plugin and flag together must wrap once."""
-
-log = logging.getLogger("vllm.schedtop")  # below vLLM's own logger, so that its handlers show it
 
 
 def register() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 from schedtop.engine.contract.config import ConfigError, EngineConfig
+from schedtop.engine.contract.harmless import page
 from schedtop.engine.contract.slo import Slo
 from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.decide_again.divergence import Divergence, first_difference
@@ -69,7 +70,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             f"{name:<{widths[0]}}  {base:>{widths[1]}}  {variant:>{widths[2]}}  {step}".rstrip()
             for name, base, variant, step in rows
         ]
-        return "\n".join([*lines, "", self.verdict()])
+        return page([*lines, "", self.verdict()])
 
     def verdict(self) -> str:
         """No change, or where the runs part and in what."""

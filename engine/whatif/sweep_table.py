@@ -7,6 +7,7 @@ import io
 from typing import Any
 
 import msgspec
+from schedtop.engine.contract.harmless import page
 from schedtop.engine.whatif.compared_figures import (
     BY_NAME,
     FIGURES,
@@ -112,7 +113,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
             rows.append([mark, *(setting_text(value) for value in point.values()), *_cells(figures, outcome)])
         widths = [max(len(row[column]) for row in rows if column < len(row)) for column in range(len(rows[0]))]
         lines = ["  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=False)) for row in rows]
-        return "\n".join([f"{self.source} on {self.device}", *self.notes, "", *lines, "", self.verdict()])
+        return page([f"{self.source} on {self.device}", *self.notes, "", *lines, "", self.verdict()])
 
     def verdict(self) -> str:
         """One line: the winner, and by how much over the next one and over the settings as they are."""
