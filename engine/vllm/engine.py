@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from schedtop.engine.channel.protocol import ChannelError
+from schedtop.engine.channel.protocol import ChannelError, encode
 from schedtop.engine.channel.server import ChannelServer
 from schedtop.engine.contract.knobs import KnobError
 from schedtop.engine.contract.telemetry import (
@@ -46,6 +46,8 @@ TELL_IDLE_AFTER_S = 0.1
 YIELD_S = 0.0001
 """After each record: the engine's thread may be waiting for the interpreter."""
 END_WITHIN_S = 1.0
+KEPT_BYTES = 6 << 20
+"""Less than an outbox holds."""
 NO_SUBMIT = "vLLM takes requests at its own address only"
 
 
@@ -199,6 +201,26 @@ class HookedEngine:
         """The server is not ours to end."""
 
 
+class Kept:
+    """All records since the start, for a recording that is to hold them; given up for good when they are too many."""
+
+    def __init__(self, first: Snapshot) -> None:
+        self._bodies: list[bytes] = [encode(first)]
+        self._num_bytes = 0
+
+    def write(self, record: StepRecord, encoded: bytes) -> None:
+        if not self._bodies:
+            return
+        self._num_bytes += len(encoded)
+        self._bodies.append(encoded)
+        if self._num_bytes > KEPT_BYTES:
+            self._bodies = []
+
+    def all(self) -> list[bytes]:
+        """The first snapshot and all records; nothing if they are not there any more."""
+        return self._bodies
+
+
 class HookLoop(ServiceLoop):
     """The channel's loop over a hooked engine."""
 
@@ -211,7 +233,9 @@ class HookLoop(ServiceLoop):
         if read_only:
             words = "this server lets consoles look only (SCHEDTOP_ATTACH_READONLY)"
             refused |= dict.fromkeys((SetKnobs, EndTrial, Pause, Resume, Abort), words)
-        super().__init__(engine, server, {}, notices=_notices(hook), report=log.info, refused=refused)
+        kept = Kept(engine.snapshot())
+        server.kept = kept.all
+        super().__init__(engine, server, {"kept": kept}, notices=_notices(hook), report=log.info, refused=refused)
         self._hook, self._hooked = hook, engine
 
     def tick(self) -> None:
