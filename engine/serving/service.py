@@ -1,7 +1,8 @@
 """The engine's process: `python -m schedtop.engine.serving.service [CONFIG.json]`.
 
 Without an argument the first line of stdin is the `EngineConfig` as JSON, and stdin is the owner's lifeline: when
-it ends, the engine drains and exits. Exit codes: 0 orderly end, 1 the engine failed, 2 a setting cannot be used.
+it ends, the engine drains and exits. Exit codes: 0 orderly end, 1 the engine failed or its recording is not whole and
+where it was asked for, 2 a setting cannot be used.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from types import FrameType
 
 import msgspec
 from schedtop.engine.channel.listen import default_address
-from schedtop.engine.channel.protocol import ChannelError
+from schedtop.engine.channel.protocol import ChannelError, Sink
 from schedtop.engine.channel.server import ChannelServer
 from schedtop.engine.channel.stale_sockets import remove_leftovers
 from schedtop.engine.contract.config import ConfigError, EngineConfig
@@ -201,15 +202,20 @@ def serve(config: EngineConfig, owned: bool = False) -> int:
     code, reason, step = 0, "", 0
     try:
         with ExitStack() as stack:
-            loop = _load(config, owned, server, life, stack, http)
+            loop, sinks = _load(config, owned, server, life, stack, http)
             try:
                 reason = loop.run()
             finally:
                 step = loop.last_step
+        if config.record is not None and "recording" not in sinks:
+            code = 1
     except StopLoading as stop:
         reason = str(stop)
     except ConfigError as error:
         reason, code = str(error), _fail(str(error), 2)
+    except MemoryError:
+        reason = "not enough memory: give it more, or ask for a smaller model or pool"
+        code = _fail(reason, 1)
     except Exception as error:
         with suppress(OSError):
             traceback.print_exc()
@@ -230,8 +236,11 @@ def _load(
     life: Life,
     stack: ExitStack,
     http: HttpProcess | None,
-) -> ServiceLoop:
-    """Everything built and checked, the cheap checks first; consoles are greeted meanwhile."""
+) -> tuple[ServiceLoop, dict[str, Sink]]:
+    """Everything built and checked, the cheap checks first; consoles are greeted meanwhile.
+
+    The loop and its sinks; one that fails is taken out of them.
+    """
     check_sinks(config)
     notices: list[str] = []
 
@@ -254,10 +263,11 @@ def _load(
         calm_collector()
         # As stages they are gone before anybody reads them.
         notices += getattr(getattr(engine, "worker", None), "notices", ())
+        sinks = open_sinks(config, engine, stack, tell)
         life.loop = ServiceLoop(
             engine,
             server,
-            open_sinks(config, engine, stack, tell),
+            sinks,
             real_time=config.real_time,
             duration_s=config.duration_s,
             stay=owned or config.workload is None or http is not None,
@@ -267,7 +277,7 @@ def _load(
             on_drain=lambda: None if http is None else http.drain(),
             report=_log,
         )
-    return life.loop
+    return life.loop, sinks
 
 
 def _build(config: EngineConfig, stage: Callable[[str], None]) -> Steppable:
