@@ -24,7 +24,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     `KVGroup`. `prefix_cache_retention_interval`: window and Mamba groups keep in the cache what lies behind each
     multiple of it and behind the prompt's end (0: the latter alone; None: all). A drafter with a cache of its own
     (EAGLE, MTP) makes a hit lose its last block (`drop_last_cached_block`), needs slots for `num_lookahead_tokens`
-    more, and must not be left with fewer than `prefill_lookahead` tokens of a prompt.
+    more, and must not be left with fewer than `prefill_lookahead` tokens of a prompt. `max_loras`: adapters that one
+    step can compute together; 0: no limit.
     """
 
     num_blocks: int
@@ -52,6 +53,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     drop_last_cached_block: bool = False
     num_lookahead_tokens: int = 0
     prefill_lookahead: int = 0
+    max_loras: int = 0
 
     def groups(self) -> tuple[KVGroup, ...]:
         """The KV groups with their block sizes; one if none are named. Raises `GroupError`."""
@@ -93,10 +95,11 @@ def _check_kv(config: SchedulerConfig) -> None:
         raise ConfigError(str(error)) from None
     if config.kv_groups is not None and config.sliding_window is not None:
         raise ConfigError("sliding_window: with kv_groups, give the window in its group")
-    for name in ("num_lookahead_tokens", "prefill_lookahead", "prefix_cache_retention_interval"):
+    for name in ("max_loras", "num_lookahead_tokens", "prefill_lookahead", "prefix_cache_retention_interval"):
         if (getattr(config, name) or 0) < 0:
             raise ConfigError(f"{name}={getattr(config, name)}: must not be negative")
-    interval, common = config.prefix_cache_retention_interval, common_size(groups)
+    interval = config.prefix_cache_retention_interval
+    common = common_size(tuple(group for group in groups if group.mamba != "none"))
     if interval and interval % common:
         raise ConfigError(
             f"prefix_cache_retention_interval={interval}: must be 0 or a multiple of {common},"

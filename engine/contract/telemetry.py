@@ -51,6 +51,7 @@ class Limiter(StrEnum):
     REMOTE_KV = "remote_kv"
     STREAMING_INPUT = "streaming_input"
     STALE_OUTPUT = "stale_output"
+    LORA = "lora"
 
 
 DEFERRED = (Limiter.GRAMMAR, Limiter.REMOTE_KV, Limiter.STREAMING_INPUT, Limiter.STALE_OUTPUT)

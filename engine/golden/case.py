@@ -44,6 +44,7 @@ class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop_after: int | None = None
     cache_salt: str | None = None
     skip_reading_prefix_cache: bool = False
+    lora: int | None = None
     ready_step: int = 0
 
 
@@ -189,6 +190,7 @@ def make_request(asked: CaseRequest, arrival_s: float) -> Request:
         asked.priority,
         stops,
         cache_salt=asked.cache_salt,
+        adapter=asked.lora or 0,
         skip_reading_prefix_cache=asked.skip_reading_prefix_cache,
     )
     if asked.ready_step > asked.arrival_step:
@@ -326,7 +328,7 @@ class CaseRun:
             "waiting": [request.id for request in state.waiting],
             "free_blocks": state.kv.pool.num_free,
         }
-        if self._ready:
+        if self._ready or self.case.config.max_loras:
             decided["skipped"] = [request.id for request in skipped(state, planned)]
         settled = scheduler.update(plan, self.model.execute(plan), float(step))
         self.finishes += [*planned.ended, *settled.finishes]

@@ -7,6 +7,7 @@ from schedtop.engine.contract.telemetry import Admission, FinishReason, Head, Li
 from schedtop.engine.handoff.plan import Started
 from schedtop.engine.handoff.request import Request, Status
 from schedtop.engine.kv.manager import Hit
+from schedtop.engine.scheduler.adapters import open_slots
 from schedtop.engine.scheduler.chunks import planned_tokens, shorten
 from schedtop.engine.scheduler.deferral import pass_deferred
 from schedtop.engine.scheduler.queues import urgency
@@ -28,6 +29,7 @@ class AdmissionPass:
         self.token_left = state.limits.token_budget - used
         self.input_left = state.limits.input_budget - used - slots * self.num_running_scheduled
         self.num_running_before = table.size
+        self.slots = open_slots(state)
 
     def run(self) -> None:
         """Admit from the head until something stops it; notes the limiter and the head's reason."""
@@ -35,6 +37,8 @@ class AdmissionPass:
             head = self.stop_before_look()
             if head is None:
                 self.planned.last_look = request
+                if self.slots is not None and self.slots.pass_over(request):
+                    continue
                 head = self._try_admit(request)
             if head is not None:
                 self.planned.head = head
@@ -81,6 +85,8 @@ class AdmissionPass:
             return Head(request.number, short.reason, short.need, short.have, short.reserve)
         state.waiting.pop()
         self._admit(request, hit, chunk, drafts)
+        if self.slots is not None:
+            self.slots.add(request)
         self.token_left -= chunk
         self.input_left -= chunk + state.config.draft_slots
         planned.limiter = Limiter.NONE

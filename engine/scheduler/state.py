@@ -69,7 +69,7 @@ class State:
         self.kv = open_kv(config)
         self.table = RequestTable()
         self.shrinks = self.kv.keeps_states or config.prefill_lookahead > 1
-        self.waiting: WaitingQueue = open_queue(config.policy)
+        self.waiting: WaitingQueue = open_queue(config.policy, by_adapter=config.max_loras > 0)
         self.requests: dict[int, Request] = {}
         self.num_finished = 0
         self.gone: list[int] = []

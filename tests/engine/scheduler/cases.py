@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 from schedtop.engine.contract.config import SchedulerConfig
+from schedtop.engine.contract.kv_groups import Entry, KVGroup
 from schedtop.engine.golden.case import Case, CaseAbort, CaseKnob, CaseRequest
 
 LAST_ARRIVAL = 15
@@ -18,7 +19,16 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
     """Any scheduler that can schedule something."""
     slots = draw(st.sampled_from([0, 0, 0, 1, 3]))
     block_size = draw(st.sampled_from([4, 1, 2, 4, 8, 16]))
+    groups = draw(st.none() | st.none() | kv_groups(block_size))
+    drafts = draw(st.sampled_from([0, 0, 1, 2, 4]))
+    drafter = drafts > 0 and draw(st.booleans())
     return SchedulerConfig(
+        kv_groups=groups,
+        prefix_cache_retention_interval=draw(st.sampled_from([None, None, 0, 2 * block_size, 4 * block_size])),
+        drop_last_cached_block=drafter,
+        num_lookahead_tokens=drafts if drafter else 0,
+        prefill_lookahead=draw(st.sampled_from([1, drafts])) if drafter else 0,
+        max_loras=draw(st.sampled_from([0, 0, 1, 2])),
         block_size=block_size,
         num_blocks=max(1, draw(st.integers(24, 96) | st.integers(1, 96)) // block_size),
         max_num_batched_tokens=draw(st.integers(slots + 1, 64)),
@@ -33,9 +43,26 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         scheduler_reserve_full_isl=draw(st.booleans()),
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 3, 8, 20])),
         long_prefill_token_threshold_adaptive=draw(st.booleans()),
-        num_speculative_tokens=draw(st.sampled_from([0, 0, 1, 2, 4])),
+        num_speculative_tokens=drafts,
         draft_slots=slots,
-        sliding_window=draw(st.none() | st.none() | st.integers(1, 40)),
+        sliding_window=draw(st.none() | st.none() | st.integers(1, 40)) if groups is None else None,
+    )
+
+
+def kv_groups(block_size: int) -> st.SearchStrategy[tuple[Entry, ...]]:
+    """Layouts of some models; block sizes that divide twice the usual one."""
+    window = st.integers(1, 40)
+    twice = 2 * block_size
+    return st.one_of(
+        st.tuples(st.just("full"), window),
+        st.tuples(st.just("full"), window, window),
+        st.tuples(window, window),
+        st.tuples(st.just("full"), st.just("full")),
+        st.tuples(st.just("full"), st.builds(KVGroup, window=window, block_size=st.just(twice))),
+        st.tuples(st.just(KVGroup(full=True, block_size=twice)), window),
+        st.just(("full", KVGroup(mamba="align"))),
+        st.just(("full", KVGroup(mamba="align"), KVGroup(mamba="align"))),
+        st.just(("full", KVGroup(mamba="none"))),
     )
 
 
@@ -77,6 +104,9 @@ def cases(draw: st.DrawFn, most_requests: int = 10) -> Case:
             max_tokens=draw(st.integers(8, 40) | st.integers(1, 40)),
             prompt_parts=draw(prompt_parts(100 + ordinal)),
             priority=draw(st.integers(0, 2)),
+            lora=draw(st.sampled_from([None, None, 1, 2, 3])),
+            cache_salt=draw(st.sampled_from([None, None, None, "red"])),
+            skip_reading_prefix_cache=draw(st.sampled_from([False, False, False, True])),
         )
         for ordinal in range(count)
     ]
