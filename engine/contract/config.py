@@ -17,7 +17,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `cache_unexecuted_blocks`: under priority, a request can be preempted after the step had planned it; vLLM keeps
     the prefix-cache entries of blocks that the step would have filled. Decisions equal vLLM's only with them,
-    outputs are right only without: an engine that runs a real model turns this off.
+    outputs are right only without: an engine that runs a real model turns this off. `pipeline_depth`: stages that each
+    hold a batch; with `async_scheduling`, a further step is planned while they run.
     """
 
     num_blocks: int
@@ -40,6 +41,13 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_batched_tokens_ceiling: int | None = None
     max_seqs_ceiling: int | None = None
     cache_unexecuted_blocks: bool = True
+    async_scheduling: bool = False
+    pipeline_depth: int = 1
+
+    @property
+    def max_concurrent_batches(self) -> int:
+        """Steps that may be planned before the results of the first of them are applied, that one included."""
+        return self.pipeline_depth + self.async_scheduling
 
     @property
     def ceilings(self) -> dict[str, int | None]:
@@ -60,6 +68,12 @@ def check_scheduler_config(config: SchedulerConfig) -> SchedulerConfig:
             knobs.check_value(name, value, config.ceilings)
         except knobs.KnobError as error:
             raise ConfigError(str(error)) from None
+    if config.pipeline_depth < 1:
+        raise ConfigError(f"pipeline_depth={config.pipeline_depth}: must be at least 1")
+    if config.pipeline_depth > 1 and config.num_speculative_tokens and not config.async_scheduling:
+        raise ConfigError(
+            f"num_speculative_tokens={config.num_speculative_tokens}: drafts over pipeline stages need async scheduling"
+        )
     if config.max_num_batched_tokens <= config.draft_slots:
         raise ConfigError(
             f"max_num_batched_tokens={config.max_num_batched_tokens} leaves no row beside"
