@@ -18,7 +18,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `cache_unexecuted_blocks`: under priority, a request can be preempted after the step had planned it; vLLM keeps
     the prefix-cache entries of blocks that the step would have filled. Decisions equal vLLM's only with them,
-    outputs are right only without: an engine that runs a real model turns this off.
+    outputs are right only without: an engine that runs a real model turns this off. `pipeline_depth`: stages that each
+    hold a batch; with `async_scheduling`, a further step is planned while they run.
 
     `kv_groups`: groups of layers that keep state alike, instead of one; each "full", a window in tokens, or a
     `KVGroup`. `prefix_cache_retention_interval`: window and Mamba groups keep in the cache what lies behind each
@@ -54,11 +55,18 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_lookahead_tokens: int = 0
     prefill_lookahead: int = 0
     max_loras: int = 0
+    async_scheduling: bool = False
+    pipeline_depth: int = 1
 
     def groups(self) -> tuple[KVGroup, ...]:
         """The KV groups with their block sizes; one if none are named. Raises `GroupError`."""
         entries = self.kv_groups if self.kv_groups is not None else (self.sliding_window or "full",)
         return read_groups(entries, self.block_size, self.max_model_len)
+
+    @property
+    def max_concurrent_batches(self) -> int:
+        """Steps that may be planned before the results of the first of them are applied, that one included."""
+        return self.pipeline_depth + self.async_scheduling
 
     @property
     def ceilings(self) -> dict[str, int | None]:
@@ -79,6 +87,12 @@ def check_scheduler_config(config: SchedulerConfig) -> SchedulerConfig:
             knobs.check_value(name, value, config.ceilings)
         except knobs.KnobError as error:
             raise ConfigError(str(error)) from None
+    if config.pipeline_depth < 1:
+        raise ConfigError(f"pipeline_depth={config.pipeline_depth}: must be at least 1")
+    if config.pipeline_depth > 1 and config.num_speculative_tokens and not config.async_scheduling:
+        raise ConfigError(
+            f"num_speculative_tokens={config.num_speculative_tokens}: drafts over pipeline stages need async scheduling"
+        )
     if config.max_num_batched_tokens <= config.draft_slots:
         raise ConfigError(
             f"max_num_batched_tokens={config.max_num_batched_tokens} leaves no row beside"

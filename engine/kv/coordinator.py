@@ -40,7 +40,7 @@ class KVCoordinator(KVManager):
         self.common = common_size(specs)
         align = self.common if self.several else self.groups[0].size
         self.retention = Retention(config.prefix_cache_retention_interval, align, self.common, self.drop)
-        self.first_budget = config.max_num_batched_tokens
+        self.first_budget = config.max_concurrent_batches * config.max_num_batched_tokens
         self.caps = [group.cap(self.first_budget) for group in self.groups]
         self.kinds = _kinds(specs, self.groups)
         self.capacity = self._find_capacity()
@@ -216,13 +216,13 @@ class KVCoordinator(KVManager):
             self.pool.release([block for block in reversed(dropped) if block >= 0])
 
     def next_full(self, num_tokens: int) -> int:
-        known = num_tokens - self.held_back
+        known = max(num_tokens - self.held_back, 0)
         return (known // self.stride + 1) * self.stride + self.held_back
 
     def register(self, request: Request, num_tokens: int) -> None:
         if not self.caching or self.keeps_nothing:
             return
-        known = num_tokens - self.held_back
+        known = max(num_tokens - self.held_back, 0)
         for place, (group, holding) in enumerate(self._holdings(request)):
             num_full = self._registered_tokens(group, known) // group.size
             start = holding.num_registered

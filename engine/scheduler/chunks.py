@@ -32,7 +32,7 @@ def plan_in_turn(state: State, planned: PlannedStep, first: int, token_left: int
     """
     table, size, slots = state.table, state.table.size, state.config.draft_slots
     wanted = table.tokens[first:size]
-    gaps = table.num_tokens[first:size] - table.num_computed[first:size]
+    gaps = table.num_expected[first:size] - table.num_computed[first:size]
     begin = 0
     for row in [*((gaps > 1) & (wanted > 0)).nonzero()[0].tolist(), size - first]:
         before = wanted[begin:row]

@@ -12,8 +12,8 @@ import numpy.typing as npt
 from schedtop.engine.contract.telemetry import Finish, Head
 from schedtop.engine.scheduler.admission import AdmissionPass
 from schedtop.engine.scheduler.deferral import deferred_head
+from schedtop.engine.scheduler.register import register
 from schedtop.engine.scheduler.request_table import IntArray, RowArray
-from schedtop.engine.scheduler.running import register
 from schedtop.engine.scheduler.settle import finish
 from schedtop.engine.scheduler.state import PlannedStep, State
 
@@ -112,6 +112,7 @@ def decode(state: State, sampled: IntArray, gaps_s: Gaps, end_s: float) -> list[
     at, rows = _crossings(table.next_full[:size] - computed - 1, steps, state.kv.block_size)
     known = computed[rows] + at + 1
     computed += steps
+    table.num_expected[:size] += steps
     table.append_steps(sampled, gaps_s)
     table.last_s[:size] = end_s
     register(state, rows, known)

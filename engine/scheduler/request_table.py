@@ -21,8 +21,9 @@ BoolArray = npt.NDArray[np.bool_]
 
 COLUMNS = (
     *ROW_FIELDS,
-    "num_computed",  # tokens with state, including those scheduled in this step
-    "num_tokens",  # prompt and outputs
+    "num_computed",  # tokens with state once every step under way has run, if all its drafts hold
+    "num_expected",  # tokens once every result under way has arrived, likewise
+    "num_tokens",  # prompt and outputs so far
     "num_spec",  # draft tokens waiting for verification
     "room",  # tokens that its block table has slots for
     "next_full",  # tokens at which its next block is full
@@ -35,13 +36,14 @@ COLUMNS = (
     "slot",  # which line of the output store is its own
     "flushed",  # place in the store up to which its request knows its outputs
     "cursor",  # place in the store for its next output
+    "in_flight",  # tokens scheduled in steps under way
+    "next_step",  # step before which it is passed over
 )
 
 PLAN_ROWS = len(ROW_FIELDS[: ROW_FIELDS.index("computed") + 1])
 """The first columns are what a plan says of each row."""
 BEFORE = slice(COLUMNS.index("computed"), COLUMNS.index("needed") + 1)
-DRAFTED = slice(COLUMNS.index("drafts"), COLUMNS.index("accepted") + 1)
-NOW = slice(COLUMNS.index("num_computed"), COLUMNS.index("num_tokens") + 1)
+NOW = slice(COLUMNS.index("num_computed"), COLUMNS.index("num_expected") + 1)
 """`data[BEFORE] = data[NOW]` notes where every row stands."""
 MAX_DRAFTS = 8
 
@@ -51,7 +53,7 @@ class RequestTable:
 
     Outputs that a row gets while it is here lie in the store: ids in `_ids`, seconds since the delivery before in
     `_gaps`, one line of `_width` places per slot, flattened. `flush` hands them to the request. `has_drafts` says
-    whether any row may have drafts waiting.
+    whether any row may have drafts waiting. While `layout` stays the same, rows are where they were.
     """
 
     request: IntArray
@@ -64,6 +66,7 @@ class RequestTable:
     blocks: IntArray
     flags: IntArray
     num_computed: IntArray
+    num_expected: IntArray
     num_tokens: IntArray
     num_spec: IntArray
     room: IntArray
@@ -77,9 +80,12 @@ class RequestTable:
     slot: IntArray
     flushed: IntArray
     cursor: IntArray
+    in_flight: IntArray
+    next_step: IntArray
 
     def __init__(self, capacity: int = 64) -> None:
         self.size = 0
+        self.layout = 0
         self.requests: list[Request] = []
         self.ids: list[str] = []
         self.num_with_stops = 0
@@ -143,7 +149,7 @@ class RequestTable:
         self.data[:, row] = 0
         self.request[row] = request.number
         self.num_computed[row] = num_computed
-        self.num_tokens[row] = request.num_tokens
+        self.num_tokens[row] = self.num_expected[row] = request.num_tokens
         self.room[row], self.next_release[row], self.num_released[row], self.blocks[row] = standing
         self.stop_at[row] = stop_at
         self.high_water[row] = request.high_water
@@ -162,6 +168,7 @@ class RequestTable:
             self._free_slots.append(self.slot.item(row))
         size, left, first = self.size, len(self.requests), rows[0]
         self.size = left
+        self.layout += 1
         if first == left:  # nothing behind the removed rows
             return
         keep: slice | RowArray = slice(first + 1, size)
@@ -173,6 +180,14 @@ class RequestTable:
         self.last_s[first:left] = self.last_s[keep]
         if self.has_drafts:
             self.draft_ids[first:left] = self.draft_ids[keep]
+
+    def rows_of(self, numbers: IntArray, slots: IntArray) -> RowArray:
+        """Where the requests with these numbers are now, which once had these slots; -1: no longer here."""
+        row_of = np.full(self.data.shape[1], -1, dtype=np.intp)
+        row_of[self.slot[: self.size]] = np.arange(self.size)
+        rows = row_of[slots]
+        rows[self.request[rows] != numbers] = -1
+        return rows
 
     def note_blocks(self, rows: RowArray, standings: Sequence[Standing]) -> None:
         """Bring the counters of some rows up to their requests' blocks."""

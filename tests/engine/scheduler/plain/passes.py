@@ -99,11 +99,8 @@ class Passes:
         if fresh:
             kv.take_hit(request, hit, start)
         kv.take_new(request, start + n, ahead, fresh)
-        kv.register(request, self.known(request, start + n))
+        kv.register(request, min(start + n, request.num_tokens))
         return True
-
-    def known(self, request: PlainRequest, tokens: int) -> int:
-        return min(tokens, request.num_tokens) - max(0, self.run.kv.prefill_lookahead - 1)
 
     def plan(self, request: PlainRequest, n: int, fresh: bool, encode: list[int]) -> None:
         encoded = self.run.images.encode(request, encode)
@@ -296,7 +293,7 @@ class Passes:
             if group.kind != "align" or not found:
                 continue
             for row in self.rows:
-                tokens = kv.registered(group, self.known(row.request, row.request.computed + row.n))
+                tokens = kv.registered(group, min(row.request.computed + row.n, row.request.num_tokens))
                 last, table = tokens // group.size - 1, row.request.tables[place]
                 if 0 <= last < len(table) and table[last] == found[-1]:
                     return True
