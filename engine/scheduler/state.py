@@ -87,7 +87,7 @@ class State:
         self.config = config
         self.limits = Limits.of(config)
         self.kv = KVManager(config)
-        self.table = RequestTable(config.block_size, config.sliding_window is not None)
+        self.table = RequestTable(config.block_size, config.sliding_window is not None, config.async_scheduling)
         self.waiting: WaitingQueue = open_queue(config.policy)
         self.requests: dict[int, Request] = {}
         self.num_finished = 0
