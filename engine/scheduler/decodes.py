@@ -112,7 +112,6 @@ def decode(state: State, sampled: IntArray, gaps_s: Gaps, end_s: float) -> list[
     at, rows = _crossings(table.next_full[:size] - computed - 1, steps, state.kv.block_size)
     known = computed[rows] + at + 1
     computed += steps
-    table.num_expected[:size] += steps
     table.append_steps(sampled, gaps_s)
     table.last_s[:size] = end_s
     register(state, rows, known)

@@ -22,8 +22,8 @@ BoolArray = npt.NDArray[np.bool_]
 COLUMNS = (
     *ROW_FIELDS,
     "num_computed",  # tokens with state once every step under way has run, if all its drafts hold
-    "num_expected",  # tokens once every result under way has arrived, likewise
     "num_tokens",  # prompt and outputs so far
+    "num_expected",  # tokens once every result under way has arrived, likewise; one with `num_tokens` if not `ahead`
     "num_spec",  # draft tokens waiting for verification
     "room",  # tokens that its block table has slots for
     "next_full",  # tokens at which its next block is full
@@ -42,9 +42,6 @@ COLUMNS = (
 
 PLAN_ROWS = len(ROW_FIELDS[: ROW_FIELDS.index("computed") + 1])
 """The first columns are what a plan says of each row."""
-BEFORE = slice(COLUMNS.index("computed"), COLUMNS.index("needed") + 1)
-NOW = slice(COLUMNS.index("num_computed"), COLUMNS.index("num_expected") + 1)
-"""`data[BEFORE] = data[NOW]` notes where every row stands."""
 MAX_DRAFTS = 8
 
 
@@ -53,7 +50,8 @@ class RequestTable:
 
     Outputs that a row gets while it is here lie in the store: ids in `_ids`, seconds since the delivery before in
     `_gaps`, one line of `_width` places per slot, flattened. `flush` hands them to the request. `has_drafts` says
-    whether any row may have drafts waiting. While `layout` stays the same, rows are where they were.
+    whether any row may have drafts waiting. While `layout` stays the same, rows are where they were. `ahead`: rows are
+    planned on before their results are here.
     """
 
     request: IntArray
@@ -66,8 +64,8 @@ class RequestTable:
     blocks: IntArray
     flags: IntArray
     num_computed: IntArray
-    num_expected: IntArray
     num_tokens: IntArray
+    num_expected: IntArray
     num_spec: IntArray
     room: IntArray
     next_full: IntArray
@@ -83,7 +81,7 @@ class RequestTable:
     in_flight: IntArray
     next_step: IntArray
 
-    def __init__(self, capacity: int = 64) -> None:
+    def __init__(self, ahead: bool = False, capacity: int = 64) -> None:
         self.size = 0
         self.layout = 0
         self.requests: list[Request] = []
@@ -91,6 +89,7 @@ class RequestTable:
         self.num_with_stops = 0
         self.num_recomputing = 0
         self.has_drafts = False
+        self.ahead = ahead
         self._free_slots: list[int] = []
         self.data = np.zeros((len(COLUMNS), 0), dtype=np.int32)
         self.last_s = np.zeros(0)
@@ -114,6 +113,8 @@ class RequestTable:
     def _name_columns(self) -> None:
         for index, name in enumerate(COLUMNS):
             setattr(self, name, self.data[index])
+        if not self.ahead:
+            self.num_expected = self.num_tokens
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy's columns are of its own data."""

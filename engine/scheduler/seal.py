@@ -7,8 +7,6 @@ from schedtop.engine.contract.telemetry import ROW_FIELDS, RowFlag
 from schedtop.engine.handoff.plan import StepPlan
 from schedtop.engine.scheduler.overlap import set_out
 from schedtop.engine.scheduler.request_table import (
-    BEFORE,
-    NOW,
     PLAN_ROWS,
     BoolArray,
     IntArray,
@@ -24,8 +22,9 @@ def seal(state: State, planned: PlannedStep) -> Batch:
     """The planned step, ready to be executed."""
     table, size = state.table, state.table.size
     tokens = table.tokens[:size]
-    table.data[BEFORE, :size] = table.data[NOW, :size]
     computed = table.num_computed[:size]
+    table.computed[:size] = computed
+    table.needed[:size] = table.num_expected[:size]
     computed += tokens
     samples = computed >= table.num_expected[:size]
     all_busy = np.count_nonzero(tokens) == size

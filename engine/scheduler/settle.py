@@ -64,10 +64,8 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
         itl_s[at] = some
     if state.config.async_scheduling:
         register(state, *newly_known(state))
-    else:
-        table.num_expected[rows] += emitted
-        if result.drafts is not None and result.num_drafts is not None:
-            _keep_drafts(table, rows, result.drafts, result.num_drafts, emitted)
+    elif result.drafts is not None and result.num_drafts is not None:
+        _keep_drafts(table, rows, result.drafts, result.num_drafts, emitted)
     if state.config.max_concurrent_batches > 1:
         table.in_flight[rows] -= present.tokens
     first_tokens = _first_tokens(table, first_rows, now_s)

@@ -87,7 +87,7 @@ class State:
         self.config = config
         self.limits = Limits.of(config)
         self.kv = open_kv(config)
-        self.table = RequestTable()
+        self.table = RequestTable(config.async_scheduling)
         self.shrinks = self.kv.keeps_states or config.prefill_lookahead > 1
         self.waiting: WaitingQueue = open_queue(config.policy, by_adapter=config.max_loras > 0)
         self.requests: dict[int, Request] = {}

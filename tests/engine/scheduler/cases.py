@@ -15,20 +15,21 @@ LAST_EVENT = 40
 
 
 @st.composite
-def configs(draw: st.DrawFn) -> SchedulerConfig:
-    """Any scheduler that can schedule something."""
+def configs(draw: st.DrawFn, further: bool = False) -> SchedulerConfig:
+    """Any scheduler that can schedule something; `further`: with KV groups, adapters and drafters' caches, too."""
     slots = draw(st.sampled_from([0, 0, 0, 1, 3]))
     block_size = draw(st.sampled_from([4, 1, 2, 4, 8, 16]))
-    groups = draw(st.none() | st.none() | kv_groups(block_size))
+    groups = draw(st.none() | st.none() | kv_groups(block_size)) if further else None
     drafts = draw(st.sampled_from([0, 0, 1, 2, 4]))
-    drafter = drafts > 0 and draw(st.booleans())
+    drafter = further and drafts > 0 and draw(st.booleans())
+    intervals = [None, None, 0, 2 * block_size, 4 * block_size] if further else [None]
     return SchedulerConfig(
         kv_groups=groups,
-        prefix_cache_retention_interval=draw(st.sampled_from([None, None, 0, 2 * block_size, 4 * block_size])),
+        prefix_cache_retention_interval=draw(st.sampled_from(intervals)),
         drop_last_cached_block=drafter,
         num_lookahead_tokens=drafts if drafter else 0,
         prefill_lookahead=draw(st.sampled_from([1, drafts])) if drafter else 0,
-        max_loras=draw(st.sampled_from([0, 0, 1, 2])),
+        max_loras=draw(st.sampled_from([0, 0, 1, 2])) if further else 0,
         block_size=block_size,
         num_blocks=max(1, draw(st.integers(24, 96) | st.integers(1, 96)) // block_size),
         max_num_batched_tokens=draw(st.integers(slots + 1, 64)),
@@ -95,7 +96,7 @@ def knob_values(config: SchedulerConfig) -> st.SearchStrategy[dict[str, Any]]:
 @st.composite
 def cases(draw: st.DrawFn, most_requests: int = 10) -> Case:
     """A case with requests, knob changes and aborts; some of its requests may be impossible."""
-    config = draw(configs())
+    config = draw(configs(further=True))
     count = draw(st.integers(3, most_requests) | st.integers(1, 3))
     requests = [
         CaseRequest(

@@ -199,7 +199,7 @@ class PlainKV:
                     self.pool.register(block, self.key(request, place, index))
 
     def registered(self, group: Group, tokens: int) -> int:
-        """Of `tokens` tokens, how many are registered in a group: a drafter that reads ahead computes the last again."""
+        """Of `tokens` tokens, how many are registered: a drafter that reads ahead computes the last again."""
         tokens = max(0, tokens - max(0, self.prefill_lookahead - 1))
         if not self.several:
             return tokens
