@@ -26,7 +26,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     multiple of it and behind the prompt's end (0: the latter alone; None: all). A drafter with a cache of its own
     (EAGLE, MTP) makes a hit lose its last block (`drop_last_cached_block`), needs slots for `num_lookahead_tokens`
     more, and must not be left with fewer than `prefill_lookahead` tokens of a prompt. `max_loras`: adapters that one
-    step can compute together; 0: no limit.
+    step can compute together; 0: no limit. `pooling`: requests have no outputs and end with their prompt.
     """
 
     num_blocks: int
@@ -55,6 +55,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_lookahead_tokens: int = 0
     prefill_lookahead: int = 0
     max_loras: int = 0
+    pooling: bool = False
     async_scheduling: bool = False
     pipeline_depth: int = 1
 

@@ -78,7 +78,8 @@ def settle_late(
         if request is None:
             late.ended_before.append(number)
             continue
-        sampled = result.sampled[place, : result.num_sampled[place]].tolist()
+        pooled = state.config.pooling and bool(batch.plan.samples[place])
+        sampled = [] if pooled else result.sampled[place, : result.num_sampled[place]].tolist()
         if sampled and request.first_token_s is None:
             request.first_token_s = now_s
             late.first_tokens.append((number, now_s - request.arrival_s))
@@ -91,7 +92,7 @@ def settle_late(
         batch.columns[EMITTED, column], batch.columns[ACCEPTED, column] = len(ids), accepted
         outputs, rejected = outputs + len(ids), rejected + num_drafts - accepted
         request.num_late -= 1
-        if stopped or request.num_tokens >= stop_at(state, request):
+        if stopped or pooled or request.num_tokens >= stop_at(state, request):
             _tell_preemption(state, batch, number)
             state.waiting.remove(request)
             late.finishes.append(end_request(state, request, reason_of(state, request, stopped), now_s))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.contract.telemetry import ROW_FIELDS, Finish
+from schedtop.engine.contract.telemetry import ROW_FIELDS, Finish, RowFlag
 from schedtop.engine.handoff.plan import StepResult
 from schedtop.engine.scheduler.ending import end_request, reason_of
 from schedtop.engine.scheduler.late import NO_LATE, find_present, in_order_of, settle_late
@@ -14,7 +14,7 @@ from schedtop.engine.scheduler.register import register
 from schedtop.engine.scheduler.request_table import IntArray, RequestTable, RowArray
 from schedtop.engine.scheduler.state import Batch, PlannedStep, State
 
-ACCEPTED, EMITTED = ROW_FIELDS.index("accepted"), ROW_FIELDS.index("emitted")
+ACCEPTED, EMITTED, FLAGS = (ROW_FIELDS.index(name) for name in ("accepted", "emitted", "flags"))
 
 
 class Settled(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
     table, columns = state.table, batch.columns
     present = find_present(table, batch, result)
     rows, at, drafts, sampled = present.rows, present.at, present.drafts, present.sampled
-    emitted = present.num_sampled
+    emitted = np.zeros_like(present.num_sampled) if state.config.pooling else present.num_sampled
     if drafts is not None:
         emitted = np.minimum(emitted, table.stop_at[rows] - table.num_tokens[rows])
     stopped: list[int] = []
@@ -71,6 +71,8 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
     first_tokens = _first_tokens(table, first_rows, now_s)
     size = table.size
     ends = (table.num_tokens[:size] >= table.stop_at[:size]).nonzero()[0].tolist()
+    if state.config.pooling:
+        ends = np.arange(size)[rows][(columns[FLAGS, at] & RowFlag.SAMPLED) > 0].tolist()
     finishes = finish(state, sorted({*ends, *stopped}), set(stopped), now_s) if ends or stopped else []
     late = settle_late(state, batch, result, present.late, itl_s, now_s) if present.late else NO_LATE
     return Settled(
