@@ -92,6 +92,7 @@ class RowFlag(IntEnum):
     NEW = 2  # admitted for the first time in this step
     RESUMED = 4  # admitted again after a preemption in this step
     SAMPLED = 8  # the model's output at its last position was used
+    LATE = 16  # the request had ended, or had been preempted, before the results came
 
 
 ROW_FIELDS = ("request", "tokens", "drafts", "accepted", "computed", "needed", "emitted", "blocks", "flags")

@@ -12,6 +12,11 @@ from schedtop.engine.handoff.request import Request
 
 IntArray = npt.NDArray[np.int32]
 
+PLACEHOLDER = -1
+"""Id of a draft that nobody drafted: always rejected."""
+OWN_DRAFT = -2
+"""Id of a draft that the worker proposed in the step before and kept to itself."""
+
 
 class Started(msgspec.Struct, frozen=True):
     """A row that enters the batch in this step, new or resumed: the worker needs all of it.
@@ -34,8 +39,8 @@ class StepPlan(msgspec.Struct, frozen=True):
     """One step's whole work, in scheduling order. All arrays are int32, one entry per scheduled row.
 
     `tokens[i]` positions of request `numbers[i]` are computed from position `computed[i]` on; the last
-    `drafts[i]` of them are draft tokens (ids in `draft_token_ids[i]`, -1 a placeholder that is always
-    rejected). `samples[i]`: the row reaches the end of its sequence, so the worker returns outputs for it.
+    `drafts[i]` of them are draft tokens (ids in `draft_token_ids[i]`, `PLACEHOLDER` or `OWN_DRAFT` among them).
+    `samples[i]`: the row reaches the end of its sequence, so the worker returns outputs for it.
     `new_blocks` maps a request number to block ids appended to its table (those of `started` not included).
     `gone` are numbers whose state the worker may drop: finished, aborted or preempted since the last plan.
     """
