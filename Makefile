@@ -2,6 +2,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= $(shell nproc)
+C_FILES := $(wildcard engine/runner/models/c/*)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: run test lint types check format engine pictures clean
@@ -38,16 +39,16 @@ $(VENV)/.venv:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.base: $(VENV)/.venv pyproject.toml
+$(VENV)/.base: $(VENV)/.venv pyproject.toml $(C_FILES)
 	$(INSTALL) -e .
 	@touch $@
 
 $(VENV)/.engine: $(VENV)/.base
-	$(INSTALL) -e '.[engine]'
+	$(INSTALL) -e '.[engine,http]'
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.venv pyproject.toml
-	$(INSTALL) -e '.[engine,parquet,test]'
+$(VENV)/.test: $(VENV)/.venv pyproject.toml $(C_FILES)
+	$(INSTALL) -e '.[engine,http,parquet,test]'
 	@touch $@ $(VENV)/.base $(VENV)/.engine
 
 pictures: $(VENV)/.test ## the README's pictures, from a real run

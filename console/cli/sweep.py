@@ -17,6 +17,7 @@ from schedtop.console.cli.output import show, show_json
 from schedtop.console.cli.scenario_flags import NOT_HERE, open_scenario
 from schedtop.console.cli.unused_flags import without
 from schedtop.engine.contract.slo import Slo, parse_slo
+from schedtop.engine.contract.written_files import make_folder
 from schedtop.engine.decide_again.scenario import Scenario
 from schedtop.engine.files.read import odd_file
 
@@ -91,7 +92,7 @@ def _default_results(scenario: Scenario, slo: Slo | None) -> Path:
 
     folder = user_cache_path("schedtop") / "sweeps"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         raise CommandError(f"{error.filename}: {error.strerror}: name a file for the runs with --results") from None
     return folder / f"{run_key(scenario, slo)[:16]}.jsonl"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from platformdirs import user_config_path
 from schedtop.engine.channel.protocol import ChannelError
+from schedtop.engine.contract.written_files import make_folder, open_new
 
 VARIABLE = "SCHEDTOP_TOKEN_FILE"
 """Names another token file, for an engine as for those who connect."""
@@ -44,9 +45,9 @@ def ensure_token(path: Path) -> str:
         return token
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets.token_urlsafe(32) + "\n")
+        make_folder(path.parent)
+        with open_new(draft) as file:
+            file.write(f"{secrets.token_urlsafe(32)}\n".encode())
         try:
             os.link(draft, path)  # whole, and never over one that another engine has just made
         except FileExistsError:

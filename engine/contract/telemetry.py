@@ -20,6 +20,9 @@ import numpy.typing as npt
 PROTOCOL = 4
 """Version of everything in this file; both ends of a channel and a recording's reader compare it."""
 
+OLDEST_RECORDED = 3
+"""Oldest protocol of recordings that can still be read: what they lack is at its default."""
+
 PREFIX_KEY_BYTES = 4
 """Of a prompt block's key. A block is told by these bytes and those of all blocks before it, so two prompts look alike
 by chance only if they part right there; keys do not compress, so their size is what recordings pay for."""
@@ -44,16 +47,33 @@ class Limiter(StrEnum):
     CHUNKING_OFF = "chunking_off"
     PAUSED = "paused"
     PREEMPTED_NOW = "preempted_now"
+    GRAMMAR = "grammar"
+    REMOTE_KV = "remote_kv"
+    STREAMING_INPUT = "streaming_input"
+    STALE_OUTPUT = "stale_output"
+    LORA = "lora"
+    ENCODER = "encoder"
+    DP_THROTTLE = "dp_throttle"
+
+
+DEFERRED = (Limiter.GRAMMAR, Limiter.REMOTE_KV, Limiter.STREAMING_INPUT, Limiter.STALE_OUTPUT)
+"""Reasons why a request is not ready. Admission passes it over; it keeps its place."""
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. `LENGTH` covers `max_tokens` and the model length."""
+    """Why a request ended. `LENGTH` covers `max_tokens` and the model length.
+
+    `STOP_OR_ABORT`: vLLM's front end ended it, on a stop string or because the client left; the engine cannot tell.
+    """
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     KV_CAPACITY = "kv_capacity"
     REFUSED = "refused"
+    ERROR = "error"
+    REPETITION = "repetition"
+    STOP_OR_ABORT = "stop_or_abort"
 
 
 class BlockClass(IntEnum):
@@ -75,9 +95,9 @@ class RowFlag(IntEnum):
 
 
 ROW_FIELDS = ("request", "tokens", "drafts", "accepted", "computed", "needed", "emitted", "blocks", "flags")
-"""Columns of `StepRecord.rows`: request number; tokens scheduled, of which drafts, of which accepted; tokens
-computed before the step; `num_tokens` when it was scheduled; outputs delivered by the step; blocks held after
-scheduling; `RowFlag` bits."""
+"""Columns of `StepRecord.rows`: request number; tokens scheduled, of which drafts, of which the model agreed with so
+many, whether or not all were delivered; tokens computed before the step; `num_tokens` when it was scheduled; outputs
+delivered by the step; blocks held after scheduling; `RowFlag` bits."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -159,6 +179,13 @@ class Head(Message, frozen=True):
     since_s: float | None = None
 
 
+class Deferral(Message, frozen=True):
+    """A waiting request that is not ready, and why; an empty reason: it is ready now."""
+
+    number: int
+    reason: str = ""
+
+
 class KnobChange(Message, frozen=True):
     """A limit changed at this step. `by` says who (a key, a command, a schedule)."""
 
@@ -180,7 +207,13 @@ class Blocks(Message, frozen=True):
 
 
 class Totals(Message, frozen=True):
-    """Counters since the session began, so that a gap in the records loses no total."""
+    """Counters since the session began, so that a gap in the records loses no total.
+
+    `finished` ended by stop or length; `kv_capacity` were cut off by a full pool. `drafts` are rows that carried any;
+    `accepted_draft_tokens` those that the model agreed with, delivered or not. `cache_queries` are prompt tokens of
+    first admissions while prefix caching was on. `aborted_prefill_tokens` were computed for requests that were
+    aborted before their first output.
+    """
 
     steps: int = 0
     submitted: int = 0
@@ -202,6 +235,11 @@ class Totals(Message, frozen=True):
     input_rows: int = 0
     input_budget: int = 0
     busy_s: float = 0.0
+    kv_capacity: int = 0
+    drafts: int = 0
+    accepted_draft_tokens: int = 0
+    cache_queries: int = 0
+    aborted_prefill_tokens: int = 0
 
 
 class StepRecord(Message, tag=1, frozen=True):
@@ -211,7 +249,8 @@ class StepRecord(Message, tag=1, frozen=True):
     `itl_s` float32, one per row, NaN where the step delivered no second or later output. `grown` are int32 pairs: a
     request, and how many blocks its table gained, or holds from its admission on; `grown_blocks` the ids of those
     blocks (int32), end to end: see `table_growth`. `schedule_s` and `update_s` are None on a simulated clock, where
-    they are part of the device's cost. `changed_blocks` is int32 `block * 4 + BlockClass`.
+    they are part of the device's cost. `changed_blocks` is int32 `block * 4 + BlockClass`. `deferrals`: who became
+    deferred or ready; `deferred`: how many of the waiting are, by reason.
     """
 
     seq: int
@@ -251,6 +290,8 @@ class StepRecord(Message, tag=1, frozen=True):
     knobs_version: int
     paused: bool
     totals: Totals
+    deferrals: tuple[Deferral, ...] = ()
+    deferred: tuple[tuple[str, int], ...] = ()
 
 
 class RequestState(Message, frozen=True):
@@ -268,6 +309,7 @@ class RequestState(Message, frozen=True):
     table: bytes
     queued_s: float | None = None
     requeued_s: float = 0.0
+    deferred: str = ""
 
 
 class Header(Message, tag=2, frozen=True):
@@ -419,14 +461,20 @@ def itl_column(record: StepRecord) -> FloatArray:
 def draft_positions(record: StepRecord) -> npt.NDArray[np.int64]:
     """Drafts that a step verified, and those of them that were accepted, by position: int64 [2, `MOST_DRAFTS`].
 
-    A row admitted in the step has placeholders that nobody drafted: they do not count.
+    The placeholders of a padded admission count as drafted, as in vLLM.
     """
     if not record.draft_tokens:
         return np.zeros((2, MOST_DRAFTS), dtype=np.int64)
     rows = row_columns(record)
-    drafted = np.where(rows["flags"] & (RowFlag.NEW | RowFlag.RESUMED), 0, rows["drafts"])
     places = np.arange(MOST_DRAFTS)[:, None]
-    return np.array([(drafted > places).sum(axis=1), (rows["accepted"] > places).sum(axis=1)])
+    return np.array([(rows[name] > places).sum(axis=1) for name in ("drafts", "accepted")])
+
+
+def hit_rate(totals: Totals) -> float | None:
+    """Share of looked-up prompt tokens that the prefix cache had; None where nothing was looked up."""
+    # Engines that do not count look-ups have them wherever something was found.
+    queries = totals.cache_queries or (totals.prompt_tokens if totals.cached_tokens else 0)
+    return totals.cached_tokens / queries if queries else None
 
 
 def block_changes(record: StepRecord) -> tuple[IntArray, IntArray]:
@@ -447,6 +495,8 @@ def table_growth(grown: bytes, grown_blocks: bytes) -> Iterator[tuple[int, bytes
 def describe_head(head: Head) -> str:
     """The waiting head's reason with its numbers, as every screen and report words it."""
     need, have = head.need, head.have
+    if head.reason in DEFERRED:
+        return describe_deferral(head.reason)
     if need is None or have is None:
         return head.reason.replace("_", " ")
     match head.reason:
@@ -463,6 +513,11 @@ def describe_head(head: Head) -> str:
         case Limiter.CHUNKING_OFF:
             return f"chunking off: needs {need} tokens, {have} left in this step"
     return head.reason.replace("_", " ")
+
+
+def describe_deferral(reason: str) -> str:
+    """Why a request is passed over, as every screen and report words it."""
+    return f"deferred: {reason}"
 
 
 class Command(Message, frozen=True):

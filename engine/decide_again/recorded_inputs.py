@@ -13,6 +13,7 @@ from schedtop.engine.contract.telemetry import (
     Arrival,
     FinishReason,
     Header,
+    Limiter,
     StepRecord,
     row_columns,
     table_growth,
@@ -54,6 +55,7 @@ class RecordedWorker:
 
     def __init__(self) -> None:
         self.emitted: dict[int, int] = {}
+        self.accepted: dict[int, int] = {}
         self.stopped: list[int] = []
         self.drafts: dict[int, int] | int = 0
 
@@ -62,7 +64,8 @@ class RecordedWorker:
         numbers = plan.numbers.tolist()
         counts = np.array([self.emitted.get(number, 0) for number in numbers], dtype=np.int32)
         sampled = np.zeros((plan.num_rows, int(counts.max(initial=1))), dtype=np.int32)
-        result = StepResult(sampled, counts, stopped=self.stopped)
+        accepted = np.array([self.accepted.get(number, 0) for number in numbers], dtype=np.int32)
+        result = StepResult(sampled, counts, stopped=self.stopped, accepted=accepted)
         proposed = self._proposals(numbers)
         if proposed.any():
             result.drafts = np.zeros((plan.num_rows, int(proposed.max())), dtype=np.int32)
@@ -117,15 +120,21 @@ class Driver:
             if not reply.ok:
                 raise RecordingError(f"{self.path}: step {record.step} changed a limit beyond reach: {reply.text}")
         self.engine.knobs_version = record.knobs_version
+        reasons = {deferral.number: deferral.reason for deferral in record.deferrals if deferral.reason}
         for arrival in record.arrivals:
-            self._submit(arrival)
+            self._submit(arrival, reasons.get(arrival.number))
         for finish in record.finishes:
             if finish.reason == FinishReason.ABORT:
                 self.clock.clock_s = record.start_s
                 self.engine.abort(finish.number)
+        for deferral in record.deferrals:
+            request = self.engine.scheduler.state.requests.get(deferral.number)
+            if not deferral.reason and request is not None and request.deferred is not Limiter.STALE_OUTPUT:
+                self.engine.scheduler.make_ready(deferral.number)
 
-    def _submit(self, arrival: Arrival) -> None:
+    def _submit(self, arrival: Arrival, deferred: str | None) -> None:
         request = request_of(arrival)
+        request.deferred = Limiter(deferred) if deferred else None
         self.engine.submit(request)
         if request.number != arrival.number:
             raise RecordingError(
@@ -157,7 +166,9 @@ class Driver:
 
     def _set_results(self, record: StepRecord, following: StepRecord | None) -> None:
         rows = row_columns(record)
-        self.worker.emitted = dict(zip(rows["request"].tolist(), rows["emitted"].tolist(), strict=True))
+        numbers = rows["request"].tolist()
+        self.worker.emitted = dict(zip(numbers, rows["emitted"].tolist(), strict=True))
+        self.worker.accepted = dict(zip(numbers, rows["accepted"].tolist(), strict=True))
         self.worker.stopped = [finish.number for finish in record.finishes if finish.reason == FinishReason.STOP]
         if self.drafts_every_time:
             self.worker.drafts = self.engine.scheduler.state.limits.num_speculative_tokens

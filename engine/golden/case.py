@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,11 @@ import msgspec
 import numpy as np
 from schedtop.engine.contract.config import ConfigError, SchedulerConfig, check_scheduler_config
 from schedtop.engine.contract.knobs import BY_NAME, KnobError, check_value
-from schedtop.engine.contract.telemetry import Finish, FinishReason, Refusal
+from schedtop.engine.contract.telemetry import Finish, FinishReason, Limiter, Refusal
 from schedtop.engine.files.read import odd_file
 from schedtop.engine.handoff.plan import IntArray, StepPlan, StepResult
 from schedtop.engine.handoff.request import Request
+from schedtop.engine.scheduler.deferral import skipped
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.scheduler.settle import Settled
 
@@ -30,7 +32,8 @@ class CaseConfig(SchedulerConfig, frozen=True, kw_only=True, forbid_unknown_fiel
 class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`prompt_parts` are [seed, length] pairs; token i of a part is (seed * 1000003 + i * 7919) % 32000.
 
-    Its `stop_after`-th output is a stop token, which ends it.
+    Its `stop_after`-th output is a stop token, which ends it. Before step `ready_step` it is not ready, as if a grammar
+    were compiling.
     """
 
     id: str
@@ -40,6 +43,9 @@ class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompt: list[int] | None = None
     priority: int = 0
     stop_after: int | None = None
+    cache_salt: str | None = None
+    skip_reading_prefix_cache: bool = False
+    ready_step: int = 0
 
 
 class CaseKnob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,6 +70,7 @@ class CaseStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     free_blocks: int
     finished: list[str]
     free_blocks_after: int
+    skipped: list[str] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,7 +97,10 @@ class Difference:
 
 @dataclass(slots=True)
 class Verdict:
-    """What replaying a case came to. `equal` is None for a case without recorded steps."""
+    """What replaying a case came to. `equal` is None for a case without recorded steps.
+
+    `submitted` is the sum of `finished`, `kv_capacity`, `refused`, `aborted`, `running` and `waiting`.
+    """
 
     name: str
     equal: bool | None = None
@@ -100,8 +110,15 @@ class Verdict:
     recomputed_tokens: int = 0
     cached_tokens: int = 0
     prompt_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
+    submitted: int = 0
     finished: int = 0
+    kv_capacity: int = 0
     refused: int = 0
+    aborted: int = 0
+    running: int = 0
+    waiting: int = 0
     difference: Difference | None = None
 
 
@@ -143,6 +160,8 @@ def _check_request(request: CaseRequest) -> None:
         raise CaseError(f"{name}: {length} prompt tokens; a case may have {MAX_PROMPT_TOKENS}")
     if not all(-1 << 63 <= number < 1 << 63 for number in (request.max_tokens, request.priority)):
         raise CaseError(f"{name}: max_tokens and priority must fit 64 bits")
+    if request.ready_step < 0:
+        raise CaseError(f"{name}: ready_step must not be negative")
     if request.stop_after is not None and request.stop_after < 1:
         raise CaseError(f"{name}: stop_after must be at least 1")
     if any(not 0 <= token < 1 << 31 for token in request.prompt or ()):
@@ -173,7 +192,19 @@ STOP_TOKEN = 49000
 def make_request(asked: CaseRequest, arrival_s: float) -> Request:
     """A case's request as it arrives."""
     stops = frozenset() if asked.stop_after is None else frozenset({STOP_TOKEN})
-    return Request(asked.id, prompt_tokens(asked), asked.max_tokens, arrival_s, asked.priority, stops)
+    request = Request(
+        asked.id,
+        prompt_tokens(asked),
+        asked.max_tokens,
+        arrival_s,
+        asked.priority,
+        stops,
+        cache_salt=asked.cache_salt,
+        skip_reading_prefix_cache=asked.skip_reading_prefix_cache,
+    )
+    if asked.ready_step > asked.arrival_step:
+        request.deferred = Limiter.GRAMMAR
+    return request
 
 
 def prompt_tokens(request: CaseRequest) -> IntArray:
@@ -238,11 +269,21 @@ class CaseRun:
         self.finishes: list[Finish] = []
         self.refusals: list[Refusal] = []
         self.admitted: dict[int, tuple[int, int]] = {}
+        self.num_submitted = 0
         self._numbers: dict[str, int] = {}
         self._arrivals: dict[int, list[tuple[int, CaseRequest]]] = {}
         for ordinal, request in enumerate(case.requests):
             self._arrivals.setdefault(request.arrival_step, []).append((ordinal, request))
-        events = [*self._arrivals, *(knob.step for knob in case.knobs), *(abort.step for abort in case.aborts)]
+        self._ready: dict[int, list[str]] = {}
+        for request in case.requests:
+            if request.ready_step > request.arrival_step:
+                self._ready.setdefault(request.ready_step, []).append(request.id)
+        events = [
+            *self._arrivals,
+            *self._ready,
+            *(knob.step for knob in case.knobs),
+            *(abort.step for abort in case.aborts),
+        ]
         self._events = sorted(set(events))
         self._last_event = self._events[-1] if self._events else 0
 
@@ -258,7 +299,7 @@ class CaseRun:
                 step = min((event for event in self._events if event > step), default=step + 1)
 
     def apply_events(self, step: int) -> None:
-        """Knobs, arrivals and aborts of one step, in this order."""
+        """Knobs, arrivals, aborts and requests becoming ready, in this order."""
         for knob in self.case.knobs:
             if knob.step == step:
                 self.scheduler.set_limits(knob.set)
@@ -268,10 +309,13 @@ class CaseRun:
             if abort.step == step and abort.id in self._numbers:
                 finish = self.scheduler.abort(self._numbers[abort.id], float(step))
                 self.finishes += [finish] if finish else []
+        for name in self._ready.get(step, ()):
+            self.scheduler.make_ready(self._numbers[name])
 
     def _add(self, step: int, ordinal: int, request: CaseRequest) -> None:
         arrived = make_request(request, step + ordinal * 1e-6)
         refusal = self.scheduler.add(arrived)
+        self.num_submitted += 1
         self._numbers[request.id] = arrived.number
         self.model.add(arrived.number, ordinal, request.stop_after)
         self.refusals += [refusal] if refusal else []
@@ -295,6 +339,8 @@ class CaseRun:
             "waiting": [request.id for request in state.waiting],
             "free_blocks": state.kv.pool.num_free,
         }
+        if self._ready:
+            decided["skipped"] = [request.id for request in skipped(state, planned)]
         settled = scheduler.update(plan, self.model.execute(plan), float(step))
         self.finishes += [*planned.ended, *settled.finishes]
         decided["finished"] = [names[finish.number] for finish in settled.finishes]
@@ -320,6 +366,8 @@ def verify(case: Case) -> Verdict:
         verdict.preemptions += len(decided.preempted)
         verdict.scheduled_tokens += sum(tokens for _, tokens, _ in decided.scheduled)
         verdict.recomputed_tokens += settled.recomputed_tokens
+        verdict.draft_tokens += sum(drafts for *_, drafts in decided.scheduled)
+        verdict.accepted_draft_tokens += settled.accepted_drafts
         if recorded is not None and verdict.difference is None:
             if count >= len(recorded):
                 verdict.difference = Difference(decided.step, "step", "none", decided.step)
@@ -335,7 +383,16 @@ def verify(case: Case) -> Verdict:
     verdict.equal = None if recorded is None else verdict.difference is None
     verdict.prompt_tokens = sum(prompt for prompt, _ in run.admitted.values())
     verdict.cached_tokens = sum(cached for _, cached in run.admitted.values())
-    reasons = [finish.reason for finish in run.finishes]
-    verdict.refused = len(run.refusals) + reasons.count(FinishReason.REFUSED)
-    verdict.finished = len(reasons) - reasons.count(FinishReason.REFUSED) - reasons.count(FinishReason.ABORT)
+    _count_requests(verdict, run)
     return verdict
+
+
+def _count_requests(verdict: Verdict, run: CaseRun) -> None:
+    reasons = Counter(finish.reason for finish in run.finishes)
+    state = run.scheduler.state
+    verdict.submitted = run.num_submitted
+    verdict.refused = len(run.refusals) + reasons[FinishReason.REFUSED]
+    verdict.aborted = reasons[FinishReason.ABORT]
+    verdict.kv_capacity = reasons[FinishReason.KV_CAPACITY]
+    verdict.finished = reasons[FinishReason.STOP] + reasons[FinishReason.LENGTH]
+    verdict.running, verdict.waiting = state.table.size, len(state.waiting)

@@ -38,6 +38,7 @@ class CaseSource:
         self._numbers: dict[str, int] = {}
         self._next_step = 0
         steps = {request.arrival_step for request in case.requests}
+        steps |= {request.ready_step for request in case.requests if request.ready_step > request.arrival_step}
         steps |= {knob.step for knob in case.knobs} | {abort.step for abort in case.aborts}
         self._event_steps = sorted(steps)
 
@@ -72,3 +73,6 @@ class CaseSource:
         for abort in self.case.aborts:
             if abort.step == step and abort.id in self._numbers:
                 engine.abort(self._numbers[abort.id])
+        for asked in self.case.requests:
+            if asked.ready_step == step and asked.id in self._numbers:
+                engine.scheduler.make_ready(self._numbers[asked.id])

@@ -1,51 +1,19 @@
-"""The waiting queue: first come first served, or by urgency. Nobody overtakes its head."""
+"""The waiting queue: first come first served, or by urgency. Nobody overtakes its head but those who are not ready.
+
+Requests that are not ready keep their place and are not looked at: they cost nothing while they wait.
+"""
 
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
-from collections.abc import Iterator
-from typing import Protocol
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from heapq import merge
 
+from schedtop.engine.contract.telemetry import Deferral
 from schedtop.engine.handoff.request import Request
 
-
-class WaitingQueue(Protocol):
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[Request]: ...
-    def head(self) -> Request: ...
-    def pop(self) -> Request: ...
-    def add(self, request: Request) -> None: ...
-    def put_back(self, request: Request) -> None: ...
-    def remove(self, request: Request) -> None: ...
-
-
-class FcfsQueue:
-    """In order of arrival; a preempted request goes to the front."""
-
-    def __init__(self) -> None:
-        self._queue: deque[Request] = deque()
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._queue)
-
-    def head(self) -> Request:
-        return self._queue[0]
-
-    def pop(self) -> Request:
-        return self._queue.popleft()
-
-    def add(self, request: Request) -> None:
-        self._queue.append(request)
-
-    def put_back(self, request: Request) -> None:
-        self._queue.appendleft(request)
-
-    def remove(self, request: Request) -> None:
-        self._queue.remove(request)
+Place = Callable[[Request], tuple[float, ...]]
 
 
 def urgency(request: Request) -> tuple[int, float, int]:
@@ -53,32 +21,85 @@ def urgency(request: Request) -> tuple[int, float, int]:
     return (request.priority, request.arrival_s, request.number)
 
 
-class PriorityQueue:
-    """By `urgency`; a preempted request goes back where it belongs."""
+class WaitingQueue:
+    """Requests in order of `place`, those that are ready apart from the `deferred` ones.
 
-    def __init__(self) -> None:
-        self._queue: list[Request] = []
+    `num_deferred` counts the latter by reason; `deferrals` tells who became deferred or ready, until it is taken.
+    """
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._ready: deque[Request] = deque()
+        self.deferred: list[Request] = []
+        self._front = self._back = 0
+        self.num_deferred: Counter[str] = Counter()
+        self.deferrals: list[Deferral] = []
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self._ready) + len(self.deferred)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._queue)
+        """All of them, in order."""
+        return merge(self._ready, self.deferred, key=self.place) if self.deferred else iter(self._ready)
 
-    def head(self) -> Request:
-        return self._queue[0]
+    def head(self) -> Request | None:
+        """The first that is ready."""
+        return self._ready[0] if self._ready else None
+
+    @property
+    def first_number(self) -> int:
+        """The head's number; if nobody is ready, that of the first who waits; -1 if nobody does."""
+        waiting = self._ready or self.deferred
+        return waiting[0].number if waiting else -1
 
     def pop(self) -> Request:
-        return self._queue.pop(0)
+        """The head, which leaves; there must be one."""
+        return self._ready.popleft()
 
     def add(self, request: Request) -> None:
-        insort(self._queue, request, key=urgency)
+        """First come first served: at the end."""
+        self._back += 1
+        request.place = self._back
+        self._insert(request)
 
-    put_back = add
+    def put_back(self, request: Request) -> None:
+        """A preempted request. First come first served: in front."""
+        request.place = self._front
+        self._front -= 1
+        self._insert(request)
+
+    def _insert(self, request: Request) -> None:
+        if request.deferred is not None:
+            insort(self.deferred, request, key=self.place)
+            self.num_deferred[request.deferred.value] += 1
+            self.deferrals.append(Deferral(request.number, request.deferred.value))
+            return
+        ready, place = self._ready, self.place
+        if not ready or place(request) > place(ready[-1]):
+            ready.append(request)
+        elif place(request) < place(ready[0]):
+            ready.appendleft(request)
+        else:
+            insort(ready, request, key=place)
+
+    def make_ready(self, request: Request) -> None:
+        """From now on an ordinary request, at the place it kept."""
+        self._leave_deferred(request)
+        self._insert(request)
 
     def remove(self, request: Request) -> None:
-        self._queue.remove(request)
+        if request.deferred is None:
+            self._ready.remove(request)
+        else:
+            self._leave_deferred(request)
+
+    def _leave_deferred(self, request: Request) -> None:
+        assert request.deferred is not None, "only a deferred request can become ready"
+        self.deferred.remove(request)
+        self.num_deferred[request.deferred.value] -= 1
+        request.deferred = None
+        self.deferrals.append(Deferral(request.number))
 
 
 def open_queue(policy: str) -> WaitingQueue:
-    return PriorityQueue() if policy == "priority" else FcfsQueue()
+    return WaitingQueue(urgency if policy == "priority" else lambda request: (request.place,))

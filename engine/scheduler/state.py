@@ -11,7 +11,7 @@ from schedtop.engine.contract.knobs import LIVE, in_force, with_followers
 from schedtop.engine.contract.telemetry import Admission, Finish, Head, Limiter, Preemption
 from schedtop.engine.handoff.plan import Started
 from schedtop.engine.handoff.request import Request
-from schedtop.engine.kv.manager import KVManager
+from schedtop.engine.kv.open import open_kv
 from schedtop.engine.scheduler.queues import WaitingQueue, open_queue
 from schedtop.engine.scheduler.request_table import RequestTable
 
@@ -37,7 +37,11 @@ _KNOB_OF_LIMIT = {knob.also or knob.name: knob.name for knob in LIVE}
 
 @dataclass(slots=True)
 class PlannedStep:
-    """The step being planned. Rows of the running pass lie in the table; dropping a row there undoes it."""
+    """The step being planned. Rows of the running pass lie in the table; dropping a row there undoes it.
+
+    `last_look`: the last request that the waiting pass considered; `looked_at_all`: nothing kept it from going on to
+    the end of the queue.
+    """
 
     now_s: float
     limiter: Limiter = Limiter.NONE
@@ -47,6 +51,8 @@ class PlannedStep:
     new_blocks: dict[int, list[int]] = field(default_factory=dict)
     ended: list[Finish] = field(default_factory=list)
     head: Head | None = None
+    last_look: Request | None = None
+    looked_at_all: bool = False
 
 
 class State:
@@ -56,8 +62,9 @@ class State:
         self.config = config
         self.knobs = knob_values(config)
         self.limits = Limits.of(self.knobs)
-        self.kv = KVManager(config)
-        self.table = RequestTable(config.block_size, config.sliding_window is not None)
+        self.kv = open_kv(config)
+        self.table = RequestTable()
+        self.shrinks = self.kv.keeps_states or config.prefill_lookahead > 1
         self.waiting: WaitingQueue = open_queue(config.policy)
         self.requests: dict[int, Request] = {}
         self.num_finished = 0

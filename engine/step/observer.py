@@ -12,6 +12,7 @@ from schedtop.engine.contract.telemetry import (
     PREFIX_KEY_BYTES,
     Arrival,
     Blocks,
+    Deferral,
     Finish,
     FinishReason,
     Head,
@@ -70,7 +71,8 @@ class Observer:
     def has_events(self) -> bool:
         """Something happened that no record has told yet."""
         events = self._events
-        return bool(events.arrivals or events.refusals or events.finishes or events.knobs)
+        told = events.arrivals or events.refusals or events.finishes or events.knobs
+        return bool(told or self.scheduler.state.waiting.deferrals)
 
     def note_arrival(self, request: Request, refusal: Refusal | None) -> None:
         self.counts["submitted"] += 1
@@ -82,8 +84,9 @@ class Observer:
         self.counts["submitted_prompt_tokens"] += request.num_prompt_tokens
         self._queued_s[request.number] = request.queued_since_s
 
-    def note_finish(self, finish: Finish) -> None:
-        """An end outside a step: an abort."""
+    def note_abort(self, finish: Finish, prefill_tokens: int) -> None:
+        """An end outside a step, with the prompt tokens that were computed for nothing."""
+        self.counts["aborted_prefill_tokens"] += prefill_tokens
         self._events.finishes.append(finish)
         self._count_finishes([finish])
 
@@ -146,13 +149,15 @@ class Observer:
             knobs_version=knobs_version,
             paused=paused,
             totals=self.totals(),
+            deferrals=self._take_deferrals(),
+            deferred=self._deferred(),
         )
 
     def idle_record(self, now_s: float, knobs_version: int, paused: bool) -> StepRecord:
         """A record of what happened while nothing ran."""
         waiting = self.scheduler.state.waiting
         reason = Limiter.PAUSED if paused and len(waiting) else Limiter.NONE
-        head = Head(waiting.head().number, reason) if reason is Limiter.PAUSED else None
+        head = Head(waiting.first_number, reason) if reason is Limiter.PAUSED else None
         events = self._take_events()
         return msgspec.structs.replace(
             self.blank_record(knobs_version),
@@ -168,6 +173,7 @@ class Observer:
             finishes=tuple(events.finishes),
             knobs=tuple(events.knobs),
             paused=paused,
+            deferrals=self._take_deferrals(),
         )
 
     def blank_record(self, knobs_version: int) -> StepRecord:
@@ -211,7 +217,18 @@ class Observer:
             knobs_version=knobs_version,
             paused=False,
             totals=self.totals(),
+            deferred=self._deferred(),
         )
+
+    def _take_deferrals(self) -> tuple[Deferral, ...]:
+        waiting = self.scheduler.state.waiting
+        deferrals, waiting.deferrals = waiting.deferrals, []
+        return tuple(deferrals)
+
+    def _deferred(self) -> tuple[tuple[str, int], ...]:
+        """How many wait without being ready, by reason."""
+        waiting = self.scheduler.state.waiting
+        return tuple((reason, count) for reason, count in waiting.num_deferred.items() if count)
 
     def _next_seq(self) -> int:
         self.seq += 1
@@ -238,7 +255,7 @@ class Observer:
         state = self.scheduler.state
         pool, table = state.kv.pool, state.table
         stored = int(np.add.reduce(table.num_computed[: table.size])) - pool.num_extra_refs * state.kv.block_size
-        if state.kv.window is not None:
+        if not state.kv.at_once:
             stored -= int(table.num_released[: table.size].sum()) * state.kv.block_size
         return Blocks(
             held=pool.num_blocks - pool.num_free - pool.num_shared,
@@ -264,6 +281,9 @@ class Observer:
         counts["token_budget"] += limits.token_budget
         counts["input_rows"] += self._input_rows(plan, tokens)
         counts["input_budget"] += limits.input_budget
+        if plan.draft_token_ids is not None:
+            counts["drafts"] += int(np.count_nonzero(plan.drafts))
+            counts["accepted_draft_tokens"] += settled.accepted_drafts
         counts["busy_s"] += timing.end_s - timing.start_s
         for started in planned.started:
             if started.resumed:
@@ -271,6 +291,8 @@ class Observer:
             counts["admitted"] += 1
             counts["prompt_tokens"] += started.request.num_prompt_tokens
             counts["cached_tokens"] += started.request.cached_tokens
+            if self.scheduler.state.kv.caching:
+                counts["cache_queries"] += started.request.num_prompt_tokens
         counts["reused_tokens"] += sum(entry.cached_tokens for entry in planned.admissions if entry.resumed)
 
     def skip(self, steps: int, totals: Totals, finishes: list[Finish]) -> None:
@@ -287,6 +309,8 @@ class Observer:
                 self.counts["aborted"] += 1
             elif finish.reason == FinishReason.REFUSED:
                 self.counts["refused"] += 1
+            elif finish.reason == FinishReason.KV_CAPACITY:
+                self.counts["kv_capacity"] += 1
             else:
                 self.counts["finished"] += 1
 
@@ -352,6 +376,7 @@ class Observer:
             table=np.array(request.block_ids, dtype=np.int32).tobytes(),
             queued_s=self._queued_s.get(request.number),
             requeued_s=request.requeued_s,
+            deferred="" if request.deferred is None else request.deferred.value,
         )
 
 

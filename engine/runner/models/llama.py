@@ -6,7 +6,6 @@ Normalization", 2019), rotary positions (Su et al., "RoFormer", 2021), grouped-q
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +15,7 @@ from schedtop.engine.runner.loading.model_files import LEAN_MODEL_TYPES
 from schedtop.engine.runner.models.attention import Attention
 from schedtop.engine.runner.models.fused import Operations, TorchOperations
 from schedtop.engine.runner.models.linear import Linear, load_products, make_linear
+from schedtop.engine.runner.models.native import Native
 from transformers import PreTrainedModel
 
 
@@ -134,7 +134,7 @@ def layer_window(layer: Any, config: Any) -> int | None:
     return getattr(layer.self_attn, "sliding_window", None)
 
 
-def _take_layer(layer: Any, window: int | None, products: ctypes.CDLL | None) -> LeanLayer:
+def _take_layer(layer: Any, window: int | None, products: Native | None) -> LeanLayer:
     attention, mlp = layer.self_attn, layer.mlp
 
     def norm(module: Any) -> torch.Tensor | None:

@@ -18,12 +18,12 @@ from schedtop.engine.runner.gpu.backend import make_kernel_decoder
 from schedtop.engine.runner.gpu.kernel_decoders import KernelGeneralDecoder
 from schedtop.engine.runner.gpu.kernel_sampler import KernelSampler
 from schedtop.engine.runner.gpu.torch_fallback import GuardedDecoder
-from schedtop.engine.runner.loading.open import layer_soft_cap
+from schedtop.engine.runner.loading.route import layer_soft_cap
 from schedtop.engine.runner.models.fused import NativeAttention, NativeOperations
 from schedtop.engine.runner.models.general import GeneralDecoder
 from schedtop.engine.runner.models.kv_cache import CacheShape, PagedCache
 from schedtop.engine.runner.models.llama import LeanDecoder, is_lean, layer_window
-from schedtop.engine.runner.models.native import load_native
+from schedtop.engine.runner.models.native import Native, native_choices
 from schedtop.engine.runner.models.soft_capped_attention import torch_attention
 from schedtop.engine.runner.worker import ModelWorker
 from schedtop.engine.scheduler.scheduler import Scheduler
@@ -242,15 +242,21 @@ def build_decoder(
     if route.startswith("kernels"):
         return kernel_decoder(model, route, cache, config.max_model_len, tell)
     attention, operations = torch_attention(cache, layer_soft_cap(model.config)), None
-    if route == "native":
-        library = load_native(torch.float32, CPU)
-        if library is None:
-            pytest.skip("no C compiler here")
-        attention, operations = NativeAttention(cache, library), NativeOperations(library)
+    if route.startswith("native"):
+        native = pick_native(torch.float32, route.partition(":")[2])
+        attention, operations = NativeAttention(cache, native), NativeOperations(native)
     if route == "general":
         return GeneralDecoder(model, attention)
     assert is_lean(model)
     return LeanDecoder(model, attention, config.max_model_len, operations)
+
+
+def pick_native(dtype: torch.dtype, instructions: str = "") -> Native:
+    """The compiled routines for an instruction set, or the best there are."""
+    for choice in native_choices(dtype):
+        if instructions in ("", choice.instructions):
+            return choice
+    pytest.skip(f"no compiled routines here for {instructions or dtype}")
 
 
 def refuse(line: str) -> None:
@@ -290,6 +296,7 @@ class Lab:
     """What the tests of this folder build from."""
 
     vocab = VOCAB
+    pick_native = staticmethod(pick_native)
     build_model = staticmethod(build_model)
     layer_window = staticmethod(layer_window)
     reference = staticmethod(cache(Reference))

@@ -12,6 +12,7 @@ ROUTES = [
         for name in ("llama", "llama-bias", "llama-yarn", "qwen2", "qwen2-window", "qwen3", "mistral")
     ),
     *((name, "native") for name in ("llama", "llama-bias", "qwen2-window", "qwen3", "mistral")),
+    *(("llama", f"native:{instructions}") for instructions in ("avx2", "baseline")),
     *((name, "general") for name in ("llama", "qwen2-window", "qwen3", "mistral", "smollm3", "gemma2", "gemma3")),
 ]
 each_route = pytest.mark.parametrize(("name", "route"), ROUTES)
