@@ -13,10 +13,6 @@ from schedtop.engine.sim.devices import Gpu
 from schedtop.engine.sim.features import StepFeatures
 from schedtop.engine.sim.models import ModelShape
 
-MEMORY_SHARE = 0.8
-"""Of peak bandwidth, when streaming weights and cache: an L4 reaches 81 % in batch-1 decode, where launches hide
-behind reading (arXiv 2605.30571); Calculon's A100 file has 75 % at 10 MB and 90 % from 100 MB."""
-
 MATRIX_SHARE = 0.6
 """Of peak arithmetic in the projections of a forward pass. The best shapes of a bare matrix product reach 80 %
 (H100) to 87 % (A100) (stas00/ml-engineering, maximum achievable matmul FLOPS); norms, rotary embedding,
@@ -28,9 +24,6 @@ ATTENTION_SHARE = 0.5
 
 LINK_SHARE = 0.8
 """Of one direction's link bandwidth in a large all-reduce: 365 to 370 of 450 GB/s (NVIDIA/nccl issue 1455)."""
-
-ROW_S = 4e-6
-"""Per request: passes over a row of float logits (5 MB at a 150k vocabulary), batch bookkeeping on the host."""
 
 ACTIVATION_BYTES = 2
 
@@ -63,7 +56,7 @@ class Roofline:
         flops = gpu.tflops * 1e12
         fast = model.layer_weight_bytes == 1 and model.fp8_arithmetic
         matrix_flops = flops * (gpu.fp8_factor if fast else 1)
-        self._bytes_s = gpu.bandwidth_gb_s * 1e9 * MEMORY_SHARE
+        self._bytes_s = gpu.bandwidth_gb_s * 1e9 * gpu.weights_share
         self._link_bytes_s = gpu.link_gb_s / 2 * 1e9 * LINK_SHARE
 
         head_params = model.embedding_params / self.ranks
@@ -73,12 +66,15 @@ class Roofline:
         token_flops = 2 * model.active_layers_params / self.ranks
         self._token_s = token_flops / (matrix_flops * MATRIX_SHARE)
         self._head_s = 2 * head_params / (flops * MATRIX_SHARE)
-        layer_kv_s = model.local_kv_numbers(self.ranks) * model.kv_number_bytes / self._bytes_s
+        layer_kv_s = (
+            model.local_kv_numbers(self.ranks) * model.kv_number_bytes / (gpu.bandwidth_gb_s * 1e9 * gpu.kv_share)
+        )
         self._kv_token_s = (model.layers - model.windowed_layers) * layer_kv_s
         self._windowed_kv_token_s = model.windowed_layers * layer_kv_s
         pair_flops = 4 * model.layers * model.heads * model.head_dim / self.ranks
         self._pair_s = pair_flops / (flops * ATTENTION_SHARE)
         self._fixed_s = gpu.step_s + model.layers * gpu.layer_s
+        self._prefill_s = model.layers * gpu.prefill_layer_s
 
     def step_s(self, features: StepFeatures) -> float:
         """Seconds of a step."""
@@ -94,7 +90,7 @@ class Roofline:
         - KV read: every row's context once; layers with a window read no more than that of each row.
         - attention: 4 FLOPs per (query, key) pair, head dimension, head and layer, on top of the reading.
         - collectives: see `_collectives_s`.
-        - overhead: fixed per step and layer, and per request.
+        - overhead: fixed per step and layer, more per layer where a row has several tokens, and per request.
         """
         arithmetic_s = features.tokens * self._token_s + features.requests * self._head_s
         return StepTerms(
@@ -102,7 +98,9 @@ class Roofline:
             self._kv_read_s(features),
             features.attention_pairs * self._pair_s,
             self._collectives_s(features.tokens),
-            self._fixed_s + features.requests * ROW_S,
+            self._fixed_s
+            + (self._prefill_s if features.attention_pairs else 0.0)
+            + features.requests * self.gpu.row_s,
         )
 
     def _kv_read_s(self, features: StepFeatures) -> float:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.contract.nearest_name import did_you_mean
-from schedtop.engine.sim.devices import GPUS, Gpu
+from schedtop.engine.sim.devices import GPUS, Gpu, read_gpu
 from schedtop.engine.sim.features import StepCost
 from schedtop.engine.sim.linear import Calibration, read_calibration
 from schedtop.engine.sim.memory import PoolSettings, check_parallel, pool_blocks
@@ -150,6 +150,7 @@ class CalibratedDevice:
 def parse_device(spec: str) -> SimDevice:
     """The device that `sim:MODEL@GPU` or `sim:@FILE.toml` names.
 
+    MODEL may be the path of a `config.json` or of a folder with one, GPU that of a TOML file (`read_gpu`).
     Raises `ConfigError` for anything else, with the known names and the nearest one.
     """
     body = spec.removeprefix(PREFIX)
@@ -160,10 +161,16 @@ def parse_device(spec: str) -> SimDevice:
         path = Path(gpu_name).expanduser()
         return CalibratedDevice(path, read_calibration(path))
     shape = _find_shape(model_name)
-    gpu = GPUS.get(gpu_name := gpu_name.lower())
-    if gpu is None:
-        raise ConfigError(_unknown("GPU", gpu_name, GPUS))
-    return PresetDevice(shape, gpu)
+    return PresetDevice(shape, _find_gpu(gpu_name))
+
+
+def _find_gpu(name: str) -> Gpu:
+    gpu = GPUS.get(name.lower())
+    if gpu is not None:
+        return gpu
+    if name.endswith(".toml"):
+        return read_gpu(Path(name).expanduser())
+    raise ConfigError(_unknown("GPU", name.lower(), GPUS, "; or give the path of a .toml file"))
 
 
 def _find_shape(name: str) -> ModelShape:
