@@ -6,8 +6,8 @@
 written as a trace and served by `schedtop run --device sim:…`; printed are the errors of E2E and TTFT (mean, p90, p99)
 and of the time per output token, by load, and their medians by GPU and kind of model.
 
-The constants of `engine/sim/devices.py` were fitted to the loads of FITTED alone (`fit_step_times.py`); the others are held
-out. Times are the client's, so the simulated ones include the front end.
+The constants of `engine/sim/devices.py` come from `fit_step_times.py`, which sees every other load of the table; the
+rest are held out and reported apart. Times are the client's, so the simulated ones include the front end.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from pathlib import Path
 
 FOLDER = Path(__file__).parent / "measured_servers"
 METRICS = ("e2e_mean", "e2e_p90", "e2e_p99", "ttft_mean", "ttft_p90", "ttft_p99")
-PEERS = """Median |error| of published simulators on 38 loads of the same project: BLIS E2E 6.8, TTFT 18; LLMServingSim 18.8, 73;
-aiconfigurator 21.5, 662; llm-optimizer 51.7, 662; Vidur 619, 29,783 %."""
+PEERS = """Median |error| in % of published simulators on 38 loads of the same project, E2E and TTFT means: BLIS 6.8
+and 18, LLMServingSim 18.8 and 73, aiconfigurator 21.5 and 662, llm-optimizer 51.7 and 662, Vidur 619 and 29,783."""
 
 
 @dataclass(frozen=True)

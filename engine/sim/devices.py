@@ -11,18 +11,18 @@ from schedtop.engine.contract.config import ConfigError
 GPUS_PER_NODE = 8
 """Links between nodes are not described, so no group of GPUs may be larger than this."""
 
-LAYER_S = 50e-6
+LAYER_S = 55e-6
 """Per layer of a step in captured graphs: some ten kernels with a launch gap, ramp and drain each, and small ones that
-read no weights. Fitted to measured servers (`benchmarks/servers.py`)."""
+read no weights. Fitted to measured servers (`benchmarks/fit_step_times.py`)."""
 
 PREFILL_LAYER_S = 65e-6
 """More per layer where a row has several tokens: attention then runs outside the captured graph. Fitted likewise."""
 
-ROW_S = 9.5e-6
+ROW_S = 9.3e-6
 """Per request: passes over a row of float logits (5 MB at a 150k vocabulary), batch bookkeeping on the host. Fitted to
 decode steps of 1 to 128 rows."""
 
-WEIGHTS_SHARE = 0.87
+WEIGHTS_SHARE = 0.91
 """Of peak bandwidth, when streaming weights. An L4 reaches 81 % in batch-1 decode (arXiv 2605.30571); Calculon's A100
 file has 90 % from 100 MB on."""
 
@@ -56,7 +56,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill_layer_s: float = PREFILL_LAYER_S
 
 
-NVLINK_S = 2e-6  # a custom all-reduce inside a captured graph; measured servers with 2 to 8 ranks (0.5 to 2.5 µs)
+NVLINK_S = 5e-6  # a custom all-reduce inside a captured graph; fitted to measured servers of 2 to 8 ranks
 PCIE_S = 20e-6  # NCCL inside a decode graph over PCIe peer access (haohervchb/sglang-V100 pull request 2)
 
 _TABLE = (
@@ -64,11 +64,11 @@ _TABLE = (
     Gpu("gb200", "GB200", 2500, 186, 8000, 1800, NVLINK_S, fp8_factor=2),
     Gpu("h200", "H200 SXM", 989.5, 141, 4800, 900, NVLINK_S, fp8_factor=2),
     Gpu("h100", "H100 SXM", 989.5, 80, 3350, 900, NVLINK_S, fp8_factor=2),
-    # Two sources contradict each other on the A100: vLLM 0.15.1 servers read weights at 0.65 of the bandwidth, 0.20.1
-    # alone at 0.8.
-    Gpu("a100", "A100 80GB SXM", 312, 80, 2039, 600, NVLINK_S, weights_share=0.76, kv_share=0.74),
+    # Two sources contradict each other on the A100: servers on vLLM 0.15.1 read weights at 0.7 of the bandwidth, 0.20.1
+    # in process at 0.83.
+    Gpu("a100", "A100 80GB SXM", 312, 80, 2039, 600, NVLINK_S, weights_share=0.76, kv_share=0.78),
     Gpu("mi300x", "MI300X", 1307.4, 192, 5300, 896, NVLINK_S, fp8_factor=2),
-    Gpu("l40s", "L40S", 362, 48, 864, 64, PCIE_S, fp8_factor=2, weights_share=0.85, kv_share=0.57),
+    Gpu("l40s", "L40S", 362, 48, 864, 64, PCIE_S, fp8_factor=2, weights_share=0.88, kv_share=0.57),
     Gpu("rtx6000", "RTX 6000 Ada", 364.2, 48, 960, 64, PCIE_S, fp8_factor=2, kv_share=0.57),
     Gpu("rtx4090", "RTX 4090", 165.2, 24, 1008, 64, PCIE_S, fp8_factor=2, kv_share=0.57),
     Gpu("a10g", "A10G", 70, 24, 600, 64, PCIE_S),
