@@ -24,6 +24,7 @@ def document(
     Reads the whole file; `on_progress` gets the number of records done. Raises `RecordingError`.
     """
     report = Report(slo, recording.header.settings.get("drafts"))
+    report.workload = recording.header.workload
     snapshot, _ = recording.keyframe_before(0)
     report.totals = snapshot.totals
     report.close(snapshot.clock_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,6 +10,8 @@ from msgspec.structs import astuple
 from schedtop.engine.contract.percentiles import Percentiles
 from schedtop.engine.contract.slo import Slo, served
 from schedtop.engine.contract.telemetry import MOST_DRAFTS, StepRecord, Totals, draft_positions
+from schedtop.engine.contract.workload_notes import as_document
+from schedtop.engine.offline.held_back import HeldBack, held_back_lines
 
 if TYPE_CHECKING:
     from schedtop.engine.step.stretch import Stretch
@@ -19,7 +22,7 @@ SHARES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 class Report:
     """Accumulates step records; figures are since the session's start, as its totals are.
 
-    `drafter` names who drafts, where that is known.
+    `drafter` names who drafts, where that is known; `workload` is a header's description of it.
     `wall_s`, `stopped_by` (a signal) and `unrecorded` (its recording is not whole) are for the caller to set; `close`
     says how long the run went on after its last record.
     """
@@ -38,6 +41,8 @@ class Report:
         self._itl_s = Percentiles("f")
         self._peak_blocks = 0
         self._pool_blocks = 0
+        self.workload: Mapping[str, Any] = {}
+        self._held_back = HeldBack()
         self._drafts = np.zeros((2, MOST_DRAFTS), dtype=np.int64)
 
     def add(self, record: StepRecord | Stretch) -> None:
@@ -48,6 +53,10 @@ class Report:
             self._itl_s.add_bytes(record.itl_s)
         for _, ttft_s in record.ttft_s:
             self._ttft_s.add(ttft_s)
+        if isinstance(record, StepRecord):
+            self._held_back.add(record.arrivals, record.refusals, record.finishes)
+        else:
+            self._held_back.add((), (), record.finishes)
         if record.finishes:
             self._add_finishes(record)
         if isinstance(record, StepRecord) and record.draft_tokens:
@@ -103,7 +112,15 @@ class Report:
             "peak_kv_usage": _ratio(self._peak_blocks, self._pool_blocks),
             "clock_s": self.clock_s,
             "wall_s": self.wall_s,
+            **self._held_back.as_document(),
         }
+        if self.workload:
+            document["workload"] = as_document(self.workload)
+        if "client_waits_s" in self.workload:
+            waits = Percentiles()
+            for wait_s in self.workload["client_waits_s"]:
+                waits.add(wait_s)
+            document["client_wait_s"] = _summary(waits)
         if totals.draft_tokens:
             document["drafts"] = self._describe_drafts()
         if self.slo is not None:
@@ -165,7 +182,17 @@ def report_text(document: dict[str, Any]) -> str:
             f"{percent_text(good['share'])} ({good['met']:,} of {good['n']:,} finished requests met {good['slo']})"
         )
         lines.insert(8, _line("goodput", share))
-    return "\n".join(lines)
+    if "client_wait_s" in document:
+        lines.insert(8, _latency_line("client wait", document["client_wait_s"]))
+    return "\n".join([*lines, *told_lines(document)])
+
+
+def told_lines(document: dict[str, Any]) -> list[str]:
+    """What to know before trusting a report's figures: how its workload was read, what was not served as asked."""
+    workload = document.get("workload", {})
+    read = [workload["read_as"]] if workload.get("read_as") else []
+    told = [*held_back_lines(document), *read, *workload.get("notices", ())]
+    return [_line("" if place else "notes", line) for place, line in enumerate(told)]
 
 
 def drafts_text(drafts: dict[str, Any]) -> str:

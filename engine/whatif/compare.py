@@ -14,7 +14,8 @@ from schedtop.engine.contract.slo import Slo
 from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.decide_again.divergence import Divergence, first_difference
 from schedtop.engine.decide_again.scenario import Scenario, check_changes
-from schedtop.engine.offline.report import Report
+from schedtop.engine.offline.held_back import held_back_lines
+from schedtop.engine.offline.report import Report, told_lines
 from schedtop.engine.step.engine import Engine
 from schedtop.engine.step.stretch import Stretch, records_of
 from schedtop.engine.whatif.compared_figures import change_text, setting_text, shown, value_text
@@ -70,7 +71,14 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             f"{name:<{widths[0]}}  {base:>{widths[1]}}  {variant:>{widths[2]}}  {step}".rstrip()
             for name, base, variant, step in rows
         ]
-        return page([*lines, "", self.verdict()])
+        return page([*lines, "", self.verdict(), *self._told()])
+
+    def _told(self) -> list[str]:
+        """What to know of the base, and of the variant where it is not the same."""
+        base = held_back_lines(self.base)
+        return told_lines(self.base) + [
+            f"variant: {line}" for line in held_back_lines(self.variant) if line not in base
+        ]
 
     def verdict(self) -> str:
         """No change, or where the runs part and in what."""
@@ -110,8 +118,8 @@ def compare(
             old.update((name, setting(base, name)) for name in typed)
 
     sides = (
-        _Side(base_run.run(base), Report(slo), on_progress),
-        _Side(variant_run.run(variant), Report(slo), lambda clock_s: None),
+        _Side(base_run.run(base), _report_of(base, slo), on_progress),
+        _Side(variant_run.run(variant), _report_of(variant, slo), lambda clock_s: None),
     )
     divergence = _run_both(sides, on_step)
     steps = base.observer.step
@@ -136,11 +144,18 @@ def compare(
 
 def run(scenario: Scenario, slo: Slo | None = None) -> dict[str, Any]:
     """The report's document of one run, without wall time: the same for the same scenario."""
-    engine, report = scenario.build(), Report(slo)
+    engine = scenario.build()
+    report = _report_of(engine, slo)
     for done in scenario.run(engine):
         report.add(done)
     report.close(scenario.config.duration_s or engine.clock_s)
     return report.as_dict()
+
+
+def _report_of(engine: Engine, slo: Slo | None) -> Report:
+    report = Report(slo)
+    report.workload = engine.header.workload
+    return report
 
 
 @dataclass(slots=True)
