@@ -51,6 +51,9 @@ class Limiter(StrEnum):
     REMOTE_KV = "remote_kv"
     STREAMING_INPUT = "streaming_input"
     STALE_OUTPUT = "stale_output"
+    LORA = "lora"
+    ENCODER = "encoder"
+    DP_THROTTLE = "dp_throttle"
 
 
 DEFERRED = (Limiter.GRAMMAR, Limiter.REMOTE_KV, Limiter.STREAMING_INPUT, Limiter.STALE_OUTPUT)
@@ -58,13 +61,19 @@ DEFERRED = (Limiter.GRAMMAR, Limiter.REMOTE_KV, Limiter.STREAMING_INPUT, Limiter
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. `LENGTH` covers `max_tokens` and the model length."""
+    """Why a request ended. `LENGTH` covers `max_tokens` and the model length.
+
+    `STOP_OR_ABORT`: vLLM's front end ended it, on a stop string or because the client left; the engine cannot tell.
+    """
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     KV_CAPACITY = "kv_capacity"
     REFUSED = "refused"
+    ERROR = "error"
+    REPETITION = "repetition"
+    STOP_OR_ABORT = "stop_or_abort"
 
 
 class BlockClass(IntEnum):
@@ -86,9 +95,9 @@ class RowFlag(IntEnum):
 
 
 ROW_FIELDS = ("request", "tokens", "drafts", "accepted", "computed", "needed", "emitted", "blocks", "flags")
-"""Columns of `StepRecord.rows`: request number; tokens scheduled, of which drafts, of which accepted; tokens
-computed before the step; `num_tokens` when it was scheduled; outputs delivered by the step; blocks held after
-scheduling; `RowFlag` bits."""
+"""Columns of `StepRecord.rows`: request number; tokens scheduled, of which drafts, of which the model agreed with so
+many, whether or not all were delivered; tokens computed before the step; `num_tokens` when it was scheduled; outputs
+delivered by the step; blocks held after scheduling; `RowFlag` bits."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -199,7 +208,13 @@ class Blocks(Message, frozen=True):
 
 
 class Totals(Message, frozen=True):
-    """Counters since the session began, so that a gap in the records loses no total."""
+    """Counters since the session began, so that a gap in the records loses no total.
+
+    `finished` ended by stop or length; `kv_capacity` were cut off by a full pool. `drafts` are rows that carried any;
+    `accepted_draft_tokens` those that the model agreed with, delivered or not. `cache_queries` are prompt tokens of
+    first admissions while prefix caching was on. `aborted_prefill_tokens` were computed for requests that were
+    aborted before their first output.
+    """
 
     steps: int = 0
     submitted: int = 0
@@ -221,6 +236,11 @@ class Totals(Message, frozen=True):
     input_rows: int = 0
     input_budget: int = 0
     busy_s: float = 0.0
+    kv_capacity: int = 0
+    drafts: int = 0
+    accepted_draft_tokens: int = 0
+    cache_queries: int = 0
+    aborted_prefill_tokens: int = 0
 
 
 class StepRecord(Message, tag=1, frozen=True):
@@ -442,14 +462,20 @@ def itl_column(record: StepRecord) -> FloatArray:
 def draft_positions(record: StepRecord) -> npt.NDArray[np.int64]:
     """Drafts that a step verified, and those of them that were accepted, by position: int64 [2, `MOST_DRAFTS`].
 
-    A row admitted in the step has placeholders that nobody drafted: they do not count.
+    The placeholders of a padded admission count as drafted, as in vLLM.
     """
     if not record.draft_tokens:
         return np.zeros((2, MOST_DRAFTS), dtype=np.int64)
     rows = row_columns(record)
-    drafted = np.where(rows["flags"] & (RowFlag.NEW | RowFlag.RESUMED), 0, rows["drafts"])
     places = np.arange(MOST_DRAFTS)[:, None]
-    return np.array([(drafted > places).sum(axis=1), (rows["accepted"] > places).sum(axis=1)])
+    return np.array([(rows[name] > places).sum(axis=1) for name in ("drafts", "accepted")])
+
+
+def hit_rate(totals: Totals) -> float | None:
+    """Share of looked-up prompt tokens that the prefix cache had; None where nothing was looked up."""
+    # Engines that do not count look-ups have them wherever something was found.
+    queries = totals.cache_queries or (totals.prompt_tokens if totals.cached_tokens else 0)
+    return totals.cached_tokens / queries if queries else None
 
 
 def block_changes(record: StepRecord) -> tuple[IntArray, IntArray]:

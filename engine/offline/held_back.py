@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from schedtop.engine.contract.telemetry import Arrival, Finish, FinishReason, Refusal
+from schedtop.engine.contract.telemetry import FinishReason, Refusal, StepRecord
+
+if TYPE_CHECKING:
+    from schedtop.engine.step.stretch import Stretch
 
 _NUMBER = re.compile(r"\d[\d,]*")
 
@@ -20,14 +22,14 @@ class HeldBack:
         self._counts: dict[str, int] = {}
         self._num_cut = self._most_tokens = 0
 
-    def add(self, arrivals: Iterable[Arrival], refusals: Iterable[Refusal], finishes: Iterable[Finish]) -> None:
-        """Take in what a record tells of them."""
-        for arrival in arrivals:
-            self._asked[arrival.number] = arrival.prompt_tokens, arrival.max_tokens
-        for refusal in refusals:
-            self._asked.pop(refusal.number, None)
-            self._refuse(refusal)
-        for finish in finishes:
+    def add(self, record: StepRecord | Stretch) -> None:
+        """Take in the next record, or many steps at once, in which nobody arrives."""
+        if isinstance(record, StepRecord):
+            self._asked.update((item.number, (item.prompt_tokens, item.max_tokens)) for item in record.arrivals)
+            for refusal in record.refusals:
+                self._asked.pop(refusal.number, None)
+                self._refuse(refusal)
+        for finish in record.finishes:
             prompt, most = self._asked.pop(finish.number, (0, 0))
             if finish.reason == FinishReason.LENGTH and finish.output_tokens < most:
                 self._num_cut += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -76,7 +76,8 @@ class ServiceLoop:
     A sink that raises `OSError` is reported and removed from `sinks`. `real_time` paces a simulated clock;
     `duration_s` ends the run at that engine time, the end of the workload does unless `stay`. `notices` are told
     once it serves. The first step waits up to `join_within_s` of wall time for a console. `for_clients`: requests
-    come from clients, too, so that the end of the workload is no end of work.
+    come from clients, too, so that the end of the workload is no end of work. `on_drain` is called once no new request
+    is taken. `refused` commands, by type, get that answer.
     """
 
     def __init__(
@@ -91,7 +92,9 @@ class ServiceLoop:
         notices: Sequence[str] = (),
         join_within_s: float = 0.0,
         for_clients: bool = False,
+        on_drain: Callable[[], object] = lambda: None,
         report: Callable[[str], None] = lambda line: None,
+        refused: Mapping[type, str] = {},
     ) -> None:
         self._engine = engine
         self._server = server
@@ -101,7 +104,9 @@ class ServiceLoop:
         self._notices = notices
         self._join_within_s = join_within_s
         self._for_clients = for_clients
+        self._on_drain = on_drain
         self._report = report
+        self._refused = refused
         self._simulated = engine.header.simulated_clock
         self._pace = Pace(engine.clock_s) if real_time and self._simulated else None
         self._next_poll_s = 0.0
@@ -121,6 +126,7 @@ class ServiceLoop:
             self.notice("info", text)
         self._await_console()
         while (reason := self._end_reason()) is None:
+            self.tick()
             self._trials.check()
             record = self._engine.tell() if self._too_early() else self._engine.step()
             if record is not None:
@@ -134,6 +140,9 @@ class ServiceLoop:
             if record is None or not record.executed:
                 self._idle()
         return reason
+
+    def tick(self) -> None:
+        """Called before each step; for what a loop has to do beside."""
 
     def end(self, reason: str, within_s: float | None = DRAIN_WITHIN_S) -> None:
         """Take no new requests and end when none is in flight, at the latest `within_s` (None: no limit) from now.
@@ -172,6 +181,7 @@ class ServiceLoop:
         reason, within_s = self._asked
         if self._ending is None:
             self._ending = reason
+            self._on_drain()
             self._engine.drain()
         if within_s is not None and self._end_by_s is None:
             self._end_by_s, self._pace = time.monotonic() + within_s, None
@@ -300,6 +310,8 @@ class ServiceLoop:
 
     def _apply(self, command: Incoming) -> KnobOutcome | str:
         engine = self._engine
+        if (why_not := self._refused.get(type(command))) is not None:
+            raise ValueError(why_not)
         match command:
             case SetKnobs():
                 return self._trials.set_knobs(command)

@@ -8,9 +8,10 @@ from typing import Any
 
 import msgspec
 from schedtop.engine.contract.harmless import page
-from schedtop.engine.offline.report import told_lines
+from schedtop.engine.offline.report_text import told_lines
 from schedtop.engine.whatif.compared_figures import (
     BY_NAME,
+    CUT_OFF,
     FIGURES,
     GOODPUT,
     REFUSED,
@@ -19,11 +20,12 @@ from schedtop.engine.whatif.compared_figures import (
     setting_text,
     value_text,
 )
-from schedtop.engine.whatif.ranking import objectives, pareto_set, ranked
+from schedtop.engine.whatif.ranking import decisive, objectives, pareto_set, ranked
 from schedtop.engine.whatif.sweep_results import Outcome
 
 SHOWN = (
     "refused",
+    "kv_capacity",
     "goodput",
     "ttft_p50_s",
     "ttft_p95_s",
@@ -130,7 +132,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         assert best is not None
         figure = self._decisive(order)
         if figure is None:
-            figure = objectives(self.slo is not None)[1]
+            figure = decisive(self.slo is not None)
             return (
                 f"no difference: {figure.label} is {value_text(figure, figure.of(best))} in all {len(order)} runs"
             )
@@ -154,7 +156,9 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     def _is_worth_a_column(self, name: str) -> bool:
         if name == GOODPUT.name:
             return self.slo is not None
-        return name != REFUSED.name or any(document and REFUSED.of(document) for document in self.documents)
+        if name not in (REFUSED.name, CUT_OFF.name):
+            return True
+        return any(document and BY_NAME[name].of(document) for document in self.documents)
 
     def _lead(self, figure: Figure, place: int) -> str:
         winner, other = self.winner, self.documents[place]
@@ -171,4 +175,4 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 def _cells(figures: list[Figure], outcome: Outcome) -> list[str]:
     if outcome.report is None:
         return [f"not run: {outcome.error}"]
-    return [value_text(figure, figure.of(outcome.report)) for figure in figures]
+    return [figure.text(outcome.report) for figure in figures]

@@ -150,11 +150,6 @@ def test_a_seek_is_cut_to_the_file(recording: Recording) -> None:
     assert history.position == -1 and history.latest is None and not list(history.records)
 
 
-def test_nothing_can_be_applied(recording: Recording, told: Any) -> None:
-    with pytest.raises(TypeError):
-        RecordedHistory(recording).apply(told.records[0])
-
-
 class Texted:
     """A recording with texts: one character before every record, for request 3."""
 
