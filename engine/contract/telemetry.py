@@ -129,13 +129,14 @@ class Admission(Message, frozen=True):
 
 
 class Refusal(Message, frozen=True):
-    """A request turned away at submission, with what it needs and what there is."""
+    """A request turned away at submission: what it needs, what there is, and `setting`, the flag that raises that."""
 
     number: int
     id: str
     reason: str
     need: int | None = None
     capacity: int | None = None
+    setting: str = ""
 
 
 class Finish(Message, frozen=True):
