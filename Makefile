@@ -44,11 +44,11 @@ $(VENV)/.base: $(VENV)/.venv pyproject.toml $(C_FILES)
 	@touch $@
 
 $(VENV)/.engine: $(VENV)/.base
-	$(INSTALL) -e '.[engine]'
+	$(INSTALL) -e '.[engine,http]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.venv pyproject.toml $(C_FILES)
-	$(INSTALL) -e '.[engine,parquet,test]'
+	$(INSTALL) -e '.[engine,http,parquet,test]'
 	@touch $@ $(VENV)/.base $(VENV)/.engine
 
 pictures: $(VENV)/.test ## the README's pictures, from a real run

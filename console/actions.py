@@ -11,7 +11,9 @@ from types import MappingProxyType
 LIVE, REPLAY = "live", "replay"
 GLOBAL = "global"
 PANEL = "panel"
-TURNS = frozenset(("next_panel", "previous_panel", *(f"panel_{number}" for number in range(1, 8))))
+PANELS = ("Batch", "KV", "Requests", "Latency", "Queue", "Knobs", "Events")
+"""Of the Live screen, in the order of their digits."""
+TURNS = frozenset(("next_panel", "previous_panel", *(f"panel_{number}" for number, _ in enumerate(PANELS, 1))))
 """Actions that only move the focus."""
 
 SCOPES: Mapping[str, str] = MappingProxyType(
@@ -113,10 +115,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("previous_panel", ("shift+tab",), "Previous panel", "Move the focus back"),
     *(
         Action(f"panel_{number}", (str(number),), f"Go to {name}", f"Focus panel [{number}]")
-        for number, name in enumerate(
-            ("Batch", "KV", "Requests", "Latency", "Queue", "Knobs", "Events"),
-            start=1,
-        )
+        for number, name in enumerate(PANELS, start=1)
     ),
     Action("panel_8", ("8",), "Go to Presets", "Panel [8] of the Knobs screen"),
     Action("panel_9", ("9",), "Go to Changes", "Panel [9] of the Knobs screen"),
@@ -289,7 +288,9 @@ def load_keymap(path: Path) -> dict[str, list[str]]:
     except (OSError, UnicodeDecodeError) as error:
         raise ActionError(f"{path.name} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
-        raise ActionError(f"{path.name} is no TOML: {error}") from None
+        raise ActionError(f"{path.name} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise ActionError(f"{path.name} is nested too deeply") from None
     keymap = {}
     for name, keys in raw.items():
         listed = [keys] if isinstance(keys, str) else keys

@@ -29,7 +29,33 @@ class Link(Protocol):
     def close(self) -> None: ...
 
 
-class Feed:
+class Commanded(Protocol):
+    """Where the console's data come from and its commands go."""
+
+    status: LinkStatus
+    received_at_s: float | None
+    why_ended: Callable[[], str | None] | None
+
+    def start(self) -> None: ...
+
+    def close(self) -> None:
+        """Hang up and let the thread end."""
+        ...
+
+    def looked(self) -> None:
+        """The screen took up the present state: tell it of the next change."""
+        ...
+
+    def next_command(self) -> int:
+        """A fresh id for a command."""
+        ...
+
+    def send(self, command: Incoming) -> str | None:
+        """Send a command; why it could not be sent, or None."""
+        ...
+
+
+class Feed(Commanded):
     """Reads a link until it ends, applies what comes to `history` under its lock, and tells `on_change` once per
     look: it is not called again before `looked`. With `reopen` a lost link is opened again, ever more patiently.
 
@@ -60,22 +86,18 @@ class Feed:
         self._thread.start()
 
     def close(self) -> None:
-        """Hang up and let the thread end."""
         self._closing.set()
         self._link.close()
         if self._thread.is_alive():
             self._thread.join(0.5)
 
     def looked(self) -> None:
-        """The screen took up the present state: tell it of the next change."""
         self._told = False
 
     def next_command(self) -> int:
-        """A fresh id for a command."""
         return next(self._commands)
 
     def send(self, command: Incoming) -> str | None:
-        """Send a command; why it could not be sent, or None."""
         if self.status.state != "open":
             return f"no engine takes commands: {self.status.cause or self.status.state}"
         try:

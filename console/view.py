@@ -10,7 +10,7 @@ from schedtop.console.drawing.glyphs import Glyphs
 from schedtop.console.drawing.styles import Palette
 from schedtop.console.knobs.trial import Pending
 from schedtop.console.options import ConsoleOptions
-from schedtop.console.past.history import History, Moment
+from schedtop.console.past.past import Moment, Past
 
 WINDOWS_S = (10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
 STEPS_PER_COLUMN = (1, 2, 4, 8, 16, 32, 64)
@@ -55,7 +55,7 @@ class View:
     `replay` is there if a recording is shown, not an engine.
     """
 
-    history: History
+    history: Past
     options: ConsoleOptions
     palette: Palette
     glyphs: Glyphs

@@ -24,8 +24,8 @@ def command(ctx: click.Context, a: Path, b: Path, as_json: bool) -> None:
     from schedtop.engine.decide_again.diff import diff
 
     with (
-        opened(a) as left,
-        opened(b) as right,
+        opened(a, read_on=False) as left,
+        opened(b, read_on=False) as right,
         progress("comparing", max(len(left), len(right))) as on_progress,
     ):
         found = diff(left, right, on_progress)

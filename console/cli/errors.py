@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import sys
@@ -35,6 +36,9 @@ def exit_code_of(error: BaseException) -> int:
     if isinstance(error, click.ClickException):
         say(error.format_message())
         return error.exit_code
+    if _lacks_memory(error):
+        say("not enough memory: give it more, or ask for less (a smaller model or pool, a part of the file)")
+        return FAILED
     # Errors of settings, files and channels are our own, each with one clear line.
     if type(error).__module__.startswith("schedtop."):
         say(str(error))
@@ -44,6 +48,20 @@ def exit_code_of(error: BaseException) -> int:
         say(f"{error.filename or 'standard output'}: {error.strerror}")
         return BAD_INPUT
     raise error
+
+
+def _lacks_memory(error: BaseException) -> bool:
+    """Python's own error, the system's, and those that libraries make of them while they are loaded."""
+    words = str(error)
+    return (
+        isinstance(error, MemoryError)
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+        or (isinstance(error, ImportError) and "failed to map segment" in words)
+        or (
+            isinstance(error, RuntimeError)
+            and ("can't start new thread" in words or "can't allocate memory" in words)
+        )
+    )
 
 
 def say(line: str) -> None:

@@ -83,7 +83,7 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Version.")
-@add_engine_flags(console=True)
+@add_engine_flags(console=True, http=True)
 @click.pass_context
 def cli(ctx: click.Context, /, **flags: Any) -> None:
     """A terminal operator console for an LLM inference scheduler.

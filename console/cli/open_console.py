@@ -49,6 +49,8 @@ def open_console(flags: Mapping[str, Any]) -> int:
     if config.record is not None:
         check_writable(config.record)
     check_start(config)
+    if not on_terminal and config.http is not None:
+        raise CommandError("--http without a terminal: use schedtop serve --http")
     if not on_terminal:
         return _print_report(config, parse_slo(flags["slo"]) if flags["slo"] is not None else None)
     if notice:
@@ -62,11 +64,11 @@ def open_console(flags: Mapping[str, Any]) -> int:
             link = process.connect(read_only=options.read_only)
         except ChannelError as error:
             raise CommandError(str(error)) from None
-        foretell = ForecastProcess()
+        make_forecast = ForecastProcess()
         try:
-            code = run_console(link, options, foretell=foretell, why_ended=process.exit_cause)
+            code = run_console(link, options, make_forecast=make_forecast, why_ended=process.exit_cause)
         finally:
-            foretell.close()
+            make_forecast.close()
         if process.process.poll() not in (None, 0):
             say(process.exit_cause() or "the engine ended")
             return code or (process.process.poll() if process.process.poll() == 2 else FAILED) or FAILED

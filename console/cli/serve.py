@@ -11,7 +11,7 @@ from schedtop.console.cli.pull import check_start
 
 
 @click.command("serve")
-@add_engine_flags()
+@add_engine_flags(http=True)
 @click.option(
     "--listen", "socket", metavar="ADDRESS", help="unix:PATH or tcp:127.0.0.1:PORT; a private path unless set."
 )
@@ -25,6 +25,8 @@ def command(
 
     It says where it listens and who may connect: over a Unix socket only its own user, over TCP whoever has the
     token, which is made at first use in a file that only its owner can read.
+
+    With --http it answers OpenAI's clients, too; without --workload nothing else is served then.
 
     A simulated engine keeps pace with the wall clock unless --no-real-time is given.
     """

@@ -70,7 +70,7 @@ def _case(path: Path, as_json: bool) -> tuple[bool | None, dict[str, Any] | str]
 def _recording(path: Path, as_json: bool) -> tuple[bool, dict[str, Any] | str]:
     from schedtop.engine.decide_again.verify import verify_recording
 
-    with opened(path) as recording, progress("deciding", len(recording)) as on_progress:
+    with opened(path, read_on=False) as recording, progress("deciding", len(recording)) as on_progress:
         verdict = verify_recording(recording, on_progress)
     if as_json:
         return verdict.equal, msgspec.to_builtins(verdict)

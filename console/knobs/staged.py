@@ -1,4 +1,4 @@
-"""The knob desk: values staged for a change, their bounds, and the way back. No drawing here."""
+"""The knob staging: values staged for a change, their bounds, and the way back. No drawing here."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 
 from schedtop.console.drawing import text
 from schedtop.console.knobs.forecast import Forecaster
-from schedtop.console.past.history import History
+from schedtop.console.past.past import Past
 from schedtop.console.past.state import State
 from schedtop.engine.contract.knobs import BY_NAME, KNOBS, LIVE, Knob, KnobValue, bounds, check_value, in_force
 
 DRAINING = ("max_num_seqs", "max_num_active_seqs")
 
 
-class KnobDesk:
+class Staging:
     """What the operator is about to change. Reads the live state; the screen sends what `values_to_apply` says.
 
     `warnings` are the engine's own words about the staged values, from a dry run. `sent_over` is the link over which
     a change went that is not answered yet; once that link broke, no answer will come.
     """
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: Past) -> None:
         self.history = history
         self.staged: dict[str, KnobValue] = {}
         self.warnings: list[str] = []

@@ -12,22 +12,20 @@ from platformdirs import user_config_path
 from schedtop.console.actions import REPLAY
 from schedtop.console.app import PAINT_EVERY_S, ConsoleApp
 from schedtop.console.drawing import text
-from schedtop.console.explain.watch import ExplainDesk
+from schedtop.console.explain.watch import Watch
 from schedtop.console.explain.window import Bounds
-from schedtop.console.feed import Feed
-from schedtop.console.knobs.staged import KnobDesk
+from schedtop.console.feed import Commanded
 from schedtop.console.options import ConsoleOptions
-from schedtop.console.past.history import History
 from schedtop.console.past.recorded import RecordedHistory
 from schedtop.console.past.source import Source
 from schedtop.console.replay.commands import ReplayCommands
-from schedtop.console.replay.findings import ReplayExplainDesk
+from schedtop.console.replay.findings import ReplayWatch
 from schedtop.console.replay.jumps import Jumps
 from schedtop.console.replay.player import Player
 from schedtop.console.replay.rerun.overlay import Overlay
 from schedtop.console.replay.rerun.runs import Begin, Reruns
 from schedtop.console.replay.rerun.screen import RerunScreen
-from schedtop.console.replay.staged_rerun import ReplayDesk
+from schedtop.console.replay.staged_rerun import ReplayStaging
 from schedtop.console.replay.timeline import TimelineBar
 from schedtop.console.screens.base import Commands, ConsoleScreen
 from schedtop.console.screens.live import LiveScreen
@@ -39,7 +37,7 @@ class ReplayView(View):
     """A view of a recording: to show a step is to go there."""
 
     def pin(self, seq: int) -> bool:
-        index = self._history.index_of(seq)
+        index = cast(RecordedHistory, self.history).index_of(seq)
         if index is None:
             return False
         self.go(index)
@@ -50,10 +48,6 @@ class ReplayView(View):
         self.look()
 
     go: Callable[[int], None]
-
-    @property
-    def _history(self) -> RecordedHistory:
-        return cast(RecordedHistory, self.history)
 
 
 class ReplayScreen(LiveScreen):
@@ -67,12 +61,12 @@ class ReplayScreen(LiveScreen):
         self.bars = (*self.bars, self.timeline)
 
 
-class PlayerFeed:
+class PlayerFeed(Commanded):
     """In the place of a feed: nothing comes, and nothing can be sent."""
 
     def __init__(self) -> None:
         self.status = LinkStatus("replay")
-        self.received_at_s: float | None = None
+        self.received_at_s = self.why_ended = None
 
     def start(self) -> None:
         """Nothing to start: the app plays."""
@@ -101,6 +95,8 @@ class ReplayApp(ConsoleApp):
     MODE: ClassVar[str] = REPLAY
     VIEW: ClassVar[type[View]] = ReplayView
     LIVE_SCREEN: ClassVar[type[LiveScreen]] = ReplayScreen
+    history: RecordedHistory
+    staging: ReplayStaging
 
     def __init__(
         self,
@@ -117,7 +113,7 @@ class ReplayApp(ConsoleApp):
         self.overlay = Overlay()
         self._told: object = None
         self.damage = damage
-        self.player = Player(cast(RecordedHistory, self.history), now, speed)
+        self.player = Player(self.history, now, speed)
         self.jumps = Jumps(self.player, self.options.ttft_slo_s, self.options.itl_slo_s)
         cast(ReplayView, self.view).go = self.player.move
         cast(ReplayScreen, self.live_screen).add_timeline(self.player)
@@ -125,17 +121,14 @@ class ReplayApp(ConsoleApp):
             self.player.play()
         self.view.replay = self.player.status()
 
-    def _open_history(self, link: Any) -> History:
-        return RecordedHistory(link)
+    def _open(self, link: Any, reopen: Any, now: Callable[[], float]) -> tuple[RecordedHistory, Commanded]:
+        return RecordedHistory(link), PlayerFeed()
 
-    def _open_feed(self, link: Any, reopen: Any, now: Callable[[], float]) -> Feed:
-        return cast(Feed, PlayerFeed())
+    def _open_staging(self) -> ReplayStaging:
+        return ReplayStaging(self.history)
 
-    def _open_desk(self) -> KnobDesk:
-        return ReplayDesk(self.history)
-
-    def _open_explain_desk(self, bounds: Bounds) -> ExplainDesk:
-        return ReplayExplainDesk(cast(RecordedHistory, self.history), bounds)
+    def _open_watch(self, bounds: Bounds) -> Watch:
+        return ReplayWatch(self.history, bounds)
 
     def open_explain(self) -> None:
         with self.history.lock:
@@ -148,7 +141,7 @@ class ReplayApp(ConsoleApp):
         while not isinstance(self.screen, RerunScreen) and self.screen is not self.live_screen:
             self.pop_screen()
         if not isinstance(self.screen, RerunScreen):
-            self.push_screen(RerunScreen(self.view, self.registry, self))
+            self.push_screen(RerunScreen(self.view, self.registry, self.player, self.reruns, self.overlay))
         if words:
             cast(RerunScreen, self.front).progress.words = words
 
@@ -172,7 +165,7 @@ class ReplayApp(ConsoleApp):
                 self._tell_damage(error)
                 moved = True
             timeline = cast(ReplayScreen, self.live_screen).timeline
-        reading = cast(ReplayExplainDesk, self.explain).reading
+        reading = cast(ReplayWatch, self.explain).reading
         if moved or reading or self.player.playing or not timeline.timeline.done:
             self.paint()
 

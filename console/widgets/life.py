@@ -10,9 +10,9 @@ from rich.style import Style
 from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
 from schedtop.console.drawing.stacked_columns import Layer, draw_columns
-from schedtop.console.life.path import Visit
 from schedtop.console.life.phases import PHASES, USUAL, at_times
-from schedtop.console.life.request_life import Life, LifeReader
+from schedtop.console.life.reader import LifeReader
+from schedtop.console.life.request_life import Life, Visit
 from schedtop.console.past import sample_sizes as enough
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces

@@ -8,7 +8,7 @@ from rich.style import Style
 from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
 from schedtop.console.knobs.presets import Preset
-from schedtop.console.knobs.staged import KnobDesk
+from schedtop.console.knobs.staged import Staging
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
 
@@ -21,9 +21,9 @@ class PresetsPanel(Panel):
 Enter stages a preset's values where they differ from the present ones; nothing reaches the engine before you
 apply them in [6]. w saves the present values of all live knobs under a name of yours."""
 
-    def __init__(self, view: View, desk: KnobDesk, presets: list[Preset], *, id: str) -> None:
+    def __init__(self, view: View, staging: Staging, presets: list[Preset], *, id: str) -> None:
         super().__init__(view, id=id)
-        self.desk, self.presets = desk, presets
+        self.staging, self.presets = staging, presets
         self.cursor = 0
 
     def headline(self) -> Pieces:
@@ -48,7 +48,7 @@ apply them in [6]. w saves the present values of all live knobs under a name of 
 
     def differing(self, preset: Preset) -> dict[str, object]:
         """The preset's values that are not in force."""
-        current = self.desk.current
+        current = self.staging.current
         return {name: value for name, value in preset.values.items() if name in current and current[name] != value}
 
     def selected(self) -> Preset | None:

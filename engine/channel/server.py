@@ -23,6 +23,7 @@ from schedtop.engine.channel.protocol import (
 from schedtop.engine.channel.token_file import VARIABLE, ensure_token, token_path
 from schedtop.engine.contract.telemetry import (
     PROTOCOL,
+    Abort,
     Bye,
     Header,
     Incoming,
@@ -33,6 +34,7 @@ from schedtop.engine.contract.telemetry import (
     Snapshot,
     Stage,
     StepRecord,
+    Submit,
     TextDelta,
 )
 
@@ -219,7 +221,7 @@ class ChannelServer(Sink):
         if not isinstance(command, Join):
             if not peer.joined:
                 raise ChannelError("the first message must be Join")
-            if peer.read_only:
+            if peer.read_only and not _of_a_client(peer, command):
                 whose = "this engine" if self._read_only else "this console"
                 text = f"{whose} is read-only: no command is taken"
                 peer.push(encode(Reply(command.id, ok=False, text=text, knobs_version=0)))
@@ -311,3 +313,8 @@ class ChannelServer(Sink):
     def __exit__(self, *_: object) -> None:
         if self._listener.fileno() >= 0:
             self.close(Bye(reason="the engine ended", step=0), within_s=0.0)
+
+
+def _of_a_client(peer: Peer, command: Incoming) -> bool:
+    """A request and its end change no setting: a read-only engine serves."""
+    return isinstance(command, Submit) or (isinstance(command, Abort) and not peer.console)

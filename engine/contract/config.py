@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 from schedtop.engine.contract import knobs
+from schedtop.engine.contract.kv_groups import Entry, GroupError, KVGroup, common_size, read_groups
 
 
 class ConfigError(ValueError):
@@ -18,6 +19,12 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     `cache_unexecuted_blocks`: under priority, a request can be preempted after the step had planned it; vLLM keeps
     the prefix-cache entries of blocks that the step would have filled. Decisions equal vLLM's only with them,
     outputs are right only without: an engine that runs a real model turns this off.
+
+    `kv_groups`: groups of layers that keep state alike, instead of one; each "full", a window in tokens, or a
+    `KVGroup`. `prefix_cache_retention_interval`: window and Mamba groups keep in the cache what lies behind each
+    multiple of it and behind the prompt's end (0: the latter alone; None: all). A drafter with a cache of its own
+    (EAGLE, MTP) makes a hit lose its last block (`drop_last_cached_block`), needs slots for `num_lookahead_tokens`
+    more, and must not be left with fewer than `prefill_lookahead` tokens of a prompt.
     """
 
     num_blocks: int
@@ -40,6 +47,16 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_batched_tokens_ceiling: int | None = None
     max_seqs_ceiling: int | None = None
     cache_unexecuted_blocks: bool = True
+    kv_groups: tuple[Entry, ...] | None = None
+    prefix_cache_retention_interval: int | None = None
+    drop_last_cached_block: bool = False
+    num_lookahead_tokens: int = 0
+    prefill_lookahead: int = 0
+
+    def groups(self) -> tuple[KVGroup, ...]:
+        """The KV groups with their block sizes; one if none are named. Raises `GroupError`."""
+        entries = self.kv_groups if self.kv_groups is not None else (self.sliding_window or "full",)
+        return read_groups(entries, self.block_size, self.max_model_len)
 
     @property
     def ceilings(self) -> dict[str, int | None]:
@@ -65,7 +82,26 @@ def check_scheduler_config(config: SchedulerConfig) -> SchedulerConfig:
             f"max_num_batched_tokens={config.max_num_batched_tokens} leaves no row beside"
             f" draft_slots={config.draft_slots}: nothing could ever be scheduled"
         )
+    _check_kv(config)
     return config
+
+
+def _check_kv(config: SchedulerConfig) -> None:
+    try:
+        groups = config.groups()
+    except GroupError as error:
+        raise ConfigError(str(error)) from None
+    if config.kv_groups is not None and config.sliding_window is not None:
+        raise ConfigError("sliding_window: with kv_groups, give the window in its group")
+    for name in ("num_lookahead_tokens", "prefill_lookahead", "prefix_cache_retention_interval"):
+        if (getattr(config, name) or 0) < 0:
+            raise ConfigError(f"{name}={getattr(config, name)}: must not be negative")
+    interval, common = config.prefix_cache_retention_interval, common_size(groups)
+    if interval and interval % common:
+        raise ConfigError(
+            f"prefix_cache_retention_interval={interval}: must be 0 or a multiple of {common},"
+            " the least common multiple of the block sizes"
+        )
 
 
 def knob_values(config: SchedulerConfig, extra: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -98,7 +134,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All that starts an engine process. `scheduler` holds only what was set explicitly, by knob name.
 
     `join_within_s`: wall time that the first step waits for a console. `draft_model` drafts for `model`.
-    `token_file`: what a TCP `socket` asks for. `read_only`: no console may command it.
+    `http` is where clients are served (`HOST:PORT`), under `served_model_name`; more than `max_num_queued_reqs` that
+    wait are turned away. `token_file`: what a TCP `socket` asks for. `read_only`: no console may command it.
     """
 
     device: str = "sim:llama-3.1-8b@h100"
@@ -116,6 +153,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     record: str | None = None
     record_text: bool = False
     metrics_port: int | None = None
+    http: str | None = None
+    served_model_name: tuple[str, ...] = ()
+    max_num_queued_reqs: int | None = None
     socket: str | None = None
     token_file: str | None = None
     read_only: bool = False

@@ -197,7 +197,7 @@ KNOBS: tuple[Knob, ...] = (
         int,
         16,
         low=1,
-        high=256,
+        high=1 << 14,
         unit="tokens",
         effect="Tokens per KV block.",
         up="Fewer, larger blocks: less bookkeeping, coarser sharing.",

@@ -95,9 +95,9 @@ class RowFlag(IntEnum):
 
 
 ROW_FIELDS = ("request", "tokens", "drafts", "accepted", "computed", "needed", "emitted", "blocks", "flags")
-"""Columns of `StepRecord.rows`: request number; tokens scheduled, of which drafts, of which accepted; tokens
-computed before the step; `num_tokens` when it was scheduled; outputs delivered by the step; blocks held after
-scheduling; `RowFlag` bits."""
+"""Columns of `StepRecord.rows`: request number; tokens scheduled, of which drafts, of which the model agreed with so
+many, whether or not all were delivered; tokens computed before the step; `num_tokens` when it was scheduled; outputs
+delivered by the step; blocks held after scheduling; `RowFlag` bits."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -207,7 +207,13 @@ class Blocks(Message, frozen=True):
 
 
 class Totals(Message, frozen=True):
-    """Counters since the session began, so that a gap in the records loses no total."""
+    """Counters since the session began, so that a gap in the records loses no total.
+
+    `finished` ended by stop or length; `kv_capacity` were cut off by a full pool. `drafts` are rows that carried any;
+    `accepted_draft_tokens` those that the model agreed with, delivered or not. `cache_queries` are prompt tokens of
+    first admissions while prefix caching was on. `aborted_prefill_tokens` were computed for requests that were
+    aborted before their first output.
+    """
 
     steps: int = 0
     submitted: int = 0
@@ -229,6 +235,11 @@ class Totals(Message, frozen=True):
     input_rows: int = 0
     input_budget: int = 0
     busy_s: float = 0.0
+    kv_capacity: int = 0
+    drafts: int = 0
+    accepted_draft_tokens: int = 0
+    cache_queries: int = 0
+    aborted_prefill_tokens: int = 0
 
 
 class StepRecord(Message, tag=1, frozen=True):
@@ -450,14 +461,20 @@ def itl_column(record: StepRecord) -> FloatArray:
 def draft_positions(record: StepRecord) -> npt.NDArray[np.int64]:
     """Drafts that a step verified, and those of them that were accepted, by position: int64 [2, `MOST_DRAFTS`].
 
-    A row admitted in the step has placeholders that nobody drafted: they do not count.
+    The placeholders of a padded admission count as drafted, as in vLLM.
     """
     if not record.draft_tokens:
         return np.zeros((2, MOST_DRAFTS), dtype=np.int64)
     rows = row_columns(record)
-    drafted = np.where(rows["flags"] & (RowFlag.NEW | RowFlag.RESUMED), 0, rows["drafts"])
     places = np.arange(MOST_DRAFTS)[:, None]
-    return np.array([(drafted > places).sum(axis=1), (rows["accepted"] > places).sum(axis=1)])
+    return np.array([(rows[name] > places).sum(axis=1) for name in ("drafts", "accepted")])
+
+
+def hit_rate(totals: Totals) -> float | None:
+    """Share of looked-up prompt tokens that the prefix cache had; None where nothing was looked up."""
+    # Engines that do not count look-ups have them wherever something was found.
+    queries = totals.cache_queries or (totals.prompt_tokens if totals.cached_tokens else 0)
+    return totals.cached_tokens / queries if queries else None
 
 
 def block_changes(record: StepRecord) -> tuple[IntArray, IntArray]:
@@ -481,8 +498,7 @@ def describe_head(head: Head) -> str:
     if head.reason in DEFERRED:
         return describe_deferral(head.reason)
     if need is None or have is None:
-        words = head.reason.replace("_", " ")
-        return f"deferred: {words}" if head.reason in DEFERRED else words
+        return head.reason.replace("_", " ")
     match head.reason:
         case Limiter.BLOCKS:
             return f"blocks: needs {need}, {have} free, short {need - have}"

@@ -59,6 +59,7 @@ class RecordedWorker:
 
     def __init__(self) -> None:
         self.emitted: dict[int, int] = {}
+        self.accepted: dict[int, int] = {}
         self.stopped: list[int] = []
         self.drafts: dict[int, int] | int = 0
 
@@ -67,7 +68,8 @@ class RecordedWorker:
         numbers = plan.numbers.tolist()
         counts = np.array([self.emitted.get(number, 0) for number in numbers], dtype=np.int32)
         sampled = np.zeros((plan.num_rows, int(counts.max(initial=1))), dtype=np.int32)
-        result = StepResult(sampled, counts, stopped=self.stopped)
+        accepted = np.array([self.accepted.get(number, 0) for number in numbers], dtype=np.int32)
+        result = StepResult(sampled, counts, stopped=self.stopped, accepted=accepted)
         proposed = self._proposals(numbers)
         if proposed.any():
             result.drafts = np.zeros((plan.num_rows, int(proposed.max())), dtype=np.int32)
@@ -187,7 +189,9 @@ class Driver:
 
     def _set_results(self, record: StepRecord, following: StepRecord | None) -> None:
         rows = row_columns(record)
-        self.worker.emitted = dict(zip(rows["request"].tolist(), rows["emitted"].tolist(), strict=True))
+        numbers = rows["request"].tolist()
+        self.worker.emitted = dict(zip(numbers, rows["emitted"].tolist(), strict=True))
+        self.worker.accepted = dict(zip(numbers, rows["accepted"].tolist(), strict=True))
         self.worker.stopped = [finish.number for finish in record.finishes if finish.reason == FinishReason.STOP]
         if self.drafts_every_time:
             self.worker.drafts = self.engine.scheduler.state.limits.num_speculative_tokens

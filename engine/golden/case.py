@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,8 @@ class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompt: list[int] | None = None
     priority: int = 0
     stop_after: int | None = None
+    cache_salt: str | None = None
+    skip_reading_prefix_cache: bool = False
     ready_step: int = 0
 
 
@@ -94,7 +97,10 @@ class Difference:
 
 @dataclass(slots=True)
 class Verdict:
-    """What replaying a case came to. `equal` is None for a case without recorded steps."""
+    """What replaying a case came to. `equal` is None for a case without recorded steps.
+
+    `submitted` is the sum of `finished`, `kv_capacity`, `refused`, `aborted`, `running` and `waiting`.
+    """
 
     name: str
     equal: bool | None = None
@@ -104,8 +110,15 @@ class Verdict:
     recomputed_tokens: int = 0
     cached_tokens: int = 0
     prompt_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
+    submitted: int = 0
     finished: int = 0
+    kv_capacity: int = 0
     refused: int = 0
+    aborted: int = 0
+    running: int = 0
+    waiting: int = 0
     difference: Difference | None = None
 
 
@@ -179,7 +192,16 @@ STOP_TOKEN = 49000
 def make_request(asked: CaseRequest, arrival_s: float) -> Request:
     """A case's request as it arrives."""
     stops = frozenset() if asked.stop_after is None else frozenset({STOP_TOKEN})
-    request = Request(asked.id, prompt_tokens(asked), asked.max_tokens, arrival_s, asked.priority, stops)
+    request = Request(
+        asked.id,
+        prompt_tokens(asked),
+        asked.max_tokens,
+        arrival_s,
+        asked.priority,
+        stops,
+        cache_salt=asked.cache_salt,
+        skip_reading_prefix_cache=asked.skip_reading_prefix_cache,
+    )
     if asked.ready_step > asked.arrival_step:
         request.deferred = Limiter.GRAMMAR
     return request
@@ -247,6 +269,7 @@ class CaseRun:
         self.finishes: list[Finish] = []
         self.refusals: list[Refusal] = []
         self.admitted: dict[int, tuple[int, int]] = {}
+        self.num_submitted = 0
         self._numbers: dict[str, int] = {}
         self._arrivals: dict[int, list[tuple[int, CaseRequest]]] = {}
         for ordinal, request in enumerate(case.requests):
@@ -292,6 +315,7 @@ class CaseRun:
     def _add(self, step: int, ordinal: int, request: CaseRequest) -> None:
         arrived = make_request(request, step + ordinal * 1e-6)
         refusal = self.scheduler.add(arrived)
+        self.num_submitted += 1
         self._numbers[request.id] = arrived.number
         self.model.add(arrived.number, ordinal, request.stop_after)
         self.refusals += [refusal] if refusal else []
@@ -342,6 +366,8 @@ def verify(case: Case) -> Verdict:
         verdict.preemptions += len(decided.preempted)
         verdict.scheduled_tokens += sum(tokens for _, tokens, _ in decided.scheduled)
         verdict.recomputed_tokens += settled.recomputed_tokens
+        verdict.draft_tokens += sum(drafts for *_, drafts in decided.scheduled)
+        verdict.accepted_draft_tokens += settled.accepted_drafts
         if recorded is not None and verdict.difference is None:
             if count >= len(recorded):
                 verdict.difference = Difference(decided.step, "step", "none", decided.step)
@@ -357,7 +383,16 @@ def verify(case: Case) -> Verdict:
     verdict.equal = None if recorded is None else verdict.difference is None
     verdict.prompt_tokens = sum(prompt for prompt, _ in run.admitted.values())
     verdict.cached_tokens = sum(cached for _, cached in run.admitted.values())
-    reasons = [finish.reason for finish in run.finishes]
-    verdict.refused = len(run.refusals) + reasons.count(FinishReason.REFUSED)
-    verdict.finished = len(reasons) - reasons.count(FinishReason.REFUSED) - reasons.count(FinishReason.ABORT)
+    _count_requests(verdict, run)
     return verdict
+
+
+def _count_requests(verdict: Verdict, run: CaseRun) -> None:
+    reasons = Counter(finish.reason for finish in run.finishes)
+    state = run.scheduler.state
+    verdict.submitted = run.num_submitted
+    verdict.refused = len(run.refusals) + reasons[FinishReason.REFUSED]
+    verdict.aborted = reasons[FinishReason.ABORT]
+    verdict.kv_capacity = reasons[FinishReason.KV_CAPACITY]
+    verdict.finished = reasons[FinishReason.STOP] + reasons[FinishReason.LENGTH]
+    verdict.running, verdict.waiting = state.table.size, len(state.waiting)

@@ -64,7 +64,7 @@ class StepResult:
     where the plan does not sample, otherwise accepted drafts + 1. `drafts`/`num_drafts`: proposals for the next
     step. `elapsed_s`: time the device took; None on a real device, whose time is measured. `texts`: output text
     that became certain in this step, by request number; `stopped`: numbers whose last output completed a stop
-    string.
+    string. `accepted`: drafts that the model agreed with, where that is not `num_sampled` - 1.
     """
 
     sampled: IntArray
@@ -74,6 +74,7 @@ class StepResult:
     elapsed_s: float | None = None
     texts: dict[int, str] = field(default_factory=dict)
     stopped: list[int] = field(default_factory=list)
+    accepted: IntArray | None = None
 
 
 class Worker(Protocol):

@@ -15,18 +15,16 @@ Values = Iterable[tuple[dict[str, str], float]]
 """Labels beside the usual ones, and the value."""
 
 VLLM_COUNTERS: dict[str, tuple[str, Callable[[Totals], float]]] = {
-    "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", lambda t: t.prompt_tokens),
+    "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", lambda t: t.cache_queries),
     "vllm:prefix_cache_hits": ("Prompt tokens that the prefix cache had.", lambda t: t.cached_tokens),
     "vllm:prompt_tokens_cached": ("Prompt tokens that were not computed.", lambda t: t.cached_tokens),
     "vllm:num_preemptions": ("Preemptions.", lambda t: t.preemptions),
     "vllm:generation_tokens": ("Output tokens.", lambda t: t.output_tokens),
 }
 DRAFT_COUNTERS: dict[str, tuple[str, Callable[[Totals], float]]] = {
+    "vllm:spec_decode_num_drafts": ("Rows that carried drafts.", lambda t: t.drafts),
     "vllm:spec_decode_num_draft_tokens": ("Draft tokens verified.", lambda t: t.draft_tokens),
-    "vllm:spec_decode_num_accepted_tokens": (
-        "Draft tokens accepted.",
-        lambda t: t.draft_tokens - t.rejected_draft_tokens,
-    ),
+    "vllm:spec_decode_num_accepted_tokens": ("Draft tokens accepted.", lambda t: t.accepted_draft_tokens),
 }
 OWN_COUNTERS: dict[str, tuple[str, Callable[[Totals], float]]] = {
     "schedtop_requests_submitted": ("Requests received.", lambda t: t.submitted),
@@ -35,7 +33,12 @@ OWN_COUNTERS: dict[str, tuple[str, Callable[[Totals], float]]] = {
     "schedtop_scheduled_tokens": ("Tokens scheduled.", lambda t: t.scheduled_tokens),
     "schedtop_recomputed_tokens": ("Scheduled again after a preemption.", lambda t: t.recomputed_tokens),
     "schedtop_reused_tokens": ("Found in the cache when a preempted request returned.", lambda t: t.reused_tokens),
-    "schedtop_rejected_draft_tokens": ("Draft tokens rejected.", lambda t: t.rejected_draft_tokens),
+    "schedtop_rejected_draft_tokens": ("Draft tokens that became no output.", lambda t: t.rejected_draft_tokens),
+    "schedtop_requests_kv_capacity": ("Requests cut off because the pool was full.", lambda t: t.kv_capacity),
+    "schedtop_aborted_prefill_tokens": (
+        "Prompt tokens computed for requests that were aborted before their first output.",
+        lambda t: t.aborted_prefill_tokens,
+    ),
     "schedtop_token_budget": ("Token budgets of all steps.", lambda t: t.token_budget),
     "schedtop_input_rows": ("Rows of model input.", lambda t: t.input_rows),
     "schedtop_input_budget": ("Input budgets of all steps.", lambda t: t.input_budget),

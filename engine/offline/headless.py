@@ -46,7 +46,7 @@ def run_headless(
         sinks = open_sinks(config, engine, stack, notice)
         config = with_end(config, notice)
         progress = stack.enter_context(Progress(config.duration_s, show_progress))
-        report = Report(slo, engine.header.settings.get("drafts"))
+        report = Report(slo, engine.header.settings.get("drafts"), engine.header.block_size)
         serve(engine, config, report, sinks, progress.update, notice, stop)
     report.stopped_by = stop.number
     report.unrecorded = config.record is not None and "recording" not in sinks

@@ -7,6 +7,7 @@ from schedtop.engine.contract.telemetry import Admission, FinishReason, Head, Li
 from schedtop.engine.handoff.plan import Started
 from schedtop.engine.handoff.request import Request, Status
 from schedtop.engine.kv.manager import Hit
+from schedtop.engine.scheduler.chunks import planned_tokens, shorten
 from schedtop.engine.scheduler.deferral import pass_deferred
 from schedtop.engine.scheduler.queues import urgency
 from schedtop.engine.scheduler.settle import end_request
@@ -66,9 +67,13 @@ class AdmissionPass:
                 return None
             return Head(request.number, Limiter.CHUNKING_OFF, chunk, room)
         chunk = min(chunk, room)
+        if state.shrinks:
+            chunk, drafts = self._shorten(request, hit, chunk, drafts)
+            if not chunk or (state.kv.keeps_states and state.kv.shares_new_state(hit, planned_tokens(state))):
+                return self._budget_head(request, 1)
         if not state.table.size:
             # Under a window, a chunk of a raised budget can ask for more than the whole pool at once.
-            chunk = min(chunk, state.kv.pool.num_blocks * state.kv.block_size - hit.num_tokens)
+            chunk = state.kv.most_tokens(hit, chunk)
         short = state.kv.shortage(
             hit, chunk, request.num_tokens, state.limits.reserve_full_isl, reserve=state.table.size > 0
         )
@@ -82,6 +87,12 @@ class AdmissionPass:
         if chunk < wanted and chunk == room:
             planned.limiter = Limiter.TOKEN_BUDGET if self.token_left <= 0 else Limiter.INPUT_BUDGET
         return None
+
+    def _shorten(self, request: Request, hit: Hit, chunk: int, drafts: int) -> tuple[int, int]:
+        """The chunk and its drafts; a padded one that must end earlier goes without its padding."""
+        request.junction = hit.junction
+        shorter = shorten(self.state, request, hit.num_tokens, request.num_tokens, chunk)
+        return (1, 0) if drafts and 0 < shorter < chunk else (shorter, drafts)
 
     def _end_stranded(self, request: Request, need: int) -> bool:
         """Without chunking, a sequence that outgrew every budget would wait for ever: it ends with its outputs."""
@@ -133,10 +144,10 @@ class AdmissionPass:
             request.first_scheduled_s = planned.now_s
             request.cached_tokens = hit.num_tokens
         request.status = Status.RUNNING
-        row = state.table.append(request, hit.num_tokens, stop_at(state, request))
-        num_full = min(hit.num_tokens + chunk, request.num_tokens) // state.kv.block_size
-        state.kv.register(request, num_full)
-        state.table.next_full[row] = (num_full + 1) * state.kv.block_size
+        known = min(hit.num_tokens + chunk, request.num_tokens)
+        state.kv.register(request, known)
+        row = state.table.append(request, hit.num_tokens, stop_at(state, request), state.kv.standing(request))
+        state.table.next_full[row] = state.kv.next_full(known)
         state.table.tokens[row] = chunk
         if drafts:
             state.table.num_spec[row] = drafts

@@ -44,7 +44,7 @@ def decodes_ahead(state: State) -> Outlook | None:
     table, limits, size = state.table, state.limits, state.table.size
     if not size or np.count_nonzero(table.decoding[:size]) < size:
         return None
-    if table.has_drafts or limits.num_speculative_tokens or table.num_with_stops or state.kv.window is not None:
+    if table.has_drafts or limits.num_speculative_tokens or table.num_with_stops or not state.kv.at_once:
         return None
     if size > limits.token_budget or size * (1 + state.config.draft_slots) > limits.input_budget:
         return None

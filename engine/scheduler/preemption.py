@@ -30,7 +30,7 @@ def preempt(state: State, planned: PlannedStep, row: int, for_request: Request) 
     was_planned = row < table.requests.index(for_request) and table.tokens.item(row) > 0
     usage_before = kv.pool.usage
     if was_planned and not state.config.cache_unexecuted_blocks:
-        kv.unregister(request, num_computed // kv.block_size)
+        kv.unregister(request, num_computed)
     freed = kv.free(request)
     planned.new_blocks.pop(request.number, None)
     table.remove([row])

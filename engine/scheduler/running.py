@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from schedtop.engine.contract.telemetry import Limiter
 from schedtop.engine.kv.prefix_cache import append_key
+from schedtop.engine.scheduler.chunks import cut, plan_in_turn
 from schedtop.engine.scheduler.preemption import pick_victim, preempt
 from schedtop.engine.scheduler.request_table import BoolArray, IntArray, RowArray
 from schedtop.engine.scheduler.state import PlannedStep, State
@@ -37,23 +38,13 @@ def _plan_tokens(state: State, planned: PlannedStep, first: int) -> None:
         given = table.tokens[:first]
         token_left -= int(given.sum())
         input_left -= int(given.sum()) + slots * int(np.count_nonzero(given))
-    total = int(wanted.sum())
     planned.limiter = Limiter.NONE
+    if state.shrinks:
+        plan_in_turn(state, planned, first, token_left, input_left)
+        return
+    total = int(wanted.sum())
     if total > token_left or total + slots * (size - first) > input_left:
-        planned.limiter = _cut(wanted, token_left, input_left, slots)
-
-
-def _cut(wanted: IntArray, token_left: int, input_left: int, slots: int) -> Limiter:
-    """Shorten the first row that the budgets cannot serve whole, and give nothing to those behind it."""
-    active = wanted > 0
-    before = np.cumsum(wanted) - wanted
-    token_room = token_left - before
-    input_room = input_left - before - slots * np.cumsum(active)
-    room = np.minimum(token_room, input_room)
-    row = int(np.argmax(active & (wanted > room)))
-    wanted[row] = max(int(room[row]), 0)
-    wanted[row + 1 :] = 0
-    return Limiter.TOKEN_BUDGET if token_room[row] <= input_room[row] else Limiter.INPUT_BUDGET
+        planned.limiter = cut(wanted, token_left, input_left, slots)
 
 
 def _take_blocks(state: State, planned: PlannedStep, first: int) -> int | None:
@@ -65,8 +56,8 @@ def _take_blocks(state: State, planned: PlannedStep, first: int) -> int | None:
     end = table.num_computed[first:size] + table.tokens[first:size]
     known = np.minimum(end, table.num_tokens[first:size])
     short = end > table.room[first:size]
-    if kv.window is not None:
-        short |= _leaves_window(state, first)
+    if not kv.at_once:
+        short |= _can_release(state, first)
     short_rows = short.nonzero()[0]
     full_rows = (known >= table.next_full[first:size]).nonzero()[0]
     failed = _grow(state, planned, first + short_rows, end[short_rows]) if short_rows.size else None
@@ -77,19 +68,18 @@ def _take_blocks(state: State, planned: PlannedStep, first: int) -> int | None:
     return None if failed is None else _make_room(state, planned, failed, end.item(failed - first))
 
 
-def _leaves_window(state: State, first: int) -> BoolArray:
-    """Rows from `first` on, scheduled in this step, that hold blocks wholly before their attention window."""
-    table, kv, size = state.table, state.kv, state.table.size
-    assert kv.window is not None
-    before = np.maximum(table.num_computed[first:size] - kv.window + 1, 0) // kv.block_size
-    return (before > table.num_released[first:size]) & (table.tokens[first:size] > 0)
+def _can_release(state: State, first: int) -> BoolArray:
+    """Rows from `first` on, scheduled in this step, that hold blocks which no later token needs."""
+    table, size = state.table, state.table.size
+    released = table.num_computed[first:size] >= table.next_release[first:size]
+    return released & (table.tokens[first:size] > 0)
 
 
 def _grow(state: State, planned: PlannedStep, rows: RowArray, needs: IntArray) -> int | None:
     """Give each row slots for `needs` tokens in all; returns the first row that the pool cannot serve."""
     table, kv = state.table, state.kv
     counts = -((table.room[rows] - needs) // kv.block_size)
-    blocks = None if kv.window is not None else kv.pool.take(int(counts.sum()))
+    blocks = kv.pool.take(int(counts.sum())) if kv.at_once else None
     if blocks is None:
         return _grow_one_by_one(state, planned, rows, needs)
     start, requests, new_blocks = 0, table.requests, planned.new_blocks
@@ -115,7 +105,7 @@ def _grow_one_by_one(state: State, planned: PlannedStep, rows: RowArray, needs: 
             break
         if blocks:
             planned.new_blocks[request.number] = blocks
-    table.note_blocks(rows)
+    table.note_blocks(rows, [kv.standing(table.requests[row]) for row in rows.tolist()])
     return failed
 
 
@@ -124,6 +114,9 @@ def register(state: State, rows: RowArray, num_known: IntArray) -> None:
     if not rows.size:
         return
     table, kv = state.table, state.kv
+    if not kv.one_group:
+        _register_one_by_one(state, rows, num_known)
+        return
     num_full = num_known // kv.block_size
     table.next_full[rows] = (num_full + 1) * kv.block_size
     if not kv.caching:
@@ -141,8 +134,16 @@ def register(state: State, rows: RowArray, num_known: IntArray) -> None:
             request.num_registered = count
         else:
             table.flush(row)
-            kv.register(request, count)
+            kv.register(request, count * kv.block_size)
     kv.pool.register(blocks, keys)
+
+
+def _register_one_by_one(state: State, rows: RowArray, num_known: IntArray) -> None:
+    table, kv = state.table, state.kv
+    for row, known in zip(rows.tolist(), num_known.tolist(), strict=True):
+        table.flush(row)
+        kv.register(table.requests[row], known)
+        table.next_full[row] = kv.next_full(known)
 
 
 def _make_room(state: State, planned: PlannedStep, row: int, need: int) -> int | None:
@@ -150,7 +151,7 @@ def _make_room(state: State, planned: PlannedStep, row: int, need: int) -> int |
     table, kv = state.table, state.kv
     request = table.requests[row]
     while (blocks := kv.grow(request, need)) is None:
-        if table.size == 1 and (_drop_drafts(state) or _shorten_chunk(state)):
+        if _is_alone(state) and (_drop_drafts(state) or _shorten_chunk(state)):
             need = table.num_computed.item(0) + table.tokens.item(0)
             continue
         victim = pick_victim(state)
@@ -161,11 +162,16 @@ def _make_room(state: State, planned: PlannedStep, row: int, need: int) -> int |
         row -= victim < row
     planned.new_blocks[request.number] = blocks
     rows = np.array([row])
-    table.note_blocks(rows)
+    table.note_blocks(rows, [kv.standing(request)])
     known = min(need, table.num_tokens.item(row))
     if known >= table.next_full.item(row):
         register(state, rows, np.array([known]))
     return row + 1
+
+
+def _is_alone(state: State) -> bool:
+    """One request runs, and no other holds a block."""
+    return state.table.size == 1
 
 
 def _drop_drafts(state: State) -> bool:
@@ -179,9 +185,10 @@ def _drop_drafts(state: State) -> bool:
 
 def _shorten_chunk(state: State) -> bool:
     """Under a window, a chunk of a raised budget can ask for more than the pool at once: it takes what there is."""
-    table, kv = state.table, state.kv
-    fits = table.room.item(0) + kv.pool.num_free * kv.block_size - table.num_computed.item(0)
-    if not 0 < fits < table.tokens.item(0):
+    table = state.table
+    wanted = table.tokens.item(0)
+    fits = state.kv.most_growth(table.requests[0], table.num_computed.item(0), wanted)
+    if not 0 < fits < wanted:
         return False
     table.tokens[0] = fits
     return True

@@ -50,7 +50,7 @@ class Scheduler:
             request.status = Status.FINISHED
             return refusal
         if state.kv.caching and not request.block_keys:
-            extend_keys(request, request.num_prompt_tokens // state.kv.block_size, state.kv.block_size)
+            extend_keys(request, request.num_prompt_tokens // state.kv.stride, state.kv.stride)
         request.queued_since_s = request.arrival_s
         state.requests[request.number] = request
         state.waiting.add(request)
@@ -76,6 +76,16 @@ class Scheduler:
         request = self.state.requests.get(number)
         if request is not None and request.deferred is not None:
             self.state.waiting.make_ready(request)
+
+    def prefill_tokens(self, number: int) -> int:
+        """Tokens computed for a request that has no output yet; 0 once it has one."""
+        state, request = self.state, self.state.requests.get(number)
+        if request is None or request.first_token_s is not None or request.first_scheduled_s is None:
+            return 0
+        computed = request.high_water
+        if request.status is Status.RUNNING:
+            computed = max(computed, state.table.num_computed.item(state.table.requests.index(request)))
+        return max(0, computed - request.cached_tokens) + request.recomputed_tokens
 
     def set_limits(self, values: Mapping[str, Any]) -> None:
         """Apply checked knob values from the next step on; nothing running is stopped."""
@@ -152,10 +162,8 @@ class Scheduler:
     def audit(self) -> None:
         """Check that the books balance; raises `AssertionError` naming what is off."""
         state = self.state
-        state.kv.pool.audit(request.block_ids for request in state.requests.values())
+        state.kv.pool.audit(table for request in state.requests.values() for table in state.kv.tables(request))
         assert len(state.requests) == state.num_unfinished, "a request is in no queue, or in two"
         for row, request in enumerate(state.table.requests):
             assert state.table.request.item(row) == request.number, "a row belongs to another request"
-            assert state.table.room.item(row) == len(request.block_ids) * state.kv.block_size, (
-                "a row miscounts its blocks"
-            )
+            assert state.table.room.item(row) == state.kv.standing(request)[0], "a row miscounts its blocks"

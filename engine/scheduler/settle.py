@@ -24,6 +24,7 @@ class Settled(msgspec.Struct, frozen=True):
     output_tokens: int
     recomputed_tokens: int
     rejected_drafts: int
+    accepted_drafts: int = 0
 
 
 def settle(state: State, plan: StepPlan, result: StepResult, now_s: float) -> Settled:
@@ -42,7 +43,9 @@ def settle(state: State, plan: StepPlan, result: StepResult, now_s: float) -> Se
     if result.stopped:
         ended = set(result.stopped)
         stopped += [row for row, request in enumerate(table.requests) if request.number in ended]
-    rejected = _reject_drafts(table, rows, plan, emitted) if plan.draft_token_ids is not None else 0
+    rejected = accepted = 0
+    if plan.draft_token_ids is not None:
+        rejected, accepted = _reject_drafts(table, rows, plan, result, emitted)
     num_outputs = int(np.count_nonzero(emitted))
     one_each = num_outputs == plan.num_rows and plan.draft_token_ids is None
     recomputed = _count_recomputed(table, size) if table.num_recomputing else 0
@@ -61,7 +64,7 @@ def settle(state: State, plan: StepPlan, result: StepResult, now_s: float) -> Se
     columns = table.data[: len(ROW_FIELDS), :size].tobytes()
     ends = (table.num_tokens[:size] >= table.stop_at[:size]).nonzero()[0].tolist()
     finishes = finish(state, sorted({*ends, *stopped}), set(stopped), now_s) if ends or stopped else []
-    return Settled(columns, itl_s.tobytes(), first_tokens, finishes, num_outputs, recomputed, rejected)
+    return Settled(columns, itl_s.tobytes(), first_tokens, finishes, num_outputs, recomputed, rejected, accepted)
 
 
 def _note_deliveries(
@@ -102,13 +105,18 @@ def _apply_stop_tokens(
     return emitted, stopped
 
 
-def _reject_drafts(table: RequestTable, rows: RowArray | slice, plan: StepPlan, emitted: IntArray) -> int:
-    """Take back the positions of drafts that became no output; returns how many there were."""
-    accepted = np.minimum(np.maximum(emitted - 1, 0), plan.drafts)
-    table.accepted[rows] = accepted
-    rejected = plan.drafts - accepted
+def _reject_drafts(
+    table: RequestTable, rows: RowArray | slice, plan: StepPlan, result: StepResult, emitted: IntArray
+) -> tuple[int, int]:
+    """Take back the positions of drafts that became no output; returns how many, and how many the model agreed with.
+
+    The two overlap where a request ends before it delivers all that was agreed on.
+    """
+    agreed = result.num_sampled - 1 if result.accepted is None else result.accepted
+    table.accepted[rows] = accepted = np.minimum(np.maximum(agreed, 0), plan.drafts)
+    rejected = plan.drafts - np.minimum(np.maximum(emitted - 1, 0), plan.drafts)
     table.num_computed[rows] -= rejected
-    return int(rejected.sum())
+    return int(rejected.sum()), int(accepted.sum())
 
 
 def _count_recomputed(table: RequestTable, size: int) -> int:

@@ -11,7 +11,7 @@ from schedtop.engine.contract.knobs import LIVE, in_force, with_followers
 from schedtop.engine.contract.telemetry import Admission, Finish, Head, Limiter, Preemption
 from schedtop.engine.handoff.plan import Started
 from schedtop.engine.handoff.request import Request
-from schedtop.engine.kv.manager import KVManager
+from schedtop.engine.kv.open import open_kv
 from schedtop.engine.scheduler.queues import WaitingQueue, open_queue
 from schedtop.engine.scheduler.request_table import RequestTable
 
@@ -62,8 +62,9 @@ class State:
         self.config = config
         self.knobs = knob_values(config)
         self.limits = Limits.of(self.knobs)
-        self.kv = KVManager(config)
-        self.table = RequestTable(config.block_size, config.sliding_window is not None)
+        self.kv = open_kv(config)
+        self.table = RequestTable()
+        self.shrinks = self.kv.keeps_states or config.prefill_lookahead > 1
         self.waiting: WaitingQueue = open_queue(config.policy)
         self.requests: dict[int, Request] = {}
         self.num_finished = 0

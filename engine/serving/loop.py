@@ -76,8 +76,8 @@ class ServiceLoop:
     A sink that raises `OSError` is reported and removed from `sinks`. `real_time` paces a simulated clock;
     `duration_s` ends the run at that engine time, the end of the workload does unless `stay`. `notices` are told
     once it serves. The first step waits up to `join_within_s` of wall time for a console. `for_clients`: requests
-    come from clients, too, so that the end of the workload is no end of work. `refused` commands, by type, get that
-    answer.
+    come from clients, too, so that the end of the workload is no end of work. `on_drain` is called once no new request
+    is taken. `refused` commands, by type, get that answer.
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class ServiceLoop:
         notices: Sequence[str] = (),
         join_within_s: float = 0.0,
         for_clients: bool = False,
+        on_drain: Callable[[], object] = lambda: None,
         report: Callable[[str], None] = lambda line: None,
         refused: Mapping[type, str] = {},
     ) -> None:
@@ -103,6 +104,7 @@ class ServiceLoop:
         self._notices = notices
         self._join_within_s = join_within_s
         self._for_clients = for_clients
+        self._on_drain = on_drain
         self._report = report
         self._refused = refused
         self._simulated = engine.header.simulated_clock
@@ -179,6 +181,7 @@ class ServiceLoop:
         reason, within_s = self._asked
         if self._ending is None:
             self._ending = reason
+            self._on_drain()
             self._engine.drain()
         if within_s is not None and self._end_by_s is None:
             self._end_by_s, self._pace = time.monotonic() + within_s, None

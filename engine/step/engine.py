@@ -127,10 +127,11 @@ class Engine:
 
     def abort(self, number: int) -> bool:
         """End one request; False if there is none with this number."""
+        prefill_tokens = self.scheduler.prefill_tokens(number)
         finish = self.scheduler.abort(number, self.clock_s)
         if finish is None:
             return False
-        self.observer.note_finish(finish)
+        self.observer.note_abort(finish, prefill_tokens)
         return True
 
     def next_wake_s(self) -> float | None:

@@ -17,7 +17,7 @@ from schedtop.engine.decide_again.scenario import Scenario, check_changes
 from schedtop.engine.offline.report import Report
 from schedtop.engine.step.engine import Engine
 from schedtop.engine.step.stretch import Stretch, records_of
-from schedtop.engine.whatif.compared_figures import change_text, setting_text, shown, value_text
+from schedtop.engine.whatif.compared_figures import change_text, setting_text, shown_in
 
 OnProgress = Callable[[float], None]
 
@@ -60,9 +60,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         """A side-by-side table, and below it where the runs part."""
         head = ("", "base", "variant", "difference")
         rows = [head]
-        for figure in shown(self.base):
+        for figure in shown_in(self.base, self.variant):
             base, variant = figure.of(self.base), figure.of(self.variant)
-            texts = (value_text(figure, base), value_text(figure, variant), change_text(figure, base, variant))
+            texts = (figure.text(self.base), figure.text(self.variant), change_text(figure, base, variant))
             rows.append((figure.label, *texts))
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         lines = [f"{self.source} on {self.device}", self._changes_text(), *self.notes, ""]
@@ -110,8 +110,8 @@ def compare(
             old.update((name, setting(base, name)) for name in typed)
 
     sides = (
-        _Side(base_run.run(base), Report(slo), on_progress),
-        _Side(variant_run.run(variant), Report(slo), lambda clock_s: None),
+        _Side(base_run.run(base), _report(base, slo), on_progress),
+        _Side(variant_run.run(variant), _report(variant, slo), lambda clock_s: None),
     )
     divergence = _run_both(sides, on_step)
     steps = base.observer.step
@@ -136,11 +136,16 @@ def compare(
 
 def run(scenario: Scenario, slo: Slo | None = None) -> dict[str, Any]:
     """The report's document of one run, without wall time: the same for the same scenario."""
-    engine, report = scenario.build(), Report(slo)
+    engine = scenario.build()
+    report = _report(engine, slo)
     for done in scenario.run(engine):
         report.add(done)
     report.close(scenario.config.duration_s or engine.clock_s)
     return report.as_dict()
+
+
+def _report(engine: Engine, slo: Slo | None) -> Report:
+    return Report(slo, block_size=engine.header.block_size)
 
 
 @dataclass(slots=True)
@@ -189,7 +194,7 @@ def setting(engine: Engine, name: str) -> Any:
 
 def _differences(base: dict[str, Any], variant: dict[str, Any]) -> list[Difference]:
     rows = []
-    for figure in shown(base):
+    for figure in shown_in(base, variant):
         old, new = figure.of(base), figure.of(variant)
         step = None if old is None or new is None else new - old
         relative = step / old if step is not None and old else None

@@ -10,6 +10,7 @@ import msgspec
 from schedtop.engine.contract.harmless import page
 from schedtop.engine.whatif.compared_figures import (
     BY_NAME,
+    CUT_OFF,
     FIGURES,
     GOODPUT,
     REFUSED,
@@ -18,11 +19,12 @@ from schedtop.engine.whatif.compared_figures import (
     setting_text,
     value_text,
 )
-from schedtop.engine.whatif.ranking import objectives, pareto_set, ranked
+from schedtop.engine.whatif.ranking import decisive, objectives, pareto_set, ranked
 from schedtop.engine.whatif.sweep_results import Outcome
 
 SHOWN = (
     "refused",
+    "kv_capacity",
     "goodput",
     "ttft_p50_s",
     "ttft_p95_s",
@@ -124,7 +126,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         assert best is not None
         figure = self._decisive(order)
         if figure is None:
-            figure = objectives(self.slo is not None)[1]
+            figure = decisive(self.slo is not None)
             return (
                 f"no difference: {figure.label} is {value_text(figure, figure.of(best))} in all {len(order)} runs"
             )
@@ -148,7 +150,9 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     def _is_worth_a_column(self, name: str) -> bool:
         if name == GOODPUT.name:
             return self.slo is not None
-        return name != REFUSED.name or any(document and REFUSED.of(document) for document in self.documents)
+        if name not in (REFUSED.name, CUT_OFF.name):
+            return True
+        return any(document and BY_NAME[name].of(document) for document in self.documents)
 
     def _lead(self, figure: Figure, place: int) -> str:
         winner, other = self.winner, self.documents[place]
@@ -165,4 +169,4 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 def _cells(figures: list[Figure], outcome: Outcome) -> list[str]:
     if outcome.report is None:
         return [f"not run: {outcome.error}"]
-    return [value_text(figure, figure.of(outcome.report)) for figure in figures]
+    return [figure.text(outcome.report) for figure in figures]

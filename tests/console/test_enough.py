@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from schedtop.console.explain import catalogue as table
-from schedtop.console.life.request_life import read_life
+from schedtop.console.life.reader import read_life
 from schedtop.console.past import sample_sizes as enough
 from schedtop.console.past.latency import collect, merge
 from seat import COMPACT, STRIP, WIDE, seated

@@ -221,14 +221,14 @@ async def test_what_is_wrong_with_a_text_is_said_while_it_is_typed(size: tuple[i
         assert seat.lines[-1].startswith(" seconds until") and "not a number" in seat.lines[-1]
         assert ": so " in seat.lines[-1]
         await seat.press("escape")
-        assert not seat.live.typing and seat.app.desk.staged
+        assert not seat.live.typing and seat.app.staging.staged
 
 
 async def test_what_is_not_understood_filters_nothing() -> None:
     async with seated() as seat:
-        shown = list(seat.live.requests._listed)
+        shown = list(seat.live.requests.listed)
         text = await seat.press("slash", *"kv>2x", "enter")
-        assert seat.live.requests._listed == shown and "not understood" in text
+        assert seat.live.requests.listed == shown and "not understood" in text
 
 
 async def test_a_filter_is_seen_also_where_tabs_hide_the_title() -> None:
@@ -252,14 +252,14 @@ async def test_sorting_inverting_following_freezing_and_matching() -> None:
         assert table.sort == "age"
         await seat.press("less_than_sign", "less_than_sign")
         assert table.sort == "progress"
-        shown = list(table._listed)
+        shown = list(table.listed)
         await seat.press("I")
-        assert not table.descending and table._listed != shown
+        assert not table.descending and table.listed != shown
         text = await seat.press("f", "F")
         assert "following" in text and "order frozen" in text
-        order = list(table._listed)
+        order = list(table.listed)
         await seat.steps(3)
-        assert [number for number in table._listed if number in order] == [n for n in order if n in table._listed]
+        assert [number for number in table.listed if number in order] == [n for n in order if n in table.listed]
         first = table.selected
         await seat.press("n")
         assert table.selected != first
@@ -284,10 +284,10 @@ async def test_no_column_of_the_table_is_cut(policy: str, width: int) -> None:
     async with seated((width, 40), link=PlayedLink(messages)) as seat:
         table = seat.live.requests
         await seat.press("3")
-        columns = table._columns(table.size.width)
+        columns = table.columns(table.size.width)
         assert sum(size for _, _, size in columns) + 2 <= table.size.width
         assert ("priority" in [name for name, _, _ in columns]) is (policy == "priority")
-        shown = [table._table.row(number) for number in table._listed[:3]]
+        shown = [table.list.row(number) for number in table.listed[:3]]
         assert shown and all(row.id in seat.text for row in shown)
 
 
@@ -295,13 +295,13 @@ async def test_moving_through_the_table() -> None:
     async with seated() as seat:
         table = seat.live.requests
         await seat.press("3", "g")
-        assert table.selected == table._listed[0]
+        assert table.selected == table.listed[0]
         await seat.press("j", "down", "k")
-        assert table.selected == table._listed[1]
+        assert table.selected == table.listed[1]
         await seat.press("G")
-        assert table.selected == table._listed[-1]
+        assert table.selected == table.listed[-1]
         await seat.press("pageup", "pagedown", "home")
-        assert table.selected == table._listed[0]
+        assert table.selected == table.listed[0]
 
 
 async def test_the_latency_window_is_chosen_and_shown() -> None:
@@ -398,7 +398,7 @@ async def test_no_key_is_lost_however_fast_they_come() -> None:
 
     async with seated() as seat:
         await burst(seat, "6", "home", "down", "down", "-", "-")
-        assert seat.app.desk.staged == {"max_num_seqs": 14}
+        assert seat.app.staging.staged == {"max_num_seqs": 14}
         await burst(seat, "c", "4", "5", "enter")
         assert seat.asked(SetKnobs)[-1].trial_s == 45.0
         await burst(seat, "1", "5", "enter")
@@ -406,23 +406,23 @@ async def test_no_key_is_lost_however_fast_they_come() -> None:
         await burst(seat, "3", "/", *"r-04", "enter")
         assert seat.live.requests.filter.words == "r-04" and not seat.live.typing
         await burst(seat, "K", "tab", "down", "enter")
-        assert "watermark" in seat.app.desk.staged
+        assert "watermark" in seat.app.staging.staged
         await burst(seat, "escape", "escape", "q", "y")
-        assert seat.app._exit
+        assert seat.app.return_code is not None
 
 
 async def test_a_knob_at_its_bound_says_so() -> None:
     async with seated() as seat:
         text = await seat.press("6", "+")
         assert "max_num_batched_tokens 2048 is as far as it goes: 1..2048" in text
-        assert not seat.app.desk.staged
+        assert not seat.app.staging.staged
 
 
 async def test_an_out_of_range_value_is_refused_with_its_bound() -> None:
     async with seated() as seat:
         await seat.press("6", "down", "down", "equals_sign", *["backspace"] * 2, *"9999", "enter")
         assert "must be at most 64" in seat.text and "max_seqs_ceiling" in seat.text
-        assert not seat.live.desk.staged and not seat.asked(SetKnobs)
+        assert not seat.live.staging.staged and not seat.asked(SetKnobs)
 
 
 async def test_a_refused_change_says_why_and_stays_staged() -> None:
@@ -432,9 +432,9 @@ async def test_a_refused_change_says_why_and_stays_staged() -> None:
     async with seated(link=link) as seat:
         await seat.press("6", "down", "down", "-", "enter")
         assert "knobs were changed meanwhile" in seat.text
-        assert seat.live.desk.staged == {"max_num_seqs": 15}
+        assert seat.live.staging.staged == {"max_num_seqs": 15}
         await seat.press("escape")
-        assert not seat.live.desk.staged
+        assert not seat.live.staging.staged
 
 
 async def test_launch_values_are_staged_in_one_key() -> None:
@@ -442,7 +442,9 @@ async def test_launch_values_are_staged_in_one_key() -> None:
         await seat.press("6", "-", "enter", "down", "+", "enter")
         await seat.press("R")
         launch = SyntheticEngine(rate=12.0).knobs
-        assert seat.live.desk.staged and all(launch[name] == value for name, value in seat.live.desk.staged.items())
+        assert seat.live.staging.staged and all(
+            launch[name] == value for name, value in seat.live.staging.staged.items()
+        )
 
 
 async def test_read_only_changes_nothing() -> None:
@@ -485,14 +487,14 @@ async def test_quitting_asks_while_requests_are_in_flight(answer: str) -> None:
         assert isinstance(seat.app.screen, QuitScreen)
         await seat.pilot.press(answer)
         await seat.pilot.pause()
-        assert seat.app._exit is (answer == "y")
+        assert (seat.app.return_code is not None) is (answer == "y")
 
 
 async def test_quitting_an_empty_engine_asks_nothing() -> None:
     async with seated(steps=0) as seat:
         assert "No requests" in seat.text
         await seat.pilot.press("q")
-        assert seat.app._exit
+        assert seat.app.return_code is not None
 
 
 async def test_the_palette_finds_and_runs_an_action() -> None:
@@ -573,7 +575,7 @@ async def test_clicking_selects_a_row_and_sorts_by_a_title() -> None:
         table = seat.live.requests
         await seat.pilot.click("#requests", offset=(5, 4))
         await seat.settle()
-        assert table.selected == table._listed[2]
+        assert table.selected == table.listed[2]
         await seat.pilot.click("#requests", offset=(20, 1))
         await seat.settle()
         assert table.sort == "state"
@@ -596,7 +598,7 @@ async def test_loading_shows_the_stage_and_its_seconds() -> None:
     async with seated(link=PlayedLink([Stage("loading weights", 3.0)]), now=lambda: 100.0) as seat:
         assert "LOADING" in seat.text and "loading weights, 3." in seat.text
         await seat.pilot.press("q")
-        assert seat.app._exit
+        assert seat.app.return_code is not None
 
 
 async def test_an_empty_engine_says_how_to_send_a_request() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from links import EngineLink
-from schedtop.console.life.request_life import read_life, sharers
+from schedtop.console.life.reader import read_life, sharers
 from schedtop.console.past.history import History
 from schedtop.console.screens.live import LiveScreen
 from schedtop.console.screens.request import RequestScreen

@@ -49,7 +49,7 @@ async def test_ids_and_priorities_are_whole_under_priority(size: tuple[int, int]
     async with seated(size, link=link) as seat:
         await seat.press("3")
         table = seat.live.requests
-        rows = [table._table.row(number) for number in table._listed]
+        rows = [table.list.row(number) for number in table.listed]
         drawn = [table.render_line(y).text.split() for y in range(table.size.height)]
         titles = next(words for words in drawn if words[0] == "ID")
         assert titles[-1] == "PRIO"

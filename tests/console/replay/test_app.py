@@ -13,7 +13,7 @@ from links import PlayedLink
 from schedtop.console.app import ConsoleApp
 from schedtop.console.options import ConsoleOptions
 from schedtop.console.replay.app import ReplayApp
-from schedtop.console.replay.timeline import Timeline, clock
+from schedtop.console.replay.timeline import RecordingMarks, clock
 from schedtop.console.screens.explain import ExplainScreen
 from schedtop.engine.recording import Recording, RecordingError
 from seat import COMPACT, STRIP, WIDE, Clock, Operator
@@ -156,7 +156,7 @@ async def test_a_recording_takes_no_commands_and_says_so(recording: Recording) -
         assert "a recording: stage values for a re-run" in await seat.press("6")
         assert "this is a recording" in await seat.press("P")
         assert "this replay cannot run its recording again" in await seat.press("plus", "enter")
-        assert seat.app.live_screen.desk.staged and not seat.app.history.live.paused
+        assert seat.app.live_screen.staging.staged and not seat.app.history.live.paused
 
 
 async def test_quitting_does_not_ask(recording: Recording) -> None:
@@ -220,7 +220,7 @@ async def test_damage_found_while_reading_pauses_with_one_line(told: Any, tmp_pa
 
 
 def test_the_timeline_places_every_mark(recording: Recording, told: Any) -> None:
-    timeline = Timeline(recording)
+    timeline = RecordingMarks(recording)
     while not timeline.done:
         timeline.look(5000)
     shown = {name for _, name in timeline.marks}

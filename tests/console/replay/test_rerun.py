@@ -69,7 +69,7 @@ class Seat(Operator):
     async def stage(self, name: str, value: str) -> str:
         """Type a value for a knob in its panel."""
         await self.press("6", "g")
-        names = [knob.name for knob in self.app.desk.live_knobs()]
+        names = [knob.name for knob in self.app.staging.live_knobs()]
         await self.press(*["down"] * names.index(name), "equals_sign")
         self.app.live_screen.prompt.value = value
         return await self.press("enter")
@@ -205,7 +205,7 @@ async def test_refused_values_name_their_bounds_and_are_not_staged(recording: Re
         assert "must be at most 0.5" in text and "0.9" in text
         await seat.press("escape")
         assert "stage a knob first" in await seat.press("r")
-        assert not seat.asked and not seat.app.desk.staged
+        assert not seat.asked and not seat.app.staging.staged
 
 
 async def test_esc_gives_up_and_the_replay_is_as_it_was(recording: Recording) -> None:
@@ -220,7 +220,7 @@ async def test_esc_gives_up_and_the_replay_is_as_it_was(recording: Recording) ->
         await seat.press("escape")
         assert run.given_up.is_set() and seat.app.reruns.doing is None
         assert seat.app.screen is seat.app.live_screen and seat.step == 40
-        assert seat.app.desk.staged == {"watermark": 0.2}
+        assert seat.app.staging.staged == {"watermark": 0.2}
         assert "nothing was run again yet" in await seat.press("v")
 
 
