@@ -18,13 +18,13 @@ class QueuePanel(Panel):
     NUMBER: ClassVar[int] = 5
     TITLE: ClassVar[str] = "Queue"
     HELP: ClassVar[str] = """\
-Nobody overtakes the head, so only the head has a reason; the others are behind it.
-  token budget, input budget   this step's budget is used up
-  sequence cap                 as many run as max_num_seqs (or max_num_active_seqs) allows
+Requests are admitted in order, so only the head has a reason; the others are behind it.
+  token budget, input budget   this step's token budget is used up
+  sequence cap                 max_num_seqs (or max_num_active_seqs) requests are running
   blocks                       the pool has too few free blocks for the next chunk
   watermark                    it would fit, but not leave the watermark free
   full sequence                the next chunk would fit, the whole sequence would not
-  chunking off                 the prompt must go whole and does not fit what is left of the step
+  chunking off                 the whole prompt must fit into the rest of the step, and does not
   preempted now                a request was preempted in this step, so none is admitted
   paused                       the engine is paused
 Under priority a lower number is more urgent; `inverted` marks a more urgent request that waits while less
@@ -48,7 +48,7 @@ urgent ones run."""
         palette = view.palette
         queue = state.queue(view.history.policy)
         if not queue:
-            return [Line().add(" nobody waits", palette["muted"])]
+            return [Line().add(" Queue is empty", palette["muted"])]
         self.top = max(0, min(self.top, len(queue) - height))
         record = view.moment.record
         head = record.head if record is not None and record.head is not None else None
