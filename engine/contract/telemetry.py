@@ -52,6 +52,7 @@ class Limiter(StrEnum):
     STREAMING_INPUT = "streaming_input"
     STALE_OUTPUT = "stale_output"
     LORA = "lora"
+    ENCODER_BUDGET = "encoder_budget"
 
 
 DEFERRED = (Limiter.GRAMMAR, Limiter.REMOTE_KV, Limiter.STREAMING_INPUT, Limiter.STALE_OUTPUT)
