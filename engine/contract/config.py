@@ -27,6 +27,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     (EAGLE, MTP) makes a hit lose its last block (`drop_last_cached_block`), needs slots for `num_lookahead_tokens`
     more, and must not be left with fewer than `prefill_lookahead` tokens of a prompt. `max_loras`: adapters that one
     step can compute together; 0: no limit. `pooling`: requests have no outputs and end with their prompt.
+    `encoder_budget`: image tokens per step, `encoder_cache` those kept (None: the budget); with
+    `disable_chunked_mm_input` no chunk ends inside an image.
     """
 
     num_blocks: int
@@ -56,6 +58,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefill_lookahead: int = 0
     max_loras: int = 0
     pooling: bool = False
+    encoder_budget: int | None = None
+    encoder_cache: int | None = None
+    disable_chunked_mm_input: bool = False
     async_scheduling: bool = False
     pipeline_depth: int = 1
 
@@ -110,7 +115,14 @@ def _check_kv(config: SchedulerConfig) -> None:
         raise ConfigError(str(error)) from None
     if config.kv_groups is not None and config.sliding_window is not None:
         raise ConfigError("sliding_window: with kv_groups, give the window in its group")
-    for name in ("max_loras", "num_lookahead_tokens", "prefill_lookahead", "prefix_cache_retention_interval"):
+    for name in (
+        "max_loras",
+        "encoder_budget",
+        "encoder_cache",
+        "num_lookahead_tokens",
+        "prefill_lookahead",
+        "prefix_cache_retention_interval",
+    ):
         if (getattr(config, name) or 0) < 0:
             raise ConfigError(f"{name}={getattr(config, name)}: must not be negative")
     interval = config.prefix_cache_retention_interval

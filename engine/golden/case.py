@@ -15,7 +15,7 @@ from schedtop.engine.contract.knobs import BY_NAME, KnobError, check_value
 from schedtop.engine.contract.telemetry import Finish, FinishReason, Limiter, Refusal
 from schedtop.engine.files.read import odd_file
 from schedtop.engine.handoff.plan import PLACEHOLDER, IntArray, StepPlan, StepResult
-from schedtop.engine.handoff.request import Request
+from schedtop.engine.handoff.request import Image, Request
 from schedtop.engine.scheduler.deferral import skipped
 from schedtop.engine.scheduler.scheduler import Scheduler
 
@@ -26,6 +26,14 @@ class CaseError(ValueError):
 
 class CaseConfig(SchedulerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A limit that this scheduler does not know would make another case of it."""
+
+
+class CaseImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """`length` tokens of a prompt from `offset` on; without a name it is unlike any other."""
+
+    offset: int
+    length: int
+    name: str | None = None
 
 
 class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -45,6 +53,7 @@ class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     cache_salt: str | None = None
     skip_reading_prefix_cache: bool = False
     lora: int | None = None
+    images: list[CaseImage] = []
     ready_step: int = 0
 
 
@@ -71,6 +80,8 @@ class CaseStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finished: list[str]
     free_blocks_after: int
     skipped: list[str] | msgspec.UnsetType = msgspec.UNSET
+    encoded: dict[str, list[int]] | msgspec.UnsetType = msgspec.UNSET
+    images_dropped: list[str] | msgspec.UnsetType = msgspec.UNSET
     applied: int | msgspec.UnsetType | None = msgspec.UNSET
 
 
@@ -161,6 +172,13 @@ def _check_request(request: CaseRequest) -> None:
         raise CaseError(f"{name}: {length} prompt tokens; a case may have {MAX_PROMPT_TOKENS}")
     if not all(-1 << 63 <= number < 1 << 63 for number in (request.max_tokens, request.priority)):
         raise CaseError(f"{name}: max_tokens and priority must fit 64 bits")
+    end = 0
+    for image in request.images:
+        if image.offset < end or image.length < 1:
+            raise CaseError(f"{name}: images must have tokens, be in order, and not overlap")
+        end = image.offset + image.length
+    if end > length:
+        raise CaseError(f"{name}: an image ends behind the prompt")
     if request.ready_step < 0:
         raise CaseError(f"{name}: ready_step must not be negative")
     if request.stop_after is not None and request.stop_after < 1:
@@ -202,11 +220,17 @@ def make_request(asked: CaseRequest, arrival_s: float) -> Request:
         stops,
         cache_salt=asked.cache_salt,
         adapter=asked.lora or 0,
+        images=_images(asked),
         skip_reading_prefix_cache=asked.skip_reading_prefix_cache,
     )
     if asked.ready_step > asked.arrival_step:
         request.deferred = Limiter.GRAMMAR
     return request
+
+
+def _images(asked: CaseRequest) -> tuple[Image, ...]:
+    names = [image.name or f"{asked.id}#{index}" for index, image in enumerate(asked.images)]
+    return tuple(Image(image.offset, image.length, name) for image, name in zip(asked.images, names, strict=True))
 
 
 def prompt_tokens(request: CaseRequest) -> IntArray:
@@ -378,6 +402,9 @@ class CaseRun:
         }
         if self._ready or self._depth > 1 or self.case.config.max_loras:
             decided["skipped"] = [request.id for request in skipped(state, planned)]
+        if state.encoder is not None:
+            decided["encoded"] = {names[number]: images for number, images in state.encoder.encoded.items()}
+            decided["images_dropped"] = state.encoder.dropped
         self.finishes += planned.ended
         return decided
 

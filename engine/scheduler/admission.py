@@ -74,7 +74,7 @@ class AdmissionPass:
         if state.shrinks:
             chunk, drafts = self._shorten(request, hit, chunk, drafts)
             if not chunk or (state.kv.keeps_states and state.kv.shares_new_state(hit, planned_tokens(state))):
-                return self._budget_head(request, 1)
+                return self._shortened_head(request)
         if not state.table.size:
             # Under a window, a chunk of a raised budget can ask for more than the whole pool at once.
             chunk = state.kv.most_tokens(hit, chunk)
@@ -82,11 +82,15 @@ class AdmissionPass:
             hit, chunk, request.num_tokens, state.limits.reserve_full_isl, reserve=state.table.size > 0
         )
         if short is not None:
+            if state.encoder is not None:
+                state.encoder.give_back()
             return Head(request.number, short.reason, short.need, short.have, short.reserve)
         state.waiting.pop()
         self._admit(request, hit, chunk, drafts)
         if self.slots is not None:
             self.slots.add(request)
+        if state.encoder is not None:
+            state.encoder.charge()
         self.token_left -= chunk
         self.input_left -= chunk + state.config.draft_slots
         planned.limiter = Limiter.NONE
@@ -99,6 +103,16 @@ class AdmissionPass:
         request.junction = hit.junction
         shorter = shorten(self.state, request, hit.num_tokens, request.num_tokens, chunk)
         return (1, 0) if drafts and 0 < shorter < chunk else (shorter, drafts)
+
+    def _shortened_head(self, request: Request) -> Head:
+        """No token of a chunk that must end early could be taken."""
+        encoder = self.state.encoder
+        if encoder is None:
+            return self._budget_head(request, 1)
+        encoder.give_back()
+        if encoder.missing is None:
+            return self._budget_head(request, 1)
+        return Head(request.number, Limiter.ENCODER, encoder.missing.length, encoder.left)
 
     def _end_stranded(self, request: Request, need: int) -> bool:
         """Without chunking, a sequence that outgrew every budget would wait for ever: it ends with its outputs."""

@@ -96,6 +96,8 @@ class Scheduler:
         limits = state.limits
         planned = self.planned = PlannedStep(now_s, limits.token_budget, limits.input_budget)
         state.num_planned += 1
+        if state.encoder is not None:
+            state.encoder.begin_step()
         run_pass(state, planned)
         if planned.preemptions:
             planned.limiter = Limiter.PREEMPTED_NOW

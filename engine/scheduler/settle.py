@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.telemetry import ROW_FIELDS, Finish, RowFlag
 from schedtop.engine.handoff.plan import StepResult
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.ending import end_request, reason_of
 from schedtop.engine.scheduler.late import NO_LATE, find_present, in_order_of, settle_late
 from schedtop.engine.scheduler.overlap import newly_known
@@ -75,6 +78,8 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
     ends = (table.num_tokens[:size] >= table.stop_at[:size]).nonzero()[0].tolist()
     if state.config.pooling:
         ends = np.arange(size)[rows][(columns[FLAGS, at] & RowFlag.SAMPLED) > 0].tolist()
+    if state.encoder is not None and state.encoder.is_holding:
+        state.encoder.settle(_computed(state, rows, {*ends, *stopped}))
     finishes = finish(state, sorted({*ends, *stopped}), set(stopped), now_s) if ends or stopped else []
     late = settle_late(state, batch, result, present.late, itl_s, now_s) if present.late else NO_LATE
     return Settled(
@@ -88,6 +93,14 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
         accepted_drafts=accepted + late.accepted_drafts,
         ended_before=late.ended_before,
     )
+
+
+def _computed(state: State, rows: RowArray | slice, ends: set[int]) -> Iterator[tuple[Request, int, bool]]:
+    """Of each row, the tokens computed for certain, and whether it ends."""
+    table, size = state.table, state.table.size
+    certain = table.num_computed[:size] - table.num_expected[:size] + table.num_tokens[:size]
+    for row in np.arange(size)[rows].tolist():
+        yield table.requests[row], certain.item(row), row in ends
 
 
 def _note_deliveries(

@@ -13,6 +13,7 @@ from schedtop.engine.contract.telemetry import Admission, Finish, Head, Limiter,
 from schedtop.engine.handoff.plan import Started, StepPlan
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.kv.open import open_kv
+from schedtop.engine.scheduler.images import open_encoder
 from schedtop.engine.scheduler.queues import WaitingQueue, open_queue
 from schedtop.engine.scheduler.request_table import IntArray, RequestTable, RowArray
 
@@ -84,7 +85,8 @@ class State:
         self.limits = Limits.of(self.knobs)
         self.kv = open_kv(config)
         self.table = RequestTable(config.async_scheduling)
-        self.shrinks = self.kv.keeps_states or config.prefill_lookahead > 1
+        self.encoder = open_encoder(config)
+        self.shrinks = self.kv.keeps_states or config.prefill_lookahead > 1 or self.encoder is not None
         self.waiting: WaitingQueue = open_queue(config.policy, by_adapter=config.max_loras > 0)
         self.requests: dict[int, Request] = {}
         self.num_finished = 0
