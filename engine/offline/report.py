@@ -17,6 +17,7 @@ from schedtop.engine.contract.telemetry import (
     Snapshot,
     StepRecord,
     Totals,
+    blocks_in_use,
     draft_positions,
     hit_rate,
 )
@@ -97,9 +98,10 @@ class Report:
         else:
             self._add_stretch(record)
         blocks = record.blocks
-        used = blocks.held + blocks.shared
+        used = blocks_in_use(record) if isinstance(record, StepRecord) else record.blocks_in_use
         if used >= self._peak_blocks:
-            self._peak_blocks, self._pool_blocks = used, used + blocks.cached_free + blocks.empty
+            self._peak_blocks = used
+            self._pool_blocks = blocks.held + blocks.shared + blocks.cached_free + blocks.empty
 
     def _add_step(self, record: StepRecord) -> None:
         self._waiting = record.waiting

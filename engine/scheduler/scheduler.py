@@ -104,6 +104,7 @@ class Scheduler:
             planned.head = Head(state.waiting.first_number, Limiter.PREEMPTED_NOW)
         elif state.waiting:
             AdmissionPass(state, planned).run()
+        planned.blocks_in_use = state.kv.pool.num_blocks - state.kv.pool.num_free
         state.under_way.append(seal(state, planned))
         return state.under_way[-1].plan
 
