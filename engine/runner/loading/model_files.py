@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -72,6 +73,12 @@ def check_dtype(dtype: str, device: str) -> None:
         raise ConfigError("dtype float16 is slow and coarse on a CPU: use bfloat16 or float32")
 
 
+_HUB_ID = re.compile(
+    r"(?=.{3,96}$)(?!.*(?:--|\.\.|\.git$))[a-z0-9](?:[\w.-]*\w)?/\w(?:[\w.-]*\w)?", re.ASCII | re.IGNORECASE
+)
+"""OWNER/NAME as the hub gives them out."""
+
+
 def find_model(name: str) -> ModelFiles:
     """The files of a model given as folder, GGUF file, hub id or pullable name. Raises `ConfigError`."""
     if name in PULLABLE:
@@ -92,7 +99,7 @@ def find_model(name: str) -> ModelFiles:
     except (ValueError, RuntimeError) as error:  # a name that no file system has
         if isinstance(error, ConfigError):
             raise
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+    if _HUB_ID.fullmatch(name):
         return ModelFiles(name, name, on_hub=True)
     known = ", ".join(PULLABLE)
     raise ConfigError(f"no model {name!r}: give a model folder, a .gguf file, a hub id (owner/name) or {known}")

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from schedtop.engine.build import MAX_MODEL_LEN, check_settings
 from schedtop.engine.contract.config import ConfigError, EngineConfig
 from schedtop.engine.contract.knobs import BY_NAME
+from schedtop.engine.contract.start_settings import check_settings
 from schedtop.engine.handoff.request import SamplingParams
 from schedtop.engine.runner.batch import Decoder
 from schedtop.engine.runner.detokenize import Texts
@@ -340,7 +340,7 @@ def _describe(
 
 def _model_len(config: Any, settings: dict[str, Any]) -> int:
     """The longest sequence that will be served, in tokens."""
-    return int(settings.get("max_model_len") or min(config.max_position_embeddings, MAX_MODEL_LEN))
+    return int(settings.get("max_model_len") or config.max_position_embeddings)
 
 
 def _common_window(model: PreTrainedModel) -> int | None:
