@@ -10,7 +10,9 @@ import click
 from schedtop.console.cli.engine_flags import CONSOLE_FLAGS
 from schedtop.console.cli.errors import CommandError
 from schedtop.console.cli.open_console import check_terminal, console_options
+from schedtop.console.cli.status import follow
 from schedtop.engine.channel.client import ChannelClient
+from schedtop.engine.contract.slo import Slo, parse_slo
 
 
 def _console_flags(function: Any) -> Any:
@@ -22,11 +24,14 @@ def _console_flags(function: Any) -> Any:
 @click.command("attach")
 @click.argument("address")
 @_console_flags
+@click.option("--plain", is_flag=True, help="A line of text a second, for screen readers, logs and watch.")
 @click.pass_context
-def command(ctx: click.Context, /, address: str, **flags: Any) -> None:
+def command(ctx: click.Context, /, address: str, plain: bool, **flags: Any) -> None:
     """Open the console on the engine at ADDRESS (unix:PATH or tcp:127.0.0.1:PORT), as `schedtop serve` says it."""
+    if plain:
+        ctx.exit(follow(address, parse_slo(flags["slo"]) if flags["slo"] is not None else Slo()))
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise CommandError("attach needs a terminal")
+        raise CommandError("attach needs a terminal; --plain needs none")
     check_terminal()
     link = ChannelClient.connect(address)
     from schedtop.console.app import run_console
