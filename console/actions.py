@@ -310,6 +310,8 @@ def load_keymap(path: Path) -> dict[str, list[str]]:
         raise ActionError(f"{path.name} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise ActionError(f"{path.name} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise ActionError(f"{path.name} is nested too deeply") from None
     keymap = {}
     for name, keys in raw.items():
         listed = [keys] if isinstance(keys, str) else keys

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 
 import click
+from schedtop.console.cli.engine_flags import TOKEN_FILE
 from schedtop.console.cli.errors import INTERRUPTED, CommandError
+from schedtop.console.cli.output import show, show_json
 from schedtop.engine.channel.client import ChannelClient
 from schedtop.engine.channel.protocol import ChannelError
 from schedtop.engine.contract.slo import Slo, parse_slo
@@ -20,12 +21,12 @@ LISTEN_S = 2.0
 class Listener:
     """Follows an engine without a screen."""
 
-    def __init__(self, address: str, slo: Slo) -> None:
+    def __init__(self, link: ChannelClient, slo: Slo) -> None:
         from schedtop.console.explain.watch import Watch
         from schedtop.console.explain.window import Bounds
         from schedtop.console.past.history import History
 
-        self.link = ChannelClient.connect(address)
+        self.link = link
         self.history = History()
         self.watch = Watch(self.history, Bounds(slo.ttft_s, slo.itl_s))
         limits = {"ttft": slo.ttft_s, "itl": slo.itl_s}
@@ -44,10 +45,11 @@ class Listener:
             return False
         return True
 
-    def facts(self) -> dict[str, object]:
+    def facts(self, last: bool = False) -> dict[str, object]:
+        """What is known now; `last`: nobody looks again, so what every look found counts."""
         from schedtop.console.status import facts
 
-        self.watch.log.look()
+        self.watch.log.look(last=last)
         self.watch.entries = self.watch.log.ranked()
         return facts(self.history, self.watch.entries, self.slos_s)
 
@@ -57,17 +59,17 @@ def after(seconds: float) -> Callable[[], bool]:
     return lambda: time.monotonic() >= until_s
 
 
-def follow(address: str, slo: Slo) -> int:
+def follow(link: ChannelClient, slo: Slo) -> int:
     """Print a line a second until the engine ends; the exit code."""
     from schedtop.console.status import brief
 
-    listener = Listener(address, slo)
+    listener = Listener(link, slo)
     try:
         while listener.listen(after(1.0)):
-            click.echo(brief(listener.facts()))
+            show(brief(listener.facts()))
     except KeyboardInterrupt:
         return INTERRUPTED
-    click.echo("the engine has ended")
+    show("the engine has ended")
     return 0
 
 
@@ -75,14 +77,19 @@ def follow(address: str, slo: Slo) -> int:
 @click.argument("address")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document; times in seconds.")
 @click.option("--slo", metavar="SLO", help="ttft=1s,itl=50ms: says how many samples were within it.")
-def command(address: str, as_json: bool, slo: str | None) -> None:
+@TOKEN_FILE
+def command(address: str, as_json: bool, slo: str | None, token_file: str | None) -> None:
     """Print the state of the engine at ADDRESS once, as plain lines."""
     from schedtop.console.status import page
 
-    listener = Listener(address, parse_slo(slo) if slo is not None else Slo())
+    link = ChannelClient.connect(address, token_file=token_file, read_only=True)
+    listener = Listener(link, parse_slo(slo) if slo is not None else Slo())
     done = after(LISTEN_S)
     alive = listener.listen(done)
     if listener.history.header is None or not listener.history.synced:
         raise CommandError(f"no state from {address}" + ("; it is still loading" if alive else ": it has ended"))
-    found = listener.facts()
-    click.echo(json.dumps(found, indent=2) if as_json else "\n".join(page(found)))
+    found = listener.facts(last=True)
+    if as_json:
+        show_json(found)
+    else:
+        show("\n".join(page(found)))

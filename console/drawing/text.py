@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Sequence
 
 from rich.cells import cell_len, set_cell_size
+from schedtop.engine.contract.harmless import one_line
 
 NONE = "-"
 UNKNOWN = "n/a"
 
-_HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Mn", "Me"))
 _SECONDS_FROM_S = 0.9995
 _SCALES = ((1e3, "k"), (1e6, "M"), (1e9, "G"), (1e12, "T"))
 
 
 def clean(value: object, limit: int = 200) -> str:
-    """`value` as one harmless line: control, format, bidi, combining and unassigned characters become `?`.
+    """`value` as one harmless line.
 
     Everything that comes from a client, a file or another process passes here before it is drawn; nothing on the
     screen is parsed as markup.
     """
-    text = str(value)
-    if len(text) > limit:
-        text = text[: limit - 1] + "~"
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(" " if char in "\t\n\r" else "?" if _hidden(char) else char for char in text)
-
-
-def _hidden(char: str) -> bool:
-    return unicodedata.category(char) in _HIDDEN
+    return one_line(value, limit)
 
 
 def fit(text: str, width: int, align: str = "<") -> str:

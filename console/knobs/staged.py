@@ -9,7 +9,7 @@ from schedtop.console.drawing import text
 from schedtop.console.knobs.forecast import Forecaster
 from schedtop.console.past.past import Past
 from schedtop.console.past.state import State
-from schedtop.engine.contract.knobs import BY_NAME, KNOBS, LIVE, Knob, KnobValue, bounds, check_value
+from schedtop.engine.contract.knobs import BY_NAME, KNOBS, LIVE, Knob, KnobValue, bounds, check_value, in_force
 
 DRAINING = ("max_num_seqs", "max_num_active_seqs")
 
@@ -107,8 +107,7 @@ class Staging:
 
     def _automatic(self, knob: Knob) -> float:
         """Where a knob set to `auto` starts from."""
-        source = {"max_num_scheduled_tokens": "max_num_batched_tokens", "max_num_active_seqs": "max_num_seqs"}
-        value = self.current.get(source.get(knob.name, ""))
+        value = in_force(self.current, knob.name)
         return value if isinstance(value, int | float) else knob.low or 0
 
     def drop(self) -> None:

@@ -66,7 +66,7 @@ class RecordedHistory(Past):
     def seek(self, index: int) -> None:
         """Stand at record `index`, cut to the file."""
         index = max(-1, min(index, self.source.num_records - 1))
-        if 0 <= index - self.position <= NEAR:
+        if 0 <= index - self.position <= NEAR and self._gap_before(index) <= self.position:
             state = self.live
             for record in self._ahead(self.position + 1, index + 1):
                 state.apply(record)
@@ -80,12 +80,16 @@ class RecordedHistory(Past):
         ran = index
         while ran > 0 and not self._record(ran).executed:
             ran -= 1
-        snapshot, first = self.source.keyframe_before(max(ran, 0))
+        snapshot, first = self.source.keyframe_before(max(ran, 0, self._gap_before(index)))
         state = State()
         state.start_afresh(snapshot)
         for record in self._ahead(first, index + 1):
             state.apply(record)
         return state
+
+    def _gap_before(self, index: int) -> int:
+        """The first record after the last gap up to `index`, which no state is carried across; -1 without one."""
+        return max((gap.index for gap in self.source.gaps if gap.index <= index), default=-1)
 
     def _ahead(self, start: int, stop: int) -> Iterator[StepRecord]:
         return map(self._record, range(start, stop))

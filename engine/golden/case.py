@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,12 +12,12 @@ import msgspec
 import numpy as np
 from schedtop.engine.contract.config import ConfigError, SchedulerConfig, check_scheduler_config
 from schedtop.engine.contract.knobs import BY_NAME, KnobError, check_value
-from schedtop.engine.contract.telemetry import Finish, FinishReason, Refusal
+from schedtop.engine.contract.telemetry import Finish, FinishReason, Limiter, Refusal
 from schedtop.engine.files.read import odd_file
-from schedtop.engine.handoff.plan import IntArray, StepPlan, StepResult
+from schedtop.engine.handoff.plan import PLACEHOLDER, IntArray, StepPlan, StepResult
 from schedtop.engine.handoff.request import Request
+from schedtop.engine.scheduler.deferral import skipped
 from schedtop.engine.scheduler.scheduler import Scheduler
-from schedtop.engine.scheduler.settle import Settled
 
 
 class CaseError(ValueError):
@@ -27,8 +28,12 @@ class CaseConfig(SchedulerConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     """A limit that this scheduler does not know would make another case of it."""
 
 
-class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`prompt_parts` are [seed, length] pairs; token i of a part is (seed * 1000003 + i * 7919) % 32000."""
+class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`prompt_parts` are [seed, length] pairs; token i of a part is (seed * 1000003 + i * 7919) % 32000.
+
+    Its `stop_after`-th output is a stop token, which ends it. Before step `ready_step` it is not ready, as if a grammar
+    were compiling.
+    """
 
     id: str
     arrival_step: int
@@ -36,6 +41,11 @@ class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompt_parts: list[tuple[int, int]] = []
     prompt: list[int] | None = None
     priority: int = 0
+    stop_after: int | None = None
+    cache_salt: str | None = None
+    skip_reading_prefix_cache: bool = False
+    lora: int | None = None
+    ready_step: int = 0
 
 
 class CaseKnob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,7 +59,7 @@ class CaseAbort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CaseStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was decided in one step; see `compare_step` for the fields' meaning."""
+    """What was decided in one step; see `compare_step` for the fields' meaning. A field left unset is not compared."""
 
     step: int
     scheduled: list[tuple[str, int, int]]
@@ -60,6 +70,8 @@ class CaseStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     free_blocks: int
     finished: list[str]
     free_blocks_after: int
+    skipped: list[str] | msgspec.UnsetType = msgspec.UNSET
+    applied: int | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -86,7 +98,10 @@ class Difference:
 
 @dataclass(slots=True)
 class Verdict:
-    """What replaying a case came to. `equal` is None for a case without recorded steps."""
+    """What replaying a case came to. `equal` is None for a case without recorded steps.
+
+    `submitted` is the sum of `finished`, `kv_capacity`, `refused`, `aborted`, `running` and `waiting`.
+    """
 
     name: str
     equal: bool | None = None
@@ -96,8 +111,15 @@ class Verdict:
     recomputed_tokens: int = 0
     cached_tokens: int = 0
     prompt_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
+    submitted: int = 0
     finished: int = 0
+    kv_capacity: int = 0
     refused: int = 0
+    aborted: int = 0
+    running: int = 0
+    waiting: int = 0
     difference: Difference | None = None
 
 
@@ -139,6 +161,10 @@ def _check_request(request: CaseRequest) -> None:
         raise CaseError(f"{name}: {length} prompt tokens; a case may have {MAX_PROMPT_TOKENS}")
     if not all(-1 << 63 <= number < 1 << 63 for number in (request.max_tokens, request.priority)):
         raise CaseError(f"{name}: max_tokens and priority must fit 64 bits")
+    if request.ready_step < 0:
+        raise CaseError(f"{name}: ready_step must not be negative")
+    if request.stop_after is not None and request.stop_after < 1:
+        raise CaseError(f"{name}: stop_after must be at least 1")
     if any(not 0 <= token < 1 << 31 for token in request.prompt or ()):
         raise CaseError(f"{name}: token ids must be from 0 to {(1 << 31) - 1}")
     if any(abs(seed) > MAX_SEED for seed, _ in request.prompt_parts):
@@ -160,6 +186,27 @@ def _typed_knob(case: Case, knob: CaseKnob) -> CaseKnob:
 
 MAX_PROMPT_TOKENS = 1 << 24
 MAX_SEED = 1 << 40
+STOP_TOKEN = 49000
+"""What a request's `stop_after`-th output is; the model gives it nowhere else."""
+
+
+def make_request(asked: CaseRequest, arrival_s: float) -> Request:
+    """A case's request as it arrives."""
+    stops = frozenset() if asked.stop_after is None else frozenset({STOP_TOKEN})
+    request = Request(
+        asked.id,
+        prompt_tokens(asked),
+        asked.max_tokens,
+        arrival_s,
+        asked.priority,
+        stops,
+        cache_salt=asked.cache_salt,
+        adapter=asked.lora or 0,
+        skip_reading_prefix_cache=asked.skip_reading_prefix_cache,
+    )
+    if asked.ready_step > asked.arrival_step:
+        request.deferred = Limiter.GRAMMAR
+    return request
 
 
 def prompt_tokens(request: CaseRequest) -> IntArray:
@@ -185,23 +232,27 @@ class CaseModel:
         self.num_drafts = num_drafts
         self._ordinals = np.zeros(16, dtype=np.int64)
         self._outputs = np.zeros(16, dtype=np.int64)
+        self._stops = np.zeros(16, dtype=np.int64)
 
-    def add(self, number: int, ordinal: int) -> None:
+    def add(self, number: int, ordinal: int, stop_after: int | None = None) -> None:
         if number >= len(self._ordinals):
             self._ordinals = np.resize(self._ordinals, 2 * number)
             self._outputs = np.resize(self._outputs, 2 * number)
+            self._stops = np.resize(self._stops, 2 * number)
         self._ordinals[number] = ordinal
         self._outputs[number] = 0
+        self._stops[number] = stop_after or 0
 
     def execute(self, plan: StepPlan) -> StepResult:
         ordinal, outputs = self._ordinals[plan.numbers], self._outputs[plan.numbers]
         counts = plan.samples.astype(np.int32)
         if plan.draft_token_ids is not None:
             accepted = (ordinal + outputs) % (plan.drafts + 1)
-            accepted[plan.draft_token_ids[:, 0] == -1] = 0
+            accepted[plan.draft_token_ids[:, 0] == PLACEHOLDER] = 0
             counts = np.where(plan.samples, accepted + 1, 0).astype(np.int32)
         places = outputs[:, None] + np.arange(int(counts.max(initial=1)))
         sampled = (32000 + (ordinal[:, None] * 7919 + places * 104729) % 16000).astype(np.int32)
+        sampled[places + 1 == self._stops[plan.numbers][:, None]] = STOP_TOKEN
         self._outputs[plan.numbers] = outputs + counts
         result = StepResult(sampled, counts)
         if self.num_drafts:
@@ -216,31 +267,59 @@ class CaseRun:
     def __init__(self, case: Case) -> None:
         self.case = case
         self.scheduler = Scheduler(case.config)
-        self.model = CaseModel(case.config.num_speculative_tokens)
+        self.model = CaseModel(0 if case.config.async_scheduling else case.config.num_speculative_tokens)
         self.finishes: list[Finish] = []
         self.refusals: list[Refusal] = []
         self.admitted: dict[int, tuple[int, int]] = {}
+        self.num_submitted = 0
+        self.scheduled_tokens = self.recomputed_tokens = 0
+        self.draft_tokens = self.accepted_draft_tokens = 0
+        self._depth = case.config.max_concurrent_batches
+        self._under_way: deque[tuple[int, StepPlan]] = deque()
         self._numbers: dict[str, int] = {}
+        self._ids: dict[int, str] = {}
         self._arrivals: dict[int, list[tuple[int, CaseRequest]]] = {}
         for ordinal, request in enumerate(case.requests):
             self._arrivals.setdefault(request.arrival_step, []).append((ordinal, request))
-        events = [*self._arrivals, *(knob.step for knob in case.knobs), *(abort.step for abort in case.aborts)]
+        self._ready: dict[int, list[str]] = {}
+        for request in case.requests:
+            if request.ready_step > request.arrival_step:
+                self._ready.setdefault(request.ready_step, []).append(request.id)
+        events = [
+            *self._arrivals,
+            *self._ready,
+            *(knob.step for knob in case.knobs),
+            *(abort.step for abort in case.aborts),
+        ]
         self._events = sorted(set(events))
         self._last_event = self._events[-1] if self._events else 0
 
-    def steps(self) -> Iterator[tuple[CaseStep, Settled]]:
+    def steps(self) -> Iterator[CaseStep]:
         """Run to the end; yields every step at which some request is unfinished."""
         step = 0
-        while step <= self._last_event or self.scheduler.num_unfinished:
+        while step <= self._last_event or self._active:
             self.apply_events(step)
-            if self.scheduler.num_unfinished:
-                yield self._run_step(step)
+            if self._active:
+                told = self.scheduler.num_unfinished > 0
+                decided = self._run_step(step)
+                if told:
+                    yield decided
                 step += 1
             else:
                 step = min((event for event in self._events if event > step), default=step + 1)
 
+    @property
+    def _active(self) -> bool:
+        """There is something to plan, or a plan whose results are to be applied."""
+        return self.scheduler.num_unfinished > 0 or (self._depth > 1 and bool(self._under_way or self._untold))
+
+    @property
+    def _untold(self) -> bool:
+        """The worker has not been told of all that ended."""
+        return bool(self.scheduler.state.gone)
+
     def apply_events(self, step: int) -> None:
-        """Knobs, arrivals and aborts of one step, in this order."""
+        """Knobs, arrivals, aborts and requests becoming ready, in this order."""
         for knob in self.case.knobs:
             if knob.step == step:
                 self.scheduler.set_limits(knob.set)
@@ -250,47 +329,83 @@ class CaseRun:
             if abort.step == step and abort.id in self._numbers:
                 finish = self.scheduler.abort(self._numbers[abort.id], float(step))
                 self.finishes += [finish] if finish else []
+        for name in self._ready.get(step, ()):
+            self.scheduler.make_ready(self._numbers[name])
 
     def _add(self, step: int, ordinal: int, request: CaseRequest) -> None:
-        arrived = Request(
-            request.id, prompt_tokens(request), request.max_tokens, step + ordinal * 1e-6, request.priority
-        )
+        arrived = make_request(request, step + ordinal * 1e-6)
         refusal = self.scheduler.add(arrived)
+        self.num_submitted += 1
         self._numbers[request.id] = arrived.number
-        self.model.add(arrived.number, ordinal)
+        self._ids[arrived.number] = request.id
+        self.model.add(arrived.number, ordinal, request.stop_after)
         self.refusals += [refusal] if refusal else []
 
-    def _run_step(self, step: int) -> tuple[CaseStep, Settled]:
-        scheduler, state = self.scheduler, self.scheduler.state
+    def _run_step(self, step: int) -> CaseStep:
+        """Plan, and apply the oldest plan if as many are under way as may be, or nothing else is left to do."""
+        decided: dict[str, Any] = {"step": step, "finished": []}
+        due = True
+        if self.scheduler.num_unfinished or self._untold:
+            decided |= self._plan(step)
+            full = len(self._under_way) == self._depth
+            due = full or not (decided["scheduled"] or self.scheduler.num_unfinished or self._untold)
+        if self._depth > 1:
+            decided["applied"] = None
+        if due:
+            self._apply(step, decided)
+        decided["free_blocks_after"] = self.scheduler.state.kv.pool.num_free
+        return CaseStep(**{**_NOTHING_PLANNED, **decided})
+
+    def _plan(self, step: int) -> dict[str, Any]:
+        scheduler, state, names = self.scheduler, self.scheduler.state, self._ids
         plan = scheduler.schedule(float(step))
-        names = {request.number: request.id for request in state.requests.values()}
-        draft = scheduler.draft
-        for started in draft.started:
+        self._under_way.append((step, plan))
+        planned = scheduler.planned
+        self.scheduled_tokens += int(plan.tokens.sum())
+        self.draft_tokens += int(plan.drafts.sum())
+        self.recomputed_tokens += planned.recomputed_tokens
+        for started in planned.started:
             if not started.resumed:
                 request = started.request
                 self.admitted[request.number] = (request.num_prompt_tokens, request.cached_tokens)
-        rows = zip(plan.ids, plan.tokens.tolist(), plan.drafts.tolist(), strict=True)
         decided: dict[str, Any] = {
-            "step": step,
-            "scheduled": list(rows),
-            "admitted": {names[entry.number]: entry.cached_tokens for entry in draft.admissions},
-            "preempted": [names[entry.number] for entry in draft.preemptions],
+            "scheduled": list(zip(plan.ids, plan.tokens.tolist(), plan.drafts.tolist(), strict=True)),
+            "admitted": {names[entry.number]: entry.cached_tokens for entry in planned.admissions},
+            "preempted": [names[entry.number] for entry in planned.preemptions],
             "running": list(state.table.ids),
             "waiting": [request.id for request in state.waiting],
             "free_blocks": state.kv.pool.num_free,
         }
-        settled = scheduler.update(plan, self.model.execute(plan), float(step))
-        self.finishes += [*draft.ended, *settled.finishes]
-        decided["finished"] = [names[finish.number] for finish in settled.finishes]
-        decided["free_blocks_after"] = state.kv.pool.num_free
-        return CaseStep(**decided), settled
+        if self._ready or self._depth > 1 or self.case.config.max_loras:
+            decided["skipped"] = [request.id for request in skipped(state, planned)]
+        self.finishes += planned.ended
+        return decided
+
+    def _apply(self, step: int, decided: dict[str, Any]) -> None:
+        planned_at, plan = self._under_way.popleft()
+        settled = self.scheduler.update(plan, self.model.execute(plan), float(step))
+        self.finishes += settled.finishes
+        self.accepted_draft_tokens += settled.accepted_drafts
+        decided["finished"] = [self._ids[finish.number] for finish in settled.finishes]
+        if self._depth > 1 and plan.num_rows:
+            decided["applied"] = planned_at
+
+
+_NOTHING_PLANNED = {
+    "scheduled": [],
+    "admitted": {},
+    "preempted": [],
+    "running": [],
+    "waiting": [],
+    "free_blocks": 0,
+}
 
 
 def compare_step(recorded: CaseStep, decided: CaseStep) -> Difference | None:
     """The first field in which two steps differ, in the order in which a step decides them."""
     for name in CaseStep.__struct_fields__:
         want, have = getattr(recorded, name), getattr(decided, name)
-        if want != have:
+        if want != have and want is not msgspec.UNSET:
             return Difference(decided.step, name, want, have)
     return None
 
@@ -300,10 +415,8 @@ def verify(case: Case) -> Verdict:
     run, verdict = CaseRun(case), Verdict(case.name)
     recorded = case.steps
     count = 0
-    for decided, settled in run.steps():
+    for decided in run.steps():
         verdict.preemptions += len(decided.preempted)
-        verdict.scheduled_tokens += sum(tokens for _, tokens, _ in decided.scheduled)
-        verdict.recomputed_tokens += settled.recomputed_tokens
         if recorded is not None and verdict.difference is None:
             if count >= len(recorded):
                 verdict.difference = Difference(decided.step, "step", "none", decided.step)
@@ -317,9 +430,20 @@ def verify(case: Case) -> Verdict:
             verdict.difference = Difference(recorded[count].step, "step", recorded[count].step, "none")
     verdict.steps = len(recorded) if recorded is not None else count
     verdict.equal = None if recorded is None else verdict.difference is None
+    verdict.scheduled_tokens, verdict.recomputed_tokens = run.scheduled_tokens, run.recomputed_tokens
+    verdict.draft_tokens, verdict.accepted_draft_tokens = run.draft_tokens, run.accepted_draft_tokens
     verdict.prompt_tokens = sum(prompt for prompt, _ in run.admitted.values())
     verdict.cached_tokens = sum(cached for _, cached in run.admitted.values())
-    reasons = [finish.reason for finish in run.finishes]
-    verdict.refused = len(run.refusals) + reasons.count(FinishReason.REFUSED)
-    verdict.finished = len(reasons) - reasons.count(FinishReason.REFUSED) - reasons.count(FinishReason.ABORT)
+    _count_requests(verdict, run)
     return verdict
+
+
+def _count_requests(verdict: Verdict, run: CaseRun) -> None:
+    reasons = Counter(finish.reason for finish in run.finishes)
+    state = run.scheduler.state
+    verdict.submitted = run.num_submitted
+    verdict.refused = len(run.refusals) + reasons[FinishReason.REFUSED]
+    verdict.aborted = reasons[FinishReason.ABORT]
+    verdict.kv_capacity = reasons[FinishReason.KV_CAPACITY]
+    verdict.finished = reasons[FinishReason.STOP] + reasons[FinishReason.LENGTH]
+    verdict.running, verdict.waiting = state.table.size, len(state.waiting)

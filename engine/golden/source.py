@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from schedtop.engine.golden.case import Case, CaseModel, prompt_tokens
+from schedtop.engine.golden.case import Case, CaseModel, make_request
 from schedtop.engine.handoff.plan import StepPlan, StepResult
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.step.engine import Engine
@@ -38,6 +38,7 @@ class CaseSource:
         self._numbers: dict[str, int] = {}
         self._next_step = 0
         steps = {request.arrival_step for request in case.requests}
+        steps |= {request.ready_step for request in case.requests if request.ready_step > request.arrival_step}
         steps |= {knob.step for knob in case.knobs} | {abort.step for abort in case.aborts}
         self._event_steps = sorted(steps)
 
@@ -65,10 +66,13 @@ class CaseSource:
                 engine.set_knobs(knob.set, by="case")
         for ordinal, asked in enumerate(self.case.requests):
             if asked.arrival_step == step:
-                request = Request(asked.id, prompt_tokens(asked), asked.max_tokens, step * STEP_S, asked.priority)
+                request = make_request(asked, step * STEP_S)
                 engine.submit(request)
                 self._numbers[asked.id] = request.number
-                self._worker.model.add(request.number, ordinal)
+                self._worker.model.add(request.number, ordinal, asked.stop_after)
         for abort in self.case.aborts:
             if abort.step == step and abort.id in self._numbers:
                 engine.abort(self._numbers[abort.id])
+        for asked in self.case.requests:
+            if asked.ready_step == step and asked.id in self._numbers:
+                engine.scheduler.make_ready(self._numbers[asked.id])

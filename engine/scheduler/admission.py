@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import numpy as np
 from schedtop.engine.contract.telemetry import Admission, FinishReason, Head, Limiter
-from schedtop.engine.handoff.plan import Started
+from schedtop.engine.handoff.plan import PLACEHOLDER, Started
 from schedtop.engine.handoff.request import Request, Status
 from schedtop.engine.kv.manager import Hit
+from schedtop.engine.scheduler.adapters import open_slots
+from schedtop.engine.scheduler.chunks import planned_tokens, shorten
+from schedtop.engine.scheduler.deferral import pass_deferred
+from schedtop.engine.scheduler.ending import end_request, stop_at
 from schedtop.engine.scheduler.queues import urgency
-from schedtop.engine.scheduler.settle import end_request
-from schedtop.engine.scheduler.state import Draft, State
+from schedtop.engine.scheduler.state import PlannedStep, State
 from schedtop.engine.scheduler.submission import step_room
 
 
 class AdmissionPass:
     """One step's pass over the queue. `stopped` says why the head had to stay, None while nothing did."""
 
-    def __init__(self, state: State, draft: Draft) -> None:
+    def __init__(self, state: State, planned: PlannedStep) -> None:
         self.state = state
-        self.draft = draft
+        self.planned = planned
         table, slots = state.table, state.config.draft_slots
         given = table.tokens[: table.size]
         used = int(given.sum())
@@ -26,21 +29,26 @@ class AdmissionPass:
         self.token_left = state.limits.token_budget - used
         self.input_left = state.limits.input_budget - used - slots * self.num_running_scheduled
         self.num_running_before = table.size
+        self.slots = open_slots(state)
 
     def run(self) -> None:
         """Admit from the head until something stops it; notes the limiter and the head's reason."""
-        while self.state.waiting:
+        while (request := self.state.waiting.head()) is not None:
             head = self.stop_before_look()
             if head is None:
-                head = self._try_admit(self.state.waiting.head())
+                self.planned.last_look = request
+                if self.slots is not None and self.slots.pass_over(request):
+                    continue
+                head = self._try_admit(request)
             if head is not None:
-                self.draft.head = head
-                self.draft.limiter = Limiter(head.reason)
+                self.planned.head = head
+                self.planned.limiter = Limiter(head.reason)
                 return
+        pass_deferred(self.state, self.planned, stopped=self.stop_before_look() is not None)
 
     def stop_before_look(self) -> Head | None:
         """Limits that stop the pass whoever is at the head."""
-        limits, number = self.state.limits, self.state.waiting.head().number
+        limits, number = self.state.limits, self.state.waiting.first_number
         if self.token_left <= 0:
             return Head(number, Limiter.TOKEN_BUDGET, limits.token_budget, self.token_left)
         if self.input_left <= self.state.config.draft_slots:
@@ -50,7 +58,7 @@ class AdmissionPass:
         return None
 
     def _try_admit(self, request: Request) -> Head | None:
-        state, draft = self.state, self.draft
+        state, planned = self.state, self.planned
         hit = state.kv.look_up(request, request.num_tokens)
         wanted = request.num_tokens - hit.num_tokens
         drafts = self._padding(hit) if wanted == 1 else 0
@@ -63,9 +71,13 @@ class AdmissionPass:
                 return None
             return Head(request.number, Limiter.CHUNKING_OFF, chunk, room)
         chunk = min(chunk, room)
+        if state.shrinks:
+            chunk, drafts = self._shorten(request, hit, chunk, drafts)
+            if not chunk or (state.kv.keeps_states and state.kv.shares_new_state(hit, planned_tokens(state))):
+                return self._budget_head(request, 1)
         if not state.table.size:
             # Under a window, a chunk of a raised budget can ask for more than the whole pool at once.
-            chunk = min(chunk, state.kv.pool.num_blocks * state.kv.block_size - hit.num_tokens)
+            chunk = state.kv.most_tokens(hit, chunk)
         short = state.kv.shortage(
             hit, chunk, request.num_tokens, state.limits.reserve_full_isl, reserve=state.table.size > 0
         )
@@ -73,12 +85,20 @@ class AdmissionPass:
             return Head(request.number, short.reason, short.need, short.have, short.reserve)
         state.waiting.pop()
         self._admit(request, hit, chunk, drafts)
+        if self.slots is not None:
+            self.slots.add(request)
         self.token_left -= chunk
         self.input_left -= chunk + state.config.draft_slots
-        draft.limiter = Limiter.NONE
+        planned.limiter = Limiter.NONE
         if chunk < wanted and chunk == room:
-            draft.limiter = Limiter.TOKEN_BUDGET if self.token_left <= 0 else Limiter.INPUT_BUDGET
+            planned.limiter = Limiter.TOKEN_BUDGET if self.token_left <= 0 else Limiter.INPUT_BUDGET
         return None
+
+    def _shorten(self, request: Request, hit: Hit, chunk: int, drafts: int) -> tuple[int, int]:
+        """The chunk and its drafts; a padded one that must end earlier goes without its padding."""
+        request.junction = hit.junction
+        shorter = shorten(self.state, request, hit.num_tokens, request.num_tokens, chunk)
+        return (1, 0) if drafts and 0 < shorter < chunk else (shorter, drafts)
 
     def _end_stranded(self, request: Request, need: int) -> bool:
         """Without chunking, a sequence that outgrew every budget would wait for ever: it ends with its outputs."""
@@ -86,7 +106,7 @@ class AdmissionPass:
         if state.table.size or need <= step_room(state):
             return False
         state.waiting.pop()
-        self.draft.ended.append(end_request(state, request, FinishReason.REFUSED, self.draft.now_s))
+        self.planned.ended.append(end_request(state, request, FinishReason.REFUSED, self.planned.now_s))
         return True
 
     def _padding(self, hit: Hit) -> int:
@@ -119,43 +139,34 @@ class AdmissionPass:
         return Head(request.number, Limiter.INPUT_BUDGET, limits.input_budget, self.input_left)
 
     def _admit(self, request: Request, hit: Hit, chunk: int, drafts: int) -> None:
-        state, draft = self.state, self.draft
+        state, planned = self.state, self.planned
         state.kv.admit(request, hit, chunk)
         state.kv.release_before_window(request, hit.num_tokens)
         resumed = request.status is Status.PREEMPTED
-        waited_s = draft.now_s - request.queued_since_s
+        waited_s = planned.now_s - request.queued_since_s
         if resumed:
             request.requeued_s += waited_s
         else:
-            request.first_scheduled_s = draft.now_s
+            request.first_scheduled_s = planned.now_s
             request.cached_tokens = hit.num_tokens
         request.status = Status.RUNNING
-        row = state.table.append(request, hit.num_tokens, stop_at(state, request))
-        num_full = min(hit.num_tokens + chunk, request.num_tokens) // state.kv.block_size
-        state.kv.register(request, num_full)
-        state.table.next_full[row] = (num_full + 1) * state.kv.block_size
+        known = min(hit.num_tokens + chunk, request.num_tokens)
+        state.kv.register(request, known)
+        row = state.table.append(request, hit.num_tokens, stop_at(state, request), state.kv.standing(request))
+        state.table.next_full[row] = state.kv.next_full(known)
         state.table.tokens[row] = chunk
         if drafts:
             state.table.num_spec[row] = drafts
-            state.table.draft_ids[row] = -1
+            state.table.draft_ids[row] = PLACEHOLDER
             state.table.has_drafts = True
-        draft.admissions.append(Admission(request.number, hit.num_tokens, waited_s, resumed))
-        draft.started.append(Started(row, request, request.block_ids, resumed))
-
-
-def stop_at(state: State, request: Request) -> int:
-    """`num_tokens` at which a request ends by length: its own limit, the model's, or the pool's.
-
-    The last token needs no slot, so a pool of c tokens carries a sequence of c + 1.
-    """
-    limit = min(request.num_prompt_tokens + request.max_tokens, state.config.max_model_len)
-    capacity = state.kv.capacity_tokens
-    return limit if capacity is None else min(limit, capacity + 1)
+        planned.admissions.append(Admission(request.number, hit.num_tokens, waited_s, resumed))
+        planned.started.append(Started(row, request, request.block_ids, resumed))
 
 
 def mark_inverted(state: State, head: Head) -> bool:
     """Under priority: a more urgent request waits while a less urgent one runs."""
-    if state.config.policy != "priority":
+    request = state.requests.get(head.number)
+    if request is None or state.config.policy != "priority":
         return False
-    waiting = urgency(state.requests[head.number])
+    waiting = urgency(request)
     return any(request.priority > waiting[0] for request in state.table.requests)

@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.telemetry import Finish, Head
 from schedtop.engine.scheduler.admission import AdmissionPass
+from schedtop.engine.scheduler.deferral import deferred_head
+from schedtop.engine.scheduler.register import register
 from schedtop.engine.scheduler.request_table import IntArray, RowArray
-from schedtop.engine.scheduler.running import register
 from schedtop.engine.scheduler.settle import finish
-from schedtop.engine.scheduler.state import Draft, State
+from schedtop.engine.scheduler.state import PlannedStep, State
 
 Floats = npt.NDArray[np.float64]
 Gaps = npt.NDArray[np.float32]
@@ -38,20 +39,20 @@ class Needs(msgspec.Struct, frozen=True):
     rows: RowArray
 
 
-def foresee(state: State) -> Outlook | None:
+def decodes_ahead(state: State) -> Outlook | None:
     """What lies ahead between two steps; None if the next one does not decode one token of every row, or does more."""
     table, limits, size = state.table, state.limits, state.table.size
     if not size or np.count_nonzero(table.decoding[:size]) < size:
         return None
-    if table.has_drafts or limits.num_speculative_tokens or table.num_with_stops or state.kv.window is not None:
+    if table.has_drafts or limits.num_speculative_tokens or table.num_with_stops or not state.kv.at_once:
         return None
     if size > limits.token_budget or size * (1 + state.config.draft_slots) > limits.input_budget:
         return None
-    head = None
-    if state.waiting:
+    head = deferred_head(state)
+    if state.waiting.ready:
         table.tokens[:size] = 1
         # Only limits hold still: blocks run out, and the reason with them.
-        head = AdmissionPass(state, Draft(0.0)).stop_before_look()
+        head = AdmissionPass(state, PlannedStep(0.0)).stop_before_look()
         if head is None:
             return None
     return Outlook(int(np.minimum.reduce(table.stop_at[:size] - table.num_tokens[:size])), head)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from schedtop.engine.contract.telemetry import Preemption
+from schedtop.engine.contract.telemetry import Limiter, Preemption
 from schedtop.engine.handoff.request import Request, Status
 from schedtop.engine.scheduler.queues import urgency
-from schedtop.engine.scheduler.state import Draft, State
+from schedtop.engine.scheduler.state import PlannedStep, State
 
 LOOP_LENGTH = 3
 """Preemptions of one request, with nothing finishing in between, that make a loop."""
@@ -19,7 +19,7 @@ def pick_victim(state: State) -> int:
     return max(range(table.size), key=lambda row: urgency(table.requests[row]))
 
 
-def preempt(state: State, draft: Draft, row: int, for_request: Request) -> None:
+def preempt(state: State, planned: PlannedStep, row: int, for_request: Request) -> None:
     """Take all blocks from a running request and queue it again; its outputs are kept, its state is not.
 
     What the step had already planned for it leaves the step with its row.
@@ -30,20 +30,22 @@ def preempt(state: State, draft: Draft, row: int, for_request: Request) -> None:
     was_planned = row < table.requests.index(for_request) and table.tokens.item(row) > 0
     usage_before = kv.pool.usage
     if was_planned and not state.config.cache_unexecuted_blocks:
-        kv.unregister(request, num_computed // kv.block_size)
+        kv.unregister(request, num_computed)
     freed = kv.free(request)
-    draft.new_blocks.pop(request.number, None)
+    planned.new_blocks.pop(request.number, None)
     table.remove([row])
     request.status = Status.PREEMPTED
     request.num_preemptions += 1
     request.high_water = max(request.high_water, num_computed)
-    request.queued_since_s = draft.now_s
+    request.queued_since_s = planned.now_s
     same = request.finished_before == state.num_finished
     request.loop_length = request.loop_length + 1 if same else 1
     request.finished_before = state.num_finished
+    request.num_late = sum(request.number in batch.plan.numbers for batch in state.under_way)
+    request.deferred = Limiter.STALE_OUTPUT if request.num_late else None
     state.waiting.put_back(request)
     state.gone.append(request.number)
-    draft.preemptions.append(
+    planned.preemptions.append(
         Preemption(
             number=request.number,
             count=request.num_preemptions,

@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import numpy as np
 from schedtop.engine.contract.telemetry import Limiter
-from schedtop.engine.kv.prefix_cache import append_key
+from schedtop.engine.scheduler.chunks import cut, plan_in_turn
+from schedtop.engine.scheduler.overlap import await_results, hold_back
 from schedtop.engine.scheduler.preemption import pick_victim, preempt
+from schedtop.engine.scheduler.register import register
 from schedtop.engine.scheduler.request_table import BoolArray, IntArray, RowArray
-from schedtop.engine.scheduler.state import Draft, State
+from schedtop.engine.scheduler.state import PlannedStep, State
 
 
-def run_pass(state: State, draft: Draft) -> None:
+def run_pass(state: State, planned: PlannedStep) -> None:
     """Set `tokens` of every row and take the blocks for them, preempting where the pool runs out."""
     row: int | None = 0
     while row is not None and row < state.table.size:
-        _plan_tokens(state, draft, row)
-        row = _take_blocks(state, draft, row)
+        _plan_tokens(state, planned, row)
+        row = _take_blocks(state, planned, row)
 
 
-def _plan_tokens(state: State, draft: Draft, first: int) -> None:
+def _plan_tokens(state: State, planned: PlannedStep, first: int) -> None:
     """Give rows from `first` on as many tokens as their gaps want and the budgets leave."""
     table, limits, size = state.table, state.limits, state.table.size
     slots = state.config.draft_slots
     computed = table.num_computed[first:size]
     wanted = table.tokens[first:size]
-    np.subtract(table.num_tokens[first:size], computed, out=wanted)
+    np.subtract(table.num_expected[first:size], computed, out=wanted)
     if table.has_drafts:
         wanted += table.num_spec[first:size]
         # Only drafts can reach past the model's length: everything else ends before.
         np.minimum(wanted, state.config.max_model_len - 1 - computed, out=wanted)
+    if state.config.async_scheduling:
+        hold_back(state, first, wanted)
     cap = state.chunk_cap()
     if cap is not None:
         np.minimum(wanted, cap, out=wanted)
@@ -37,26 +41,16 @@ def _plan_tokens(state: State, draft: Draft, first: int) -> None:
         given = table.tokens[:first]
         token_left -= int(given.sum())
         input_left -= int(given.sum()) + slots * int(np.count_nonzero(given))
+    planned.limiter = Limiter.NONE
+    if state.shrinks:
+        plan_in_turn(state, planned, first, token_left, input_left)
+        return
     total = int(wanted.sum())
-    draft.limiter = Limiter.NONE
     if total > token_left or total + slots * (size - first) > input_left:
-        draft.limiter = _cut(wanted, token_left, input_left, slots)
+        planned.limiter = cut(wanted, token_left, input_left, slots)
 
 
-def _cut(wanted: IntArray, token_left: int, input_left: int, slots: int) -> Limiter:
-    """Shorten the first row that the budgets cannot serve whole, and give nothing to those behind it."""
-    active = wanted > 0
-    before = np.cumsum(wanted) - wanted
-    token_room = token_left - before
-    input_room = input_left - before - slots * np.cumsum(active)
-    room = np.minimum(token_room, input_room)
-    row = int(np.argmax(active & (wanted > room)))
-    wanted[row] = max(int(room[row]), 0)
-    wanted[row + 1 :] = 0
-    return Limiter.TOKEN_BUDGET if token_room[row] <= input_room[row] else Limiter.INPUT_BUDGET
-
-
-def _take_blocks(state: State, draft: Draft, first: int) -> int | None:
+def _take_blocks(state: State, planned: PlannedStep, first: int) -> int | None:
     """Serve the rows from `first` on that need blocks or fill one; others need nothing.
 
     Returns the row to plan again from after a preemption changed what follows; None when the pass is over.
@@ -65,34 +59,36 @@ def _take_blocks(state: State, draft: Draft, first: int) -> int | None:
     end = table.num_computed[first:size] + table.tokens[first:size]
     known = np.minimum(end, table.num_tokens[first:size])
     short = end > table.room[first:size]
-    if kv.window is not None:
-        short |= _leaves_window(state, first)
+    if not kv.at_once:
+        short |= _can_release(state, first)
     short_rows = short.nonzero()[0]
     full_rows = (known >= table.next_full[first:size]).nonzero()[0]
-    failed = _grow(state, draft, first + short_rows, end[short_rows]) if short_rows.size else None
+    if full_rows.size:  # a row that is passed over may have got to know its block's last token meanwhile
+        full_rows = full_rows[table.tokens[first + full_rows] > 0]
+    failed = _grow(state, planned, first + short_rows, end[short_rows]) if short_rows.size else None
     if failed is not None:
         # As if rows were served one by one: those before the failed one have registered their blocks.
         full_rows = full_rows[full_rows < failed - first]
     register(state, first + full_rows, known[full_rows])
-    return None if failed is None else _make_room(state, draft, failed, end.item(failed - first))
+    return None if failed is None else _make_room(state, planned, failed, end.item(failed - first))
 
 
-def _leaves_window(state: State, first: int) -> BoolArray:
-    """Rows from `first` on, scheduled in this step, that hold blocks wholly before their attention window."""
-    table, kv, size = state.table, state.kv, state.table.size
-    assert kv.window is not None
-    before = np.maximum(table.num_computed[first:size] - kv.window + 1, 0) // kv.block_size
-    return (before > table.num_released[first:size]) & (table.tokens[first:size] > 0)
+def _can_release(state: State, first: int) -> BoolArray:
+    """Rows from `first` on, scheduled in this step, that hold blocks which no later token needs."""
+    table, size = state.table, state.table.size
+    applied = table.num_computed[first:size] - table.in_flight[first:size]
+    released: BoolArray = (applied >= table.next_release[first:size]) & (table.tokens[first:size] > 0)
+    return released
 
 
-def _grow(state: State, draft: Draft, rows: RowArray, needs: IntArray) -> int | None:
+def _grow(state: State, planned: PlannedStep, rows: RowArray, needs: IntArray) -> int | None:
     """Give each row slots for `needs` tokens in all; returns the first row that the pool cannot serve."""
     table, kv = state.table, state.kv
     counts = -((table.room[rows] - needs) // kv.block_size)
-    blocks = None if kv.window is not None else kv.pool.take(int(counts.sum()))
+    blocks = kv.pool.take(int(counts.sum())) if kv.at_once else None
     if blocks is None:
-        return _grow_one_by_one(state, draft, rows, needs)
-    start, requests, new_blocks = 0, table.requests, draft.new_blocks
+        return _grow_one_by_one(state, planned, rows, needs)
+    start, requests, new_blocks = 0, table.requests, planned.new_blocks
     for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
         request = requests[row]
         got = blocks[start : start + count]
@@ -104,74 +100,53 @@ def _grow(state: State, draft: Draft, rows: RowArray, needs: IntArray) -> int | 
     return None
 
 
-def _grow_one_by_one(state: State, draft: Draft, rows: RowArray, needs: IntArray) -> int | None:
+def _grow_one_by_one(state: State, planned: PlannedStep, rows: RowArray, needs: IntArray) -> int | None:
     table, kv, failed = state.table, state.kv, None
     for index, row in enumerate(rows.tolist()):
         request = table.requests[row]
-        kv.release_before_window(request, table.num_computed.item(row))
+        kv.release_before_window(request, table.num_computed.item(row) - table.in_flight.item(row))
         blocks = kv.grow(request, needs.item(index))
         if blocks is None:
             failed, rows = row, rows[: index + 1]
             break
         if blocks:
-            draft.new_blocks[request.number] = blocks
-    table.note_blocks(rows)
+            planned.new_blocks[request.number] = blocks
+    table.note_blocks(rows, [kv.standing(table.requests[row]) for row in rows.tolist()])
     return failed
 
 
-def register(state: State, rows: RowArray, num_known: IntArray) -> None:
-    """The rows fill blocks with `num_known` tokens in this step: these get their prefix-cache entries."""
-    if not rows.size:
-        return
-    table, kv = state.table, state.kv
-    num_full = num_known // kv.block_size
-    table.next_full[rows] = (num_full + 1) * kv.block_size
-    if not kv.caching:
-        return
-    newest, in_store = table.output_bytes(rows, (num_full - 1) * kv.block_size, kv.block_size)
-    width, end, requests = 4 * kv.block_size, 0, table.requests
-    blocks: list[int] = []
-    keys: list[bytes] = []
-    for row, count, stored in zip(rows.tolist(), num_full.tolist(), in_store.tolist(), strict=True):
-        request = requests[row]
-        end += width
-        if stored and request.num_registered == count - 1 == len(request.block_keys):
-            blocks.append(request.block_ids[count - 1])
-            keys.append(append_key(request, newest[end - width : end]))
-            request.num_registered = count
-        else:
-            table.flush(row)
-            kv.register(request, count)
-    kv.pool.register(blocks, keys)
-
-
-def _make_room(state: State, draft: Draft, row: int, need: int) -> int | None:
+def _make_room(state: State, planned: PlannedStep, row: int, need: int) -> int | None:
     """Preempt until a row gets its blocks; returns the row to plan again from, None if it had to go itself."""
     table, kv = state.table, state.kv
     request = table.requests[row]
     while (blocks := kv.grow(request, need)) is None:
-        if table.size == 1 and (_drop_drafts(state) or _shorten_chunk(state)):
+        if _is_alone(state) and (_drop_drafts(state) or await_results(state) or _shorten_chunk(state)):
             need = table.num_computed.item(0) + table.tokens.item(0)
             continue
         victim = pick_victim(state)
-        preempt(state, draft, victim, request)
+        preempt(state, planned, victim, request)
         if victim == row:
             table.tokens[row : table.size] = 0
             return None
         row -= victim < row
-    draft.new_blocks[request.number] = blocks
+    planned.new_blocks[request.number] = blocks
     rows = np.array([row])
-    table.note_blocks(rows)
+    table.note_blocks(rows, [kv.standing(request)])
     known = min(need, table.num_tokens.item(row))
     if known >= table.next_full.item(row):
         register(state, rows, np.array([known]))
     return row + 1
 
 
+def _is_alone(state: State) -> bool:
+    """One request runs, and no other holds a block."""
+    return state.table.size == 1
+
+
 def _drop_drafts(state: State) -> bool:
     """A request that is alone gives up its drafts before its place: they must not make it impossible."""
     table = state.table
-    past_end = table.num_computed.item(0) + table.tokens.item(0) - table.num_tokens.item(0)
+    past_end = table.num_computed.item(0) + table.tokens.item(0) - table.num_expected.item(0)
     table.num_spec[0] = 0
     table.tokens[0] -= max(past_end, 0)
     return past_end > 0
@@ -179,9 +154,10 @@ def _drop_drafts(state: State) -> bool:
 
 def _shorten_chunk(state: State) -> bool:
     """Under a window, a chunk of a raised budget can ask for more than the pool at once: it takes what there is."""
-    table, kv = state.table, state.kv
-    fits = table.room.item(0) + kv.pool.num_free * kv.block_size - table.num_computed.item(0)
-    if not 0 < fits < table.tokens.item(0):
+    table = state.table
+    wanted = table.tokens.item(0)
+    fits = state.kv.most_growth(table.requests[0], table.num_computed.item(0), wanted)
+    if not 0 < fits < wanted:
         return False
     table.tokens[0] = fits
     return True

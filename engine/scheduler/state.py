@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from schedtop.engine.contract.config import SchedulerConfig
+from schedtop.engine.contract.config import SchedulerConfig, knob_values
+from schedtop.engine.contract.knobs import LIVE, in_force, with_followers
 from schedtop.engine.contract.telemetry import Admission, Finish, Head, Limiter, Preemption
-from schedtop.engine.handoff.plan import Started
+from schedtop.engine.handoff.plan import Started, StepPlan
 from schedtop.engine.handoff.request import Request
-from schedtop.engine.kv.manager import KVManager
+from schedtop.engine.kv.open import open_kv
 from schedtop.engine.scheduler.queues import WaitingQueue, open_queue
-from schedtop.engine.scheduler.request_table import RequestTable
+from schedtop.engine.scheduler.request_table import IntArray, RequestTable, RowArray
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Limits:
-    """The live limits. `seq_cap` is the admission cap: `max_num_active_seqs` if given, else `max_num_seqs`."""
+    """The live limits, each the value in force of the knob that is called so (or is `also` called so)."""
 
-    max_num_seqs: int
     token_budget: int
     input_budget: int
     seq_cap: int
@@ -28,23 +29,25 @@ class Limits:
     num_speculative_tokens: int
 
     @classmethod
-    def of(cls, config: SchedulerConfig) -> Limits:
-        return cls(
-            token_budget=config.max_num_scheduled_tokens or config.max_num_batched_tokens,
-            input_budget=config.max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-            seq_cap=config.max_num_active_seqs or config.max_num_seqs,
-            long_prefill_token_threshold=config.long_prefill_token_threshold,
-            reserve_full_isl=config.scheduler_reserve_full_isl,
-            num_speculative_tokens=config.num_speculative_tokens,
-        )
+    def of(cls, values: Mapping[str, Any]) -> Limits:
+        return cls(**{name: in_force(values, _KNOB_OF_LIMIT[name]) for name in cls.__slots__})
+
+
+_KNOB_OF_LIMIT = {knob.also or knob.name: knob.name for knob in LIVE}
 
 
 @dataclass(slots=True)
-class Draft:
-    """The step being planned. Rows of the running pass lie in the table; dropping a row there undoes it."""
+class PlannedStep:
+    """The step being planned. Rows of the running pass lie in the table; dropping a row there undoes it.
+
+    The budgets are the limits it was planned under. `last_look`: the last request that the waiting pass considered;
+    `looked_at_all`: nothing kept it from going on to the end of the queue.
+    """
 
     now_s: float
+    token_budget: int = 0
+    input_budget: int = 0
+    recomputed_tokens: int = 0
     limiter: Limiter = Limiter.NONE
     preemptions: list[Preemption] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
@@ -52,19 +55,41 @@ class Draft:
     new_blocks: dict[int, list[int]] = field(default_factory=dict)
     ended: list[Finish] = field(default_factory=list)
     head: Head | None = None
+    last_look: Request | None = None
+    looked_at_all: bool = False
+
+
+@dataclass(slots=True)
+class Batch:
+    """A planned step on its way to its results. It owns its columns: the table's rows move on meanwhile.
+
+    `columns` are its record's rows, one per request that ran when it was planned. `busy` are those that `plan` has,
+    `slots` what they were called in the table, whose `layout` says whether they are still where they were.
+    """
+
+    plan: StepPlan
+    planned: PlannedStep
+    columns: IntArray
+    busy: slice | RowArray
+    slots: IntArray
+    layout: int
 
 
 class State:
-    """The scheduler's books."""
+    """The scheduler's books. `under_way`: steps that were planned and whose results have not been applied yet."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.limits = Limits.of(config)
-        self.kv = KVManager(config)
-        self.table = RequestTable(config.block_size, config.sliding_window is not None)
-        self.waiting: WaitingQueue = open_queue(config.policy)
+        self.knobs = knob_values(config)
+        self.limits = Limits.of(self.knobs)
+        self.kv = open_kv(config)
+        self.table = RequestTable(config.async_scheduling)
+        self.shrinks = self.kv.keeps_states or config.prefill_lookahead > 1
+        self.waiting: WaitingQueue = open_queue(config.policy, by_adapter=config.max_loras > 0)
         self.requests: dict[int, Request] = {}
         self.num_finished = 0
+        self.num_planned = 0
+        self.under_way: deque[Batch] = deque()
         self.gone: list[int] = []
 
     @property
@@ -81,28 +106,8 @@ class State:
         return threshold
 
     def set_limits(self, values: Mapping[str, Any]) -> None:
-        """Apply checked knob values.
-
-        `max_num_batched_tokens` sets both budgets unless the other is given too; likewise `max_num_seqs` the cap.
-        """
-        limits = self.limits
-        for name, value in values.items():
-            match name:
-                case "max_num_batched_tokens":
-                    limits.input_budget = limits.token_budget = value
-                case "max_num_seqs":
-                    limits.max_num_seqs = limits.seq_cap = value
-                case "long_prefill_token_threshold":
-                    limits.long_prefill_token_threshold = value
-                case "watermark":
-                    self.kv.set_watermark(value)
-                case "scheduler_reserve_full_isl":
-                    limits.reserve_full_isl = value
-                case "enable_prefix_caching":
-                    self.kv.caching = value
-                case "num_speculative_tokens":
-                    limits.num_speculative_tokens = value
-        if "max_num_scheduled_tokens" in values:
-            limits.token_budget = values["max_num_scheduled_tokens"] or limits.input_budget
-        if "max_num_active_seqs" in values:
-            limits.seq_cap = values["max_num_active_seqs"] or limits.max_num_seqs
+        """Apply checked knob values."""
+        self.knobs |= with_followers(values)
+        self.limits = Limits.of(self.knobs)
+        self.kv.set_watermark(self.knobs["watermark"])
+        self.kv.caching = self.knobs["enable_prefix_caching"]

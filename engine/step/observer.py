@@ -12,6 +12,7 @@ from schedtop.engine.contract.telemetry import (
     PREFIX_KEY_BYTES,
     Arrival,
     Blocks,
+    Deferral,
     Finish,
     FinishReason,
     Head,
@@ -29,6 +30,7 @@ from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.admission import mark_inverted
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.scheduler.settle import Settled
+from schedtop.engine.scheduler.state import PlannedStep
 
 DECODE = int(RowFlag.DECODE)
 BYTE_ORDER = sys.byteorder
@@ -70,7 +72,8 @@ class Observer:
     def has_events(self) -> bool:
         """Something happened that no record has told yet."""
         events = self._events
-        return bool(events.arrivals or events.refusals or events.finishes or events.knobs)
+        told = events.arrivals or events.refusals or events.finishes or events.knobs
+        return bool(told or self.scheduler.state.waiting.deferrals)
 
     def note_arrival(self, request: Request, refusal: Refusal | None) -> None:
         self.counts["submitted"] += 1
@@ -82,8 +85,9 @@ class Observer:
         self.counts["submitted_prompt_tokens"] += request.num_prompt_tokens
         self._queued_s[request.number] = request.queued_since_s
 
-    def note_finish(self, finish: Finish) -> None:
-        """An end outside a step: an abort."""
+    def note_abort(self, finish: Finish, prefill_tokens: int) -> None:
+        """An end outside a step, with the prompt tokens that were computed for nothing."""
+        self.counts["aborted_prefill_tokens"] += prefill_tokens
         self._events.finishes.append(finish)
         self._count_finishes([finish])
 
@@ -94,20 +98,19 @@ class Observer:
         self, plan: StepPlan, settled: Settled, timing: Timing, knobs_version: int, paused: bool
     ) -> StepRecord:
         """The record of a step that ran."""
-        draft = self.scheduler.draft
+        planned = settled.planned
         tokens, drafts = int(np.add.reduce(plan.tokens)), 0
         if plan.draft_token_ids is not None:
             drafts = int(np.add.reduce(plan.drafts))
         self.step += 1
         self._count_step(plan, settled, timing, tokens, drafts)
-        self._move_queue()
-        self._count_finishes([*draft.ended, *settled.finishes])
-        limits = self.scheduler.state.limits
+        self._move_queue(planned)
+        self._count_finishes([*planned.ended, *settled.finishes])
         flags = np.frombuffer(settled.rows, dtype=np.int32)[-len(settled.itl_s) // 4 :]
         decodes = int(np.count_nonzero(flags & DECODE))
         state = self.scheduler.state
-        grown, grown_blocks = self._growth()
         events = self._take_events()
+        grown, grown_blocks = _growth(settled, events.finishes)
         return StepRecord(
             seq=self._next_seq(),
             step=self.step,
@@ -117,42 +120,44 @@ class Observer:
             schedule_s=timing.schedule_s,
             execute_s=timing.execute_s,
             update_s=timing.update_s,
-            token_budget=limits.token_budget,
-            input_budget=limits.input_budget,
+            token_budget=planned.token_budget,
+            input_budget=planned.input_budget,
             scheduled_tokens=tokens,
             decode_tokens=decodes,
             prefill_tokens=tokens - decodes - drafts,
             draft_tokens=drafts,
-            recomputed_tokens=settled.recomputed_tokens,
+            recomputed_tokens=planned.recomputed_tokens,
             input_rows=self._input_rows(plan, tokens),
-            limiter=draft.limiter.value,
+            limiter=planned.limiter.value,
             rows=settled.rows,
             itl_s=settled.itl_s,
             ttft_s=tuple(settled.first_tokens),
             running=state.table.size,
             waiting=len(state.waiting),
             oldest_wait_s=self._oldest_wait_s(timing.end_s),
-            head=self.look_at(draft.head),
+            head=self.look_at(planned.head),
             blocks=self.blocks(),
             changed_blocks=packed(state.kv.pool.drain_changes()),
             grown=grown,
             grown_blocks=grown_blocks,
             arrivals=tuple(events.arrivals),
-            admissions=tuple(draft.admissions),
+            admissions=tuple(planned.admissions),
             refusals=tuple(events.refusals),
-            finishes=(*events.finishes, *draft.ended, *settled.finishes),
-            preemptions=tuple(draft.preemptions),
+            finishes=(*events.finishes, *planned.ended, *settled.finishes),
+            preemptions=tuple(planned.preemptions),
             knobs=tuple(events.knobs),
             knobs_version=knobs_version,
             paused=paused,
             totals=self.totals(),
+            deferrals=self._take_deferrals(),
+            deferred=self._deferred(),
         )
 
     def idle_record(self, now_s: float, knobs_version: int, paused: bool) -> StepRecord:
         """A record of what happened while nothing ran."""
         waiting = self.scheduler.state.waiting
         reason = Limiter.PAUSED if paused and len(waiting) else Limiter.NONE
-        head = Head(waiting.head().number, reason) if reason is Limiter.PAUSED else None
+        head = Head(waiting.first_number, reason) if reason is Limiter.PAUSED else None
         events = self._take_events()
         return msgspec.structs.replace(
             self.blank_record(knobs_version),
@@ -168,6 +173,7 @@ class Observer:
             finishes=tuple(events.finishes),
             knobs=tuple(events.knobs),
             paused=paused,
+            deferrals=self._take_deferrals(),
         )
 
     def blank_record(self, knobs_version: int) -> StepRecord:
@@ -211,7 +217,18 @@ class Observer:
             knobs_version=knobs_version,
             paused=False,
             totals=self.totals(),
+            deferred=self._deferred(),
         )
+
+    def _take_deferrals(self) -> tuple[Deferral, ...]:
+        waiting = self.scheduler.state.waiting
+        deferrals, waiting.deferrals = waiting.deferrals, []
+        return tuple(deferrals)
+
+    def _deferred(self) -> tuple[tuple[str, int], ...]:
+        """How many wait without being ready, by reason."""
+        waiting = self.scheduler.state.waiting
+        return tuple((reason, count) for reason, count in waiting.num_deferred.items() if count)
 
     def _next_seq(self) -> int:
         self.seq += 1
@@ -238,7 +255,7 @@ class Observer:
         state = self.scheduler.state
         pool, table = state.kv.pool, state.table
         stored = int(np.add.reduce(table.num_computed[: table.size])) - pool.num_extra_refs * state.kv.block_size
-        if state.kv.window is not None:
+        if not state.kv.at_once:
             stored -= int(table.num_released[: table.size].sum()) * state.kv.block_size
         return Blocks(
             held=pool.num_blocks - pool.num_free - pool.num_shared,
@@ -253,25 +270,30 @@ class Observer:
         return tokens + self.scheduler.config.draft_slots * plan.num_rows
 
     def _count_step(self, plan: StepPlan, settled: Settled, timing: Timing, tokens: int, drafts: int) -> None:
-        counts, draft, limits = self.counts, self.scheduler.draft, self.scheduler.state.limits
+        counts, planned = self.counts, settled.planned
         counts["steps"] += 1
-        counts["preemptions"] += len(draft.preemptions)
+        counts["preemptions"] += len(planned.preemptions)
         counts["scheduled_tokens"] += tokens
-        counts["recomputed_tokens"] += settled.recomputed_tokens
+        counts["recomputed_tokens"] += planned.recomputed_tokens
         counts["draft_tokens"] += drafts
         counts["rejected_draft_tokens"] += settled.rejected_drafts
         counts["output_tokens"] += settled.output_tokens
-        counts["token_budget"] += limits.token_budget
+        counts["token_budget"] += planned.token_budget
         counts["input_rows"] += self._input_rows(plan, tokens)
-        counts["input_budget"] += limits.input_budget
+        counts["input_budget"] += planned.input_budget
+        if plan.draft_token_ids is not None:
+            counts["drafts"] += int(np.count_nonzero(plan.drafts))
+            counts["accepted_draft_tokens"] += settled.accepted_drafts
         counts["busy_s"] += timing.end_s - timing.start_s
-        for started in draft.started:
+        for started in planned.started:
             if started.resumed:
                 continue
             counts["admitted"] += 1
             counts["prompt_tokens"] += started.request.num_prompt_tokens
             counts["cached_tokens"] += started.request.cached_tokens
-        counts["reused_tokens"] += sum(entry.cached_tokens for entry in draft.admissions if entry.resumed)
+            if self.scheduler.state.kv.caching:
+                counts["cache_queries"] += started.request.num_prompt_tokens
+        counts["reused_tokens"] += sum(entry.cached_tokens for entry in planned.admissions if entry.resumed)
 
     def skip(self, steps: int, totals: Totals, finishes: list[Finish]) -> None:
         """Steps were told of elsewhere; `totals` are those after them, but for what finished."""
@@ -287,15 +309,16 @@ class Observer:
                 self.counts["aborted"] += 1
             elif finish.reason == FinishReason.REFUSED:
                 self.counts["refused"] += 1
+            elif finish.reason == FinishReason.KV_CAPACITY:
+                self.counts["kv_capacity"] += 1
             else:
                 self.counts["finished"] += 1
 
-    def _move_queue(self) -> None:
-        draft = self.scheduler.draft
-        for admission in draft.admissions:
+    def _move_queue(self, planned: PlannedStep) -> None:
+        for admission in planned.admissions:
             self._queued_s.pop(admission.number, None)
-        for preemption in draft.preemptions:
-            self._queued_s[preemption.number] = draft.now_s
+        for preemption in planned.preemptions:
+            self._queued_s[preemption.number] = planned.now_s
 
     def look_at(self, head: Head | None) -> Head | None:
         """The head of the queue with what the scheduler does not say of it."""
@@ -303,18 +326,6 @@ class Observer:
             return None
         since_s = self._queued_s.get(head.number)
         return msgspec.structs.replace(head, inverted=mark_inverted(self.scheduler.state, head), since_s=since_s)
-
-    def _growth(self) -> tuple[bytes, bytes]:
-        """`grown` and `grown_blocks` of the step."""
-        draft = self.scheduler.draft
-        pairs: list[int] = []
-        blocks: list[int] = []
-        tables = [*draft.new_blocks.items()]
-        tables += [(started.request.number, started.block_table) for started in draft.started]
-        for number, ids in tables:
-            pairs += (number, len(ids))
-            blocks += ids
-        return packed(pairs), packed(blocks)
 
     def snapshot(self, clock_s: float, knobs: dict[str, object], knobs_version: int, paused: bool) -> Snapshot:
         """The whole present state. Walks every request: for a joining console, not for every step."""
@@ -352,7 +363,23 @@ class Observer:
             table=np.array(request.block_ids, dtype=np.int32).tobytes(),
             queued_s=self._queued_s.get(request.number),
             requeued_s=request.requeued_s,
+            deferred="" if request.deferred is None else request.deferred.value,
         )
+
+
+def _growth(settled: Settled, ends: list[Finish]) -> tuple[bytes, bytes]:
+    """`grown` and `grown_blocks` of the step, without requests whose end an earlier record has told."""
+    planned, pairs = settled.planned, list[int]()
+    blocks: list[int] = []
+    tables = [*planned.new_blocks.items()]
+    tables += [(started.request.number, started.block_table) for started in planned.started]
+    if settled.ended_before:
+        told = {*settled.ended_before} - {finish.number for finish in ends}
+        tables = [(number, ids) for number, ids in tables if number not in told]
+    for number, ids in tables:
+        pairs += (number, len(ids))
+        blocks += ids
+    return packed(pairs), packed(blocks)
 
 
 def describe_arrival(request: Request, block_size: int) -> Arrival:

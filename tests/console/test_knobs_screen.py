@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,6 +120,68 @@ def test_a_bad_preset_name_is_refused(tmp_path: Path, name: str) -> None:
         save_preset(tmp_path, name, {})
 
 
+OWN_FILE = """\
+# what the night shift uses
+[night] # from 22:00
+max_num_seqs = 12   # not more
+turbo = "a knob of a later version"
+
+[slip]
+max_num_seqs = "many"
+
+[other]
+watermark = 0.05
+"""
+
+
+def test_saving_keeps_what_was_written_by_hand(tmp_path: Path) -> None:
+    """Comments, unknown knobs and presets that cannot be read are the operator's."""
+    path = tmp_path / "presets.toml"
+    path.write_text(OWN_FILE)
+    path.chmod(0o640)
+    save_preset(tmp_path, "day", {"max_num_seqs": 64, "max_num_active_seqs": None})
+    added = '\n[day]\nmax_num_seqs = 64\nmax_num_active_seqs = "auto"\n'
+    assert path.read_text() == OWN_FILE + added and path.stat().st_mode & 0o777 == 0o640
+    save_preset(tmp_path, "night", {"max_num_seqs": 13})
+    assert path.read_text() == OWN_FILE.replace("max_num_seqs = 12 ", "max_num_seqs = 13 ") + added
+    assert [entry.name for entry in tmp_path.iterdir()] == ["presets.toml"]
+
+
+def test_a_linked_preset_file_stays_a_link(tmp_path: Path) -> None:
+    kept = tmp_path / "dotfiles" / "presets.toml"
+    kept.parent.mkdir()
+    kept.write_text(OWN_FILE)
+    (tmp_path / "presets.toml").symlink_to(kept)
+    save_preset(tmp_path, "day", {"max_num_seqs": 64})
+    assert (tmp_path / "presets.toml").is_symlink() and "[day]" in kept.read_text()
+
+
+@pytest.mark.parametrize(
+    "text", ["[night]\nmax_num_seqs = \n", "x = " + "[" * 5000, "a = 1\nb = \xff".encode("latin-1")]
+)
+def test_nothing_is_saved_over_a_file_that_cannot_be_read(tmp_path: Path, text: str | bytes) -> None:
+    path = tmp_path / "presets.toml"
+    before = text.encode() if isinstance(text, str) else text
+    path.write_bytes(before)
+    with pytest.raises(PresetError, match="nothing was saved"):
+        save_preset(tmp_path, "day", {"max_num_seqs": 64})
+    assert path.read_bytes() == before
+    assert len(load_presets(tmp_path)[1]) == 1
+
+
+def test_a_write_that_fails_leaves_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "presets.toml"
+    path.write_text(OWN_FILE)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        save_preset(tmp_path, "day", {"max_num_seqs": 64})
+    assert path.read_text() == OWN_FILE and len(list(tmp_path.iterdir())) == 1
+
+
 def test_a_broken_preset_file_is_told_and_the_rest_stays(tmp_path: Path) -> None:
     (tmp_path / "presets.toml").write_text("[a]\nmax_num_seqs = 0\n[b]\nmax_num_seqs = 4\n")
     presets, problems = load_presets(tmp_path)
@@ -126,7 +189,7 @@ def test_a_broken_preset_file_is_told_and_the_rest_stays(tmp_path: Path) -> None
     assert len(problems) == 1 and "max_num_seqs=0" in problems[0]
     (tmp_path / "presets.toml").write_text("nonsense [")
     presets, problems = load_presets(tmp_path)
-    assert presets == list(BUILT_IN) and "left out" in problems[0]
+    assert presets == list(BUILT_IN) and "is not valid TOML" in problems[0]
 
 
 @pytest.mark.parametrize("size", [WIDE, COMPACT, STRIP, (300, 80)])

@@ -25,8 +25,8 @@ class FiguresPanel(RunsPanel):
 Figures of the whole stretch that was run again. The difference is between two runs that can be compared: the one as
 recorded and the one with changed knobs, both simulated if the recording is of a real device. A difference that does
 not show in the figures is called none (=), one of less than 1 % is neither better nor worse.
-If requests were in flight when the recording ended, all runs end with it and latencies are of what came before;
-else all runs serve every request."""
+If requests were in flight when the recording ended, counts and rates end with it; latencies are of the same requests
+in both runs, which go on until those are served. > is a lower bound: some are not served yet."""
 
     def headline(self) -> Pieces:
         outcome = self.overlay.outcome
@@ -155,7 +155,11 @@ def made(outcome: Outcome) -> list[tuple[str, str]]:
         )
     if outcome.unfinished:
         many = text.plural(outcome.unfinished, "request")
-        lines.append((f"The recording ends with {many} in flight: all runs end with it.", "muted"))
+        words = f"The recording ends with {many} in flight: for latencies the re-runs go on until they are served."
+        lines.append((words, "muted"))
+        if any(outcome.unserved):
+            words = "Not served even then: {} as it was, {} with the change.".format(*outcome.unserved)
+            lines.append((words, "warn"))
     else:
         lines.append(("All runs serve every request.", "muted"))
     return lines

@@ -61,8 +61,10 @@ def record(
         "knobs_version": 1,
         "paused": False,
     }
-    for name in ("ttft_s", "arrivals", "admissions", "refusals", "finishes", "preemptions", "knobs"):
-        values[name] = ()
+    values |= dict.fromkeys(
+        ("ttft_s", "arrivals", "admissions", "refusals", "finishes", "preemptions", "knobs"), ()
+    )
+    values |= dict.fromkeys(("deferrals", "deferred"), ())
     return t.StepRecord(**{**values, **changes})
 
 

@@ -12,6 +12,11 @@ from schedtop.engine.golden.case import Case, CaseError, read_case, verify
 
 GOLDEN = sorted((Path(__file__).parents[2] / "golden").glob("*.json"))
 SHARED = sorted((Path(__file__).parents[4] / "shared" / "golden").glob("*.json"))
+SECOND = Path(__file__).parents[4] / "shared" / "golden2"
+FAMILIES = ("async", "asyncpipe", "asyncspec", "defer", "pipeline", "stop")
+"""Of the second set; a case with a field that is not known here is refused."""
+RECORDED = [path for family in FAMILIES for path in sorted(SECOND.glob(f"{family}-*.json"))]
+KNOWN = [path for path in RECORDED if b"drop_last_cached_block" not in path.read_bytes()]
 
 
 def test_there_are_recorded_cases() -> None:
@@ -34,6 +39,13 @@ def test_every_recorded_case_is_equal(path: Path) -> None:
 def test_no_shared_recording_is_missing() -> None:
     ours = {path.name: path.read_bytes() for path in GOLDEN}
     assert [path.name for path in SHARED if ours.get(path.name) != path.read_bytes()] == []
+
+
+@pytest.mark.skipif(not KNOWN, reason="the shared recordings are not here")
+@pytest.mark.parametrize("path", KNOWN, ids=lambda path: path.stem)
+def test_every_shared_case_of_the_second_set_is_equal(path: Path) -> None:
+    verdict = verify(read_case(path))
+    assert verdict.equal, str(verdict.difference)
 
 
 @pytest.fixture
@@ -146,6 +158,9 @@ def with_request(**fields: Any) -> dict[str, Any]:
         (with_request(prompt_parts=[[1 << 60, 4]]), "request 'a'"),
         (changed(config={"num_blocks": 1 << 40}), "num_blocks"),
         (with_request(priority=1.5), "$.requests[0].priority"),
+        (with_request(stop_after=0), "stop_after must be at least 1"),
+        (with_request(turbo=1), "unknown field `turbo`"),
+        (changed(config={"num_blocks": 8, "turbo": 1}), "unknown field `turbo`"),
         (changed(requests=GOOD["requests"] * 2), "request 'a' appears twice"),
         (changed(knobs=[{"step": 1, "set": {"max_num_seqs": 0}}]), "max_num_seqs=0"),
         (changed(knobs=[{"step": 1, "set": {"turbo": 1}}]), "no knob is called 'turbo'"),
@@ -195,3 +210,23 @@ def test_knobs_that_would_be_read_as_another_type_still_mean_their_value(tmp_pat
     path.write_text(json.dumps(changed(knobs=[{"step": 0, "set": {"max_num_batched_tokens": "2"}}])))
     verdict = verify(read_case(path))
     assert verdict.finished == 1 and verdict.steps == 3
+
+
+FIELD = Path(__file__).parents[2] / "golden" / "field"
+
+
+def test_drafts_are_counted_as_vllm_counts_them() -> None:
+    """Four requests of four outputs with three drafts: what the model agreed with past an end is accepted, too."""
+    verdict = verify(read_case(FIELD / "spec-short-outputs.json"))
+    assert verdict.equal
+    assert (verdict.draft_tokens, verdict.accepted_draft_tokens) == (18, 10)
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_every_request_of_a_case_is_somewhere(path: Path) -> None:
+    case = read_case(path)
+    assert case.steps is not None
+    half = msgspec.structs.replace(case, steps=case.steps[: len(case.steps) // 2])
+    for verdict in (verify(case), verify(half)):
+        ended = verdict.finished + verdict.kv_capacity + verdict.refused + verdict.aborted
+        assert verdict.submitted == ended + verdict.running + verdict.waiting

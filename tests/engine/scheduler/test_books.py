@@ -94,7 +94,7 @@ class SchedulerBooks(RuleBasedStateMachine):
         scheduler.audit()
         settled = scheduler.update(plan, self.model.execute(plan), float(self.steps))
         self.count_work(settled)
-        for finish in [*scheduler.draft.ended, *settled.finishes]:
+        for finish in [*scheduler.planned.ended, *settled.finishes]:
             self.note(finish)
         scheduler.audit()
 
@@ -104,7 +104,7 @@ class SchedulerBooks(RuleBasedStateMachine):
         assert total <= limits.token_budget
         assert total + slots * plan.num_rows <= limits.input_budget
         assert (plan.tokens > 0).all() and (plan.drafts >= 0).all()
-        for admission in self.scheduler.draft.admissions:
+        for admission in self.scheduler.planned.admissions:
             request = self.submitted[admission.number]
             gap_of[admission.number] = request.num_tokens - admission.cached_tokens + limits.num_speculative_tokens
             if admission.resumed:  # the cache may now give more than it had computed itself
@@ -138,10 +138,10 @@ class SchedulerBooks(RuleBasedStateMachine):
 
     def check_queues(self, running: list[int], waiting: list[int]) -> None:
         """Nothing running is stopped but by preemption; nobody overtakes the head; the head knows why it waits."""
-        state, draft = self.scheduler.state, self.scheduler.draft
-        admitted = [admission.number for admission in draft.admissions]
-        preempted = [entry.number for entry in draft.preemptions]
-        stranded = [finish.number for finish in draft.ended]
+        state, planned = self.scheduler.state, self.scheduler.planned
+        admitted = [admission.number for admission in planned.admissions]
+        preempted = [entry.number for entry in planned.preemptions]
+        stranded = [finish.number for finish in planned.ended]
         stayed = [number for number in running if number not in preempted]
         assert state.table.request[: state.table.size].tolist() == stayed + admitted
         left = [request.number for request in state.waiting]
@@ -154,16 +154,17 @@ class SchedulerBooks(RuleBasedStateMachine):
             assert left == preempted[::-1] + waiting
         if admitted:
             assert state.table.size <= state.limits.seq_cap
-        assert (draft.head is not None) == bool(left)
-        if draft.head is not None:
-            assert draft.head.number == left[0]
-            assert draft.head.reason == draft.limiter != Limiter.NONE
+        assert (planned.head is not None) == bool(left)
+        if planned.head is not None:
+            assert planned.head.number == left[0]
+            assert planned.head.reason == planned.limiter != Limiter.NONE
 
     def count_work(self, settled: Settled) -> None:
         rows = np.frombuffer(settled.rows, dtype=np.int32).reshape(len(ROW_FIELDS), -1)
         columns = dict(zip(ROW_FIELDS, rows.tolist(), strict=True))
         for index, number in enumerate(columns["request"]):
-            rejected = columns["drafts"][index] - columns["accepted"][index]
+            accepted, emitted = columns["accepted"][index], columns["emitted"][index]
+            rejected = columns["drafts"][index] - min(accepted, max(emitted - 1, 0))
             self.scheduled[number] = self.scheduled.get(number, 0) + columns["tokens"][index]
             self.rejected[number] = self.rejected.get(number, 0) + rejected
 
@@ -199,7 +200,7 @@ class SchedulerBooks(RuleBasedStateMachine):
                 break
             self.step()
         stuck = [request.id for request in self.scheduler.state.requests.values()]
-        assert not stuck, f"{stuck} wait for ever: {self.scheduler.draft.head}"
+        assert not stuck, f"{stuck} wait for ever: {self.scheduler.planned.head}"
         assert self.scheduler.state.kv.pool.num_free == self.config.num_blocks
         assert self.finishes.keys() | self.refused == self.submitted.keys()
 
