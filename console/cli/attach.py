@@ -10,7 +10,9 @@ import click
 from schedtop.console.cli.engine_flags import CONSOLE_FLAGS, TOKEN_FILE
 from schedtop.console.cli.errors import CommandError
 from schedtop.console.cli.open_console import check_terminal, console_options
+from schedtop.console.cli.status import follow
 from schedtop.engine.channel.client import ChannelClient
+from schedtop.engine.contract.slo import Slo, parse_slo
 
 
 def _console_flags(function: Any) -> Any:
@@ -22,12 +24,16 @@ def _console_flags(function: Any) -> Any:
 @click.command("attach")
 @click.argument("address")
 @_console_flags
+@click.option("--plain", is_flag=True, help="A line of text a second, for screen readers, logs and watch.")
 @TOKEN_FILE
 @click.pass_context
-def command(ctx: click.Context, /, address: str, token_file: str | None, **flags: Any) -> None:
+def command(ctx: click.Context, /, address: str, plain: bool, token_file: str | None, **flags: Any) -> None:
     """Open the console on the engine at ADDRESS (unix:PATH or tcp:127.0.0.1:PORT), as `schedtop serve` says it."""
+    if plain:
+        slo = parse_slo(flags["slo"]) if flags["slo"] is not None else Slo()
+        ctx.exit(follow(ChannelClient.connect(address, token_file=token_file, read_only=True), slo))
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise CommandError("attach needs a terminal")
+        raise CommandError("attach needs a terminal; --plain needs none")
     check_terminal()
 
     def connect() -> ChannelClient:
