@@ -9,7 +9,7 @@ from typing import Any
 
 from schedtop.console.drawing import text
 from schedtop.console.explain.finding import Advice, Finding
-from schedtop.console.knobs.forecast import FIGURES, Forecast, Forecaster, figure_text
+from schedtop.console.knobs.forecast import FIGURES, Forecast, Forecaster
 from schedtop.console.knobs.staged import Staging
 from schedtop.engine.contract.knobs import BY_NAME, KnobError, KnobValue, in_force
 
@@ -129,7 +129,7 @@ def values_of(advice: Advice, staging: Staging) -> list[KnobValue]:
 def judged(knob: str, value: KnobValue, forecast: Forecast) -> Tried:
     """The figures that change by more than chance, and their gain."""
     words, gain = [], 0.0
-    for name, label, scale, less_is_better in FIGURES:
+    for name, label, figure, less_is_better in FIGURES:
         base, staged, change = (side.get(name) for side in _sides(forecast))
         if base is None or staged is None or change is None:
             continue
@@ -137,19 +137,10 @@ def judged(knob: str, value: KnobValue, forecast: Forecast) -> Tried:
             continue
         if abs(change.value) <= max(change.error or 0.0, NOTABLE * abs(base.value)):
             continue
-        words.append(f"{label} {_step(base.value, staged.value, scale)}")
+        words.append(f"{label} {figure(base.value)}→{figure(staged.value)}")
         relative = change.value / abs(base.value) if base.value else (1.0 if change.value > 0 else -1.0)
         gain += WEIGHTS.get(name, 0.0) * max(-1.0, min(1.0, -relative if less_is_better else relative))
     return Tried(knob, value, ", ".join(words) or "no figure changes by more than chance", gain)
-
-
-def _step(before: float, after: float, scale: float) -> str:
-    """`20.6→21.3 s`; a time below a second in ms."""
-    if scale != 1000.0:
-        return f"{figure_text(before * scale)}→{figure_text(after * scale)}"
-    if max(before, after) >= 1.0:
-        return f"{before:.2f}→{after:.2f} s"
-    return f"{before * 1000:.1f}→{after * 1000:.1f} ms"
 
 
 def _sides(forecast: Forecast) -> tuple[Mapping[str, Any], ...]:

@@ -9,6 +9,7 @@ from schedtop.engine.contract.telemetry import Limiter
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.request_table import IntArray
 from schedtop.engine.scheduler.state import PlannedStep, State
+from schedtop.engine.scheduler.submission import step_room
 
 
 def cut(wanted: IntArray, token_left: int, input_left: int, slots: int) -> Limiter:
@@ -31,7 +32,7 @@ def plan_in_turn(state: State, planned: PlannedStep, first: int, token_left: int
     """
     table, size, slots = state.table, state.table.size, state.config.draft_slots
     wanted = table.tokens[first:size]
-    gaps = table.num_tokens[first:size] - table.num_computed[first:size]
+    gaps = table.num_expected[first:size] - table.num_computed[first:size]
     begin = 0
     for row in [*((gaps > 1) & (wanted > 0)).nonzero()[0].tolist(), size - first]:
         before = wanted[begin:row]
@@ -58,24 +59,27 @@ def plan_in_turn(state: State, planned: PlannedStep, first: int, token_left: int
 
 def shorten(state: State, request: Request, start: int, num_tokens: int, chunk: int) -> int:
     """How many of the `chunk` tokens from `start` on a request of `num_tokens` can take; 0: none in this step."""
+    most = min(step_room(state), state.limits.long_prefill_token_threshold or num_tokens)
     if state.kv.keeps_states:
-        chunk = _end_at_state(state, request, start, num_tokens, chunk)
+        chunk = _end_at_state(state, request, start, num_tokens, chunk, most)
     remaining, ahead = num_tokens - start - chunk, state.config.prefill_lookahead
-    if 0 < remaining < ahead:
+    if 0 < remaining < ahead <= most:
         chunk = max(num_tokens - ahead - start, 0)
     return chunk
 
 
-def _end_at_state(state: State, request: Request, start: int, num_tokens: int, chunk: int) -> int:
-    """Mamba: chunks of a prompt end at block boundaries, where their state can be found again."""
+def _end_at_state(state: State, request: Request, start: int, num_tokens: int, chunk: int, most: int) -> int:
+    """Mamba: chunks of a prompt end at block boundaries, where their state can be found again.
+
+    Not where no chunk, of `most` tokens at best, ever reached the next one.
+    """
     size, end = state.kv.block_size, start + chunk
     bound = max(request.num_prompt_tokens, num_tokens - 1)
     if start >= bound:
         return chunk
     if end < bound:
-        threshold = state.limits.long_prefill_token_threshold or size
         rounded = end // size * size
-        if rounded > start or size <= min(state.limits.token_budget, threshold):
+        if rounded > start or size <= most:
             end = max(rounded, start)
     last = (
         num_tokens // size * size - size if state.config.drop_last_cached_block else (num_tokens - 1) // size * size

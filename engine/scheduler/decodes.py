@@ -12,8 +12,8 @@ import numpy.typing as npt
 from schedtop.engine.contract.telemetry import Finish, Head
 from schedtop.engine.scheduler.admission import AdmissionPass
 from schedtop.engine.scheduler.deferral import deferred_head
+from schedtop.engine.scheduler.register import register
 from schedtop.engine.scheduler.request_table import IntArray, RowArray
-from schedtop.engine.scheduler.running import register
 from schedtop.engine.scheduler.settle import finish
 from schedtop.engine.scheduler.state import PlannedStep, State
 
@@ -49,7 +49,7 @@ def decodes_ahead(state: State) -> Outlook | None:
     if size > limits.token_budget or size * (1 + state.config.draft_slots) > limits.input_budget:
         return None
     head = deferred_head(state)
-    if state.waiting.head() is not None:
+    if state.waiting.ready:
         table.tokens[:size] = 1
         # Only limits hold still: blocks run out, and the reason with them.
         head = AdmissionPass(state, PlannedStep(0.0)).stop_before_look()

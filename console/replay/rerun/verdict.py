@@ -169,7 +169,7 @@ class ProgressPanel(UnnumberedPanel):
     """In the place of all others while a run is under way, or came to nothing."""
 
     TITLE: ClassVar[str] = "Re-run"
-    HELP: ClassVar[str] = "The recording is run again twice, as it was and with the changed knobs. Esc gives up."
+    HELP: ClassVar[str] = "The recording is run again twice, as it was and with the changed knobs. Esc cancels."
 
     def __init__(self, view: View, reruns: Reruns, *, id: str) -> None:
         super().__init__(view, id=id)
@@ -183,7 +183,7 @@ class ProgressPanel(UnnumberedPanel):
         palette = self.view.palette
         if self.reruns.doing is None:
             pieces = wrap(self.reruns.failed, width - 4)
-            head = Line().add("  no re-run", palette["breach"])
+            head = Line().add("  Re-run failed", palette["breach"])
             return [Line(), head, *(Line().add(f"  {piece}", palette["text"]) for piece in pieces)]
         what, share = self.reruns.doing
         cells = min(60, width - 12)
@@ -196,4 +196,4 @@ class ProgressPanel(UnnumberedPanel):
 
     def _hint(self) -> Line:
         palette = self.view.palette
-        return Line().add("  Esc", palette["accent"]).add(" gives up", palette["muted"])
+        return Line().add("  Esc", palette["accent"]).add(" cancels", palette["muted"])

@@ -67,7 +67,7 @@ def test_what_a_value_would_do_is_said_and_weighed() -> None:
         warnings=[],
     )
     tried = judged("watermark", 0.05, found)
-    assert tried.words == "TTFT p50 20.00→10.00 s, preemptions 10.0→2.0"
+    assert tried.words == "TTFT p50 20.0 s→10.0 s, preemptions 10.0→2.0"
     assert tried.gain == pytest.approx(0.5)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 from schedtop.engine.contract.config import SchedulerConfig
+from schedtop.engine.contract.kv_groups import Entry, KVGroup
 from schedtop.engine.golden.case import Case, CaseAbort, CaseKnob, CaseRequest
 
 LAST_ARRIVAL = 15
@@ -14,11 +15,21 @@ LAST_EVENT = 40
 
 
 @st.composite
-def configs(draw: st.DrawFn) -> SchedulerConfig:
-    """Any scheduler that can schedule something."""
+def configs(draw: st.DrawFn, further: bool = False) -> SchedulerConfig:
+    """Any scheduler that can schedule something; `further`: with KV groups, adapters and drafters' caches, too."""
     slots = draw(st.sampled_from([0, 0, 0, 1, 3]))
     block_size = draw(st.sampled_from([4, 1, 2, 4, 8, 16]))
+    groups = draw(st.none() | st.none() | kv_groups(block_size)) if further else None
+    drafts = draw(st.sampled_from([0, 0, 1, 2, 4]))
+    drafter = further and drafts > 0 and draw(st.booleans())
+    intervals = [None, None, 0, 2 * block_size, 4 * block_size] if further else [None]
     return SchedulerConfig(
+        kv_groups=groups,
+        prefix_cache_retention_interval=draw(st.sampled_from(intervals)),
+        drop_last_cached_block=drafter,
+        num_lookahead_tokens=drafts if drafter else 0,
+        prefill_lookahead=draw(st.sampled_from([1, drafts])) if drafter else 0,
+        max_loras=draw(st.sampled_from([0, 0, 1, 2])) if further else 0,
         block_size=block_size,
         num_blocks=max(1, draw(st.integers(24, 96) | st.integers(1, 96)) // block_size),
         max_num_batched_tokens=draw(st.integers(slots + 1, 64)),
@@ -33,9 +44,26 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         scheduler_reserve_full_isl=draw(st.booleans()),
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 3, 8, 20])),
         long_prefill_token_threshold_adaptive=draw(st.booleans()),
-        num_speculative_tokens=draw(st.sampled_from([0, 0, 1, 2, 4])),
+        num_speculative_tokens=drafts,
         draft_slots=slots,
-        sliding_window=draw(st.none() | st.none() | st.integers(1, 40)),
+        sliding_window=draw(st.none() | st.none() | st.integers(1, 40)) if groups is None else None,
+    )
+
+
+def kv_groups(block_size: int) -> st.SearchStrategy[tuple[Entry, ...]]:
+    """Layouts of some models; block sizes that divide twice the usual one."""
+    window = st.integers(1, 40)
+    twice = 2 * block_size
+    return st.one_of(
+        st.tuples(st.just("full"), window),
+        st.tuples(st.just("full"), window, window),
+        st.tuples(window, window),
+        st.tuples(st.just("full"), st.just("full")),
+        st.tuples(st.just("full"), st.builds(KVGroup, window=window, block_size=st.just(twice))),
+        st.tuples(st.just(KVGroup(full=True, block_size=twice)), window),
+        st.just(("full", KVGroup(mamba="align"))),
+        st.just(("full", KVGroup(mamba="align"), KVGroup(mamba="align"))),
+        st.just(("full", KVGroup(mamba="none"))),
     )
 
 
@@ -68,7 +96,7 @@ def knob_values(config: SchedulerConfig) -> st.SearchStrategy[dict[str, Any]]:
 @st.composite
 def cases(draw: st.DrawFn, most_requests: int = 10) -> Case:
     """A case with requests, knob changes and aborts; some of its requests may be impossible."""
-    config = draw(configs())
+    config = draw(configs(further=True))
     count = draw(st.integers(3, most_requests) | st.integers(1, 3))
     requests = [
         CaseRequest(
@@ -77,6 +105,9 @@ def cases(draw: st.DrawFn, most_requests: int = 10) -> Case:
             max_tokens=draw(st.integers(8, 40) | st.integers(1, 40)),
             prompt_parts=draw(prompt_parts(100 + ordinal)),
             priority=draw(st.integers(0, 2)),
+            lora=draw(st.sampled_from([None, None, 1, 2, 3])),
+            cache_salt=draw(st.sampled_from([None, None, None, "red"])),
+            skip_reading_prefix_cache=draw(st.sampled_from([False, False, False, True])),
         )
         for ordinal in range(count)
     ]
