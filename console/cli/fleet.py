@@ -47,44 +47,14 @@ class Member(Protocol):
     def close(self) -> None: ...
 
 
-class PageMember:
-    """A server's page, fetched on a thread of its own. `state` says why nothing new comes."""
+class PageRows:
+    """What one server's page told so far. `state` says why nothing new comes."""
 
-    def __init__(self, address: str, now: Callable[[], float] = time.monotonic) -> None:
-        self.name = address.split("://", 1)[1].rstrip("/")
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.state = "connecting"
         self.windows: dict[EngineKey, Window] = {}
-        self.on_reading: Callable[[float, dict[EngineKey, Reading]], None] = lambda at_s, engines: None
         self.lock = threading.Lock()
-        self._fetcher, self._now = Fetcher(address), now
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="scrape", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        self._closing.set()
-
-    def _run(self) -> None:
-        wait_s = FETCH_EVERY_S
-        while not self._closing.wait(wait_s if self.state != "connecting" else 0.0):
-            wait_s = FETCH_EVERY_S if self.fetch_once() else min(2 * wait_s, MOST_PATIENT_S)
-        self._fetcher.close()
-
-    def fetch_once(self) -> bool:
-        """Fetch the page now; False if that failed, which `state` explains."""
-        try:
-            engines = self._fetcher.fetch()
-        except PageError as error:
-            self.state = one_line(str(error))
-            return False
-        except Exception as error:  # whatever a server sends, the console goes on
-            self.state = one_line(f"{type(error).__name__}: {error}")
-            return False
-        self.take(self._now(), engines)
-        self.on_reading(time.time(), engines)
-        return True
 
     def take(self, at_s: float, engines: dict[EngineKey, Reading]) -> None:
         """Take in the readings of a page."""
@@ -120,6 +90,46 @@ class PageMember:
             itl=_bounds(window.buckets("itl", window_s)),
             restarts=window.restarts,
         )
+
+
+class PageMember(PageRows):
+    """A server's page, fetched on a thread of its own. `on_page` gets every page, or why there was none."""
+
+    def __init__(self, address: str, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(address.split("://", 1)[1].rstrip("/"))
+        self.on_page: Callable[[float, str, dict[EngineKey, Reading], str], None] = lambda *_: None
+        self._fetcher, self._now = Fetcher(address), now
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="scrape", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+
+    def _run(self) -> None:
+        wait_s = FETCH_EVERY_S
+        while not self._closing.wait(wait_s if self.state != "connecting" else 0.0):
+            wait_s = FETCH_EVERY_S if self.fetch_once() else min(2 * wait_s, MOST_PATIENT_S)
+        self._fetcher.close()
+
+    def fetch_once(self) -> bool:
+        """Fetch the page now; False if that failed, which `state` explains."""
+        try:
+            engines = self._fetcher.fetch()
+        except PageError as error:
+            return self._failed(str(error))
+        except Exception as error:  # whatever a server sends, the console goes on
+            return self._failed(f"{type(error).__name__}: {error}")
+        self.take(self._now(), engines)
+        self.on_page(time.time(), self.name, engines, "")
+        return True
+
+    def _failed(self, why: str) -> bool:
+        self.state = one_line(why)
+        self.on_page(time.time(), self.name, {}, self.state)
+        return False
 
 
 def _bounds(buckets: list[tuple[float, float]] | None) -> tuple[str, str]:
@@ -178,6 +188,15 @@ class _Later:
             self._link.close()
 
 
+def merged_pages(pages: Sequence[PageRows], kind: str, window_s: float) -> tuple[str, str]:
+    """p50 and p95 over the buckets of all engines of all pages."""
+    parts = []
+    for page in pages:
+        with page.lock:
+            parts += [window.buckets(kind, window_s) for window in page.windows.values()]
+    return _bounds(merged(parts))
+
+
 class Members:
     """A fleet of addresses."""
 
@@ -213,11 +232,7 @@ class Members:
         return summed(rows)
 
     def _merged_pages(self, kind: str, window_s: float) -> tuple[str, str]:
-        parts = []
-        for page in self.pages:
-            with page.lock:
-                parts += [window.buckets(kind, window_s) for window in page.windows.values()]
-        return _bounds(merged(parts))
+        return merged_pages(self.pages, kind, window_s)
 
     def _merged_steps(self, kind: str, window_s: float) -> tuple[str, str]:
         parts = []

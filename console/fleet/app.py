@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from rich.text import Text
 from schedtop.console.drawing import text
@@ -117,6 +117,35 @@ class FleetApp(App[str]):
             else:
                 why = row.state or "its page tells no steps: start the server with SCHEDTOP_ATTACH (docs/vllm.md)"
                 self.notify(Text(why).plain, title=Text(row.name).plain, markup=False)
+
+
+class Played(Fleet, Protocol):
+    """A fleet of the past."""
+
+    def move(self, seconds: float) -> None: ...
+    def toggle(self) -> None: ...
+
+
+class ReplayApp(FleetApp):
+    """The same screen over recorded pages."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("space", "play", "play"),
+        Binding("left", "move(-10)", "back", priority=True),
+        Binding("right", "move(10)", "on", priority=True),
+    ]
+
+    def __init__(self, pages: Played, title: str) -> None:
+        super().__init__(pages, title)
+        self._pages = pages
+
+    def action_play(self) -> None:
+        self._pages.toggle()
+        self.look()
+
+    def action_move(self, seconds: int) -> None:
+        self._pages.move(seconds)
+        self.look()
 
 
 def _cells(row: Row, mark: str) -> list[Text]:
