@@ -105,7 +105,10 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Arrival(Message, frozen=True):
-    """A request the scheduler received. `prefix_keys` joins `PREFIX_KEY_BYTES` of each full prompt block's key."""
+    """A request the scheduler received. `prefix_keys` joins `PREFIX_KEY_BYTES` of each full prompt block's key.
+
+    `client` is who asked, where the request says so.
+    """
 
     number: int
     id: str
@@ -116,6 +119,7 @@ class Arrival(Message, frozen=True):
     prefix_keys: bytes = b""
     client_wait_s: float | None = None
     preview: str = ""
+    client: str = ""
 
 
 class Admission(Message, frozen=True):
@@ -627,6 +631,7 @@ class Submit(Command, tag=109, frozen=True):
     priority: int = 0
     arrived_s: float | None = None
     preview: str = ""
+    client: str = ""
 
 
 Incoming = SetKnobs | Pause | Resume | StepOnce | Abort | Drain | Join | EndTrial | Submit
