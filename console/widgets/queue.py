@@ -9,6 +9,7 @@ from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
+from schedtop.engine.contract.limiters import limiter_help
 from schedtop.engine.contract.telemetry import Head, describe_head
 
 _LEAST_ID, _MOST_ID = 10, 18
@@ -17,16 +18,9 @@ _LEAST_ID, _MOST_ID = 10, 18
 class QueuePanel(Panel):
     NUMBER: ClassVar[int] = 5
     TITLE: ClassVar[str] = "Queue"
-    HELP: ClassVar[str] = """\
-Requests are admitted in order, so only the head has a reason; the others are behind it.
-  token budget, input budget   this step's token budget is used up
-  sequence cap                 max_num_seqs (or max_num_active_seqs) requests are running
-  blocks                       the pool has too few free blocks for the next chunk
-  watermark                    it would fit, but not leave the watermark free
-  full sequence                the next chunk would fit, the whole sequence would not
-  chunking off                 the whole prompt must fit into the rest of the step, and does not
-  preempted now                a request was preempted in this step, so none is admitted
-  paused                       the engine is paused
+    HELP: ClassVar[str] = f"""\
+Requests are admitted in order. The head has a reason; the others are behind it, or are passed over with their own.
+{limiter_help()}
 Under priority a lower number is more urgent; `inverted` marks a more urgent request that waits while less
 urgent ones run."""
 

@@ -92,6 +92,7 @@ class RowFlag(IntEnum):
     NEW = 2  # admitted for the first time in this step
     RESUMED = 4  # admitted again after a preemption in this step
     SAMPLED = 8  # the model's output at its last position was used
+    LATE = 16  # the request had ended, or had been preempted, before the results came
 
 
 ROW_FIELDS = ("request", "tokens", "drafts", "accepted", "computed", "needed", "emitted", "blocks", "flags")
@@ -132,13 +133,14 @@ class Admission(Message, frozen=True):
 
 
 class Refusal(Message, frozen=True):
-    """A request turned away at submission, with what it needs and what there is."""
+    """A request turned away at submission: what it needs, what there is, and `setting`, the flag that raises that."""
 
     number: int
     id: str
     reason: str
     need: int | None = None
     capacity: int | None = None
+    setting: str = ""
 
 
 class Finish(Message, frozen=True):

@@ -188,7 +188,7 @@ class MetricsCollector(Collector):
         config = self._header.config
         labels = {
             "block_size": str(self._header.block_size),
-            "num_gpu_blocks": str(self._header.num_blocks + 1),  # with the null block, as vLLM counts
+            "num_gpu_blocks": str(self._header.num_blocks + 1),  # vLLM counts the null block, which holds nothing
             "enable_prefix_caching": str(config.get("enable_prefix_caching")),
             "sliding_window": str(config.get("sliding_window")),
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,9 @@ from schedtop.engine.contract.telemetry import (
     draft_positions,
     hit_rate,
 )
+from schedtop.engine.contract.workload_notes import as_document
 from schedtop.engine.offline.classes import Classes
+from schedtop.engine.offline.held_back import HeldBack
 from schedtop.engine.offline.report_text import duration_text, percent_text, report_text
 
 if TYPE_CHECKING:
@@ -35,7 +38,8 @@ class Report:
     """Accumulates step records; figures are since the session's start, as its totals are.
 
     Latencies are those of a cohort (`engine.contract.cohort`): who still waits at the end is part of it. `drafter`
-    names who drafts, where that is known; `block_size` is needed for lost hits.
+    names who drafts, where that is known; `workload` is a header's description of it; `block_size` is needed for
+    lost hits.
     `wall_s`, `stopped_by` (a signal) and `unrecorded` (its recording is not whole) are for the caller to set; `close`
     says how long the run went on after its last record.
     """
@@ -58,6 +62,8 @@ class Report:
         self._itl_s = Percentiles("f")
         self._peak_blocks = 0
         self._pool_blocks = 0
+        self.workload: Mapping[str, Any] = {}
+        self._held_back = HeldBack()
         self._drafts = np.zeros((2, MOST_DRAFTS), dtype=np.int64)
 
     def begin(self, snapshot: Snapshot) -> None:
@@ -75,6 +81,7 @@ class Report:
             self._itl_s.add_bytes(record.itl_s)
         for _, ttft_s in record.ttft_s:
             self._ttft_s.add(ttft_s)
+        self._held_back.add(record)
         if record.finishes:
             self._add_finishes(record)
         self._running = record.running
@@ -159,7 +166,12 @@ class Report:
             "peak_kv_usage": _ratio(self._peak_blocks, self._pool_blocks),
             "clock_s": clock_s,
             "wall_s": self.wall_s,
+            **self._held_back.as_document(),
         }
+        if self.workload:
+            document["workload"] = as_document(self.workload)
+        if "client_waits_s" in self.workload:
+            document["client_wait_s"] = _summary(self.workload["client_waits_s"])
         if self._prefixes is not None and (found := self._prefixes.found).prompt_tokens:
             document["lost_hits"] = {
                 "tokens": found.lost_tokens,
@@ -224,6 +236,14 @@ class Report:
 def totals_since(before: Totals, totals: Totals) -> Totals:
     """What was counted from `before` on."""
     return Totals(*(new - old for old, new in zip(astuple(before), astuple(totals), strict=True)))
+
+
+def _summary(values_s: Sequence[float]) -> dict[str, Any]:
+    """As a latency of whom nobody still waits."""
+    values = Percentiles()
+    for value_s in values_s:
+        values.add(value_s)
+    return values.cohort().document()
 
 
 def _ratio(part: float, whole: float) -> float | None:

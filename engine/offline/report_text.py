@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from schedtop.engine.contract.cohort import SHARES
+from schedtop.engine.offline.held_back import held_back_lines
 
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
 
@@ -23,6 +24,7 @@ def report_text(document: dict[str, Any]) -> str:
         _line("throughput", "n/a" if rate is None else f"{rate:,.1f} output tokens/s"),
         _line("", "".join(f"{name:>10}" for name in ("mean", *SHARES)) + f"{'n':>13}{'open':>9}"),
         *(_latency_line(name, document[f"{name}_s"]) for name in LATENCIES),
+        *([_latency_line("client wait", document["client_wait_s"])] if "client_wait_s" in document else []),
         *_classes(document["requests"]["by_class"]),
     ]
     if "goodput" in document:
@@ -39,7 +41,15 @@ def report_text(document: dict[str, Any]) -> str:
             f"{duration_text(clock_s)} on the engine's clock, {duration_text(document['wall_s'])} of wall time",
         ),
     ]
-    return "\n".join(lines)
+    return "\n".join([*lines, *told_lines(document)])
+
+
+def told_lines(document: dict[str, Any]) -> list[str]:
+    """What to know before trusting a report's figures: how its workload was read, what was not served as asked."""
+    workload = document.get("workload", {})
+    read = [workload["read_as"]] if workload.get("read_as") else []
+    told = [*held_back_lines(document), *read, *workload.get("notices", ())]
+    return [_line("" if place else "notes", line) for place, line in enumerate(told)]
 
 
 _ONLY_IF_ANY = ("kv_capacity", "running", "waiting")

@@ -17,6 +17,7 @@ from schedtop.engine.channel.server import ChannelServer
 from schedtop.engine.contract.telemetry import Bye, FinishReason
 from schedtop.engine.decide_again.verify import verify_recording
 from schedtop.engine.recording import Recording, RecordingError
+from schedtop.engine.vllm.limits import set_limits
 from schedtop.engine.vllm.plugin import hooked
 
 from tests.engine.vllm.drive import Run
@@ -104,6 +105,10 @@ def test_a_servers_recording_begins_at_its_start_and_is_decided_alike(server: An
             hook.pause(False)
         if count == 15:
             server.finish_requests("r5", Status.FINISHED_ABORTED)
+        if count == 40:  # idle by then
+            hook.commands.append(lambda hook: set_limits(hook, {"max_num_scheduled_tokens": 5}, "test"))
+            hook.obey()
+            server.add_request(Request("late", 21, 3))
         if server.requests:
             step(server)
     recorded(server, path, f"unix:{tmp_path}/v.sock", 7)
@@ -111,7 +116,7 @@ def test_a_servers_recording_begins_at_its_start_and_is_decided_alike(server: An
         verdict = verify_recording(recording)
         finishes = [finish for record in recording.records() for finish in record.finishes]
     assert verdict.equal, str(verdict.difference)
-    assert (verdict.steps, verdict.admissions) == (recording.num_steps, 6)  # one was aborted before it ran
+    assert (verdict.steps, verdict.admissions) == (recording.num_steps, 7)
     assert sorted(finish.reason for finish in finishes) == [FinishReason.ABORT, *[FinishReason.LENGTH] * 6]
 
 
