@@ -106,7 +106,10 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Arrival(Message, frozen=True):
-    """A request the scheduler received. `prefix_keys` joins `PREFIX_KEY_BYTES` of each full prompt block's key."""
+    """A request the scheduler received. `prefix_keys` joins `PREFIX_KEY_BYTES` of each full prompt block's key.
+
+    `client` is who asked, where the request says so.
+    """
 
     number: int
     id: str
@@ -117,6 +120,7 @@ class Arrival(Message, frozen=True):
     prefix_keys: bytes = b""
     client_wait_s: float | None = None
     preview: str = ""
+    client: str = ""
 
 
 class Admission(Message, frozen=True):
@@ -638,6 +642,7 @@ class Submit(Command, tag=109, frozen=True):
     priority: int = 0
     arrived_s: float | None = None
     preview: str = ""
+    client: str = ""
 
 
 Incoming = SetKnobs | Pause | Resume | StepOnce | Abort | Drain | Join | EndTrial | Submit

@@ -397,6 +397,7 @@ def describe_arrival(request: Request, block_size: int) -> Arrival:
         prefix_keys=_cut_keys(keys),
         client_wait_s=request.client_wait_s,
         preview=request.preview,
+        client=request.client,
     )
 
 
