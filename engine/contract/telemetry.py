@@ -53,6 +53,7 @@ class Limiter(StrEnum):
     STALE_OUTPUT = "stale_output"
     LORA = "lora"
     ENCODER_BUDGET = "encoder_budget"
+    RESERVED = "reserved"
 
 
 DEFERRED = (Limiter.GRAMMAR, Limiter.REMOTE_KV, Limiter.STREAMING_INPUT, Limiter.STALE_OUTPUT)
@@ -66,6 +67,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     ABORT = "abort"
     KV_CAPACITY = "kv_capacity"
+    ERROR = "error"
     REFUSED = "refused"
 
 
