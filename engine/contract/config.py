@@ -179,6 +179,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All that starts an engine process. `scheduler` holds only what was set explicitly, by knob name.
 
     `join_within_s`: wall time that the first step waits for a console. `draft_model` drafts for `model`.
+    `http` is where clients are served (`HOST:PORT`), under `served_model_name`; more than `max_num_queued_reqs` that
+    wait are turned away. `token_file`: what a TCP `socket` asks for. `read_only`: no console may command it.
     """
 
     device: str = "sim:llama-3.1-8b@h100"
@@ -196,6 +198,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     record: str | None = None
     record_text: bool = False
     metrics_port: int | None = None
+    http: str | None = None
+    served_model_name: tuple[str, ...] = ()
+    max_num_queued_reqs: int | None = None
     socket: str | None = None
+    token_file: str | None = None
+    read_only: bool = False
     join_within_s: float = 0.0
     draft_model: str | None = None

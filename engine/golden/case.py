@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +89,10 @@ class Difference:
 
 @dataclass(slots=True)
 class Verdict:
-    """What replaying a case came to. `equal` is None for a case without recorded steps."""
+    """What replaying a case came to. `equal` is None for a case without recorded steps.
+
+    `submitted` is the sum of `finished`, `kv_capacity`, `refused`, `aborted`, `running` and `waiting`.
+    """
 
     name: str
     equal: bool | None = None
@@ -99,8 +102,15 @@ class Verdict:
     recomputed_tokens: int = 0
     cached_tokens: int = 0
     prompt_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
+    submitted: int = 0
     finished: int = 0
+    kv_capacity: int = 0
     refused: int = 0
+    aborted: int = 0
+    running: int = 0
+    waiting: int = 0
     difference: Difference | None = None
 
 
@@ -267,7 +277,9 @@ class CaseRun:
         self.finishes: list[Finish] = []
         self.refusals: list[Refusal] = []
         self.admitted: dict[int, tuple[int, int]] = {}
+        self.num_submitted = 0
         self.scheduled_tokens = self.recomputed_tokens = 0
+        self.draft_tokens = self.accepted_draft_tokens = 0
         self._depth = case.config.max_concurrent_batches
         self._under_way: deque[tuple[int, StepPlan]] = deque()
         self._numbers: dict[str, int] = {}
@@ -337,6 +349,7 @@ class CaseRun:
     def _add(self, step: int, ordinal: int, request: CaseRequest) -> None:
         arrived = make_request(request, step + ordinal * 1e-6)
         refusal = self.scheduler.add(arrived)
+        self.num_submitted += 1
         if self.store is not None:
             self.store.known[arrived.number] = request
         self._numbers[request.id] = arrived.number
@@ -368,6 +381,7 @@ class CaseRun:
         self._under_way.append((step, plan))
         planned = scheduler.planned
         self.scheduled_tokens += int(plan.tokens.sum())
+        self.draft_tokens += int(plan.drafts.sum())
         self.recomputed_tokens += planned.recomputed_tokens
         for started in planned.started:
             if not started.resumed:
@@ -396,6 +410,7 @@ class CaseRun:
         planned_at, plan = self._under_way.popleft()
         settled = self.scheduler.update(plan, self.model.execute(plan), float(step))
         self.finishes += settled.finishes
+        self.accepted_draft_tokens += settled.accepted_drafts
         errors = [finish.number for finish in settled.finishes if finish.reason == FinishReason.ERROR]
         decided["finished"] = [
             self._ids[finish.number] for finish in settled.finishes if finish.number not in errors
@@ -454,10 +469,19 @@ def verify(case: Case) -> Verdict:
     verdict.steps = len(recorded) if recorded is not None else count
     verdict.equal = None if recorded is None else verdict.difference is None
     verdict.scheduled_tokens, verdict.recomputed_tokens = run.scheduled_tokens, run.recomputed_tokens
+    verdict.draft_tokens, verdict.accepted_draft_tokens = run.draft_tokens, run.accepted_draft_tokens
     verdict.prompt_tokens = sum(prompt for prompt, _ in run.admitted.values())
     verdict.cached_tokens = sum(cached for _, cached in run.admitted.values())
-    reasons = [finish.reason for finish in run.finishes]
-    verdict.refused = len(run.refusals) + reasons.count(FinishReason.REFUSED)
-    early = (FinishReason.REFUSED, FinishReason.ABORT, FinishReason.ERROR)
-    verdict.finished = sum(reason not in early for reason in reasons)
+    _count_requests(verdict, run)
     return verdict
+
+
+def _count_requests(verdict: Verdict, run: CaseRun) -> None:
+    reasons = Counter(finish.reason for finish in run.finishes)
+    state = run.scheduler.state
+    verdict.submitted = run.num_submitted
+    verdict.refused = len(run.refusals) + reasons[FinishReason.REFUSED]
+    verdict.aborted = reasons[FinishReason.ABORT]
+    verdict.kv_capacity = reasons[FinishReason.KV_CAPACITY]
+    verdict.finished = reasons[FinishReason.STOP] + reasons[FinishReason.LENGTH]
+    verdict.running, verdict.waiting = state.table.size, len(state.waiting)

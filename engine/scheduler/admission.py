@@ -118,7 +118,7 @@ class AdmissionPass:
         encoder.give_back()
         if encoder.missing is None:
             return self._budget_head(request, 1)
-        return Head(request.number, Limiter.ENCODER_BUDGET, encoder.missing.length, encoder.left)
+        return Head(request.number, Limiter.ENCODER, encoder.missing.length, encoder.left)
 
     def _end_stranded(self, request: Request, need: int) -> bool:
         """Without chunking, a sequence that outgrew every budget would wait for ever: it ends with its outputs."""

@@ -29,6 +29,7 @@ class Present(NamedTuple):
     drafts: IntArray | None
     sampled: IntArray
     num_sampled: IntArray
+    agreed: IntArray
     late: list[int]
 
 
@@ -39,18 +40,20 @@ class Late(NamedTuple):
     finishes: list[Finish]
     output_tokens: int
     rejected_drafts: int
+    accepted_drafts: int
     ended_before: list[int]
 
 
-NO_LATE = Late([], [], 0, 0, [])
+NO_LATE = Late([], [], 0, 0, 0, [])
 
 
 def find_present(table: RequestTable, batch: Batch, result: StepResult) -> Present:
     """Where the rows of a batch are now."""
     plan = batch.plan
     drafts = None if plan.draft_token_ids is None else plan.drafts
+    agreed = result.num_sampled - 1 if result.accepted is None else result.accepted
     if batch.layout == table.layout:
-        return Present(batch.busy, batch.busy, plan.tokens, drafts, result.sampled, result.num_sampled, [])
+        return Present(batch.busy, batch.busy, plan.tokens, drafts, result.sampled, result.num_sampled, agreed, [])
     rows = table.rows_of(plan.numbers, batch.slots)
     here = np.flatnonzero(rows >= 0)
     return Present(
@@ -60,6 +63,7 @@ def find_present(table: RequestTable, batch: Batch, result: StepResult) -> Prese
         None if drafts is None else drafts[here],
         result.sampled[here],
         result.num_sampled[here],
+        agreed[here],
         np.flatnonzero(rows < 0).tolist(),
     )
 
@@ -68,8 +72,9 @@ def settle_late(
     state: State, batch: Batch, result: StepResult, places: list[int], itl_s: npt.NDArray[np.float32], now_s: float
 ) -> Late:
     """Give preempted requests their outputs, which may end them; results of ended ones are thrown away."""
-    late = Late([], [], 0, 0, [])
-    outputs = rejected = 0
+    late = Late([], [], 0, 0, 0, [])
+    outputs = rejected = accepted = 0
+    all_agreed = result.num_sampled - 1 if result.accepted is None else result.accepted
     for place in places:
         number = batch.plan.numbers.item(place)
         column = place if isinstance(batch.busy, slice) else batch.busy.item(place)
@@ -88,9 +93,10 @@ def settle_late(
         if ids:
             itl_s[column] = _deliver(request, ids, now_s)
         num_drafts = batch.plan.drafts.item(place)
-        accepted = min(max(len(ids) - 1, 0), num_drafts)
-        batch.columns[EMITTED, column], batch.columns[ACCEPTED, column] = len(ids), accepted
-        outputs, rejected = outputs + len(ids), rejected + num_drafts - accepted
+        agreed = min(max(all_agreed.item(place), 0), num_drafts)
+        batch.columns[EMITTED, column], batch.columns[ACCEPTED, column] = len(ids), agreed
+        outputs, accepted = outputs + len(ids), accepted + agreed
+        rejected += num_drafts - min(max(len(ids) - 1, 0), num_drafts)
         request.num_late -= 1
         if stopped or pooled or request.num_tokens >= stop_at(state, request):
             _tell_preemption(state, batch, number)
@@ -100,7 +106,7 @@ def settle_late(
             late.finishes.append(end_request(state, request, reason_of(state, request, stopped), now_s))
         elif not request.num_late:
             state.waiting.make_ready(request)
-    return late._replace(output_tokens=outputs, rejected_drafts=rejected)
+    return late._replace(output_tokens=outputs, rejected_drafts=rejected, accepted_drafts=accepted)
 
 
 def _until_end(state: State, request: Request, ids: list[int]) -> tuple[list[int], bool]:

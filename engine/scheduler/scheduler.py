@@ -86,6 +86,16 @@ class Scheduler:
         if request is not None and request.deferred is not None:
             self.state.waiting.make_ready(request)
 
+    def prefill_tokens(self, number: int) -> int:
+        """Tokens computed for a request that has no output yet; 0 once it has one."""
+        state, request = self.state, self.state.requests.get(number)
+        if request is None or request.first_token_s is not None or request.first_scheduled_s is None:
+            return 0
+        computed = request.high_water
+        if request.status is Status.RUNNING:
+            computed = max(computed, state.table.num_computed.item(state.table.requests.index(request)))
+        return max(0, computed - request.cached_tokens) + request.recomputed_tokens
+
     def set_limits(self, values: Mapping[str, Any]) -> None:
         """Apply checked knob values from the next step on; nothing running is stopped."""
         self.state.set_limits(values)

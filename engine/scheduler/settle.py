@@ -33,6 +33,7 @@ class Settled(msgspec.Struct, frozen=True):
     finishes: list[Finish]
     output_tokens: int
     rejected_drafts: int
+    accepted_drafts: int
     ended_before: list[int]
 
 
@@ -57,10 +58,11 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
     if result.stopped:
         ended = set(result.stopped)
         stopped += [row for row, request in enumerate(table.requests) if request.number in ended]
-    rejected = 0
+    rejected = accepted = 0
     if drafts is not None:
-        columns[ACCEPTED, at] = accepted = np.minimum(np.maximum(emitted - 1, 0), drafts)
-        rejected = _reject_drafts(state, rows, drafts - accepted)
+        columns[ACCEPTED, at] = agreed = np.minimum(np.maximum(present.agreed, 0), drafts)
+        accepted = int(agreed.sum())
+        rejected = _reject_drafts(state, rows, drafts - np.minimum(np.maximum(emitted - 1, 0), drafts))
     num_outputs = int(np.count_nonzero(emitted))
     all_got = num_outputs == len(emitted)
     gaps_s, first_rows = _note_deliveries(table, rows, emitted, now_s, all_got)
@@ -99,6 +101,7 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
         finishes=[*failures, *in_order_of(batch, finishes, late.finishes)],
         output_tokens=num_outputs + late.output_tokens,
         rejected_drafts=rejected + late.rejected_drafts,
+        accepted_drafts=accepted + late.accepted_drafts,
         ended_before=late.ended_before,
     )
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from schedtop.engine.contract.config import SchedulerConfig
+from schedtop.engine.contract.config import SchedulerConfig, knob_values
+from schedtop.engine.contract.knobs import LIVE, in_force, with_followers
 from schedtop.engine.contract.telemetry import Admission, Finish, Head, Limiter, Preemption
 from schedtop.engine.handoff.plan import Started, StepPlan
 from schedtop.engine.handoff.request import Request
@@ -20,11 +21,10 @@ if TYPE_CHECKING:
     from schedtop.engine.scheduler.loads import Loads
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Limits:
-    """The live limits. `seq_cap` is the admission cap: `max_num_active_seqs` if given, else `max_num_seqs`."""
+    """The live limits, each the value in force of the knob that is called so (or is `also` called so)."""
 
-    max_num_seqs: int
     token_budget: int
     input_budget: int
     seq_cap: int
@@ -33,16 +33,11 @@ class Limits:
     num_speculative_tokens: int
 
     @classmethod
-    def of(cls, config: SchedulerConfig) -> Limits:
-        return cls(
-            token_budget=config.max_num_scheduled_tokens or config.max_num_batched_tokens,
-            input_budget=config.max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-            seq_cap=config.max_num_active_seqs or config.max_num_seqs,
-            long_prefill_token_threshold=config.long_prefill_token_threshold,
-            reserve_full_isl=config.scheduler_reserve_full_isl,
-            num_speculative_tokens=config.num_speculative_tokens,
-        )
+    def of(cls, values: Mapping[str, Any]) -> Limits:
+        return cls(**{name: in_force(values, _KNOB_OF_LIMIT[name]) for name in cls.__slots__})
+
+
+_KNOB_OF_LIMIT = {knob.also or knob.name: knob.name for knob in LIVE}
 
 
 @dataclass(slots=True)
@@ -92,7 +87,8 @@ class State:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.limits = Limits.of(config)
+        self.knobs = knob_values(config)
+        self.limits = Limits.of(self.knobs)
         self.kv = open_kv(config)
         self.table = RequestTable(config.async_scheduling)
         self.encoder = open_encoder(config)
@@ -130,28 +126,8 @@ class State:
         return threshold
 
     def set_limits(self, values: Mapping[str, Any]) -> None:
-        """Apply checked knob values.
-
-        `max_num_batched_tokens` sets both budgets unless the other is given too; likewise `max_num_seqs` the cap.
-        """
-        limits = self.limits
-        for name, value in values.items():
-            match name:
-                case "max_num_batched_tokens":
-                    limits.input_budget = limits.token_budget = value
-                case "max_num_seqs":
-                    limits.max_num_seqs = limits.seq_cap = value
-                case "long_prefill_token_threshold":
-                    limits.long_prefill_token_threshold = value
-                case "watermark":
-                    self.kv.set_watermark(value)
-                case "scheduler_reserve_full_isl":
-                    limits.reserve_full_isl = value
-                case "enable_prefix_caching":
-                    self.kv.caching = value
-                case "num_speculative_tokens":
-                    limits.num_speculative_tokens = value
-        if "max_num_scheduled_tokens" in values:
-            limits.token_budget = values["max_num_scheduled_tokens"] or limits.input_budget
-        if "max_num_active_seqs" in values:
-            limits.seq_cap = values["max_num_active_seqs"] or limits.max_num_seqs
+        """Apply checked knob values."""
+        self.knobs |= with_followers(values)
+        self.limits = Limits.of(self.knobs)
+        self.kv.set_watermark(self.knobs["watermark"])
+        self.kv.caching = self.knobs["enable_prefix_caching"]

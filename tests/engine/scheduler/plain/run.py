@@ -21,6 +21,11 @@ class Batch:
     lost: dict[int, PlainRequest]
 
 
+def waits_to_be_ready(spec: dict[str, Any]) -> bool:
+    """Whether a request of a case arrives before it is ready."""
+    return bool(spec.get("ready_step", 0) > spec["arrival_step"])
+
+
 class PlainRun:
     """Runs a case, given as its JSON. `steps` yields every decided step; `ends` maps ids to why they ended."""
 
@@ -215,7 +220,7 @@ class PlainRun:
             "free_blocks": len(self.kv.pool.free),
         }
         specs = self.case["requests"]
-        if self.max_loras or self.store.on or self.depth > 1 or any(spec.get("ready_step") for spec in specs):
+        if self.max_loras or self.store.on or self.depth > 1 or any(map(waits_to_be_ready, specs)):
             decided["skipped"] = [request.id for request in passes.skipped]
         if self.store.on:
             decided["holding"] = [request.id for request in self.holding]
