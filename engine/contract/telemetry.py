@@ -52,6 +52,7 @@ class Limiter(StrEnum):
     STREAMING_INPUT = "streaming_input"
     STALE_OUTPUT = "stale_output"
     LORA = "lora"
+    RESERVED = "reserved"
     ENCODER = "encoder"
     DP_THROTTLE = "dp_throttle"
 
