@@ -232,6 +232,9 @@ class StepRecord(Message, tag=1, frozen=True):
     blocks (int32), end to end: see `table_growth`. `schedule_s` and `update_s` are None on a simulated clock, where
     they are part of the device's cost. `changed_blocks` is int32 `block * 4 + BlockClass`. `deferrals`: who became
     deferred or ready; `deferred`: how many of the waiting are, by reason.
+    Step n + 1 may be planned before the record of step n is written: at `planned_s`, on the clock. What was decided is
+    of that time (`limiter`, `head`, rows, admissions, preemptions), what there is (`running`, `waiting`, `blocks`) of
+    `end_s`. `start_s` is not before the end of the step before; `execute_s` counts from when the device took it up.
     """
 
     seq: int
@@ -273,6 +276,7 @@ class StepRecord(Message, tag=1, frozen=True):
     totals: Totals
     deferrals: tuple[Deferral, ...] = ()
     deferred: tuple[tuple[str, int], ...] = ()
+    planned_s: float | None = None
 
 
 class RequestState(Message, frozen=True):

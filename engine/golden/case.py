@@ -238,13 +238,18 @@ class CaseModel:
         return result
 
 
+def case_model(case: Case) -> CaseModel:
+    """With asynchronous scheduling the model keeps its drafts."""
+    return CaseModel(0 if case.config.async_scheduling else case.config.num_speculative_tokens)
+
+
 class CaseRun:
     """One replay of a case: knobs, arrivals, aborts, schedule, model, update, step after step."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
         self.scheduler = Scheduler(case.config)
-        self.model = CaseModel(0 if case.config.async_scheduling else case.config.num_speculative_tokens)
+        self.model = case_model(case)
         self.finishes: list[Finish] = []
         self.refusals: list[Refusal] = []
         self.admitted: dict[int, tuple[int, int]] = {}

@@ -36,9 +36,10 @@ class Settled(msgspec.Struct, frozen=True):
 def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Settled:
     """Apply a worker's result to the rows it was planned for. `now_s`: when the outputs are delivered."""
     table, columns = state.table, batch.columns
-    present = find_present(table, batch, result)
-    rows, at, drafts, sampled = present.rows, present.at, present.drafts, present.sampled
-    emitted = present.num_sampled
+    present = find_present(table, batch)
+    rows, at = present.rows, present.at
+    drafts = None if batch.plan.draft_token_ids is None else present.of(batch.plan.drafts)
+    sampled, emitted = present.of(result.sampled), present.of(result.num_sampled)
     if drafts is not None:
         emitted = np.minimum(emitted, table.stop_at[rows] - table.num_tokens[rows])
     stopped: list[int] = []
@@ -67,7 +68,7 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
     elif result.drafts is not None and result.num_drafts is not None:
         _keep_drafts(table, rows, result.drafts, result.num_drafts, emitted)
     if state.config.max_concurrent_batches > 1:
-        table.in_flight[rows] -= present.tokens
+        table.in_flight[rows] -= present.of(batch.plan.tokens)
     first_tokens = _first_tokens(table, first_rows, now_s)
     size = table.size
     ends = (table.num_tokens[:size] >= table.stop_at[:size]).nonzero()[0].tolist()
