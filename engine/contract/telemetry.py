@@ -260,6 +260,9 @@ class StepRecord(Message, tag=1, frozen=True):
     they are part of the device's cost. `changed_blocks` is int32 `block * 4 + BlockClass`. `deferrals`: who became
     deferred or ready; `deferred`: how many of the waiting are, by reason. `blocks_in_use`: held and shared blocks
     right after scheduling, which is what the head met and the step ran with.
+    Step n + 1 may be planned before the record of step n is written: at `planned_s`, on the clock. What was decided is
+    of that time (`limiter`, `head`, rows, admissions, preemptions), what there is (`running`, `waiting`, `blocks`) of
+    `end_s`. `start_s` is not before the end of the step before; `execute_s` counts from when the device took it up.
     """
 
     seq: int
@@ -302,6 +305,7 @@ class StepRecord(Message, tag=1, frozen=True):
     deferrals: tuple[Deferral, ...] = ()
     deferred: tuple[tuple[str, int], ...] = ()
     blocks_in_use: int | None = None
+    planned_s: float | None = None
 
 
 class RequestState(Message, frozen=True):

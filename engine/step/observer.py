@@ -152,6 +152,7 @@ class Observer:
             totals=self.totals(),
             deferrals=self._take_deferrals(),
             deferred=self._deferred(),
+            planned_s=planned.now_s,
         )
 
     def idle_record(self, now_s: float, knobs_version: int, paused: bool) -> StepRecord:
