@@ -9,7 +9,7 @@ from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
-from schedtop.engine.contract.telemetry import Head, describe_head
+from schedtop.engine.contract.telemetry import Head, describe_deferral, describe_head
 
 _LEAST_ID, _MOST_ID = 10, 18
 
@@ -18,7 +18,7 @@ class QueuePanel(Panel):
     NUMBER: ClassVar[int] = 5
     TITLE: ClassVar[str] = "Queue"
     HELP: ClassVar[str] = """\
-Nobody overtakes the head, so only the head has a reason; the others are behind it.
+Nobody overtakes the head, so only the head and those who are not ready have a reason; the others are behind it.
   token budget, input budget   this step's budget is used up
   sequence cap                 as many run as max_num_seqs (or max_num_active_seqs) allows
   blocks                       the pool has too few free blocks for the next chunk
@@ -92,7 +92,10 @@ urgent ones run."""
         view, palette = self.view, self.view.palette
         tracked = view.moment.state.requests.get(number)
         line = Line().add(f"  {text.fit(self._called(number), id_width)} ", palette["text"])
-        line.add(f"behind {self._called(first)}", palette["muted"])
+        if tracked is not None and tracked.deferred:
+            line.add(describe_deferral(tracked.deferred), palette["text"])
+        else:
+            line.add(f"behind {self._called(first)}", palette["muted"])
         if tracked is not None and tracked.preemptions:
             line.add(f"  preempted {tracked.preemptions}x", palette["warn"])
         return line.right(width, self._told(number), palette["text"])
@@ -117,7 +120,10 @@ urgent ones run."""
 
 
 def why_waiting(view: View, number: int) -> str:
-    """What holds a waiting request: its own reason at the head of the queue, else whom it is behind, and theirs."""
+    """What holds a waiting request: its own reason at the head or if it is not ready, else whom it is behind."""
+    tracked = view.moment.state.requests.get(number)
+    if tracked is not None and tracked.deferred:
+        return f": {describe_deferral(tracked.deferred)}"
     record = view.moment.record
     head = record.head if record is not None else None
     if head is None:

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
-from schedtop.engine.contract.telemetry import FinishReason, Header, Limiter, StepRecord, Totals
+from schedtop.engine.contract.telemetry import DEFERRED, FinishReason, Header, Limiter, StepRecord, Totals
 from schedtop.engine.metrics.counts import Counts
 
 Values = Iterable[tuple[dict[str, str], float]]
@@ -142,9 +142,12 @@ class MetricsCollector(Collector):
         pool = blocks.held + blocks.shared + blocks.cached_free + blocks.empty
         yield self._gauge("vllm:num_requests_running", "Requests that run.", [({}, record.running)])
         yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", [({}, record.waiting)])
-        # Nothing is ever deferred here: whoever waits, waits for capacity.
-        waits = [({"reason": "capacity"}, record.waiting), ({"reason": "deferred"}, 0)]
+        deferred = sum(count for _, count in record.deferred)
+        waits = [({"reason": "capacity"}, record.waiting - deferred), ({"reason": "deferred"}, deferred)]
         yield self._gauge("vllm:num_requests_waiting_by_reason", "Requests that wait, by reason.", waits)
+        counts = dict(record.deferred)
+        by_reason = [({"reason": str(name)}, counts.get(name, 0)) for name in DEFERRED]
+        yield self._gauge("schedtop_requests_deferred", "Requests that wait and are not ready.", by_reason)
         if pool:
             usage = (blocks.held + blocks.shared) / pool
             yield self._gauge("vllm:kv_cache_usage_perc", "Share of the blocks in use, 0 to 1.", [({}, usage)])
