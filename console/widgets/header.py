@@ -19,7 +19,7 @@ class HeaderBar(Drawn):
     """Product, mode, findings, read-only, model, device, step, age of data, rates; the engine's clock at the right."""
 
     HELP: ClassVar[str] = """\
-What has no room is left out from the right: findings and read-only stay longest.
+Fields that do not fit are dropped from the right, findings and read-only last.
 step/s, out and in are per second of the engine's clock, over the last 5 s; age is the time since the engine's
 last message. A simulated engine's clock (sim) starts at 0."""
 

@@ -85,7 +85,7 @@ n and N go to the next and the previous request."""
     def headline(self) -> Pieces:
         life = self.life
         if life is None:
-            return [("nothing is known of it any more", "warn")]
+            return [("no longer known", "warn")]
         arrival = life.arrival
         pieces: Pieces = [(text.clean(arrival.id, 48), "accent"), (self._status(life), "text")]
         cached = life.tracked.cached_tokens if life.tracked is not None else 0
@@ -95,7 +95,7 @@ n and N go to the next and the previous request."""
         if life.preemptions:
             pieces.append((f"preempted {life.preemptions}x", "breach"))
         if not life.complete:
-            pieces.append(("part of it is not known", "warn"))
+            pieces.append(("partly unknown", "warn"))
         return pieces
 
     def _status(self, life: Life) -> str:
@@ -365,7 +365,7 @@ def _figures_of_life(life: Life) -> list[tuple[str, str]]:
     if len(gaps):
         for name, share in (("ITL p50", 0.5), ("p95", 0.95)):
             known = len(gaps) >= enough.needed(share)
-            figures.append((name, text.ms(float(np.quantile(gaps, share))) if known else enough.lack(share)))
+            figures.append((name, text.ms(float(np.quantile(gaps, share))) if known else enough.LACK))
         figures += [("max", text.ms(float(gaps.max()))), ("n", str(len(gaps)))]
     if life.recomputed_tokens:
         figures.append(("computed again", f"{life.recomputed_tokens} tok"))

@@ -117,17 +117,17 @@ f keeps the selected request in sight, F keeps the order while values go on chan
         """Why no request is there, and what would bring some."""
         view, history = self.view, self.view.history
         if view.replay is None and view.link.state == "ended":
-            return ["The engine stopped: none will come."]
+            return ["The engine stopped; no more will arrive."]
         header, totals = history.header, history.live.totals
         workload = text.clean(header.workload.get("source", ""), 40) if header is not None else ""
         if not workload:
-            return ["A workload sends them: start with --workload mixed --rate 2."]
+            return ["Send some, or start with a workload: --workload mixed --rate 2."]
         if self._workload_ended():
             sent = text.plural(totals.submitted, "request")
-            return [f"The workload {workload} has ended after {sent}: no more will come."]
-        words = [f"The workload {workload} sends none now."]
+            return [f"The workload {workload} has ended after {sent}: no more will arrive."]
+        words = [f"The workload {workload} is not sending any now."]
         if view.replay is None and history.live.knobs.get("rate") is not None:
-            words.append("The knob rate in [6] is how many it sends a second.")
+            words.append("rate in [6] sets how many it sends per second.")
         return words
 
     def _workload_ended(self) -> bool:

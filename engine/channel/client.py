@@ -54,9 +54,17 @@ class ChannelClient:
 
     @classmethod
     def connect(
-        cls, address: str, timeout_s: float = 5.0, *, token_file: str | None = None, read_only: bool = False
+        cls,
+        address: str,
+        timeout_s: float = 5.0,
+        *,
+        token_file: str | None = None,
+        read_only: bool = False,
+        from_start: bool = False,
     ) -> ChannelClient:
         """Connect and say `Join`, over TCP with the token of `token_file`. The engine holds `read_only`.
+
+        `from_start` asks for all records since the engine's start.
 
         Raises `ChannelError` when nobody listens there.
         """
@@ -77,7 +85,7 @@ class ChannelClient:
         sock.settimeout(_SEND_WITHIN_S)
         client = cls(sock, address)
         with suppress(ChannelClosedError):  # turned away already: `receive` tells why
-            client.send(Join(id=0, protocol=PROTOCOL, token=token, read_only=read_only))
+            client.send(Join(id=0, protocol=PROTOCOL, token=token, read_only=read_only, from_start=from_start))
         return client
 
     def await_welcome(self, timeout_s: float = 5.0) -> None:

@@ -66,6 +66,14 @@ class Cohort:
         most = float("inf") if beyond else _at(self.values, np.cumsum(self.known), place)
         return Bounded(least, most, place > surely - 1)
 
+    def missing(self, num: int) -> Cohort:
+        """With `num` members more of whom nothing is known."""
+        return (
+            self
+            if num <= 0
+            else cohort(self.values, [*np.repeat(self.values, self.open), *[0.0] * num], self.known)
+        )
+
     @property
     def mean(self) -> Bounded | None:
         members = self.known + self.open

@@ -92,6 +92,7 @@ class RowFlag(IntEnum):
     NEW = 2  # admitted for the first time in this step
     RESUMED = 4  # admitted again after a preemption in this step
     SAMPLED = 8  # the model's output at its last position was used
+    LATE = 16  # the request had ended, or had been preempted, before the results came
 
 
 ROW_FIELDS = ("request", "tokens", "drafts", "accepted", "computed", "needed", "emitted", "blocks", "flags")
@@ -588,6 +589,7 @@ class Join(Command, tag=107, frozen=True):
 
     `token` is what a TCP engine asks for. The engine takes no command of a console that joined `read_only`.
     `console` is false for a client that submits requests: nobody looks at it, and it is sent no `TextDelta`.
+    With `from_start` the engine begins with its first snapshot and all records since, if it kept them.
     """
 
     id: int
@@ -595,6 +597,7 @@ class Join(Command, tag=107, frozen=True):
     token: str = ""
     read_only: bool = False
     console: bool = True
+    from_start: bool = False
 
 
 class EndTrial(Command, tag=108, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -26,6 +27,9 @@ from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.step.engine import Engine
 
 MAX_PROMPT_TOKENS = 1 << 24
+VLLM = "vllm"
+"""`Header.source` of a server that the hook is in."""
+FROM_OUTSIDE = (FinishReason.ABORT, FinishReason.STOP_OR_ABORT)
 
 
 class RecordedClock:
@@ -83,14 +87,16 @@ class Driver:
 
     Prefix keys are the identity of prompt blocks. A block of outputs has no recorded identity: where an admission
     got such a block from the cache, the recorded block table tells which one it was.
-    Raises `RecordingError` for a header that is no engine of ours.
+    Raises `RecordingError` for a header that is no engine of ours, and for a server with what is not decided here.
     """
 
     def __init__(self, header: Header, path: str) -> None:
         self.path = path
+        _check_decidable(header, path)
         self.clock, self.worker = RecordedClock(), RecordedWorker()
         self.engine = Engine(Scheduler(_config_of(header, path)), self.worker, None, self.clock, header)
         self.drafts_every_time = header.simulated_clock
+        self.pauses_admissions = header.source == VLLM
 
     def play(self, record: StepRecord, following: StepRecord | None) -> StepRecord | None:
         """The record of this scheduler in the place of `record`; None where it has nothing to run.
@@ -100,7 +106,24 @@ class Driver:
         engine = self.engine
         self._outside(record)
         self.clock.clock_s, self.clock.end_s = record.start_s, record.end_s
+        if self.pauses_admissions:
+            return self._play_paused(record, following) if record.paused else self._step(record, following)
         engine.paused = record.paused
+        return self._step(record, following)
+
+    def _play_paused(self, record: StepRecord, following: StepRecord | None) -> StepRecord | None:
+        """A server's pause holds the queue only: as an admission cap that nobody can be under."""
+        state = self.engine.scheduler.state
+        limits = state.limits
+        state.limits = replace(limits, seq_cap=0)
+        decided = self._step(record, following)
+        state.limits = limits
+        if decided is None:
+            return None
+        return msgspec.structs.replace(decided, paused=True, head=record.head, limiter=record.limiter)
+
+    def _step(self, record: StepRecord, following: StepRecord | None) -> StepRecord | None:
+        engine = self.engine
         if not record.executed:
             return engine.observer.idle_record(record.start_s, record.knobs_version, record.paused)
         if not engine.num_unfinished:
@@ -124,7 +147,7 @@ class Driver:
         for arrival in record.arrivals:
             self._submit(arrival, reasons.get(arrival.number))
         for finish in record.finishes:
-            if finish.reason == FinishReason.ABORT:
+            if finish.reason in FROM_OUTSIDE:
                 self.clock.clock_s = record.start_s
                 self.engine.abort(finish.number)
         for deferral in record.deferrals:
@@ -206,6 +229,15 @@ def request_of(arrival: Arrival) -> Request:
         block_keys=path_keys(arrival.prefix_keys),
         key_hasher=sha256(str(arrival.number).encode()),
     )
+
+
+def _check_decidable(header: Header, path: str) -> None:
+    """A vLLM server may have what this scheduler has not."""
+    found = list(header.settings.get("undecidable", ()))
+    if header.settings.get("async_scheduling"):
+        found.insert(0, "async scheduling (--no-async-scheduling is without)")
+    if found:
+        raise RecordingError(f"{path} is of a server with {', '.join(found)}: that cannot be decided again here")
 
 
 def _config_of(header: Header, path: str) -> SchedulerConfig:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec.structs import astuple
-from schedtop.engine.contract.cohort import SHARES
+from schedtop.engine.contract.cohort import SHARES, Cohort
 from schedtop.engine.contract.lives import Lives
 from schedtop.engine.contract.lost_hits import PrefixMemory
 from schedtop.engine.contract.percentiles import Percentiles
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from schedtop.engine.step.stretch import Stretch
 
 __all__ = ["SHARES", "Report", "duration_text", "percent_text", "report_text", "totals_since"]
+
+
+LATENCIES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
 
 
 class Report:
@@ -135,7 +138,6 @@ class Report:
         """
         totals = self.totals if since is None else totals_since(since, self.totals)
         clock_s = self.clock_s - start_s
-        unended = self._lives.unended(self.clock_s)
         document: dict[str, Any] = {
             "requests": {
                 "submitted": totals.submitted,
@@ -155,10 +157,7 @@ class Report:
                 "cached": totals.cached_tokens,
                 "aborted_prefill": totals.aborted_prefill_tokens,
             },
-            "ttft_s": self._ttft_s.cohort(unended.ttft_s).document(),
-            "itl_s": self._itl_s.cohort(unended.itl_s).document(),
-            "tpot_s": self._tpot_s.cohort(unended.tpot_s).document(),
-            "e2e_s": self._e2e_s.cohort(unended.e2e_s).document(),
+            **{name: found.document() for name, found in self.cohorts().items()},
             "preemptions": totals.preemptions,
             "hit_rate": hit_rate(totals),
             "steps": totals.steps,
@@ -187,6 +186,21 @@ class Report:
             document["goodput"] = self._judge(self.slo, clock_s)
         return document
 
+    @property
+    def num_open(self) -> int:
+        """Requests that are in flight."""
+        return len(self._lives.of)
+
+    def cohorts(self) -> dict[str, Cohort]:
+        """Each latency's cohort, by its name in the document."""
+        unended = self._lives.unended(self.clock_s)
+        return {
+            "ttft_s": self._ttft_s.cohort(unended.ttft_s),
+            "itl_s": self._itl_s.cohort(unended.itl_s),
+            "tpot_s": self._tpot_s.cohort(unended.tpot_s),
+            "e2e_s": self._e2e_s.cohort(unended.e2e_s),
+        }
+
     def _judge(self, slo: Slo, clock_s: float) -> dict[str, Any]:
         """Requests known to be within every bound, among those known to be within or past one."""
         past_open = self._lives.num_past(slo, self.clock_s)
@@ -198,7 +212,7 @@ class Report:
             "met": self.num_good,
             "n": judged,
             "past_open": past_open,
-            "open": len(self._lives.of) - past_open,
+            "open": self.num_open - past_open,
         }
 
     def _describe_drafts(self, totals: Totals) -> dict[str, Any]:

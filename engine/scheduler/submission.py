@@ -13,11 +13,11 @@ def refuse(state: State, request: Request) -> Refusal | None:
     prompt, config = request.num_prompt_tokens, state.config
     if prompt < 1:
         return _refusal(request, "the prompt is empty: it needs at least 1 token", 1, 0)
-    if request.max_tokens < 1:
+    if request.max_tokens < 1 and not config.pooling:
         return _refusal(
             request, f"max_tokens is {request.max_tokens}: it must be at least 1", 1, request.max_tokens
         )
-    if prompt >= config.max_model_len:
+    if prompt > config.max_model_len or (prompt == config.max_model_len and not config.pooling):
         text = f"the prompt has {prompt} tokens; max_model_len {config.max_model_len} leaves room for no output"
         return _refusal(request, text, prompt + 1, config.max_model_len, "--max-model-len")
     return _refuse_blocks(state, request) or _refuse_unchunked(state, request)

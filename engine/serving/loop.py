@@ -298,6 +298,8 @@ class ServiceLoop:
 
     def _obey(self, peer: Peer, command: Incoming) -> Reply:
         try:
+            if (why_not := self._refused.get(type(command))) is not None:
+                raise ValueError(why_not)
             if isinstance(command, Submit):
                 return self._clients.submit(peer, command, self._knobs_version)
             outcome = self._apply(command)
@@ -310,8 +312,6 @@ class ServiceLoop:
 
     def _apply(self, command: Incoming) -> KnobOutcome | str:
         engine = self._engine
-        if (why_not := self._refused.get(type(command))) is not None:
-            raise ValueError(why_not)
         match command:
             case SetKnobs():
                 return self._trials.set_knobs(command)

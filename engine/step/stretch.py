@@ -23,7 +23,7 @@ from schedtop.engine.contract.telemetry import (
 )
 from schedtop.engine.kv.block_pool import HELD, in_order
 from schedtop.engine.scheduler.decodes import Floats, Gaps, Needs, block_needs, decode, decodes_ahead, take_blocks
-from schedtop.engine.scheduler.request_table import BEFORE, COLUMNS, NOW, IntArray
+from schedtop.engine.scheduler.request_table import COLUMNS, IntArray
 from schedtop.engine.sim.worker import SimWorker
 from schedtop.engine.step.engine import Engine
 from schedtop.engine.step.observer import packed
@@ -33,6 +33,8 @@ FEWEST_STEPS = 2
 MOST_OUTPUTS = 1 << 16
 """Of one stretch: bounds its memory, and how long nobody hears of it."""
 
+BEFORE = ROW_FIELDS.index("computed")
+"""`needed` comes next."""
 BLOCKS = ROW_FIELDS.index("blocks")
 DECODED = {"tokens": 1, "drafts": 0, "accepted": 0, "emitted": 1, "flags": int(RowFlag.DECODE | RowFlag.SAMPLED)}
 """What a row's record says of a step that decodes one token."""
@@ -111,11 +113,12 @@ class Stretch(msgspec.Struct, frozen=True):
                 totals=_counted(common, step + 1, busy_s),
             )
             yield record if step < steps - 1 else self._closing(record)
-            rows[BEFORE] += 1
+            rows[BEFORE : BEFORE + 2] += 1
 
     def _first_rows(self) -> IntArray:
         rows = self.columns[: len(ROW_FIELDS)].copy()
-        rows[BEFORE] = self.columns[NOW]
+        for before, now in (("computed", "num_computed"), ("needed", "num_tokens")):
+            rows[ROW_FIELDS.index(before)] = self.columns[COLUMNS.index(now)]
         for name, value in DECODED.items():
             rows[ROW_FIELDS.index(name)] = value
         return rows

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from schedtop.engine.channel.protocol import ChannelError
+from schedtop.engine.channel.protocol import ChannelError, encode
 from schedtop.engine.channel.server import ChannelServer
 from schedtop.engine.contract.knobs import KnobError
 from schedtop.engine.contract.telemetry import (
@@ -25,16 +25,16 @@ from schedtop.engine.contract.telemetry import (
     Snapshot,
     StepOnce,
     StepRecord,
+    Submit,
 )
-from schedtop.engine.handoff.plan import IntArray
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.open_latencies import Unended
 from schedtop.engine.serving.loop import ServiceLoop
+from schedtop.engine.vllm.asked import log
 from schedtop.engine.vllm.changes import check_change, foresee, with_consequences
 from schedtop.engine.vllm.events import Updated
 from schedtop.engine.vllm.hook import Hook
 from schedtop.engine.vllm.limits import set_limits
-from schedtop.engine.vllm.log import log
 from schedtop.engine.vllm.reasons import Fixed
 from schedtop.engine.vllm.records import Records
 from schedtop.engine.vllm.requests import DECODING
@@ -46,13 +46,19 @@ TELL_IDLE_AFTER_S = 0.1
 YIELD_S = 0.0001
 """After each record: the engine's thread may be waiting for the interpreter."""
 END_WITHIN_S = 1.0
+KEPT_BYTES = 6 << 20
+"""Less than an outbox holds."""
+NO_SUBMIT = "vLLM takes requests at its own address only"
 
 
 class HookedEngine:
     """What `ServiceLoop` needs. Limits count as set once they are checked: the engine sets them before its next step.
 
-    Raises whatever making a record raises, after the third time.
+    `paused` is for a loop that would stop looking; this one pauses admissions only.
     """
+
+    paused = False
+    sampled = np.zeros((0, 0), dtype=np.int32)
 
     def __init__(self, hook: Hook) -> None:
         facts = hook.facts
@@ -60,7 +66,6 @@ class HookedEngine:
         self.header: Header = facts.header
         self.knobs: dict[str, Any] = dict(facts.knobs)
         self.knobs_version = 0
-        self.paused = False
         self._hook = hook
         self._records = Records(
             facts.header,
@@ -89,7 +94,6 @@ class HookedEngine:
     def step(self) -> StepRecord | None:
         """The next record; None if nothing is to be told yet."""
         record = self._next_record()
-        self.paused = self._records.paused
         if record is not None:
             self._idle_since_s = self.clock_s
             time.sleep(YIELD_S)
@@ -183,22 +187,38 @@ class HookedEngine:
         self._ask(lambda hook: hook.abort(name))
         return True
 
-    @property
-    def sampled(self) -> IntArray:
-        """Token ids stay in vLLM."""
-        return np.empty((0, 0), dtype=np.int32)
-
-    def submit(self, request: Request) -> Refusal | None:
-        raise ValueError("requests go to vLLM's own address")
-
-    def skip_to(self, time_s: float) -> None:
-        """The clock is the wall's."""
-
     def step_once(self) -> object:
         return False
 
+    def submit(self, request: Request) -> Refusal | None:
+        """Requests come to a server through its own front end."""
+        raise ValueError(NO_SUBMIT)
+
+    def skip_to(self, time_s: float) -> None:
+        """Its clock is the wall's."""
+
     def drain(self) -> None:
         """The server is not ours to end."""
+
+
+class Kept:
+    """All records since the start, for a recording that is to hold them; given up for good when they are too many."""
+
+    def __init__(self, first: Snapshot) -> None:
+        self._bodies: list[bytes] = [encode(first)]
+        self._num_bytes = 0
+
+    def write(self, record: StepRecord, encoded: bytes) -> None:
+        if not self._bodies:
+            return
+        self._num_bytes += len(encoded)
+        self._bodies.append(encoded)
+        if self._num_bytes > KEPT_BYTES:
+            self._bodies = []
+
+    def all(self) -> list[bytes]:
+        """The first snapshot and all records; nothing if they are not there any more."""
+        return self._bodies
 
 
 class HookLoop(ServiceLoop):
@@ -208,11 +228,14 @@ class HookLoop(ServiceLoop):
         refused: dict[type, str] = {
             Drain: "this server is not the console's: stop vLLM where it was started",
             StepOnce: "vLLM takes no single steps",
+            Submit: NO_SUBMIT,
         }
         if read_only:
             words = "this server lets consoles look only (SCHEDTOP_ATTACH_READONLY)"
             refused |= dict.fromkeys((SetKnobs, EndTrial, Pause, Resume, Abort), words)
-        super().__init__(engine, server, {}, notices=_notices(hook), report=log.info, refused=refused)
+        kept = Kept(engine.snapshot())
+        server.kept = kept.all
+        super().__init__(engine, server, {"kept": kept}, notices=_notices(hook), report=log.info, refused=refused)
         self._hook, self._hooked = hook, engine
 
     def tick(self) -> None:

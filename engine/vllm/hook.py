@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from schedtop.engine.vllm.asked import log
 from schedtop.engine.vllm.events import (
     Added,
     Ended,
@@ -21,7 +22,6 @@ from schedtop.engine.vllm.events import (
     Updated,
 )
 from schedtop.engine.vllm.limits import Facts, hold_cap, limits_of, set_pause
-from schedtop.engine.vllm.log import log
 from schedtop.engine.vllm.pool_watch import LookUps, PoolWatch
 
 MAX_ERRORS = 3

@@ -7,10 +7,8 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from schedtop.engine.vllm.log import log
+from schedtop.engine.vllm.asked import ADDRESS, READ_ONLY, log
 
-ADDRESS = "SCHEDTOP_ATTACH"
-READ_ONLY = "SCHEDTOP_ATTACH_READONLY"
 MARK = "schedtop_hooked"
 """On whatever is wrapped already: plugin and flag together must wrap once."""
 

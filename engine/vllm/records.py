@@ -145,7 +145,7 @@ class Records:
                 self.paused = event.paused
                 self._told.pauses += 1
             case Scheduled():  # one without a batch, or whose results were never noted
-                self._preempt(event, {})
+                self._preempt(event, event.began_s, {})
 
     def _arrive(self, event: Added) -> None:
         keys = b"".join(key[:PREFIX_KEY_BYTES] for key in event.hashes if isinstance(key, bytes))
@@ -180,13 +180,17 @@ class Records:
                 self._told.knobs.append(KnobChange(name, self.knobs.get(name), value, event.by))
         self.knobs.update(event.values)
         self.knobs_version += 1
+        rows = self.knobs["max_num_batched_tokens"]
+        self._budgets = (self.knobs["max_num_scheduled_tokens"] or rows, rows)
+        if "watermark" in event.values:
+            self._watermark = int(event.values["watermark"] * (self.pool.num_blocks + 1))
 
     def _take_blocks(self, event: Updated) -> None:
         self.pool.take(event.blocks)
         if self.pool.num_free != event.num_free and not event.whole:
             self.wants_rescan = True
 
-    def _preempt(self, seen: Scheduled, owners: dict[int, str]) -> None:
+    def _preempt(self, seen: Scheduled, now_s: float, owners: dict[int, str]) -> None:
         lives = self.lives
         for victim in seen.preempted:
             life = lives.by_id.get(victim.id)
@@ -195,7 +199,7 @@ class Records:
             lost = int(lives.columns[COMPUTED, life.slot]) if victim.computed_tokens < 0 else victim.computed_tokens
             given = seen.given[victim.num_given] - 1 if victim.num_given < len(seen.given) else -1
             for_whom = lives.by_id.get(owners.get(given, victim.id), life)
-            lives.put_back(life, lost, seen.began_s)
+            lives.put_back(life, lost, now_s)
             self._told.preemptions.append(self._describe(victim, life, lost, for_whom))
 
     def _describe(self, victim: PreemptSeen, life: Life, lost: int, for_whom: Life) -> Preemption:
@@ -214,16 +218,17 @@ class Records:
     def _record(self, seen: Scheduled, updated: Updated) -> StepRecord:
         lives, now_s = self.lives, updated.ended_s
         start_s, self._updated_s = max(seen.began_s, self._updated_s), now_s
-        self._preempt(seen, {ids[0]: name for name, ids in new_tables(seen.output)} if seen.preempted else {})
-        batch = take_batch(lives, seen.output, seen.running, seen.began_s)
+        if seen.preempted:
+            self._preempt(seen, start_s, {ids[0]: name for name, ids in new_tables(seen.output)})
+        batch = take_batch(lives, seen.output, seen.running, start_s)
         self.step += 1
         self.paused, self._watermark = seen.paused, seen.watermark_blocks
         self._budgets = (seen.token_budget, seen.input_budget)
-        head, limiter = self._waiting(seen, batch)
         emitted, gaps_s, firsts, ended = deliver(lives, updated.outputs, now_s)
         accepted, rejected = self._reject(batch, emitted)
         rows = row_bytes(lives, batch, emitted, accepted)
         self._told.finishes += [lives.end(life, reason, self.step) for life, reason in ended]
+        head, limiter = self._waiting(seen, batch)
         step = self._timing(seen, updated, start_s) | self._tokens(batch, seen)
         self._count(batch, step, int(emitted.sum()), rejected, now_s - start_s)
         record = self._tell(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.telemetry import Arrival, Finish, RequestState
+from schedtop.engine.scheduler.ending import percentile_of_gaps
 
 COLUMNS = (
     "number",
@@ -201,7 +202,7 @@ def _finish(life: Life, reason: str, outputs: int, last_s: float) -> Finish:
         tpot_s=tpot_s,
         queue_s=None if life.first_scheduled_s is None else life.first_scheduled_s - arrival_s,
         requeued_s=life.requeued_s,
-        itl_p95_s=float(np.quantile(np.frombuffer(life.gaps_s, dtype=np.float32), 0.95)) if life.gaps_s else None,
+        itl_p95_s=percentile_of_gaps(life.gaps_s, 0.95),
         preemptions=life.preemptions,
         recomputed_tokens=life.recomputed_tokens,
     )

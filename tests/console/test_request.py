@@ -220,6 +220,6 @@ async def test_what_came_before_the_console_is_blank() -> None:
         seat.app.show_request(number)
         await seat.settle()
         title, bar, _, parts = seat.lines[1:5]
-        assert "part of it is not known" in title
+        assert "partly unknown" in title
         assert "    " in bar
         assert "unknown" in parts and "prefill 0.0s" not in parts

@@ -65,10 +65,12 @@ class BlockPool:
                 block.ref_cnt += 1
 
     def free_blocks(self, ordered_blocks: Any) -> None:
+        freed = []
         for block in ordered_blocks:
             block.ref_cnt -= 1
             if not block.ref_cnt:
-                self.free.append(block)
+                freed.append(block)
+        self.free.extendleft(reversed(freed))  # without content they are used again first
 
 
 class Queue(deque[Any]):
@@ -127,7 +129,7 @@ def scheduler_of(version: str, **settings: Any) -> type:
             pool = BlockPool(limits["num_blocks"])
             self.kv_cache_manager = SimpleNamespace(
                 block_pool=pool,
-                enable_caching=True,
+                enable_caching=limits.get("caching", True),
                 get_computed_blocks=lambda request: (SimpleNamespace(blocks=([],)), 0),
             )
             self.requests: dict[str, Request] = {}
