@@ -82,7 +82,7 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def obey(meter: Meter, load_s: float, out: Any, device: str = "") -> None:
-    """Tell that the engine is loaded, and what runs it, then measure one round for every line on stdin: count, tokens, seed."""
+    """Tell that the engine is loaded and what runs it; then a round for every line on stdin: count, tokens, seed."""
     meter.run(make_prompts(8, 99), 8, "warm")
     print(json.dumps({"load_s": load_s, "device": device}), file=out, flush=True)
     for line in sys.stdin:
