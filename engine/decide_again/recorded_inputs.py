@@ -226,6 +226,7 @@ def request_of(arrival: Arrival) -> Request:
         priority=arrival.priority,
         client_wait_s=arrival.client_wait_s,
         preview=arrival.preview,
+        client=arrival.client,
         block_keys=path_keys(arrival.prefix_keys),
         key_hasher=sha256(str(arrival.number).encode()),
     )

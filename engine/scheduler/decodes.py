@@ -46,6 +46,8 @@ def decodes_ahead(state: State) -> Outlook | None:
         return None
     if table.has_drafts or limits.num_speculative_tokens or table.num_with_stops or not state.kv.at_once:
         return None
+    if state.encoder is not None and state.encoder.is_holding:
+        return None
     if size > limits.token_budget or size * (1 + state.config.draft_slots) > limits.input_budget:
         return None
     head = deferred_head(state)

@@ -101,6 +101,8 @@ def settle_late(
         if stopped or pooled or request.num_tokens >= stop_at(state, request):
             _tell_preemption(state, batch, number)
             state.waiting.remove(request)
+            if state.loads is not None:
+                state.loads.keep(state, request, 0)
             late.finishes.append(end_request(state, request, reason_of(state, request, stopped), now_s))
         elif not request.num_late:
             state.waiting.make_ready(request)
