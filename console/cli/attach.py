@@ -37,7 +37,7 @@ def command(ctx: click.Context, /, address: str, plain: bool, token_file: str | 
     check_terminal()
 
     def connect() -> ChannelClient:
-        return ChannelClient.connect(address, token_file=token_file, read_only=flags["read_only"])
+        return ChannelClient.connect(address, token_file=token_file, read_only=flags["read_only"], recent=True)
 
     link = connect()
     link.await_welcome()
