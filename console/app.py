@@ -326,7 +326,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
     def open_explain(self) -> None:
         """Show the findings."""
         if not isinstance(self.screen, ExplainScreen):
-            self.push_screen(ExplainScreen(self.view, self.registry, self.explain))
+            self.push_screen(ExplainScreen(self.view, self.registry, self.explain, self.forecaster, self.staging))
 
     def command(self, make: Callable[[int], Incoming], replied: Callable[[Reply], None]) -> None:
         """Send a command; `replied` gets the answer, also when it could not be sent."""
