@@ -21,7 +21,9 @@ from tests.engine.harness import ask, engine_of
 
 def starving() -> Engine:
     """Twelve requests, of which more and more decode, until there are tokens for three of them in a step."""
-    engine = engine_of(*(ask(f"{place:02}", 6, 40) for place in range(12)), max_num_batched_tokens=20, num_blocks=40)
+    engine = engine_of(
+        *(ask(f"{place:02}", 6, 40) for place in range(12)), max_num_batched_tokens=20, num_blocks=40
+    )
     for _ in range(3):
         engine.step()
     engine.set_knobs({"max_num_batched_tokens": 3})
