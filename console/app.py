@@ -320,6 +320,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
             looked = self.explain.look_if_due(self.view)
         if looked:
             keys = self.registry["explain"].keys
+            self.view.findings = self.explain.entries
             self.view.badge = self.explain.badge(key_name(keys[0]) if keys else "")
 
     def open_explain(self) -> None:

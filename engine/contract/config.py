@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from schedtop.engine.contract import knobs
@@ -11,6 +11,20 @@ from schedtop.engine.contract.kv_groups import Entry, GroupError, KVGroup, commo
 
 class ConfigError(ValueError):
     """A setting that cannot be used; the text names it and says what to do."""
+
+
+class KVConnector(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A store outside the pool. `reuse`: it answers at every admission, else until its first load began.
+
+    `load_steps` and `send_steps` are what requests take that say nothing of their own.
+    """
+
+    mode: Literal["async", "sync"] = "async"
+    on_failure: Literal["recompute", "fail"] = "recompute"
+    role: Literal["kv_both", "kv_consumer", "kv_producer"] = "kv_both"
+    reuse: bool = False
+    load_steps: int = 0
+    send_steps: int = 0
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,6 +41,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     (EAGLE, MTP) makes a hit lose its last block (`drop_last_cached_block`), needs slots for `num_lookahead_tokens`
     more, and must not be left with fewer than `prefill_lookahead` tokens of a prompt. `max_loras`: adapters that one
     step can compute together; 0: no limit. `pooling`: requests have no outputs and end with their prompt.
+    `encoder_budget`: image tokens per step, `encoder_cache` those kept (None: the budget); with
+    `disable_chunked_mm_input` no chunk ends inside an image.
     """
 
     num_blocks: int
@@ -56,6 +72,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefill_lookahead: int = 0
     max_loras: int = 0
     pooling: bool = False
+    encoder_budget: int | None = None
+    encoder_cache: int | None = None
+    disable_chunked_mm_input: bool = False
+    kv_connector: KVConnector | None = None
     async_scheduling: bool = False
     pipeline_depth: int = 1
 
@@ -110,7 +130,14 @@ def _check_kv(config: SchedulerConfig) -> None:
         raise ConfigError(str(error)) from None
     if config.kv_groups is not None and config.sliding_window is not None:
         raise ConfigError("sliding_window: with kv_groups, give the window in its group")
-    for name in ("max_loras", "num_lookahead_tokens", "prefill_lookahead", "prefix_cache_retention_interval"):
+    for name in (
+        "max_loras",
+        "encoder_budget",
+        "encoder_cache",
+        "num_lookahead_tokens",
+        "prefill_lookahead",
+        "prefix_cache_retention_interval",
+    ):
         if (getattr(config, name) or 0) < 0:
             raise ConfigError(f"{name}={getattr(config, name)}: must not be negative")
     interval = config.prefix_cache_retention_interval

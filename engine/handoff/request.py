@@ -35,6 +35,19 @@ class SamplingParams:
     ignore_eos: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Image:
+    """`length` tokens of a prompt from `offset` on; the same name is the same image, also of other requests."""
+
+    offset: int
+    length: int
+    name: str
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+
 @dataclass(slots=True)
 class GroupBlocks:
     """What a request holds in a KV group behind the first; of the first group it tells itself."""
@@ -67,9 +80,11 @@ class Request:
     sampling: SamplingParams | None = None
     client_wait_s: float | None = None
     preview: str = ""
+    client: str = ""
     skip_reading_prefix_cache: bool = False
     cache_salt: str | None = None
     adapter: int = 0
+    images: tuple[Image, ...] = ()
 
     number: int = -1
     status: Status = Status.WAITING

@@ -31,7 +31,10 @@ def preempt(state: State, planned: PlannedStep, row: int, for_request: Request) 
     usage_before = kv.pool.usage
     if was_planned and not state.config.cache_unexecuted_blocks:
         kv.unregister(request, num_computed)
-    freed = kv.free(request)
+    if state.encoder is not None:
+        state.encoder.leave(request)
+        state.encoder.drop_plan(request)
+    freed = kv.free(request) if state.loads is None else state.loads.give_back(state, request)
     planned.new_blocks.pop(request.number, None)
     table.remove([row])
     request.status = Status.PREEMPTED

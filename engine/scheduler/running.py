@@ -16,12 +16,14 @@ def run_pass(state: State, planned: PlannedStep) -> None:
     """Set `tokens` of every row and take the blocks for them, preempting where the pool runs out."""
     row: int | None = 0
     while row is not None and row < state.table.size:
-        _plan_tokens(state, planned, row)
-        row = _take_blocks(state, planned, row)
+        end = _plan_tokens(state, planned, row)
+        row = _take_blocks(state, planned, row, end)
+    if state.encoder is not None:
+        state.encoder.charge()
 
 
-def _plan_tokens(state: State, planned: PlannedStep, first: int) -> None:
-    """Give rows from `first` on as many tokens as their gaps want and the budgets leave."""
+def _plan_tokens(state: State, planned: PlannedStep, first: int) -> int:
+    """Give rows from `first` on as many tokens as their gaps want and the budgets leave; returns up to which row."""
     table, limits, size = state.table, state.limits, state.table.size
     slots = state.config.draft_slots
     computed = table.num_computed[first:size]
@@ -43,17 +45,18 @@ def _plan_tokens(state: State, planned: PlannedStep, first: int) -> None:
         input_left -= int(given.sum()) + slots * int(np.count_nonzero(given))
     planned.limiter = Limiter.NONE
     if state.shrinks:
-        plan_in_turn(state, planned, first, token_left, input_left)
-        return
+        return plan_in_turn(state, planned, first, token_left, input_left)
     total = int(wanted.sum())
     if total > token_left or total + slots * (size - first) > input_left:
         planned.limiter = cut(wanted, token_left, input_left, slots)
+    return size
 
 
-def _take_blocks(state: State, planned: PlannedStep, first: int) -> int | None:
+def _take_blocks(state: State, planned: PlannedStep, first: int, behind: int) -> int | None:
     """Serve the rows from `first` on that need blocks or fill one; others need nothing.
 
-    Returns the row to plan again from after a preemption changed what follows; None when the pass is over.
+    Rows from `behind` on are not planned yet. Returns the row to plan from next, again if a preemption changed what
+    follows; None when the pass is over.
     """
     table, kv, size = state.table, state.kv, state.table.size
     end = table.num_computed[first:size] + table.tokens[first:size]
@@ -70,7 +73,7 @@ def _take_blocks(state: State, planned: PlannedStep, first: int) -> int | None:
         # As if rows were served one by one: those before the failed one have registered their blocks.
         full_rows = full_rows[full_rows < failed - first]
     register(state, first + full_rows, known[full_rows])
-    return None if failed is None else _make_room(state, planned, failed, end.item(failed - first))
+    return behind if failed is None else _make_room(state, planned, failed, end.item(failed - first))
 
 
 def _can_release(state: State, first: int) -> BoolArray:
@@ -124,6 +127,9 @@ def _make_room(state: State, planned: PlannedStep, row: int, need: int) -> int |
             need = table.num_computed.item(0) + table.tokens.item(0)
             continue
         victim = pick_victim(state)
+        if state.loads is not None and state.loads.store.consumes and table.in_flight.item(victim):
+            table.tokens[row : table.size] = 0
+            return None
         preempt(state, planned, victim, request)
         if victim == row:
             table.tokens[row : table.size] = 0
@@ -140,7 +146,7 @@ def _make_room(state: State, planned: PlannedStep, row: int, need: int) -> int |
 
 def _is_alone(state: State) -> bool:
     """One request runs, and no other holds a block."""
-    return state.table.size == 1
+    return state.table.size == 1 and (state.loads is None or state.holds_all(state.table.requests[0]))
 
 
 def _drop_drafts(state: State) -> bool:

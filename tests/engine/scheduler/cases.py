@@ -8,7 +8,8 @@ import msgspec
 from hypothesis import strategies as st
 from schedtop.engine.contract.config import SchedulerConfig
 from schedtop.engine.contract.kv_groups import Entry, KVGroup
-from schedtop.engine.golden.case import Case, CaseAbort, CaseKnob, CaseRequest
+from schedtop.engine.golden.asked import CaseImage, CaseRequest
+from schedtop.engine.golden.case import Case, CaseAbort, CaseKnob
 
 LAST_ARRIVAL = 15
 LAST_EVENT = 40
@@ -29,6 +30,8 @@ def configs(draw: st.DrawFn, further: bool = False) -> SchedulerConfig:
         drop_last_cached_block=drafter,
         num_lookahead_tokens=drafts if drafter else 0,
         prefill_lookahead=draw(st.sampled_from([1, drafts])) if drafter else 0,
+        encoder_budget=None if drafter else draw(st.sampled_from([None, None, 8, 12])) if further else None,
+        pooling=further and draw(st.sampled_from([False, False, False, True])),
         max_loras=draw(st.sampled_from([0, 0, 1, 2])) if further else 0,
         block_size=block_size,
         num_blocks=max(1, draw(st.integers(24, 96) | st.integers(1, 96)) // block_size),
@@ -75,6 +78,19 @@ def prompt_parts(draw: st.DrawFn, own_seed: int) -> list[tuple[int, int]]:
     return [part for part in parts if part[1]]
 
 
+@st.composite
+def images(draw: st.DrawFn, parts: list[tuple[int, int]]) -> list[CaseImage]:
+    """Images that any encoder can take, one after the other within the prompt; those of a name are alike."""
+    found: list[CaseImage] = []
+    place, end = draw(st.integers(0, 9)), sum(length for _, length in parts)
+    for name, length in draw(st.lists(st.sampled_from([("cat", 3), ("dog", 8), (None, 5)]), max_size=3)):
+        if place + length > end:
+            break
+        found.append(CaseImage(place, length, name))
+        place += length + draw(st.sampled_from([0, 1, 7]))
+    return found
+
+
 def knob_values(config: SchedulerConfig) -> st.SearchStrategy[dict[str, Any]]:
     """A change of one or two live knobs, within what the engine would accept."""
     rows = st.integers(config.draft_slots + 1, 96)
@@ -98,18 +114,20 @@ def cases(draw: st.DrawFn, most_requests: int = 10) -> Case:
     """A case with requests, knob changes and aborts; some of its requests may be impossible."""
     config = draw(configs(further=True))
     count = draw(st.integers(3, most_requests) | st.integers(1, 3))
+    prompts = [draw(prompt_parts(100 + ordinal)) for ordinal in range(count)]
     requests = [
         CaseRequest(
             id=f"r{ordinal}",
             arrival_step=draw(st.integers(0, LAST_ARRIVAL)),
-            max_tokens=draw(st.integers(8, 40) | st.integers(1, 40)),
-            prompt_parts=draw(prompt_parts(100 + ordinal)),
+            max_tokens=0 if config.pooling else draw(st.integers(8, 40) | st.integers(1, 40)),
+            prompt_parts=parts,
             priority=draw(st.integers(0, 2)),
             lora=draw(st.sampled_from([None, None, 1, 2, 3])),
             cache_salt=draw(st.sampled_from([None, None, None, "red"])),
+            images=draw(images(parts)) if config.encoder_budget else [],
             skip_reading_prefix_cache=draw(st.sampled_from([False, False, False, True])),
         )
-        for ordinal in range(count)
+        for ordinal, parts in enumerate(prompts)
     ]
     steps = st.integers(0, LAST_EVENT)
     knobs = st.lists(st.builds(CaseKnob, step=steps, set=knob_values(config)), max_size=4)
