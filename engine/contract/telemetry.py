@@ -490,6 +490,12 @@ def draft_positions(record: StepRecord) -> npt.NDArray[np.int64]:
     return np.array([(rows[name] > places).sum(axis=1) for name in ("drafts", "accepted")])
 
 
+def totals_since(before: Totals, totals: Totals) -> Totals:
+    """What was counted from `before` on."""
+    pairs = zip(msgspec.structs.astuple(before), msgspec.structs.astuple(totals), strict=True)
+    return Totals(*(new - old for old, new in pairs))
+
+
 def hit_rate(totals: Totals) -> float | None:
     """Share of looked-up prompt tokens that the prefix cache had; None where nothing was looked up."""
     # Engines that do not count look-ups have them wherever something was found.
