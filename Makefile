@@ -5,7 +5,7 @@ WORKERS ?= $(shell nproc)
 C_FILES := $(wildcard engine/runner/models/c/*)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test test-vllm lint types check format engine pictures clean
+.PHONY: run test test-clients test-vllm lint types check format engine pictures clean
 
 run: $(VENV)/.engine ## open the console on an engine of your own (ARGS='--rate 20')
 	@$(BIN)/schedtop $(ARGS)
@@ -27,6 +27,9 @@ types: $(VENV)/.test
 
 check: $(VENV)/.test
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
+
+test-clients: $(VENV)/.test ## real clients against the HTTP server (VLLM=PROGRAM adds vllm bench serve)
+	$(BIN)/python tests/clients/check_clients.py $(ARGS)
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from platformdirs import user_config_path
+from rich.color import ColorSystem
 from rich.text import Text
 from schedtop.console.actions import LIVE, TURNS, Registry, key_name, load_keymap
 from schedtop.console.drawing.glyphs import ASCII, UNICODE
@@ -39,15 +40,20 @@ from schedtop.console.terminal.driver import ConsoleDriver
 from schedtop.console.view import View
 from schedtop.engine.contract.telemetry import Drain, Incoming, Notice, Reply, StepRecord
 from schedtop.themes.load import DEFAULT, Theme, load_themes
+from textual._ansi_sequences import SYNC_END, SYNC_START
+from textual._compositor import ChopsUpdate, LayoutUpdate
 from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
 from textual.theme import Theme as TextualTheme
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from textual.driver import Driver
+    from textual.screen import Screen
     from textual.strip import Strip
 
-PAINT_EVERY_S = 0.1
+RESEND_S = 0.02
+"""How often a terminal that is still busy with the last frame is looked at again."""
 BUSY_RECORDS = 50
 """Of one frame. Where so many come nobody tells steps apart, and what is costly to draw need not follow each."""
 UNHURRIED_EVERY = 5
@@ -93,7 +99,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
             now=now,
             window_s=self.options.window_s,
         )
-        self._notices = [f"theme {failure.path} left out: {failure.reason}" for failure in failures]
+        self._notices = [f"theme {failure.path} skipped: {failure.reason}" for failure in failures]
         if self.options.notice:
             self._notices.insert(0, self.options.notice)
         for words in self._notices:
@@ -116,6 +122,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self._replies: dict[int, Callable[[Reply], None]] = {}
         self._painted_at_s = -1e9
         self.next_frame: asyncio.TimerHandle | None = None
+        self._resend: asyncio.TimerHandle | None = None
         self._frames = 0
         self._painted_seq = 0
 
@@ -193,14 +200,16 @@ class ConsoleApp(App[None], inherit_bindings=False):
 
     def on_data_arrived(self, message: DataArrived) -> None:
         if self.next_frame is None:
-            wait_s = max(0.0, self._painted_at_s + PAINT_EVERY_S - time.monotonic())
+            wait_s = max(0.0, self._painted_at_s + self.options.paint_every_s - time.monotonic())
             # The loop's own timer: one of Textual's would cost as much as a panel, ten times a second.
             self.next_frame = asyncio.get_running_loop().call_later(wait_s, self.paint_frame)
 
     def paint_frame(self) -> None:
         """What came since the last frame; frames that keys cause neither bring the next one closer nor put it off."""
         self.next_frame = None
-        if self._running:
+        if self._running and isinstance(self._driver, ConsoleDriver) and self._driver.busy:
+            self.next_frame = asyncio.get_running_loop().call_later(RESEND_S, self.paint_frame)
+        elif self._running:
             self._frames += 1
             seq, self._painted_seq = self._painted_seq, self.history.live.seq
             busy = abs(self._painted_seq - seq) >= BUSY_RECORDS
@@ -261,6 +270,35 @@ class ConsoleApp(App[None], inherit_bindings=False):
         if not isinstance(self.screen, KnobsScreen):
             self.push_screen(KnobsScreen(self.view, self.registry, self.staging))
 
+    def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
+        """As Textual's, but only cells that changed are written, and not before the terminal can show them."""
+        driver = self._driver
+        plain = isinstance(renderable, ChopsUpdate | LayoutUpdate) and isinstance(driver, ConsoleDriver)
+        if not plain or self._batch_count or not self._running or self._closed:
+            super()._display(screen, renderable)
+            return
+        assert isinstance(renderable, ChopsUpdate | LayoutUpdate) and isinstance(driver, ConsoleDriver)
+        colours = self.console._color_system or ColorSystem.TRUECOLOR
+        driver.frames.take(renderable, (self.size.width, self.size.height), colours)
+        self._send_frame()
+        self.post_display_hook()
+
+    def _send_frame(self) -> None:
+        """Write the newest frame as soon as the terminal can take it."""
+        driver = self._driver
+        if not isinstance(driver, ConsoleDriver) or not self._running:
+            return
+        if driver.busy:
+            if self._resend is None:
+                self._resend = asyncio.get_running_loop().call_later(RESEND_S, self._send_again)
+            return
+        begin, end = (SYNC_START, SYNC_END) if self._sync_available else ("", "")
+        driver.send_frame(self.screen.outer_size.clamp_offset(self.cursor_position), begin, end)
+
+    def _send_again(self) -> None:
+        self._resend = None
+        self._send_frame()
+
     def _tick(self) -> None:
         """Let the age of the data count on while nothing arrives."""
         if isinstance(self._driver, ConsoleDriver) and self._driver.has_hung_up():
@@ -272,6 +310,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
     def _take_status(self) -> None:
         view = self.view
         view.link, view.received_at_s = self.feed.status, self.feed.received_at_s
+        view.lag_s = self._driver.lag_s if isinstance(self._driver, ConsoleDriver) else 0.0
         if view.palette.faded != (view.stale and view.pinned is None):
             view.palette = self._palette(view.palette.theme, faded=not view.palette.faded)
 
@@ -281,12 +320,13 @@ class ConsoleApp(App[None], inherit_bindings=False):
             looked = self.explain.look_if_due(self.view)
         if looked:
             keys = self.registry["explain"].keys
+            self.view.findings = self.explain.entries
             self.view.badge = self.explain.badge(key_name(keys[0]) if keys else "")
 
     def open_explain(self) -> None:
         """Show the findings."""
         if not isinstance(self.screen, ExplainScreen):
-            self.push_screen(ExplainScreen(self.view, self.registry, self.explain))
+            self.push_screen(ExplainScreen(self.view, self.registry, self.explain, self.forecaster, self.staging))
 
     def command(self, make: Callable[[int], Incoming], replied: Callable[[Reply], None]) -> None:
         """Send a command; `replied` gets the answer, also when it could not be sent."""

@@ -99,7 +99,7 @@ class Feed(Commanded):
 
     def send(self, command: Incoming) -> str | None:
         if self.status.state != "open":
-            return f"no engine takes commands: {self.status.cause or self.status.state}"
+            return f"not connected to an engine: {self.status.cause or self.status.state}"
         try:
             self._link.send(command)
         except Exception as error:
@@ -126,14 +126,14 @@ class Feed(Commanded):
         try:
             self._take(message)
         except Exception as error:
-            cause = f"a message of the engine made no sense ({type(error).__name__}: {text.clean(error)})"
+            cause = f"cannot read a message from the engine ({type(error).__name__}: {text.clean(error)})"
             self._set(LinkStatus("ended", cause, self._now()))
             return False
         return True
 
     def _take(self, message: Outgoing) -> None:
         if isinstance(message, Header) and message.protocol != PROTOCOL:
-            cause = f"the engine speaks protocol {message.protocol}, this console {PROTOCOL}: use equal versions"
+            cause = f"the engine uses protocol {message.protocol}, this console {PROTOCOL}: use one version"
             self._set(LinkStatus("ended", cause, self._now()))
             self._closing.set()
             return

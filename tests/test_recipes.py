@@ -96,3 +96,25 @@ def test_a_command(copy: Path) -> None:
     )
     assert run(copy, "from schedtop.console.cli.main import main; main(['hello'])") == "hello\n"
     assert "Say hello." in run(copy, "from schedtop.console.cli.main import main; main(['--help'])")
+
+
+def test_a_limiter(copy: Path) -> None:
+    """One that is added without its row fails the test that asks for it."""
+    member = '    DP_THROTTLE = "dp_throttle"\n'
+    edit(
+        copy / "engine/contract/telemetry.py", lambda text: text.replace(member, member + '    MOOD = "mood"\n', 1)
+    )
+    missing = (
+        "from schedtop.engine.contract.limiters import LIMITERS\n"
+        "from schedtop.engine.contract.telemetry import Limiter\n"
+        "print(*(limiter for limiter in Limiter if limiter not in LIMITERS))\n"
+    )
+    assert run(copy, missing) == "none mood\n"
+    row = "LIMITERS: dict[Limiter, LimiterText] = {\n"
+    edit(
+        copy / "engine/contract/limiters.py",
+        lambda text: text.replace(row, row + '    Limiter.MOOD: LimiterText("it does not feel like it"),\n', 1),
+    )
+    assert run(copy, missing) == "none\n"
+    shown = run(copy, "from schedtop.console.widgets.queue import QueuePanel; print(QueuePanel.HELP)")
+    assert "mood             it does not feel like it" in shown

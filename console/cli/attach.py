@@ -10,7 +10,9 @@ import click
 from schedtop.console.cli.engine_flags import CONSOLE_FLAGS, TOKEN_FILE
 from schedtop.console.cli.errors import CommandError
 from schedtop.console.cli.open_console import check_terminal, console_options
+from schedtop.console.cli.status import follow
 from schedtop.engine.channel.client import ChannelClient
+from schedtop.engine.contract.slo import Slo, parse_slo
 
 
 def _console_flags(function: Any) -> Any:
@@ -22,9 +24,12 @@ def _console_flags(function: Any) -> Any:
 @click.command("attach")
 @click.argument("addresses", nargs=-1, required=True, metavar="ADDRESS...")
 @_console_flags
+@click.option("--plain", is_flag=True, help="A line of text a second, for screen readers, logs and watch.")
 @TOKEN_FILE
 @click.pass_context
-def command(ctx: click.Context, /, addresses: tuple[str, ...], token_file: str | None, **flags: Any) -> None:
+def command(
+    ctx: click.Context, /, addresses: tuple[str, ...], plain: bool, token_file: str | None, **flags: Any
+) -> None:
     """Open the console on the engine at ADDRESS (unix:PATH or tcp:127.0.0.1:PORT), as `schedtop serve` says it.
 
     http://HOST:PORT is the metrics page of a vLLM or SGLang server. Several addresses, or a pattern of socket paths,
@@ -32,8 +37,13 @@ def command(ctx: click.Context, /, addresses: tuple[str, ...], token_file: str |
     """
     from schedtop.console.cli.fleet import expand, is_page
 
+    if plain:
+        if len(addresses) != 1:
+            raise CommandError("--plain follows one engine: give one address")
+        slo = parse_slo(flags["slo"]) if flags["slo"] is not None else Slo()
+        ctx.exit(follow(ChannelClient.connect(addresses[0], token_file=token_file, read_only=True), slo))
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise CommandError("attach needs a terminal")
+        raise CommandError("attach needs a terminal; --plain needs none")
     check_terminal()
     found = expand(addresses)
     if not found:

@@ -11,7 +11,7 @@ from schedtop.engine.contract.harmless import one_line
 NONE = "-"
 UNKNOWN = "n/a"
 
-_SECONDS_FROM_S = 99.9995
+_SECONDS_FROM_S = 0.9995
 _SCALES = ((1e3, "k"), (1e6, "M"), (1e9, "G"), (1e12, "T"))
 
 
@@ -35,6 +35,18 @@ def fit(text: str, width: int, align: str = "<") -> str:
     return pad + text if align == ">" else text + pad
 
 
+MOST_ID = 512
+
+
+def identity(id: str, width: int = MOST_ID) -> str:
+    """A request's id, cleaned, in at most `width` cells: cut in the middle, as ids differ at their ends."""
+    whole = clean(id, MOST_ID)
+    if cell_len(whole) <= width:
+        return whole
+    tail = (width - 1) * 2 // 3
+    return fit(whole, width - tail) + whole[len(whole) - tail :] if whole.isascii() else fit(whole, width)
+
+
 def count(number: float | None) -> str:
     """A count in at most five cells: 21, 9999, 12.3k, 123k, 1.2M."""
     if number is None or not math.isfinite(number):
@@ -56,28 +68,35 @@ def rate(number: float | None) -> str:
 
 
 def ms(seconds: float | None) -> str:
-    """Seconds as milliseconds, three significant digits: 0.42, 4.2, 46.7, 182, 9400."""
+    """Seconds as milliseconds, three significant digits: 0.42, 4.2, 46.7, 182; from a second on 9.40s, 63.6s, 115s."""
     if seconds is None or not math.isfinite(seconds):
         return NONE
+    if seconds >= _SECONDS_FROM_S:
+        return f"{_three(seconds)}s"
     value = seconds * 1000
     if value >= 99.95:
-        return f"{value:.0f}" if seconds < _SECONDS_FROM_S else f"{value / 1000:.0f}s"
+        return f"{value:.0f}"
     return f"{value:.1f}" if value >= 0.995 or value == 0 else f"{value:.2f}"
 
 
 def ms_unit(seconds: float | None) -> str:
-    """As `ms`, with its unit: 46.7 ms, 182 ms, 115s."""
+    """As `ms`, with its unit: 46.7 ms, 182 ms, 115 s."""
     figure = ms(seconds)
-    return figure if figure == NONE or figure.endswith("s") else f"{figure} ms"
+    if figure == NONE:
+        return figure
+    return f"{figure[:-1]} s" if figure.endswith("s") else f"{figure} ms"
+
+
+def _three(value: float) -> str:
+    """Three significant digits."""
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
 
 
 def times(seconds: Sequence[float | None]) -> tuple[list[str], str]:
-    """Times beside each other, and the one unit that fits the longest: ms, or s from 100 s on."""
+    """Times beside each other, and the one unit that fits the longest: ms, or s from a second on."""
     if max((value for value in seconds if value is not None), default=0.0) < _SECONDS_FROM_S:
         return [ms(value) for value in seconds], "ms"
-    return [
-        NONE if value is None else f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" for value in seconds
-    ], "s"
+    return [NONE if value is None else _three(value) for value in seconds], "s"
 
 
 def duration(seconds: float | None) -> str:

@@ -54,20 +54,16 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A knob, which way to turn it, and both sides of that trade. `knob` empty: the remedy is no knob."""
+    """A knob and which way to turn it. `knob` empty: the remedy is no knob.
+
+    `then` is its value at the moment of the evidence, where it has changed since.
+    """
 
     knob: str
     direction: str
     now: str = ""
     words: str = ""
-
-    @property
-    def up(self) -> str:
-        return BY_NAME[self.knob].up if self.knob else ""
-
-    @property
-    def down(self) -> str:
-        return BY_NAME[self.knob].down if self.knob else ""
+    then: str = ""
 
     @property
     def title(self) -> str:
@@ -114,8 +110,7 @@ def as_dict(finding: Finding) -> dict[str, Any]:
                 "direction": advice.direction,
                 "now": advice.now,
                 "words": advice.words,
-                "up": advice.up,
-                "down": advice.down,
+                "then": advice.then or None,
                 "live": BY_NAME[advice.knob].live if advice.knob else None,
             }
             for advice in finding.advice

@@ -48,8 +48,8 @@ class Forecaster:
     """One forecast at a time; of what is wanted meanwhile only the newest is done. `on_done` runs on its thread."""
 
     def __init__(self, history: Past, make_forecast: MakeForecast | None, on_done: Callable[[], None]) -> None:
-        self.history, self._make_forecast, self._on_done = history, make_forecast, on_done
-        self._lock = threading.Lock()
+        self.history, self._make_forecast, self.on_done = history, make_forecast, on_done
+        self._lock, self._asking = threading.Lock(), threading.Lock()
         self._wanted: dict[str, KnobValue] | None = None
         self._busy = False
         self._of: dict[str, KnobValue] = {}
@@ -82,18 +82,27 @@ class Forecaster:
                 if values is None:
                     self._busy = False
                     return
-            found = self._ask(values)
+            found = self.ask(values)
             with self._lock:
                 self._of, self._found = values, found
-            self._on_done()
+            self.on_done()
 
-    def _ask(self, values: Mapping[str, KnobValue]) -> Forecast | str:
+    @property
+    def can_ask(self) -> bool:
+        return self._make_forecast is not None and self.history.header is not None
+
+    def ask(self, values: Mapping[str, KnobValue]) -> Forecast | str:
+        """The forecast of these values from the present state, or why there is none; waits for those under way."""
         assert self._make_forecast is not None
+        with self._asking:
+            return self._answer(self._make_forecast, values)
+
+    def _answer(self, make_forecast: MakeForecast, values: Mapping[str, KnobValue]) -> Forecast | str:
         with self.history.lock:
             header, snapshot, recent = self.history.header, self.history.live.snapshot(), self._recent()
         assert header is not None
         try:
-            return self._make_forecast(header, snapshot, values, recent)
+            return make_forecast(header, snapshot, values, recent)
         except Exception as error:  # whatever it is, it is why there is no forecast
             return text.clean(error) or type(error).__name__
 
@@ -104,21 +113,25 @@ class Forecaster:
         return sorted([*ended, *live], key=lambda arrival: arrival.number)[-RECENT_ARRIVALS:]
 
 
-FIGURES = (
-    ("ttft_p50_s", "TTFT p50", 1000.0, True),
-    ("ttft_p95_s", "TTFT p95", 1000.0, True),
-    ("itl_p50_s", "ITL p50", 1000.0, True),
-    ("itl_p95_s", "ITL p95", 1000.0, True),
-    ("output_tokens_per_s", "out tok/s", 1.0, False),
-    ("preemptions", "preemptions", 1.0, True),
+def _figure(number: float) -> str:
+    return f"{number:.1f}" if abs(number) < 99.95 else text.count(number)
+
+
+FIGURES: tuple[tuple[str, str, Callable[[float], str], bool], ...] = (
+    ("ttft_p50_s", "TTFT p50", text.ms_unit, True),
+    ("ttft_p95_s", "TTFT p95", text.ms_unit, True),
+    ("itl_p50_s", "ITL p50", text.ms_unit, True),
+    ("itl_p95_s", "ITL p95", text.ms_unit, True),
+    ("output_tokens_per_s", "out tok/s", _figure, False),
+    ("preemptions", "preemptions", _figure, True),
 )
-"""Name, words, scale and whether less is better."""
+"""Name, words, how it is written and whether less is better."""
 
 
 def describe(found: Forecast) -> list[tuple[str, str]]:
     """Lines about the figures that change, each with its role; one line where none does."""
     lines = []
-    for name, words, scale, less_is_better in FIGURES:
+    for name, words, figure, less_is_better in FIGURES:
         base, staged, change = (side.get(name) for side in (found.base, found.staged, found.change))
         if base is None or staged is None or change is None:
             continue
@@ -127,12 +140,7 @@ def describe(found: Forecast) -> list[tuple[str, str]]:
         if abs(change.value) <= max(change.error or 0.0, 0.02 * abs(base.value)):
             continue
         better = (change.value < 0) == less_is_better
-        unit = " ms" if scale == 1000.0 else ""
-        size = f"{_figure(base.value * scale)}→{_figure(staged.value * scale)}{unit}"
-        sure = f" ±{_figure(change.error * scale)}" if change.error else ""
+        size = f"{figure(base.value)}→{figure(staged.value)}"
+        sure = f" ±{figure(change.error)}" if change.error else ""
         lines.append((f"{words} {size}{sure} {'better' if better else 'worse'}", "ok" if better else "breach"))
     return lines or [("no figure changes by more than chance", "muted")]
-
-
-def _figure(number: float) -> str:
-    return f"{number:.1f}" if abs(number) < 99.95 else text.count(number)

@@ -108,7 +108,7 @@ class RequestList:
             gap = self._gaps.get(number, math.nan)
         return RequestRow(
             number=number,
-            id=text.clean(arrival.id, 60),
+            id=text.identity(arrival.id),
             state=label,
             prompt=arrival.prompt_tokens,
             done=min(computed, arrival.prompt_tokens),
@@ -203,7 +203,7 @@ class Filter:
 def _test(word: str) -> Test:
     if word.startswith("!"):
         if word == "!":
-            raise FilterError("! what? As !decode")
+            raise FilterError("! needs a word after it, as in !decode")
         inner = _test(word[1:])
         return lambda row: not inner(row)
     found = _COMPARISON.fullmatch(word)
@@ -220,11 +220,11 @@ def _comparison(word: str, name: str, sign: str, limit: str) -> Test:
         raise FilterError(f"{word}: compare {', '.join(_UNITS)}")
     units = [unit for unit in _UNITS[field] if unit]
     if not limit:
-        raise FilterError(f"{word} what? As {word}40{''.join(units[:1])}")
+        raise FilterError(f"{word} needs a number, as in {word}40{''.join(units[:1])}")
     found = _NUMBER.fullmatch(limit)
     if found is None or found[2] not in _UNITS[field]:
         behind = f" ({' or '.join(units)} may follow one)" if units else ""
-        raise FilterError(f"{word}: {limit} is no number{behind}")
+        raise FilterError(f"{word}: {limit} is not a number{behind}")
     get, compare = operator.attrgetter(field), _OPERATORS[sign]
     bound = float(found[1]) * _UNITS[field][found[2]]
     return lambda row: (value := get(row)) is not None and compare(value, bound)

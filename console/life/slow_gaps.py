@@ -86,7 +86,7 @@ def _cause(life: Life, history: Past, span: list[StepRecord], starved: set[int])
     still_s = max((b.start_s - a.end_s for a, b in pairwise(span)), default=0.0)
     longest = max(span, key=lambda record: record.end_s - record.start_s)
     if still_s > longest.end_s - longest.start_s:
-        return f"no step ran for {text.ms(still_s)} ms"
+        return f"no step ran for {text.ms_unit(still_s)}"
     without = [record for record in span if record.seq in starved]
     if without:
         return _budget_cause(history, without)
@@ -111,7 +111,7 @@ def _budget_cause(history: Past, records: list[StepRecord]) -> str:
 
 def _step_cause(life: Life, history: Past, record: StepRecord) -> str:
     """Whose tokens made a step long."""
-    took = f"step {record.step} took {text.ms(record.end_s - record.start_s)} ms"
+    took = f"step {record.step} took {text.ms_unit(record.end_s - record.start_s)}"
     chunks = _chunks(row_matrix(record), life.number)[:2]
     if not chunks:
         return f"{took} for {text.plural(record.running, 'decode')} alone: the device, not the batch"

@@ -15,6 +15,7 @@ from itertools import islice
 from schedtop.console.drawing import text
 from schedtop.console.past import events
 from schedtop.console.past.events import Event
+from schedtop.console.past.ladder import Ladder
 from schedtop.console.past.latency import LatencyBuckets, Samples, of_records
 from schedtop.console.past.past import MAX_EVENTS, MAX_FINISHED, MAX_RECORDS, MAX_TEXT_CHARS, Gap, Moment, Past
 from schedtop.console.past.state import State, Tracked
@@ -70,6 +71,7 @@ class History(Past):
         self.finished = OrderedDict()
         self.texts = OrderedDict()
         self.latency = LatencyBuckets()
+        self.ladder = Ladder()
         self.num_applied = 0
         self._keyframes: deque[State] = deque()
         self._bytes: deque[int] = deque([0])
@@ -117,7 +119,10 @@ class History(Past):
         if another:
             since = time.strftime("%H:%M:%S", time.localtime(header.started_at))
             self.note(
-                Notice("warning", f"another engine, started at {since}: the steps of the one before are gone")
+                Notice(
+                    "warning",
+                    f"a new engine (started at {since}) answers; the previous engine's steps are gone",
+                )
             )
 
     def _apply_snapshot(self, snapshot: Snapshot) -> None:
@@ -149,6 +154,7 @@ class History(Past):
             for event in events.of_record(record, was_paused, self.name):
                 self._happened(event)
         self.latency.take(record)
+        self.ladder.take(record)
         self.records.append(record)
         self.num_applied += 1
         size = _size(record)
@@ -159,7 +165,7 @@ class History(Past):
 
     def _note_gap(self, seq: int, missing: int) -> None:
         self.gaps.append(Gap(seq, missing))
-        words = f"{text.plural(missing, 'record')} missing; totals stay right"
+        words = f"{text.plural(missing, 'record')} missing; totals are still exact"
         self._happened(Event("G", seq, self.live.step, self.live.clock_s, words))
 
     def _add_keyframe(self) -> None:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from schedtop.console.drawing import text
 from schedtop.console.past.events import Event
+from schedtop.console.past.ladder import Ladder
 from schedtop.console.past.latency import BUCKET_S, LatencyBuckets, Reading, Samples
 from schedtop.console.past.state import State
 from schedtop.engine.contract.telemetry import (
@@ -99,6 +100,7 @@ class Past(Protocol):
     finished: Mapping[int, tuple[Arrival, Finish]]
     texts: Mapping[int, str]
     latency: LatencyBuckets
+    ladder: Ladder
 
     # What the two kinds do each in its way
 
@@ -118,6 +120,11 @@ class Past(Protocol):
         """Latency samples of the window that ends at `moment`, in at most `num_columns` parts, oldest first."""
         ...
 
+    def extent(self) -> tuple[float, float]:
+        """First and last moment that the ladder tells of, on the engine's clock."""
+        begins_s = self.ladder.begins_s
+        return self.live.clock_s if begins_s is None else begins_s, self.live.clock_s
+
     def _place(self, seq: int) -> int:
         """Where record `seq` lies in `records`, or would."""
         ...
@@ -134,9 +141,9 @@ class Past(Protocol):
         """A request's id, cleaned; its number where the id is not known."""
         tracked = self.live.requests.get(number)
         if tracked is not None:
-            return text.clean(tracked.arrival.id, 40)
+            return text.identity(tracked.arrival.id, 40)
         known = self.finished.get(number)
-        return text.clean(known[0].id, 40) if known else f"#{number}"
+        return text.identity(known[0].id, 40) if known else f"#{number}"
 
     @property
     def latest(self) -> StepRecord | None:

@@ -14,6 +14,7 @@ from schedtop.console.past.records import (
     Chapters,
     RecordedEnds,
     RecordedEvents,
+    RecordedLadder,
     RecordedLatency,
     RecordedSteps,
     RecordedTexts,
@@ -34,6 +35,7 @@ class RecordedHistory(Past):
     records: RecordedSteps
     events: RecordedEvents
     latency: RecordedLatency
+    ladder: RecordedLadder
 
     def __init__(self, source: Source) -> None:
         self.lock = threading.RLock()
@@ -48,12 +50,16 @@ class RecordedHistory(Past):
         self.events, self.finished = RecordedEvents(chapters), RecordedEnds(chapters)
         self.texts = RecordedTexts(self.records)
         self.latency = RecordedLatency(source)
+        self.ladder = RecordedLadder(source)
         self.live = State()
         self.live.start_afresh(source.keyframe_before(0)[0])
         self._inspected: Moment | None = None
 
     def note(self, notice: Notice) -> None:
         self.events.notes.append(Event("N", self.live.seq, self.live.step, self.live.clock_s, notice))
+
+    def extent(self) -> tuple[float, float]:
+        return self.source.start_s, self.source.end_s
 
     # Moving
 

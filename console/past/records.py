@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import overload
@@ -9,6 +10,7 @@ from typing import overload
 from schedtop.console.drawing import text
 from schedtop.console.past import events
 from schedtop.console.past.events import Event
+from schedtop.console.past.ladder import Ladder
 from schedtop.console.past.latency import BUCKET_S, KINDS, LatencyBuckets, Reading, Samples, unserved
 from schedtop.console.past.past import MAX_EVENTS, MAX_FINISHED, MAX_RECORDS, MAX_TEXT_CHARS
 from schedtop.console.past.source import Source
@@ -146,6 +148,32 @@ class RecordedLatency(LatencyBuckets):
             )
 
 
+class RecordedLadder(Ladder):
+    """Reads the whole recording, a slice at a time."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        self.source = source
+        self.begins_s = source.start_s
+        self._next = 0
+
+    @property
+    def share(self) -> float:
+        """How much of the recording has been read."""
+        return self._next / self.source.num_records if self.source.num_records else 1.0
+
+    def read_on(self, budget_s: float) -> bool:
+        """Read for about so long; whether there was anything left to read."""
+        until_s = time.monotonic() + budget_s
+        before = self._next
+        while self._next < self.source.num_records and time.monotonic() < until_s:
+            stop = min(self._next + BLOCK, self.source.num_records)
+            for record in self.source.records(self._next, stop):
+                self.take(record)
+            self._next = stop
+        return self._next > before
+
+
 class Chapter:
     """What happened in the records from a keyframe up to `stop`: events, ends, and the names of requests."""
 
@@ -170,7 +198,7 @@ class Chapter:
 
     def name(self, number: int) -> str:
         arrival = self._arrivals.get(number)
-        return f"#{number}" if arrival is None else text.clean(arrival.id, 40)
+        return f"#{number}" if arrival is None else text.identity(arrival.id, 40)
 
 
 class Chapters:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, cast
 
 from platformdirs import user_config_path
 from schedtop.console.actions import REPLAY
-from schedtop.console.app import PAINT_EVERY_S, ConsoleApp
+from schedtop.console.app import ConsoleApp
 from schedtop.console.drawing import text
 from schedtop.console.explain.watch import Watch
 from schedtop.console.explain.window import Bounds
@@ -31,6 +31,9 @@ from schedtop.console.screens.base import Commands, ConsoleScreen
 from schedtop.console.screens.live import LiveScreen
 from schedtop.console.view import LinkStatus, View
 from schedtop.engine.contract.telemetry import Incoming
+
+READ_S = 0.015
+"""A frame's share for reading on in the recording."""
 
 
 class ReplayView(View):
@@ -149,10 +152,10 @@ class ReplayApp(ConsoleApp):
         return (ReplayCommands(screen, self),)
 
     def on_mount(self) -> None:
-        self.set_interval(PAINT_EVERY_S, self.play_on)
+        self.set_interval(self.options.paint_every_s, self.play_on)
         truncated = self.player.history.source.truncated
         if truncated is not None:
-            self.call_after_refresh(self.live_screen.say, f"not whole: {truncated}", "warn")
+            self.call_after_refresh(self.live_screen.say, f"incomplete: {truncated}", "warn")
 
     def play_on(self) -> None:
         """Take up what is due, and draw it."""
@@ -161,12 +164,13 @@ class ReplayApp(ConsoleApp):
         with self.history.lock:
             try:
                 moved = self.player.advance()
+                read = self.history.ladder.read_on(READ_S)
             except self.damage as error:
                 self._tell_damage(error)
-                moved = True
+                moved = read = True
             timeline = cast(ReplayScreen, self.live_screen).timeline
         reading = cast(ReplayWatch, self.explain).reading
-        if moved or reading or self.player.playing or not timeline.timeline.done:
+        if moved or read or reading or self.player.playing or not timeline.timeline.done:
             self.paint()
 
     def paint(self) -> None:
@@ -183,8 +187,8 @@ class ReplayApp(ConsoleApp):
         if ended and ended is not self._told:
             self._told = ended
             if not isinstance(self.front, RerunScreen):
-                failed = f"no re-run: {self.reruns.failed}"
-                self.front.say(failed if self.reruns.failed else "the re-run is done: v shows it", "ok")
+                failed = f"re-run failed: {self.reruns.failed}"
+                self.front.say(failed if self.reruns.failed else "re-run finished: v shows it", "ok")
 
     async def on_unmount(self) -> None:
         self.reruns.cancel()

@@ -50,28 +50,28 @@ class ReplayCommands:
     def why_not(self, name: str) -> str | None:
         match name:
             case "play" | "replay_end" | "replay_start" | "jump" if self.player.last < 0:
-                return "the recording holds no step"
+                return "the recording has no steps"
             case "faster" if self.player.speed >= SPEEDS[-1]:
-                return f"{self.player.speed:g}x is as fast as it goes"
+                return f"{self.player.speed:g}x is the fastest"
             case "slower" if self.player.speed <= SPEEDS[0]:
-                return f"{self.player.speed:g}x is as slow as it goes"
+                return f"{self.player.speed:g}x is the slowest"
             case "rerun_step" | "rerun_start":
                 return self._why_no_rerun(from_step=name == "rerun_step")
             case "knob_rerun" if self.app.staging.staged:
                 return self._why_no_rerun(from_step=True)
             case "rerun_show" if not (self.app.reruns.outcome or self.app.reruns.doing or self.app.reruns.failed):
-                return "nothing was run again yet"
+                return "no re-run yet"
         return None
 
     def _why_no_rerun(self, *, from_step: bool) -> str | None:
         staging = self.app.staging
         if not self.app.reruns.possible:
-            return "this replay cannot run its recording again"
+            return "this recording cannot be re-run"
         if not staging.staged:
-            return "stage a knob first (6, then + or - or =)"
+            return "stage a change first (6, then +, - or =)"
         if from_step and (names := staging.start_only()):
             keys = " ".join(key_name(key) for key in self.screen.registry["rerun_start"].keys)
-            return f"{', '.join(names)} is set at start-up only: {keys} re-runs from the start"
+            return f"{', '.join(names)} can only be set at start-up: {keys} re-runs from the start"
         if from_step and self.player.history.position >= self.player.last:
             return "this is the last step"
         return None
@@ -89,7 +89,7 @@ class ReplayCommands:
         try:
             self.app.reruns.begin(staged, index, snapshot)
         except OSError as error:
-            self.screen.say(f"no process can be started: {error.strerror or error}", "breach")
+            self.screen.say(f"cannot start a process: {error.strerror or error}", "breach")
             return
         values = ", ".join(f"{name}={text.value(value)}" for name, value in staged.items())
         self.app.show_rerun(f"{values} {where}")
@@ -113,10 +113,17 @@ class ReplayCommands:
         self._step(1)
 
     def do_step_back(self) -> None:
-        self._step(-self.screen.view.steps_per_column)
+        self._along(-1)
 
     def do_step_forward(self) -> None:
-        self._step(self.screen.view.steps_per_column)
+        self._along(1)
+
+    def _along(self, direction: int) -> None:
+        batch = self.app.live_screen.batch_panel
+        if batch.shows_steps:
+            self._step(direction * self.screen.view.steps_per_column)
+        else:
+            batch.look_along(direction)
 
     def _step(self, offset: int) -> None:
         def step() -> None:

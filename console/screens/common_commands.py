@@ -25,11 +25,11 @@ NO_OSC52 = ("linux", "vt100", "vt220")
 def engine_refuses(view: View) -> str | None:
     """Why no command can be sent; None if it can."""
     if view.replay is not None:
-        return "this is a recording; its limits are what they were"
+        return "a recording cannot be changed"
     if view.options.read_only:
         return "this console is read-only"
     if view.link.state != "open":
-        return "no engine takes commands"
+        return "not connected to an engine"
     return None
 
 
@@ -56,10 +56,10 @@ class CommonCommands:
                 return engine_refuses(view) or (
                     None if view.history.live.paused else "the engine is running; P pauses it"
                 )
-            case "live" if view.pinned is None:
-                return "this is the present"
+            case "live" if view.pinned is None and view.cursor_s is None:
+                return "the newest step is shown already"
             case "pause_view" | "export" if not view.history.records:
-                return "no step has come yet"
+                return "no steps yet"
         return None
 
     def do_help(self) -> None:
@@ -70,13 +70,9 @@ class CommonCommands:
         if not in_flight or self.view.link.state != "open":
             self.screen.app.exit(return_code=0)
             return
-        what = (
-            "Quitting ends them and the engine."
-            if self.view.options.embedded
-            else "The engine goes on without you."
-        )
+        what = "Quitting stops them and the engine." if self.view.options.embedded else "The engine keeps running."
         if self.view.trial is not None:
-            what += f" What is on trial goes back in {self.view.trial.left_s(self.view.now()):.0f} s."
+            what += f" The change on trial reverts in {self.view.trial.left_s(self.view.now()):.0f} s."
         question = f"{text.plural(in_flight, 'request')} in flight. {what}"
         self.screen.app.push_screen(
             QuitScreen(question), lambda yes: self.screen.app.exit(return_code=0) if yes else None
@@ -113,9 +109,7 @@ class CommonCommands:
         command = Resume if paused else Pause
         self.console.command(
             lambda id: command(id),
-            self._told(
-                "the engine runs again" if paused else "the engine is paused; P resumes it, . runs one step"
-            ),
+            self._told("engine resumed" if paused else "engine paused; P resumes it, . runs one step"),
         )
 
     def do_step_engine(self) -> None:
@@ -126,14 +120,14 @@ class CommonCommands:
         if line:
             self.copy(line, f"{text.fit(line, 40).strip()}")
         else:
-            self.screen.say("nothing is selected here", "warn")
+            self.screen.say("nothing is selected", "warn")
 
     def copy(self, words: str, what: str) -> None:
         """By tmux, or through the terminal (OSC 52); into a file where neither is known to take it."""
 
         async def by_tmux() -> None:
             if await asyncio.to_thread(clipboard.into_tmux, words):
-                self.screen.say(f"copied {what}: tmux has it, for its own paste key too", "ok")
+                self.screen.say(f"copied {what} to the tmux buffer and the clipboard", "ok")
             else:
                 self._save({"schedtop-copy.txt": words})
 

@@ -64,9 +64,7 @@ class KnobCommands:
             before = self.staging.shown(knob.name)
             self.staging.nudge(knob.name, direction)
             if self.staging.shown(knob.name) == before:
-                self.screen.say(
-                    f"{knob.name} {text.value(before)} is as far as it goes: {self.staging.range_of(knob)}"
-                )
+                self.screen.say(f"{knob.name} {text.value(before)} is at its limit: {self.staging.range_of(knob)}")
             self.preview()
 
     def do_knob_type(self) -> None:
@@ -118,15 +116,15 @@ class KnobCommands:
         if trial is not None and self.staging.staged:
             # Somebody else's, maybe: who has just staged a change means that one.
             named = ", ".join(f"{name} {text.value(value)}" for name, value in trial.values.items())
-            self.screen.say(f"r ends the trial, Esc drops what you staged: {named} is on trial, not that", "warn")
+            self.screen.say(f"{named} is on trial: revert it (r) first, or drop your change (Esc)", "warn")
         elif trial is not None:
             self._end_trial(keep=True)
         elif not self.staging.staged:
-            self.screen.say("stage a change first; c then applies it for a while only", "warn")
+            self.screen.say("stage a change first; c then applies it on trial", "warn")
         else:
             watched = " or once an SLO breaks" if self.console.slos_s else ""
-            question = f"seconds until it goes back unless confirmed{watched} ({TRIAL_S:g})"
-            self._ask(question, "", self._try, lambda words: "" if _seconds(words) else "not a number of seconds")
+            question = f"seconds until it reverts unless confirmed{watched} ({TRIAL_S:g})"
+            self._ask(question, "", self._try, lambda words: "" if _seconds(words) else "enter a number of seconds")
 
     def _try(self, words: str) -> None:
         seconds = _seconds(words)
@@ -158,12 +156,12 @@ class KnobCommands:
             self.staging.applied(values)
             words = f"applied {', '.join(values)}"
             if trial_s is not None:
-                words += f": goes back in {trial_s:g} s unless c confirms it"
+                words += f": reverts in {trial_s:g} s unless confirmed (c)"
             notes = "; ".join(reply.warnings)
             self.screen.say(words + (f": {notes}" if notes else ""), "ok")
 
         self.staging.sent_over = self.screen.view.link
-        self.screen.say(f"sent {', '.join(values)}: the engine has not answered yet")
+        self.screen.say(f"sent {', '.join(values)}; waiting for the engine")
         self.console.command(lambda id: SetKnobs(id, values, version, by, trial_s=trial_s, slo_s=slos_s), replied)
 
     def do_knob_undo(self) -> None:
@@ -171,7 +169,7 @@ class KnobCommands:
             self.preview()
             self.screen.say("the values before your last change are staged; Enter applies them")
         else:
-            self.screen.say("no change of yours is left to undo", "warn")
+            self.screen.say("nothing to undo", "warn")
 
     def do_knob_launch(self) -> None:
         if self.staging.stage_launch():

@@ -87,7 +87,7 @@ class LiveScreen(ConsoleScreen):
     def place(self) -> None:
         """Put every widget where the size, the tab, the zoom and the banner say."""
         width, height = self.app.size
-        told = banner(self.view) is not None
+        told = banner(self.view) is not None or layout.mode(width, height) != "strip"
         key = (width, height, self.tab, self.zoomed, told)
         if key == self._placed:
             return
@@ -100,6 +100,7 @@ class LiveScreen(ConsoleScreen):
             place = places.get(str(widget.id))
             widget.display = place is not None
             if isinstance(widget, Panel):
+                widget.zoomed = self.zoomed == widget.id
                 widget.show_rule = not (tabbed and widget.id == self.tab)
             if place is not None:
                 widget.styles.width, widget.styles.height = place.width, place.height
@@ -153,7 +154,7 @@ class LiveScreen(ConsoleScreen):
 
     def help_page(self) -> tuple[str, str]:
         panel = self.focused_panel
-        return ("schedtop", "") if panel is None else (f"[{panel.NUMBER}] {panel.TITLE}", panel.HELP)
+        return ("schedtop", "") if panel is None else (f"[{panel.NUMBER}] {panel.title}", panel.HELP)
 
     def copied_line(self) -> str:
         panel = self.focused_panel

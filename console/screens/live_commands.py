@@ -33,7 +33,7 @@ class LiveCommands:
     def why_not(self, name: str) -> str | None:
         match name:
             case "step_back" | "step_forward" if not self.view.history.records:
-                return "no step has come yet"
+                return "no steps yet"
             case "detail" if self.screen.requests.selected_row() is None:
                 return "no request is selected"
         return None
@@ -75,7 +75,7 @@ class LiveCommands:
             self.screen.staging.drop()
         elif self.screen.requests.filter:
             self.screen.requests.set_filter("")
-        elif self.view.pinned is not None:
+        elif self.view.pinned is not None or self.view.cursor_s is not None:
             self.view.release()
         self.screen.place()
 
@@ -102,10 +102,21 @@ class LiveCommands:
     # Panels
 
     def do_step_back(self) -> None:
-        self.screen.batch_panel.inspect(-self.view.steps_per_column)
+        self.screen.batch_panel.look_along(-1)
 
     def do_step_forward(self) -> None:
-        self.screen.batch_panel.inspect(self.view.steps_per_column)
+        self.screen.batch_panel.look_along(1)
+
+    def do_column_open(self) -> None:
+        """The worst step under the cursor, in the batch view."""
+        batch = self.screen.batch_panel
+        seq = batch.timeline.worst_seq(batch.size.width)
+        if seq is None or not self.view.pin(seq):
+            self.screen.say("that step is no longer kept" if seq is not None else "no step ended there", "warn")
+            return
+        self.view.cursor_s = None
+        self.screen.zoomed = "batch"
+        self.screen.place()
 
     def do_steps_more(self) -> None:
         self.screen.batch_panel.resize_columns(1)

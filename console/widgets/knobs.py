@@ -20,16 +20,16 @@ class KnobsPanel(Panel):
     UNHURRIED: ClassVar[bool] = True
     BODY_TELLS_FOCUS: ClassVar[bool] = True
     HELP: ClassVar[str] = """\
-Changes are staged first: + and - move the selected knob by its step, = types a value, Enter applies all staged
+Changes are staged first: + and - change the selected knob by one step, = types a value, Enter applies all staged
 values together, Esc drops them. Nothing reaches the engine before Enter.
-Before that the engine is asked what the change will do; its answer stands below the list.
-c applies on trial: the engine takes the change back by itself unless c confirms it in time, or at once when an SLO
-given at the start breaks; r ends the trial now. It does so without this console, too.
+The engine checks staged values first; its answer appears below the list.
+c applies on trial: the engine reverts the change unless you confirm it (c) in time, or at once when an SLO
+given at the start breaks. r reverts it now. The engine does this even if this console is gone.
 u stages the values before your last change, R those the engine started with; Enter then applies them.
-A lower max_num_seqs stops nobody: 16->12 draining 14 means fourteen still run and two must finish first.
+A lower max_num_seqs stops no request: 16->12 draining 14 means 14 still run and two must finish first.
 In a replay Enter runs the recording again with the staged values from the shown step on, b from its start; what
-is set at start-up only can be staged there too, for a re-run from the start.
-`auto` leaves a knob to its rule. The range at the right comes from the knob or from a start-up ceiling."""
+can only be set at start-up can be staged there too, for a re-run from the start.
+`auto` lets the engine choose. The range at the right comes from the knob or from a start-up ceiling."""
 
     def __init__(self, view: View, staging: Staging, *, id: str) -> None:
         super().__init__(view, id=id)
@@ -43,15 +43,15 @@ is set at start-up only can be staged there too, for a re-run from the start.
         if self.view.options.read_only:
             return [("read-only", "warn")]
         if self.view.stale:
-            return [("the engine is gone", "warn")]
+            return [("engine stopped", "warn")]
         if self.staging.sent_over is self.view.link:
-            return [("sent, not answered yet", "warn")]
+            return [("sent, no answer yet", "warn")]
         if self.view.trial is not None:
             left_s = self.view.trial.left_s(self.view.now())
             return [
-                (f"on trial: goes back in {left_s:.0f} s", "warn"),
+                (f"on trial: reverts in {left_s:.0f} s", "warn"),
                 ("c confirms", "muted"),
-                ("r ends it", "muted"),
+                ("r reverts", "muted"),
             ]
         if self.staging.staged:
             return [
@@ -70,7 +70,7 @@ is set at start-up only can be staged there too, for a re-run from the start.
     def body(self, width: int, height: int) -> list[Line]:
         live = self.staging.live_knobs()
         if not live:
-            return [Line().add(" the engine has told no knobs yet", self.view.palette["muted"])]
+            return [Line().add(" no knobs yet", self.view.palette["muted"])]
         self.cursor = max(0, min(self.cursor, len(live) - 1))
         notes = self._notes(live, width)[: max(0, height - 3)]
         rows = [self._line(knob, index, width) for index, knob in enumerate(live)]

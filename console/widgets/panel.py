@@ -127,6 +127,7 @@ class Panel(Drawn, can_focus=True):
     def __init__(self, view: View, *, id: str) -> None:
         super().__init__(view, id=id)
         self.show_rule = True
+        self.zoomed = False
         self._drawn_active = False
 
     def _is_left_out(self) -> bool:
@@ -147,6 +148,10 @@ class Panel(Drawn, can_focus=True):
         if not (self.view.keyed and turned and self.display and self.show_rule) or self.BODY_TELLS_FOCUS:
             return False
         return self._is_painted() and self._fits(*self.size)
+
+    @property
+    def title(self) -> str:
+        return self.TITLE
 
     @property
     def active(self) -> bool:
@@ -176,9 +181,9 @@ class Panel(Drawn, can_focus=True):
         line.add(f"[{self.NUMBER}]", palette["accent"])
         bold = Style(bold=True, reverse=self.active)
         if self.active:
-            line.add(f" {self.TITLE} ", palette["accent"] + bold)
+            line.add(f" {self.title} ", palette["accent"] + bold)
         else:
-            line.add(self.TITLE, palette["text"] + bold)
+            line.add(self.title, palette["text"] + bold)
         for piece, role in self.headline():
             line.add(f" {glyphs.rule} ", rule).add(piece, palette[role])
         if line.length < width:

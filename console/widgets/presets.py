@@ -18,8 +18,8 @@ class PresetsPanel(Panel):
     TITLE: ClassVar[str] = "Presets"
     BODY_TELLS_FOCUS: ClassVar[bool] = True
     HELP: ClassVar[str] = """\
-Enter stages a preset's values where they differ from the present ones; nothing reaches the engine before you
-apply them in [6]. w saves the present values of all live knobs under a name of yours."""
+Enter stages a preset's values where they differ from the current ones. Nothing reaches the engine until you
+apply them in [6]. w saves the current values of all live knobs under a name of yours."""
 
     def __init__(self, view: View, staging: Staging, presets: list[Preset], *, id: str) -> None:
         super().__init__(view, id=id)
@@ -27,7 +27,7 @@ apply them in [6]. w saves the present values of all live knobs under a name of 
         self.cursor = 0
 
     def headline(self) -> Pieces:
-        return [("Enter stages", "muted"), ("w saves the present values", "muted")]
+        return [("Enter stages", "muted"), ("w saves the current values", "muted")]
 
     def body(self, width: int, height: int) -> list[Line]:
         palette = self.view.palette
@@ -40,7 +40,7 @@ apply them in [6]. w saves the present values of all live knobs under a name of 
             line = Line().add(self.view.glyphs.cursor if selected else " ", palette.on("accent", under))
             line.add(text.fit(text.clean(preset.name, 32), 12) + " ", palette.on("text", under) + Style(bold=True))
             differing = self.differing(preset)
-            words = f"changes {len(differing)}" if differing else "as it is now"
+            words = f"changes {len(differing)}" if differing else "in effect"
             line.add(f"{words:<13}", palette.on("warn" if differing else "muted", under))
             line.add(text.clean(preset.words), palette.on("muted", under))
             lines.append(line.pad(width, palette.on("text", under)))

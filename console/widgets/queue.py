@@ -9,6 +9,7 @@ from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
+from schedtop.engine.contract.limiters import limiter_help
 from schedtop.engine.contract.telemetry import Head, describe_head
 
 _LEAST_ID, _MOST_ID = 10, 18
@@ -17,16 +18,9 @@ _LEAST_ID, _MOST_ID = 10, 18
 class QueuePanel(Panel):
     NUMBER: ClassVar[int] = 5
     TITLE: ClassVar[str] = "Queue"
-    HELP: ClassVar[str] = """\
-Nobody overtakes the head, so only the head has a reason; the others are behind it.
-  token budget, input budget   this step's budget is used up
-  sequence cap                 as many run as max_num_seqs (or max_num_active_seqs) allows
-  blocks                       the pool has too few free blocks for the next chunk
-  watermark                    it would fit, but not leave the watermark free
-  full sequence                the next chunk would fit, the whole sequence would not
-  chunking off                 the prompt must go whole and does not fit what is left of the step
-  preempted now                a request was preempted in this step, so none is admitted
-  paused                       the engine is paused
+    HELP: ClassVar[str] = f"""\
+Requests are admitted in order. The head has a reason; the others are behind it, or are passed over with their own.
+{limiter_help()}
 Under priority a lower number is more urgent; `inverted` marks a more urgent request that waits while less
 urgent ones run."""
 
@@ -48,7 +42,7 @@ urgent ones run."""
         palette = view.palette
         queue = state.queue(view.history.policy)
         if not queue:
-            return [Line().add(" nobody waits", palette["muted"])]
+            return [Line().add(" Queue is empty", palette["muted"])]
         self.top = max(0, min(self.top, len(queue) - height))
         record = view.moment.record
         head = record.head if record is not None and record.head is not None else None
@@ -77,7 +71,7 @@ urgent ones run."""
     def _head(self, number: int, head: Head | None, id_width: int, width: int) -> list[Line]:
         """Who is first and what holds it: in a second line where the first is too short for that."""
         palette = self.view.palette
-        name = text.fit(self._called(number), id_width)
+        name = text.fit(text.identity(self._called(number), id_width), id_width)
         line = Line().add(f"{self.view.glyphs.cursor} {name} ", palette["text"] + Style(bold=True))
         line.add("HEAD ", palette["warn"])
         if head is not None and head.inverted:
@@ -91,15 +85,17 @@ urgent ones run."""
     def _behind(self, number: int, first: int, id_width: int, width: int) -> Line:
         view, palette = self.view, self.view.palette
         tracked = view.moment.state.requests.get(number)
-        line = Line().add(f"  {text.fit(self._called(number), id_width)} ", palette["text"])
-        line.add(f"behind {self._called(first)}", palette["muted"])
+        line = Line().add(
+            f"  {text.fit(text.identity(self._called(number), id_width), id_width)} ", palette["text"]
+        )
+        line.add(f"behind {text.identity(self._called(first), _MOST_ID)}", palette["muted"])
         if tracked is not None and tracked.preemptions:
             line.add(f"  preempted {tracked.preemptions}x", palette["warn"])
         return line.right(width, self._told(number), palette["text"])
 
     def _called(self, number: int) -> str:
         tracked = self.view.moment.state.requests.get(number)
-        return text.clean(tracked.arrival.id, 40) if tracked is not None else self.view.history.name(number)
+        return text.identity(tracked.arrival.id, 40) if tracked is not None else self.view.history.name(number)
 
     def _told(self, number: int) -> Line:
         """Flush right: the priority where it counts, and how long it waits."""

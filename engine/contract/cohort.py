@@ -5,7 +5,7 @@ A percentile over what has ended praises an engine that serves nobody: the survi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -66,6 +66,14 @@ class Cohort:
         most = float("inf") if beyond else _at(self.values, np.cumsum(self.known), place)
         return Bounded(least, most, place > surely - 1)
 
+    def missing(self, num: int) -> Cohort:
+        """With `num` members more of whom nothing is known."""
+        return (
+            self
+            if num <= 0
+            else cohort(self.values, [*np.repeat(self.values, self.open), *[0.0] * num], self.known)
+        )
+
     @property
     def mean(self) -> Bounded | None:
         members = self.known + self.open
@@ -84,6 +92,10 @@ class Cohort:
         """The SLO share; None while nobody is judged."""
         within, past = self.judged(bound)
         return within / (within + past) if within + past else None
+
+    def shifted(self, by_s: float) -> Cohort:
+        """The same members, each `by_s` longer."""
+        return replace(self, values=self.values + by_s)
 
     def document(self) -> dict[str, Any]:
         """Plain JSON values: `mean` and percentiles, `n` known, `open`; `lower_bound` names those that are bounds.

@@ -18,13 +18,17 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `cache_unexecuted_blocks`: under priority, a request can be preempted after the step had planned it; vLLM keeps
     the prefix-cache entries of blocks that the step would have filled. Decisions equal vLLM's only with them,
-    outputs are right only without: an engine that runs a real model turns this off.
+    outputs are right only without: an engine that runs a real model turns this off. `pipeline_depth`: stages that each
+    hold a batch; with `async_scheduling`, a further step is planned while they run.
 
     `kv_groups`: groups of layers that keep state alike, instead of one; each "full", a window in tokens, or a
     `KVGroup`. `prefix_cache_retention_interval`: window and Mamba groups keep in the cache what lies behind each
     multiple of it and behind the prompt's end (0: the latter alone; None: all). A drafter with a cache of its own
     (EAGLE, MTP) makes a hit lose its last block (`drop_last_cached_block`), needs slots for `num_lookahead_tokens`
-    more, and must not be left with fewer than `prefill_lookahead` tokens of a prompt.
+    more, and must not be left with fewer than `prefill_lookahead` tokens of a prompt. `max_loras`: adapters that one
+    step can compute together; 0: no limit. `pooling`: requests have no outputs and end with their prompt.
+    `encoder_budget`: image tokens per step, `encoder_cache` those kept (None: the budget); with
+    `disable_chunked_mm_input` no chunk ends inside an image.
     """
 
     num_blocks: int
@@ -52,11 +56,23 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     drop_last_cached_block: bool = False
     num_lookahead_tokens: int = 0
     prefill_lookahead: int = 0
+    max_loras: int = 0
+    pooling: bool = False
+    encoder_budget: int | None = None
+    encoder_cache: int | None = None
+    disable_chunked_mm_input: bool = False
+    async_scheduling: bool = False
+    pipeline_depth: int = 1
 
     def groups(self) -> tuple[KVGroup, ...]:
         """The KV groups with their block sizes; one if none are named. Raises `GroupError`."""
         entries = self.kv_groups if self.kv_groups is not None else (self.sliding_window or "full",)
         return read_groups(entries, self.block_size, self.max_model_len)
+
+    @property
+    def max_concurrent_batches(self) -> int:
+        """Steps that may be planned before the results of the first of them are applied, that one included."""
+        return self.pipeline_depth + self.async_scheduling
 
     @property
     def ceilings(self) -> dict[str, int | None]:
@@ -77,6 +93,12 @@ def check_scheduler_config(config: SchedulerConfig) -> SchedulerConfig:
             knobs.check_value(name, value, config.ceilings)
         except knobs.KnobError as error:
             raise ConfigError(str(error)) from None
+    if config.pipeline_depth < 1:
+        raise ConfigError(f"pipeline_depth={config.pipeline_depth}: must be at least 1")
+    if config.pipeline_depth > 1 and config.num_speculative_tokens and not config.async_scheduling:
+        raise ConfigError(
+            f"num_speculative_tokens={config.num_speculative_tokens}: drafts over pipeline stages need async scheduling"
+        )
     if config.max_num_batched_tokens <= config.draft_slots:
         raise ConfigError(
             f"max_num_batched_tokens={config.max_num_batched_tokens} leaves no row beside"
@@ -93,10 +115,18 @@ def _check_kv(config: SchedulerConfig) -> None:
         raise ConfigError(str(error)) from None
     if config.kv_groups is not None and config.sliding_window is not None:
         raise ConfigError("sliding_window: with kv_groups, give the window in its group")
-    for name in ("num_lookahead_tokens", "prefill_lookahead", "prefix_cache_retention_interval"):
+    for name in (
+        "max_loras",
+        "encoder_budget",
+        "encoder_cache",
+        "num_lookahead_tokens",
+        "prefill_lookahead",
+        "prefix_cache_retention_interval",
+    ):
         if (getattr(config, name) or 0) < 0:
             raise ConfigError(f"{name}={getattr(config, name)}: must not be negative")
-    interval, common = config.prefix_cache_retention_interval, common_size(groups)
+    interval = config.prefix_cache_retention_interval
+    common = common_size(tuple(group for group in groups if group.mamba != "none"))
     if interval and interval % common:
         raise ConfigError(
             f"prefix_cache_retention_interval={interval}: must be 0 or a multiple of {common},"

@@ -7,9 +7,6 @@ from typing import Any
 from schedtop.engine.contract.config import ConfigError, EngineConfig, SchedulerConfig, check_scheduler_config
 from schedtop.engine.contract.knobs import BY_NAME, KnobError, check_value
 
-MAX_MODEL_LEN = 32_768
-"""Default model length where the model itself allows more; `--max-model-len` goes up to the model's own."""
-
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -44,7 +41,7 @@ def scheduler_config(settings: dict[str, Any], num_blocks: int, model_len: int) 
     }
     merged.update({name: value for name, value in settings.items() if value is not None})
     merged["num_blocks"] = settings.get("num_blocks") or num_blocks
-    merged["max_model_len"] = longest or min(model_len, MAX_MODEL_LEN)
+    merged["max_model_len"] = longest or model_len
     merged.setdefault("max_batched_tokens_ceiling", max(4 * merged["max_num_batched_tokens"], 16_384))
     merged.setdefault("max_seqs_ceiling", max(4 * merged["max_num_seqs"], 1024))
     return check_scheduler_config(SchedulerConfig(**merged))

@@ -92,6 +92,7 @@ class RowFlag(IntEnum):
     NEW = 2  # admitted for the first time in this step
     RESUMED = 4  # admitted again after a preemption in this step
     SAMPLED = 8  # the model's output at its last position was used
+    LATE = 16  # the request had ended, or had been preempted, before the results came
 
 
 ROW_FIELDS = ("request", "tokens", "drafts", "accepted", "computed", "needed", "emitted", "blocks", "flags")
@@ -128,13 +129,14 @@ class Admission(Message, frozen=True):
 
 
 class Refusal(Message, frozen=True):
-    """A request turned away at submission, with what it needs and what there is."""
+    """A request turned away at submission: what it needs, what there is, and `setting`, the flag that raises that."""
 
     number: int
     id: str
     reason: str
     need: int | None = None
     capacity: int | None = None
+    setting: str = ""
 
 
 class Finish(Message, frozen=True):
@@ -196,7 +198,8 @@ class KnobChange(Message, frozen=True):
 
 
 class Blocks(Message, frozen=True):
-    """The pool after the step: the four classes add up to it. `stored_tokens` lie in held and shared blocks."""
+    """The pool after the step, when its finishers have freed theirs: the four classes add up to it. `stored_tokens` lie
+    in held and shared blocks. See `blocks_in_use` for the instant after scheduling."""
 
     held: int
     shared: int
@@ -250,7 +253,8 @@ class StepRecord(Message, tag=1, frozen=True):
     request, and how many blocks its table gained, or holds from its admission on; `grown_blocks` the ids of those
     blocks (int32), end to end: see `table_growth`. `schedule_s` and `update_s` are None on a simulated clock, where
     they are part of the device's cost. `changed_blocks` is int32 `block * 4 + BlockClass`. `deferrals`: who became
-    deferred or ready; `deferred`: how many of the waiting are, by reason.
+    deferred or ready; `deferred`: how many of the waiting are, by reason. `blocks_in_use`: held and shared blocks
+    right after scheduling, which is what the head met and the step ran with.
     """
 
     seq: int
@@ -292,6 +296,7 @@ class StepRecord(Message, tag=1, frozen=True):
     totals: Totals
     deferrals: tuple[Deferral, ...] = ()
     deferred: tuple[tuple[str, int], ...] = ()
+    blocks_in_use: int | None = None
 
 
 class RequestState(Message, frozen=True):
@@ -441,6 +446,12 @@ class Output(Message, tag=9, frozen=True):
 
 
 Outgoing = StepRecord | Header | Snapshot | Stage | Notice | TextDelta | Reply | Bye | Output
+
+
+def blocks_in_use(record: StepRecord) -> int:
+    """Held and shared blocks right after scheduling; those after the step where a record does not tell."""
+    known = record.blocks_in_use
+    return record.blocks.held + record.blocks.shared if known is None else known
 
 
 def row_matrix(record: StepRecord) -> IntArray:

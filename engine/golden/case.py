@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +14,10 @@ from schedtop.engine.contract.config import ConfigError, SchedulerConfig, check_
 from schedtop.engine.contract.knobs import BY_NAME, KnobError, check_value
 from schedtop.engine.contract.telemetry import Finish, FinishReason, Limiter, Refusal
 from schedtop.engine.files.read import odd_file
-from schedtop.engine.handoff.plan import IntArray, StepPlan, StepResult
-from schedtop.engine.handoff.request import Request
+from schedtop.engine.handoff.plan import PLACEHOLDER, IntArray, StepPlan, StepResult
+from schedtop.engine.handoff.request import Image, Request
 from schedtop.engine.scheduler.deferral import skipped
 from schedtop.engine.scheduler.scheduler import Scheduler
-from schedtop.engine.scheduler.settle import Settled
 
 
 class CaseError(ValueError):
@@ -29,7 +28,15 @@ class CaseConfig(SchedulerConfig, frozen=True, kw_only=True, forbid_unknown_fiel
     """A limit that this scheduler does not know would make another case of it."""
 
 
-class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CaseImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """`length` tokens of a prompt from `offset` on; without a name it is unlike any other."""
+
+    offset: int
+    length: int
+    name: str | None = None
+
+
+class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`prompt_parts` are [seed, length] pairs; token i of a part is (seed * 1000003 + i * 7919) % 32000.
 
     Its `stop_after`-th output is a stop token, which ends it. Before step `ready_step` it is not ready, as if a grammar
@@ -45,6 +52,8 @@ class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stop_after: int | None = None
     cache_salt: str | None = None
     skip_reading_prefix_cache: bool = False
+    lora: int | None = None
+    images: list[CaseImage] = []
     ready_step: int = 0
 
 
@@ -71,6 +80,9 @@ class CaseStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finished: list[str]
     free_blocks_after: int
     skipped: list[str] | msgspec.UnsetType = msgspec.UNSET
+    encoded: dict[str, list[int]] | msgspec.UnsetType = msgspec.UNSET
+    images_dropped: list[str] | msgspec.UnsetType = msgspec.UNSET
+    applied: int | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -160,6 +172,13 @@ def _check_request(request: CaseRequest) -> None:
         raise CaseError(f"{name}: {length} prompt tokens; a case may have {MAX_PROMPT_TOKENS}")
     if not all(-1 << 63 <= number < 1 << 63 for number in (request.max_tokens, request.priority)):
         raise CaseError(f"{name}: max_tokens and priority must fit 64 bits")
+    end = 0
+    for image in request.images:
+        if image.offset < end or image.length < 1:
+            raise CaseError(f"{name}: images must have tokens, be in order, and not overlap")
+        end = image.offset + image.length
+    if end > length:
+        raise CaseError(f"{name}: an image ends behind the prompt")
     if request.ready_step < 0:
         raise CaseError(f"{name}: ready_step must not be negative")
     if request.stop_after is not None and request.stop_after < 1:
@@ -200,11 +219,18 @@ def make_request(asked: CaseRequest, arrival_s: float) -> Request:
         asked.priority,
         stops,
         cache_salt=asked.cache_salt,
+        adapter=asked.lora or 0,
+        images=_images(asked),
         skip_reading_prefix_cache=asked.skip_reading_prefix_cache,
     )
     if asked.ready_step > asked.arrival_step:
         request.deferred = Limiter.GRAMMAR
     return request
+
+
+def _images(asked: CaseRequest) -> tuple[Image, ...]:
+    names = [image.name or f"{asked.id}#{index}" for index, image in enumerate(asked.images)]
+    return tuple(Image(image.offset, image.length, name) for image, name in zip(asked.images, names, strict=True))
 
 
 def prompt_tokens(request: CaseRequest) -> IntArray:
@@ -246,7 +272,7 @@ class CaseModel:
         counts = plan.samples.astype(np.int32)
         if plan.draft_token_ids is not None:
             accepted = (ordinal + outputs) % (plan.drafts + 1)
-            accepted[plan.draft_token_ids[:, 0] == -1] = 0
+            accepted[plan.draft_token_ids[:, 0] == PLACEHOLDER] = 0
             counts = np.where(plan.samples, accepted + 1, 0).astype(np.int32)
         places = outputs[:, None] + np.arange(int(counts.max(initial=1)))
         sampled = (32000 + (ordinal[:, None] * 7919 + places * 104729) % 16000).astype(np.int32)
@@ -265,12 +291,17 @@ class CaseRun:
     def __init__(self, case: Case) -> None:
         self.case = case
         self.scheduler = Scheduler(case.config)
-        self.model = CaseModel(case.config.num_speculative_tokens)
+        self.model = CaseModel(0 if case.config.async_scheduling else case.config.num_speculative_tokens)
         self.finishes: list[Finish] = []
         self.refusals: list[Refusal] = []
         self.admitted: dict[int, tuple[int, int]] = {}
         self.num_submitted = 0
+        self.scheduled_tokens = self.recomputed_tokens = 0
+        self.draft_tokens = self.accepted_draft_tokens = 0
+        self._depth = case.config.max_concurrent_batches
+        self._under_way: deque[tuple[int, StepPlan]] = deque()
         self._numbers: dict[str, int] = {}
+        self._ids: dict[int, str] = {}
         self._arrivals: dict[int, list[tuple[int, CaseRequest]]] = {}
         for ordinal, request in enumerate(case.requests):
             self._arrivals.setdefault(request.arrival_step, []).append((ordinal, request))
@@ -287,16 +318,29 @@ class CaseRun:
         self._events = sorted(set(events))
         self._last_event = self._events[-1] if self._events else 0
 
-    def steps(self) -> Iterator[tuple[CaseStep, Settled]]:
+    def steps(self) -> Iterator[CaseStep]:
         """Run to the end; yields every step at which some request is unfinished."""
         step = 0
-        while step <= self._last_event or self.scheduler.num_unfinished:
+        while step <= self._last_event or self._active:
             self.apply_events(step)
-            if self.scheduler.num_unfinished:
-                yield self._run_step(step)
+            if self._active:
+                told = self.scheduler.num_unfinished > 0
+                decided = self._run_step(step)
+                if told:
+                    yield decided
                 step += 1
             else:
                 step = min((event for event in self._events if event > step), default=step + 1)
+
+    @property
+    def _active(self) -> bool:
+        """There is something to plan, or a plan whose results are to be applied."""
+        return self.scheduler.num_unfinished > 0 or (self._depth > 1 and bool(self._under_way or self._untold))
+
+    @property
+    def _untold(self) -> bool:
+        """The worker has not been told of all that ended."""
+        return bool(self.scheduler.state.gone)
 
     def apply_events(self, step: int) -> None:
         """Knobs, arrivals, aborts and requests becoming ready, in this order."""
@@ -317,35 +361,71 @@ class CaseRun:
         refusal = self.scheduler.add(arrived)
         self.num_submitted += 1
         self._numbers[request.id] = arrived.number
+        self._ids[arrived.number] = request.id
         self.model.add(arrived.number, ordinal, request.stop_after)
         self.refusals += [refusal] if refusal else []
 
-    def _run_step(self, step: int) -> tuple[CaseStep, Settled]:
-        scheduler, state = self.scheduler, self.scheduler.state
+    def _run_step(self, step: int) -> CaseStep:
+        """Plan, and apply the oldest plan if as many are under way as may be, or nothing else is left to do."""
+        decided: dict[str, Any] = {"step": step, "finished": []}
+        due = True
+        if self.scheduler.num_unfinished or self._untold:
+            decided |= self._plan(step)
+            full = len(self._under_way) == self._depth
+            due = full or not (decided["scheduled"] or self.scheduler.num_unfinished or self._untold)
+        if self._depth > 1:
+            decided["applied"] = None
+        if due:
+            self._apply(step, decided)
+        decided["free_blocks_after"] = self.scheduler.state.kv.pool.num_free
+        return CaseStep(**{**_NOTHING_PLANNED, **decided})
+
+    def _plan(self, step: int) -> dict[str, Any]:
+        scheduler, state, names = self.scheduler, self.scheduler.state, self._ids
         plan = scheduler.schedule(float(step))
-        names = {request.number: request.id for request in state.requests.values()}
+        self._under_way.append((step, plan))
         planned = scheduler.planned
+        self.scheduled_tokens += int(plan.tokens.sum())
+        self.draft_tokens += int(plan.drafts.sum())
+        self.recomputed_tokens += planned.recomputed_tokens
         for started in planned.started:
             if not started.resumed:
                 request = started.request
                 self.admitted[request.number] = (request.num_prompt_tokens, request.cached_tokens)
-        rows = zip(plan.ids, plan.tokens.tolist(), plan.drafts.tolist(), strict=True)
         decided: dict[str, Any] = {
-            "step": step,
-            "scheduled": list(rows),
+            "scheduled": list(zip(plan.ids, plan.tokens.tolist(), plan.drafts.tolist(), strict=True)),
             "admitted": {names[entry.number]: entry.cached_tokens for entry in planned.admissions},
             "preempted": [names[entry.number] for entry in planned.preemptions],
             "running": list(state.table.ids),
             "waiting": [request.id for request in state.waiting],
             "free_blocks": state.kv.pool.num_free,
         }
-        if self._ready:
+        if self._ready or self._depth > 1 or self.case.config.max_loras:
             decided["skipped"] = [request.id for request in skipped(state, planned)]
-        settled = scheduler.update(plan, self.model.execute(plan), float(step))
-        self.finishes += [*planned.ended, *settled.finishes]
-        decided["finished"] = [names[finish.number] for finish in settled.finishes]
-        decided["free_blocks_after"] = state.kv.pool.num_free
-        return CaseStep(**decided), settled
+        if state.encoder is not None:
+            decided["encoded"] = {names[number]: images for number, images in state.encoder.encoded.items()}
+            decided["images_dropped"] = state.encoder.dropped
+        self.finishes += planned.ended
+        return decided
+
+    def _apply(self, step: int, decided: dict[str, Any]) -> None:
+        planned_at, plan = self._under_way.popleft()
+        settled = self.scheduler.update(plan, self.model.execute(plan), float(step))
+        self.finishes += settled.finishes
+        self.accepted_draft_tokens += settled.accepted_drafts
+        decided["finished"] = [self._ids[finish.number] for finish in settled.finishes]
+        if self._depth > 1 and plan.num_rows:
+            decided["applied"] = planned_at
+
+
+_NOTHING_PLANNED = {
+    "scheduled": [],
+    "admitted": {},
+    "preempted": [],
+    "running": [],
+    "waiting": [],
+    "free_blocks": 0,
+}
 
 
 def compare_step(recorded: CaseStep, decided: CaseStep) -> Difference | None:
@@ -362,12 +442,8 @@ def verify(case: Case) -> Verdict:
     run, verdict = CaseRun(case), Verdict(case.name)
     recorded = case.steps
     count = 0
-    for decided, settled in run.steps():
+    for decided in run.steps():
         verdict.preemptions += len(decided.preempted)
-        verdict.scheduled_tokens += sum(tokens for _, tokens, _ in decided.scheduled)
-        verdict.recomputed_tokens += settled.recomputed_tokens
-        verdict.draft_tokens += sum(drafts for *_, drafts in decided.scheduled)
-        verdict.accepted_draft_tokens += settled.accepted_drafts
         if recorded is not None and verdict.difference is None:
             if count >= len(recorded):
                 verdict.difference = Difference(decided.step, "step", "none", decided.step)
@@ -381,6 +457,8 @@ def verify(case: Case) -> Verdict:
             verdict.difference = Difference(recorded[count].step, "step", recorded[count].step, "none")
     verdict.steps = len(recorded) if recorded is not None else count
     verdict.equal = None if recorded is None else verdict.difference is None
+    verdict.scheduled_tokens, verdict.recomputed_tokens = run.scheduled_tokens, run.recomputed_tokens
+    verdict.draft_tokens, verdict.accepted_draft_tokens = run.draft_tokens, run.accepted_draft_tokens
     verdict.prompt_tokens = sum(prompt for prompt, _ in run.admitted.values())
     verdict.cached_tokens = sum(cached for _, cached in run.admitted.values())
     _count_requests(verdict, run)

@@ -5,15 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.handoff.request import Request
 
 IntArray = npt.NDArray[np.int32]
 
+PLACEHOLDER = -1
+"""Id of a draft that nobody drafted: always rejected."""
+OWN_DRAFT = -2
+"""Id of a draft that the worker proposed in the step before and kept to itself."""
 
-class Started(msgspec.Struct, frozen=True):
+
+@dataclass(frozen=True, slots=True)
+class Started:
     """A row that enters the batch in this step, new or resumed: the worker needs all of it.
 
     `block_table` is every block it holds, in order; a released block before the attention window is -1.
@@ -30,12 +35,13 @@ class Started(msgspec.Struct, frozen=True):
         return self.request.sequence()
 
 
-class StepPlan(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class StepPlan:
     """One step's whole work, in scheduling order. All arrays are int32, one entry per scheduled row.
 
     `tokens[i]` positions of request `numbers[i]` are computed from position `computed[i]` on; the last
-    `drafts[i]` of them are draft tokens (ids in `draft_token_ids[i]`, -1 a placeholder that is always
-    rejected). `samples[i]`: the row reaches the end of its sequence, so the worker returns outputs for it.
+    `drafts[i]` of them are draft tokens (ids in `draft_token_ids[i]`, `PLACEHOLDER` or `OWN_DRAFT` among them).
+    `samples[i]`: the row reaches the end of its sequence, so the worker returns outputs for it.
     `new_blocks` maps a request number to block ids appended to its table (those of `started` not included).
     `gone` are numbers whose state the worker may drop: finished, aborted or preempted since the last plan.
     """

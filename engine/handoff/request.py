@@ -35,6 +35,19 @@ class SamplingParams:
     ignore_eos: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Image:
+    """`length` tokens of a prompt from `offset` on; the same name is the same image, also of other requests."""
+
+    offset: int
+    length: int
+    name: str
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+
 @dataclass(slots=True)
 class GroupBlocks:
     """What a request holds in a KV group behind the first; of the first group it tells itself."""
@@ -54,7 +67,8 @@ class Request:
     of the other groups. `block_keys` are the keys of its full blocks, whose tokens `key_hasher` has seen; the first
     `num_registered` are in the prefix cache. `junction`: tokens of a longer hit that one group had. `high_water`:
     most tokens it ever had computed. `deferred`: why it is not ready; None if it is. `place`: its order in a queue
-    that serves first come first. `gaps_s`: one float per output, NaN where it was no delivery of its own.
+    that serves first come first. `num_late`: steps under way that computed it before a preemption. `gaps_s`: one
+    float per output, NaN where it was no delivery of its own.
     """
 
     id: str
@@ -69,11 +83,13 @@ class Request:
     skip_reading_prefix_cache: bool = False
     cache_salt: str | None = None
     adapter: int = 0
+    images: tuple[Image, ...] = ()
 
     number: int = -1
     status: Status = Status.WAITING
     deferred: Limiter | None = None
     place: int = 0
+    num_late: int = 0
     output_token_ids: array[int] = field(default_factory=lambda: array("i"))
     block_ids: list[int] = field(default_factory=list)
     block_keys: list[bytes] = field(default_factory=list)

@@ -17,6 +17,7 @@ from schedtop.engine.http.requests import ChatRequest, CompletionRequest, KnobsR
 from schedtop.engine.http.server_state import ServerState
 from schedtop.engine.http.settings import HttpSettings
 from schedtop.engine.http.text import message_text
+from schedtop.engine.metrics.page_text import CONTENT_TYPE
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -102,7 +103,7 @@ class Routes:
         return json_response({"version": __version__})
 
     async def metrics(self, request: Request) -> Response:
-        return Response(self._metrics(), media_type="text/plain; version=1.0.0; charset=utf-8")
+        return Response(self._metrics(), media_type=CONTENT_TYPE)
 
     async def knobs(self, request: Request) -> Response:
         return json_response(knobs_page(self._state.link))

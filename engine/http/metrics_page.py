@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import msgspec
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -13,6 +13,7 @@ from schedtop.engine.contract.telemetry import Header
 from schedtop.engine.http.server_state import HttpCounts
 from schedtop.engine.metrics.collector import MetricsCollector
 from schedtop.engine.metrics.counts import Counts
+from schedtop.engine.metrics.page_text import page_text
 
 
 class HttpCollector(Collector):
@@ -42,4 +43,4 @@ def metrics_page(header: Header, model: str, counts: Counts, http_counts: HttpCo
         collector(registry=registry)
     registry.register(MetricsCollector(msgspec.structs.replace(header, model=model), counts))
     registry.register(HttpCollector(model, http_counts))
-    return lambda: generate_latest(registry)
+    return lambda: page_text(registry.collect())

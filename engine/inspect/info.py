@@ -23,7 +23,9 @@ def document(
 
     Reads the whole file; `on_progress` gets the number of records done. Raises `RecordingError`.
     """
-    report = Report(slo, recording.header.settings.get("drafts"), recording.header.block_size)
+    settings = recording.header.settings
+    report = Report(slo, settings.get("drafts"), recording.header.block_size, settings.get("front_end_s"))
+    report.workload = recording.header.workload
     snapshot, _ = recording.keyframe_before(0)
     report.begin(snapshot)
     for index, record in enumerate(recording.records()):
@@ -59,8 +61,9 @@ def text(recording: Recording, figures: dict[str, Any]) -> str:
     if recording.gaps:
         missing = sum(gap.num_missing for gap in recording.gaps)
         lines.append(_line("", f"{missing:,} records are missing: totals count them, percentiles do not"))
-    body = report_text({**figures, "wall_s": None}).splitlines()[:-1]
-    return page([*lines, *body, _line("time", f"{duration_text(figures['clock_s'])} on the engine's clock")])
+    body = report_text({**figures, "wall_s": None}).splitlines()
+    time_line = _line("time", f"{duration_text(figures['clock_s'])} on the engine's clock")
+    return page([*lines, *(time_line if line.startswith("time ") else line for line in body)])
 
 
 def _line(name: str, words: str) -> str:

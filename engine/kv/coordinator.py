@@ -31,6 +31,7 @@ class KVCoordinator(KVManager):
         drafts = config.num_speculative_tokens
         self.groups = [_open_group(spec, config.max_model_len, drafts) for spec in specs]
         self.keeps_states = any(spec.mamba == "align" for spec in specs)
+        self.keeps_nothing = any(spec.mamba == "none" for spec in specs)
         self.stride = hash_size(specs)
         self.several = len(specs) > 1
         self.drop = config.drop_last_cached_block
@@ -39,7 +40,7 @@ class KVCoordinator(KVManager):
         self.common = common_size(specs)
         align = self.common if self.several else self.groups[0].size
         self.retention = Retention(config.prefix_cache_retention_interval, align, self.common, self.drop)
-        self.first_budget = config.max_num_batched_tokens
+        self.first_budget = config.max_concurrent_batches * config.max_num_batched_tokens
         self.caps = [group.cap(self.first_budget) for group in self.groups]
         self.kinds = _kinds(specs, self.groups)
         self.capacity = self._find_capacity()
@@ -68,7 +69,7 @@ class KVCoordinator(KVManager):
     # Look-up
 
     def look_up(self, request: Request, num_tokens: int) -> Hit:
-        if not self.caching or request.skip_reading_prefix_cache:
+        if not self.caching or self.keeps_nothing or request.skip_reading_prefix_cache:
             return NO_HIT
         stride = self.stride
         if len(request.block_keys) < num_tokens // stride:
@@ -153,10 +154,11 @@ class KVCoordinator(KVManager):
         yield from zip(self.groups[1:], request.further, strict=True)
 
     def most_tokens(self, hit: Hit, wanted: int) -> int:
-        """Of `wanted` tokens, how many an empty pool can hold at once."""
-        return self._most_fitting(
+        """Of `wanted` tokens, at least one, how many an empty pool can hold at once."""
+        fits = self._most_fitting(
             wanted, lambda count: self.shortage(hit, count, hit.num_tokens + 1, full=False, reserve=False) is None
         )
+        return max(fits, 1)
 
     def _most_fitting(self, wanted: int, fits: Callable[[int], bool]) -> int:
         if fits(wanted):
@@ -214,13 +216,13 @@ class KVCoordinator(KVManager):
             self.pool.release([block for block in reversed(dropped) if block >= 0])
 
     def next_full(self, num_tokens: int) -> int:
-        known = num_tokens - self.held_back
+        known = max(num_tokens - self.held_back, 0)
         return (known // self.stride + 1) * self.stride + self.held_back
 
     def register(self, request: Request, num_tokens: int) -> None:
-        if not self.caching:
+        if not self.caching or self.keeps_nothing:
             return
-        known = num_tokens - self.held_back
+        known = max(num_tokens - self.held_back, 0)
         for place, (group, holding) in enumerate(self._holdings(request)):
             num_full = self._registered_tokens(group, known) // group.size
             start = holding.num_registered

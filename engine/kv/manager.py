@@ -63,10 +63,12 @@ class KVManager:
         self.window_need_blocks = self._window_need(config)
 
     def _window_need(self, config: SchedulerConfig) -> int | None:
-        """Most blocks one request can hold at once under a window: the window, one chunk, and both edges."""
+        """Most blocks one request can hold at once under a window: the window, the chunks under way, and both edges."""
         if self.window is None:
             return None
-        reach = min(self.window - 1 + config.max_num_batched_tokens, self.max_model_len)
+        reach = min(
+            self.window - 1 + config.max_concurrent_batches * config.max_num_batched_tokens, self.max_model_len
+        )
         return blocks_for(reach, self.block_size) + 1
 
     def set_watermark(self, share: float) -> None:

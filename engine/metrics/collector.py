@@ -45,6 +45,8 @@ OWN_COUNTERS: dict[str, tuple[str, Callable[[Totals], float]]] = {
     "schedtop_busy_seconds": ("Time in which a step ran.", lambda t: t.busy_s),
 }
 
+VLLM_REASONS = tuple(FinishReason(name) for name in ("stop", "length", "abort", "error", "repetition"))
+
 HISTOGRAM_TEXTS = {
     "vllm:request_prompt_tokens": "Prompt tokens of ended requests.",
     "vllm:request_generation_tokens": "Output tokens of ended requests.",
@@ -62,6 +64,8 @@ HISTOGRAM_TEXTS = {
     "vllm:request_inference_time_seconds": "Last output after first scheduled.",
     "vllm:request_prefill_time_seconds": "First output after first scheduled.",
     "vllm:request_decode_time_seconds": "Last output after the first.",
+    "schedtop_inter_token_latency_seconds": "Gap between deliveries to the client, from a tenth of a millisecond on.",
+    "schedtop_client_wait_seconds": "From a request's arrival at its server to the scheduler.",
     "schedtop_request_requeued_seconds": "Time waiting again after preemptions, of requests that were preempted.",
     "schedtop_step_seconds": "Time of a step on the engine's clock.",
 }
@@ -80,8 +84,8 @@ class MetricsCollector(Collector):
         with self._counts.lock:
             self._counts.settle()
             families = [*self._counters(), *self._histogram_families()]
-            if self._counts.last is not None:
-                families += self._gauges(self._counts.last)
+            last = self._counts.last
+            families += self._load(0, 0, 0, 0.0) if last is None else self._gauges(last)
         yield self._cache_config()
         yield from families
 
@@ -117,8 +121,9 @@ class MetricsCollector(Collector):
         yield self._counter("vllm:prompt_tokens_by_source", "Prompt tokens by source.", sources)
         device = [({"source": "device"}, totals.cached_tokens)]
         yield self._counter("vllm:prompt_tokens_cached_by_source", "Cached prompt tokens by tier.", device)
-        known = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT)
-        ends = [({"finished_reason": str(reason)}, self._counts.reasons[reason]) for reason in known]
+        reasons = dict(self._counts.reasons)
+        reasons[FinishReason.LENGTH] += reasons[FinishReason.KV_CAPACITY]  # so vLLM's clients are told, too
+        ends = [({"finished_reason": str(reason)}, reasons[reason]) for reason in VLLM_REASONS]
         yield self._counter("vllm:request_success", "Finished requests.", ends)
         ends = [({"reason": str(reason)}, count) for reason, count in self._counts.reasons.items()]
         yield self._counter("schedtop_requests_finished", "Requests that ended, by reason.", ends)
@@ -143,14 +148,9 @@ class MetricsCollector(Collector):
     def _gauges(self, record: StepRecord) -> Iterator[Metric]:
         blocks, head = record.blocks, record.head
         pool = blocks.held + blocks.shared + blocks.cached_free + blocks.empty
-        yield self._gauge("vllm:num_requests_running", "Requests that run.", [({}, record.running)])
-        yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", [({}, record.waiting)])
-        # Nothing is ever deferred here: whoever waits, waits for capacity.
-        waits = [({"reason": "capacity"}, record.waiting), ({"reason": "deferred"}, 0)]
-        yield self._gauge("vllm:num_requests_waiting_by_reason", "Requests that wait, by reason.", waits)
-        if pool:
-            usage = (blocks.held + blocks.shared) / pool
-            yield self._gauge("vllm:kv_cache_usage_perc", "Share of the blocks in use, 0 to 1.", [({}, usage)])
+        deferred = sum(count for _, count in record.deferred)
+        usage = (blocks.held + blocks.shared) / pool if pool else None
+        yield from self._load(record.running, record.waiting, deferred, usage)
         classes = [({"class": name}, getattr(blocks, name)) for name in ("held", "shared", "cached_free", "empty")]
         yield self._gauge("schedtop_kv_blocks", "KV blocks by class; the classes add up to the pool.", classes)
         yield self._gauge("schedtop_kv_watermark_blocks", "Blocks that admission leaves.", [({}, blocks.watermark)])
@@ -162,6 +162,15 @@ class MetricsCollector(Collector):
             yield self._gauge("schedtop_oldest_wait_seconds", "How long the oldest request waits.", oldest)
         yield self._gauge("schedtop_paused", "1 while the engine is paused.", [({}, record.paused)])
         yield self._gauge("schedtop_clock_seconds", "The engine's clock.", [({}, record.end_s)])
+
+    def _load(self, running: int, waiting: int, deferred: int, usage: float | None) -> Iterator[Metric]:
+        """What dashboards look at first; all 0 before the first record."""
+        yield self._gauge("vllm:num_requests_running", "Requests that run.", [({}, running)])
+        yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", [({}, waiting)])
+        waits = [({"reason": "capacity"}, waiting - deferred), ({"reason": "deferred"}, deferred)]
+        yield self._gauge("vllm:num_requests_waiting_by_reason", "Requests that wait, by reason.", waits)
+        if usage is not None:
+            yield self._gauge("vllm:kv_cache_usage_perc", "Share of the blocks in use, 0 to 1.", [({}, usage)])
 
     def _histogram_families(self) -> Iterator[Metric]:
         for name, buckets in self._counts.histograms.items():
@@ -179,7 +188,7 @@ class MetricsCollector(Collector):
         config = self._header.config
         labels = {
             "block_size": str(self._header.block_size),
-            "num_gpu_blocks": str(self._header.num_blocks),
+            "num_gpu_blocks": str(self._header.num_blocks + 1),  # vLLM counts the null block, which holds nothing
             "enable_prefix_caching": str(config.get("enable_prefix_caching")),
             "sliding_window": str(config.get("sliding_window")),
         }

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 from schedtop.engine.build import build_engine
 from schedtop.engine.channel.protocol import Sink, encode
-from schedtop.engine.contract.config import EngineConfig
+from schedtop.engine.contract.config import ConfigError, EngineConfig
 from schedtop.engine.contract.slo import Slo
 from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.offline.report import Report
@@ -40,13 +40,17 @@ def run_headless(
     config: EngineConfig, slo: Slo | None, notice: Callable[[str], None], show_progress: bool = False
 ) -> Report:
     """Serve the config's workload and report. Raises `ConfigError` before anything runs."""
+    if config.workload is not None and config.workload.rate == 0:
+        raise ConfigError("--rate 0: nothing would ever arrive; give a rate above 0")
     engine = build_engine(config, notice)
     calm_collector()
     with StopSignals().heard() as stop, ExitStack() as stack:
         sinks = open_sinks(config, engine, stack, notice)
         config = with_end(config, notice)
         progress = stack.enter_context(Progress(config.duration_s, show_progress))
-        report = Report(slo, engine.header.settings.get("drafts"), engine.header.block_size)
+        settings = engine.header.settings
+        report = Report(slo, settings.get("drafts"), engine.header.block_size, settings.get("front_end_s"))
+        report.workload = engine.header.workload
         serve(engine, config, report, sinks, progress.update, notice, stop)
     report.stopped_by = stop.number
     report.unrecorded = config.record is not None and "recording" not in sinks

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec.structs import astuple
-from schedtop.engine.contract.cohort import SHARES
+from schedtop.engine.contract.cohort import SHARES, Cohort
 from schedtop.engine.contract.lives import Lives
 from schedtop.engine.contract.lost_hits import PrefixMemory
 from schedtop.engine.contract.percentiles import Percentiles
@@ -16,10 +17,13 @@ from schedtop.engine.contract.telemetry import (
     Snapshot,
     StepRecord,
     Totals,
+    blocks_in_use,
     draft_positions,
     hit_rate,
 )
+from schedtop.engine.contract.workload_notes import as_document
 from schedtop.engine.offline.classes import Classes
+from schedtop.engine.offline.held_back import HeldBack
 from schedtop.engine.offline.report_text import duration_text, percent_text, report_text
 
 if TYPE_CHECKING:
@@ -28,17 +32,28 @@ if TYPE_CHECKING:
 __all__ = ["SHARES", "Report", "duration_text", "percent_text", "report_text", "totals_since"]
 
 
+LATENCIES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
+
+
 class Report:
     """Accumulates step records; figures are since the session's start, as its totals are.
 
     Latencies are those of a cohort (`engine.contract.cohort`): who still waits at the end is part of it. `drafter`
-    names who drafts, where that is known; `block_size` is needed for lost hits.
+    names who drafts, where that is known; `workload` is a header's description of it; `block_size` is needed for
+    lost hits; `front_end_s` is what a client's latencies have on top of the scheduler's, where that is known.
     `wall_s`, `stopped_by` (a signal) and `unrecorded` (its recording is not whole) are for the caller to set; `close`
     says how long the run went on after its last record.
     """
 
-    def __init__(self, slo: Slo | None = None, drafter: str | None = None, block_size: int | None = None) -> None:
+    def __init__(
+        self,
+        slo: Slo | None = None,
+        drafter: str | None = None,
+        block_size: int | None = None,
+        front_end_s: float | None = None,
+    ) -> None:
         self.slo = slo
+        self.front_end_s = front_end_s
         self.drafter = drafter
         self.clock_s = 0.0
         self.wall_s: float | None = None
@@ -55,6 +70,8 @@ class Report:
         self._itl_s = Percentiles("f")
         self._peak_blocks = 0
         self._pool_blocks = 0
+        self.workload: Mapping[str, Any] = {}
+        self._held_back = HeldBack()
         self._drafts = np.zeros((2, MOST_DRAFTS), dtype=np.int64)
 
     def begin(self, snapshot: Snapshot) -> None:
@@ -72,6 +89,7 @@ class Report:
             self._itl_s.add_bytes(record.itl_s)
         for _, ttft_s in record.ttft_s:
             self._ttft_s.add(ttft_s)
+        self._held_back.add(record)
         if record.finishes:
             self._add_finishes(record)
         self._running = record.running
@@ -80,9 +98,10 @@ class Report:
         else:
             self._add_stretch(record)
         blocks = record.blocks
-        used = blocks.held + blocks.shared
+        used = blocks_in_use(record) if isinstance(record, StepRecord) else record.blocks_in_use
         if used >= self._peak_blocks:
-            self._peak_blocks, self._pool_blocks = used, used + blocks.cached_free + blocks.empty
+            self._peak_blocks = used
+            self._pool_blocks = blocks.held + blocks.shared + blocks.cached_free + blocks.empty
 
     def _add_step(self, record: StepRecord) -> None:
         self._waiting = record.waiting
@@ -126,7 +145,7 @@ class Report:
         """
         totals = self.totals if since is None else totals_since(since, self.totals)
         clock_s = self.clock_s - start_s
-        unended = self._lives.unended(self.clock_s)
+        cohorts = self.cohorts()
         document: dict[str, Any] = {
             "requests": {
                 "submitted": totals.submitted,
@@ -146,10 +165,8 @@ class Report:
                 "cached": totals.cached_tokens,
                 "aborted_prefill": totals.aborted_prefill_tokens,
             },
-            "ttft_s": self._ttft_s.cohort(unended.ttft_s).document(),
-            "itl_s": self._itl_s.cohort(unended.itl_s).document(),
-            "tpot_s": self._tpot_s.cohort(unended.tpot_s).document(),
-            "e2e_s": self._e2e_s.cohort(unended.e2e_s).document(),
+            **{name: found.document() for name, found in cohorts.items()},
+            **self._client_latencies(cohorts),
             "preemptions": totals.preemptions,
             "hit_rate": hit_rate(totals),
             "steps": totals.steps,
@@ -160,7 +177,12 @@ class Report:
             "peak_kv_usage": _ratio(self._peak_blocks, self._pool_blocks),
             "clock_s": clock_s,
             "wall_s": self.wall_s,
+            **self._held_back.as_document(),
         }
+        if self.workload:
+            document["workload"] = as_document(self.workload)
+        if "client_waits_s" in self.workload:
+            document["client_wait_s"] = _summary(self.workload["client_waits_s"])
         if self._prefixes is not None and (found := self._prefixes.found).prompt_tokens:
             document["lost_hits"] = {
                 "tokens": found.lost_tokens,
@@ -173,6 +195,29 @@ class Report:
             document["goodput"] = self._judge(self.slo, clock_s)
         return document
 
+    @property
+    def num_open(self) -> int:
+        """Requests that are in flight."""
+        return len(self._lives.of)
+
+    def cohorts(self) -> dict[str, Cohort]:
+        """Each latency's cohort, by its name in the document."""
+        unended = self._lives.unended(self.clock_s)
+        return {
+            "ttft_s": self._ttft_s.cohort(unended.ttft_s),
+            "itl_s": self._itl_s.cohort(unended.itl_s),
+            "tpot_s": self._tpot_s.cohort(unended.tpot_s),
+            "e2e_s": self._e2e_s.cohort(unended.e2e_s),
+        }
+
+    def _client_latencies(self, cohorts: Mapping[str, Cohort]) -> dict[str, Any]:
+        """TTFT and E2E from the client's arrival on, where the time outside the scheduler is known."""
+        if self.front_end_s is None:
+            return {}
+        return {
+            f"client_{name}": cohorts[name].shifted(self.front_end_s).document() for name in ("ttft_s", "e2e_s")
+        }
+
     def _judge(self, slo: Slo, clock_s: float) -> dict[str, Any]:
         """Requests known to be within every bound, among those known to be within or past one."""
         past_open = self._lives.num_past(slo, self.clock_s)
@@ -184,7 +229,7 @@ class Report:
             "met": self.num_good,
             "n": judged,
             "past_open": past_open,
-            "open": len(self._lives.of) - past_open,
+            "open": self.num_open - past_open,
         }
 
     def _describe_drafts(self, totals: Totals) -> dict[str, Any]:
@@ -210,6 +255,14 @@ class Report:
 def totals_since(before: Totals, totals: Totals) -> Totals:
     """What was counted from `before` on."""
     return Totals(*(new - old for old, new in zip(astuple(before), astuple(totals), strict=True)))
+
+
+def _summary(values_s: Sequence[float]) -> dict[str, Any]:
+    """As a latency of whom nobody still waits."""
+    values = Percentiles()
+    for value_s in values_s:
+        values.add(value_s)
+    return values.cohort().document()
 
 
 def _ratio(part: float, whole: float) -> float | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 from schedtop.engine.contract.telemetry import Admission, FinishReason, Head, Limiter
-from schedtop.engine.handoff.plan import Started
+from schedtop.engine.handoff.plan import PLACEHOLDER, Started
 from schedtop.engine.handoff.request import Request, Status
 from schedtop.engine.kv.manager import Hit
+from schedtop.engine.scheduler.adapters import open_slots
 from schedtop.engine.scheduler.chunks import planned_tokens, shorten
 from schedtop.engine.scheduler.deferral import pass_deferred
+from schedtop.engine.scheduler.ending import end_request, stop_at
 from schedtop.engine.scheduler.queues import urgency
-from schedtop.engine.scheduler.settle import end_request
 from schedtop.engine.scheduler.state import PlannedStep, State
 from schedtop.engine.scheduler.submission import step_room
 
@@ -28,6 +29,7 @@ class AdmissionPass:
         self.token_left = state.limits.token_budget - used
         self.input_left = state.limits.input_budget - used - slots * self.num_running_scheduled
         self.num_running_before = table.size
+        self.slots = open_slots(state)
 
     def run(self) -> None:
         """Admit from the head until something stops it; notes the limiter and the head's reason."""
@@ -35,6 +37,8 @@ class AdmissionPass:
             head = self.stop_before_look()
             if head is None:
                 self.planned.last_look = request
+                if self.slots is not None and self.slots.pass_over(request):
+                    continue
                 head = self._try_admit(request)
             if head is not None:
                 self.planned.head = head
@@ -70,7 +74,7 @@ class AdmissionPass:
         if state.shrinks:
             chunk, drafts = self._shorten(request, hit, chunk, drafts)
             if not chunk or (state.kv.keeps_states and state.kv.shares_new_state(hit, planned_tokens(state))):
-                return self._budget_head(request, 1)
+                return self._shortened_head(request)
         if not state.table.size:
             # Under a window, a chunk of a raised budget can ask for more than the whole pool at once.
             chunk = state.kv.most_tokens(hit, chunk)
@@ -78,9 +82,15 @@ class AdmissionPass:
             hit, chunk, request.num_tokens, state.limits.reserve_full_isl, reserve=state.table.size > 0
         )
         if short is not None:
+            if state.encoder is not None:
+                state.encoder.give_back()
             return Head(request.number, short.reason, short.need, short.have, short.reserve)
         state.waiting.pop()
         self._admit(request, hit, chunk, drafts)
+        if self.slots is not None:
+            self.slots.add(request)
+        if state.encoder is not None:
+            state.encoder.charge()
         self.token_left -= chunk
         self.input_left -= chunk + state.config.draft_slots
         planned.limiter = Limiter.NONE
@@ -93,6 +103,16 @@ class AdmissionPass:
         request.junction = hit.junction
         shorter = shorten(self.state, request, hit.num_tokens, request.num_tokens, chunk)
         return (1, 0) if drafts and 0 < shorter < chunk else (shorter, drafts)
+
+    def _shortened_head(self, request: Request) -> Head:
+        """No token of a chunk that must end early could be taken."""
+        encoder = self.state.encoder
+        if encoder is None:
+            return self._budget_head(request, 1)
+        encoder.give_back()
+        if encoder.missing is None:
+            return self._budget_head(request, 1)
+        return Head(request.number, Limiter.ENCODER, encoder.missing.length, encoder.left)
 
     def _end_stranded(self, request: Request, need: int) -> bool:
         """Without chunking, a sequence that outgrew every budget would wait for ever: it ends with its outputs."""
@@ -151,25 +171,16 @@ class AdmissionPass:
         state.table.tokens[row] = chunk
         if drafts:
             state.table.num_spec[row] = drafts
-            state.table.draft_ids[row] = -1
+            state.table.draft_ids[row] = PLACEHOLDER
             state.table.has_drafts = True
         planned.admissions.append(Admission(request.number, hit.num_tokens, waited_s, resumed))
         planned.started.append(Started(row, request, request.block_ids, resumed))
 
 
-def stop_at(state: State, request: Request) -> int:
-    """`num_tokens` at which a request ends by length: its own limit, the model's, or the pool's.
-
-    The last token needs no slot, so a pool of c tokens carries a sequence of c + 1.
-    """
-    limit = min(request.num_prompt_tokens + request.max_tokens, state.config.max_model_len)
-    capacity = state.kv.capacity_tokens
-    return limit if capacity is None else min(limit, capacity + 1)
-
-
 def mark_inverted(state: State, head: Head) -> bool:
     """Under priority: a more urgent request waits while a less urgent one runs."""
-    if state.config.policy != "priority":
+    request = state.requests.get(head.number)
+    if request is None or state.config.policy != "priority":
         return False
-    waiting = urgency(state.requests[head.number])
+    waiting = urgency(request)
     return any(request.priority > waiting[0] for request in state.table.requests)

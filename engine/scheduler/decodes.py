@@ -12,8 +12,8 @@ import numpy.typing as npt
 from schedtop.engine.contract.telemetry import Finish, Head
 from schedtop.engine.scheduler.admission import AdmissionPass
 from schedtop.engine.scheduler.deferral import deferred_head
+from schedtop.engine.scheduler.register import register
 from schedtop.engine.scheduler.request_table import IntArray, RowArray
-from schedtop.engine.scheduler.running import register
 from schedtop.engine.scheduler.settle import finish
 from schedtop.engine.scheduler.state import PlannedStep, State
 
@@ -46,10 +46,12 @@ def decodes_ahead(state: State) -> Outlook | None:
         return None
     if table.has_drafts or limits.num_speculative_tokens or table.num_with_stops or not state.kv.at_once:
         return None
+    if state.encoder is not None and state.encoder.is_holding:
+        return None
     if size > limits.token_budget or size * (1 + state.config.draft_slots) > limits.input_budget:
         return None
     head = deferred_head(state)
-    if state.waiting.head() is not None:
+    if state.waiting.ready:
         table.tokens[:size] = 1
         # Only limits hold still: blocks run out, and the reason with them.
         head = AdmissionPass(state, PlannedStep(0.0)).stop_before_look()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedtop.engine.contract.telemetry import Preemption
+from schedtop.engine.contract.telemetry import Limiter, Preemption
 from schedtop.engine.handoff.request import Request, Status
 from schedtop.engine.scheduler.queues import urgency
 from schedtop.engine.scheduler.state import PlannedStep, State
@@ -31,6 +31,9 @@ def preempt(state: State, planned: PlannedStep, row: int, for_request: Request) 
     usage_before = kv.pool.usage
     if was_planned and not state.config.cache_unexecuted_blocks:
         kv.unregister(request, num_computed)
+    if state.encoder is not None:
+        state.encoder.leave(request)
+        state.encoder.drop_plan(request)
     freed = kv.free(request)
     planned.new_blocks.pop(request.number, None)
     table.remove([row])
@@ -41,6 +44,8 @@ def preempt(state: State, planned: PlannedStep, row: int, for_request: Request) 
     same = request.finished_before == state.num_finished
     request.loop_length = request.loop_length + 1 if same else 1
     request.finished_before = state.num_finished
+    request.num_late = sum(request.number in batch.plan.numbers for batch in state.under_way)
+    request.deferred = Limiter.STALE_OUTPUT if request.num_late else None
     state.waiting.put_back(request)
     state.gone.append(request.number)
     planned.preemptions.append(

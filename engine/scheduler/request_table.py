@@ -21,8 +21,9 @@ BoolArray = npt.NDArray[np.bool_]
 
 COLUMNS = (
     *ROW_FIELDS,
-    "num_computed",  # tokens with state, including those scheduled in this step
-    "num_tokens",  # prompt and outputs
+    "num_computed",  # tokens with state once every step under way has run, if all its drafts hold
+    "num_tokens",  # prompt and outputs so far
+    "num_expected",  # tokens once every result under way has arrived, likewise; one with `num_tokens` if not `ahead`
     "num_spec",  # draft tokens waiting for verification
     "room",  # tokens that its block table has slots for
     "next_full",  # tokens at which its next block is full
@@ -35,14 +36,12 @@ COLUMNS = (
     "slot",  # which line of the output store is its own
     "flushed",  # place in the store up to which its request knows its outputs
     "cursor",  # place in the store for its next output
+    "in_flight",  # tokens scheduled in steps under way
+    "next_step",  # step before which it is passed over
 )
 
 PLAN_ROWS = len(ROW_FIELDS[: ROW_FIELDS.index("computed") + 1])
 """The first columns are what a plan says of each row."""
-BEFORE = slice(COLUMNS.index("computed"), COLUMNS.index("needed") + 1)
-DRAFTED = slice(COLUMNS.index("drafts"), COLUMNS.index("accepted") + 1)
-NOW = slice(COLUMNS.index("num_computed"), COLUMNS.index("num_tokens") + 1)
-"""`data[BEFORE] = data[NOW]` notes where every row stands."""
 MAX_DRAFTS = 8
 
 
@@ -51,7 +50,8 @@ class RequestTable:
 
     Outputs that a row gets while it is here lie in the store: ids in `_ids`, seconds since the delivery before in
     `_gaps`, one line of `_width` places per slot, flattened. `flush` hands them to the request. `has_drafts` says
-    whether any row may have drafts waiting.
+    whether any row may have drafts waiting. While `layout` stays the same, rows are where they were. `ahead`: rows are
+    planned on before their results are here.
     """
 
     request: IntArray
@@ -65,6 +65,7 @@ class RequestTable:
     flags: IntArray
     num_computed: IntArray
     num_tokens: IntArray
+    num_expected: IntArray
     num_spec: IntArray
     room: IntArray
     next_full: IntArray
@@ -77,14 +78,18 @@ class RequestTable:
     slot: IntArray
     flushed: IntArray
     cursor: IntArray
+    in_flight: IntArray
+    next_step: IntArray
 
-    def __init__(self, capacity: int = 64) -> None:
+    def __init__(self, ahead: bool = False, capacity: int = 64) -> None:
         self.size = 0
+        self.layout = 0
         self.requests: list[Request] = []
         self.ids: list[str] = []
         self.num_with_stops = 0
         self.num_recomputing = 0
         self.has_drafts = False
+        self.ahead = ahead
         self._free_slots: list[int] = []
         self.data = np.zeros((len(COLUMNS), 0), dtype=np.int32)
         self.last_s = np.zeros(0)
@@ -108,6 +113,8 @@ class RequestTable:
     def _name_columns(self) -> None:
         for index, name in enumerate(COLUMNS):
             setattr(self, name, self.data[index])
+        if not self.ahead:
+            self.num_expected = self.num_tokens
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """A copy's columns are of its own data."""
@@ -143,7 +150,7 @@ class RequestTable:
         self.data[:, row] = 0
         self.request[row] = request.number
         self.num_computed[row] = num_computed
-        self.num_tokens[row] = request.num_tokens
+        self.num_tokens[row] = self.num_expected[row] = request.num_tokens
         self.room[row], self.next_release[row], self.num_released[row], self.blocks[row] = standing
         self.stop_at[row] = stop_at
         self.high_water[row] = request.high_water
@@ -162,6 +169,7 @@ class RequestTable:
             self._free_slots.append(self.slot.item(row))
         size, left, first = self.size, len(self.requests), rows[0]
         self.size = left
+        self.layout += 1
         if first == left:  # nothing behind the removed rows
             return
         keep: slice | RowArray = slice(first + 1, size)
@@ -173,6 +181,14 @@ class RequestTable:
         self.last_s[first:left] = self.last_s[keep]
         if self.has_drafts:
             self.draft_ids[first:left] = self.draft_ids[keep]
+
+    def rows_of(self, numbers: IntArray, slots: IntArray) -> RowArray:
+        """Where the requests with these numbers are now, which once had these slots; -1: no longer here."""
+        row_of = np.full(self.data.shape[1], -1, dtype=np.intp)
+        row_of[self.slot[: self.size]] = np.arange(self.size)
+        rows = row_of[slots]
+        rows[self.request[rows] != numbers] = -1
+        return rows
 
     def note_blocks(self, rows: RowArray, standings: Sequence[Standing]) -> None:
         """Bring the counters of some rows up to their requests' blocks."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 from schedtop.engine.contract.telemetry import Limiter
-from schedtop.engine.kv.prefix_cache import append_key
 from schedtop.engine.scheduler.chunks import cut, plan_in_turn
+from schedtop.engine.scheduler.overlap import await_results, hold_back
 from schedtop.engine.scheduler.preemption import pick_victim, preempt
+from schedtop.engine.scheduler.register import register
 from schedtop.engine.scheduler.request_table import BoolArray, IntArray, RowArray
 from schedtop.engine.scheduler.state import PlannedStep, State
 
@@ -15,21 +16,25 @@ def run_pass(state: State, planned: PlannedStep) -> None:
     """Set `tokens` of every row and take the blocks for them, preempting where the pool runs out."""
     row: int | None = 0
     while row is not None and row < state.table.size:
-        _plan_tokens(state, planned, row)
-        row = _take_blocks(state, planned, row)
+        end = _plan_tokens(state, planned, row)
+        row = _take_blocks(state, planned, row, end)
+    if state.encoder is not None:
+        state.encoder.charge()
 
 
-def _plan_tokens(state: State, planned: PlannedStep, first: int) -> None:
-    """Give rows from `first` on as many tokens as their gaps want and the budgets leave."""
+def _plan_tokens(state: State, planned: PlannedStep, first: int) -> int:
+    """Give rows from `first` on as many tokens as their gaps want and the budgets leave; returns up to which row."""
     table, limits, size = state.table, state.limits, state.table.size
     slots = state.config.draft_slots
     computed = table.num_computed[first:size]
     wanted = table.tokens[first:size]
-    np.subtract(table.num_tokens[first:size], computed, out=wanted)
+    np.subtract(table.num_expected[first:size], computed, out=wanted)
     if table.has_drafts:
         wanted += table.num_spec[first:size]
         # Only drafts can reach past the model's length: everything else ends before.
         np.minimum(wanted, state.config.max_model_len - 1 - computed, out=wanted)
+    if state.config.async_scheduling:
+        hold_back(state, first, wanted)
     cap = state.chunk_cap()
     if cap is not None:
         np.minimum(wanted, cap, out=wanted)
@@ -40,17 +45,18 @@ def _plan_tokens(state: State, planned: PlannedStep, first: int) -> None:
         input_left -= int(given.sum()) + slots * int(np.count_nonzero(given))
     planned.limiter = Limiter.NONE
     if state.shrinks:
-        plan_in_turn(state, planned, first, token_left, input_left)
-        return
+        return plan_in_turn(state, planned, first, token_left, input_left)
     total = int(wanted.sum())
     if total > token_left or total + slots * (size - first) > input_left:
         planned.limiter = cut(wanted, token_left, input_left, slots)
+    return size
 
 
-def _take_blocks(state: State, planned: PlannedStep, first: int) -> int | None:
+def _take_blocks(state: State, planned: PlannedStep, first: int, behind: int) -> int | None:
     """Serve the rows from `first` on that need blocks or fill one; others need nothing.
 
-    Returns the row to plan again from after a preemption changed what follows; None when the pass is over.
+    Rows from `behind` on are not planned yet. Returns the row to plan from next, again if a preemption changed what
+    follows; None when the pass is over.
     """
     table, kv, size = state.table, state.kv, state.table.size
     end = table.num_computed[first:size] + table.tokens[first:size]
@@ -60,19 +66,22 @@ def _take_blocks(state: State, planned: PlannedStep, first: int) -> int | None:
         short |= _can_release(state, first)
     short_rows = short.nonzero()[0]
     full_rows = (known >= table.next_full[first:size]).nonzero()[0]
+    if full_rows.size:  # a row that is passed over may have got to know its block's last token meanwhile
+        full_rows = full_rows[table.tokens[first + full_rows] > 0]
     failed = _grow(state, planned, first + short_rows, end[short_rows]) if short_rows.size else None
     if failed is not None:
         # As if rows were served one by one: those before the failed one have registered their blocks.
         full_rows = full_rows[full_rows < failed - first]
     register(state, first + full_rows, known[full_rows])
-    return None if failed is None else _make_room(state, planned, failed, end.item(failed - first))
+    return behind if failed is None else _make_room(state, planned, failed, end.item(failed - first))
 
 
 def _can_release(state: State, first: int) -> BoolArray:
     """Rows from `first` on, scheduled in this step, that hold blocks which no later token needs."""
     table, size = state.table, state.table.size
-    released = table.num_computed[first:size] >= table.next_release[first:size]
-    return released & (table.tokens[first:size] > 0)
+    applied = table.num_computed[first:size] - table.in_flight[first:size]
+    released: BoolArray = (applied >= table.next_release[first:size]) & (table.tokens[first:size] > 0)
+    return released
 
 
 def _grow(state: State, planned: PlannedStep, rows: RowArray, needs: IntArray) -> int | None:
@@ -98,7 +107,7 @@ def _grow_one_by_one(state: State, planned: PlannedStep, rows: RowArray, needs: 
     table, kv, failed = state.table, state.kv, None
     for index, row in enumerate(rows.tolist()):
         request = table.requests[row]
-        kv.release_before_window(request, table.num_computed.item(row))
+        kv.release_before_window(request, table.num_computed.item(row) - table.in_flight.item(row))
         blocks = kv.grow(request, needs.item(index))
         if blocks is None:
             failed, rows = row, rows[: index + 1]
@@ -109,49 +118,12 @@ def _grow_one_by_one(state: State, planned: PlannedStep, rows: RowArray, needs: 
     return failed
 
 
-def register(state: State, rows: RowArray, num_known: IntArray) -> None:
-    """The rows fill blocks with `num_known` tokens in this step: these get their prefix-cache entries."""
-    if not rows.size:
-        return
-    table, kv = state.table, state.kv
-    if not kv.one_group:
-        _register_one_by_one(state, rows, num_known)
-        return
-    num_full = num_known // kv.block_size
-    table.next_full[rows] = (num_full + 1) * kv.block_size
-    if not kv.caching:
-        return
-    newest, in_store = table.output_bytes(rows, (num_full - 1) * kv.block_size, kv.block_size)
-    width, end, requests = 4 * kv.block_size, 0, table.requests
-    blocks: list[int] = []
-    keys: list[bytes] = []
-    for row, count, stored in zip(rows.tolist(), num_full.tolist(), in_store.tolist(), strict=True):
-        request = requests[row]
-        end += width
-        if stored and request.num_registered == count - 1 == len(request.block_keys):
-            blocks.append(request.block_ids[count - 1])
-            keys.append(append_key(request, newest[end - width : end]))
-            request.num_registered = count
-        else:
-            table.flush(row)
-            kv.register(request, count * kv.block_size)
-    kv.pool.register(blocks, keys)
-
-
-def _register_one_by_one(state: State, rows: RowArray, num_known: IntArray) -> None:
-    table, kv = state.table, state.kv
-    for row, known in zip(rows.tolist(), num_known.tolist(), strict=True):
-        table.flush(row)
-        kv.register(table.requests[row], known)
-        table.next_full[row] = kv.next_full(known)
-
-
 def _make_room(state: State, planned: PlannedStep, row: int, need: int) -> int | None:
     """Preempt until a row gets its blocks; returns the row to plan again from, None if it had to go itself."""
     table, kv = state.table, state.kv
     request = table.requests[row]
     while (blocks := kv.grow(request, need)) is None:
-        if _is_alone(state) and (_drop_drafts(state) or _shorten_chunk(state)):
+        if _is_alone(state) and (_drop_drafts(state) or await_results(state) or _shorten_chunk(state)):
             need = table.num_computed.item(0) + table.tokens.item(0)
             continue
         victim = pick_victim(state)
@@ -177,7 +149,7 @@ def _is_alone(state: State) -> bool:
 def _drop_drafts(state: State) -> bool:
     """A request that is alone gives up its drafts before its place: they must not make it impossible."""
     table = state.table
-    past_end = table.num_computed.item(0) + table.tokens.item(0) - table.num_tokens.item(0)
+    past_end = table.num_computed.item(0) + table.tokens.item(0) - table.num_expected.item(0)
     table.num_spec[0] = 0
     table.tokens[0] -= max(past_end, 0)
     return past_end > 0

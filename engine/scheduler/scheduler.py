@@ -5,26 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from schedtop.engine.contract.config import SchedulerConfig, check_scheduler_config
-from schedtop.engine.contract.telemetry import Finish, FinishReason, Head, Limiter, Refusal, RowFlag
+from schedtop.engine.contract.telemetry import Finish, FinishReason, Head, Limiter, Refusal
 from schedtop.engine.handoff.plan import StepPlan, StepResult
 from schedtop.engine.handoff.request import Request, Status
 from schedtop.engine.kv.prefix_cache import extend_keys
 from schedtop.engine.scheduler.admission import AdmissionPass
-from schedtop.engine.scheduler.request_table import BEFORE, DRAFTED, NOW, PLAN_ROWS, BoolArray, IntArray, RowArray
+from schedtop.engine.scheduler.ending import end_request
 from schedtop.engine.scheduler.running import run_pass
-from schedtop.engine.scheduler.settle import Settled, end_request, settle
+from schedtop.engine.scheduler.seal import seal
+from schedtop.engine.scheduler.settle import Settled, settle
 from schedtop.engine.scheduler.state import PlannedStep, State
 from schedtop.engine.scheduler.submission import refuse
-
-NEW, RESUMED, SAMPLED = int(RowFlag.NEW), int(RowFlag.RESUMED), np.int32(RowFlag.SAMPLED)
 
 
 class Scheduler:
     """Running requests before waiting ones, under a token budget, an input budget and a pool of blocks.
 
-    Call `add`, `schedule`, `update` in turn; `schedule` and `update` must alternate.
+    Call `add`, `schedule`, `update` in turn. `schedule` may be ahead of `update` by as many steps as the config's
+    `max_concurrent_batches`; results are applied in the order of the plans.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -94,70 +93,26 @@ class Scheduler:
     def schedule(self, now_s: float) -> StepPlan:
         """Plan one step; the blocks it needs are taken, the positions it covers count as computed."""
         state = self.state
-        planned = self.planned = PlannedStep(now_s)
+        limits = state.limits
+        planned = self.planned = PlannedStep(now_s, limits.token_budget, limits.input_budget)
+        state.num_planned += 1
+        if state.encoder is not None:
+            state.encoder.begin_step()
         run_pass(state, planned)
         if planned.preemptions:
             planned.limiter = Limiter.PREEMPTED_NOW
             planned.head = Head(state.waiting.first_number, Limiter.PREEMPTED_NOW)
         elif state.waiting:
             AdmissionPass(state, planned).run()
-        return self._seal()
-
-    def _seal(self) -> StepPlan:
-        """Freeze the drafted step and advance every row by what it was given."""
-        state, table, size = self.state, self.state.table, self.state.table.size
-        tokens = table.tokens[:size]
-        computed, num_tokens = table.num_computed[:size], table.num_tokens[:size]
-        table.data[BEFORE, :size] = table.data[NOW, :size]
-        computed += tokens
-        samples = computed >= num_tokens
-        all_busy = np.count_nonzero(tokens) == size
-        busy: slice | RowArray = slice(0, size) if all_busy else tokens.nonzero()[0]
-        self._flag_rows(samples, busy)
-        table.data[DRAFTED, :size] = 0
-        draft_token_ids = self._take_drafts(busy) if table.has_drafts else None
-        numbers, tokens, drafts, _, before = table.data[:PLAN_ROWS, busy].copy()
-        gone, state.gone = state.gone, []
-        return StepPlan(
-            ids=table.ids.copy() if isinstance(busy, slice) else [table.ids[row] for row in busy.tolist()],
-            numbers=numbers,
-            tokens=tokens,
-            drafts=drafts,
-            computed=before,
-            samples=samples[busy],
-            draft_token_ids=draft_token_ids,
-            new_blocks=self.planned.new_blocks,
-            started=self.planned.started,
-            gone=gone,
-        )
-
-    def _take_drafts(self, busy: slice | RowArray) -> IntArray | None:
-        """Note the drafts that the step schedules (what lies past a row's tokens); its other ones are dropped."""
-        table, size = self.state.table, self.state.table.size
-        drafts = table.drafts[:size]
-        np.maximum(table.num_computed[:size] - table.num_tokens[:size], 0, out=drafts)
-        table.num_spec[busy] = 0
-        table.has_drafts = not isinstance(busy, slice) and bool(table.num_spec[:size].any())
-        width = int(drafts.max(initial=0))
-        return table.draft_ids[busy, :width].copy() if width else None
-
-    def _flag_rows(self, samples: BoolArray, busy: slice | RowArray) -> None:
-        table, size = self.state.table, self.state.table.size
-        flags = table.flags[:size]
-        if isinstance(busy, slice):
-            np.multiply(samples, SAMPLED, out=flags)
-            flags += table.decoding[:size]  # DECODE is bit 1, as `decoding` is
-            np.logical_not(samples, out=table.mid_prompt[:size])
-        else:
-            flags[:] = 0
-            flags[busy] = samples[busy] * SAMPLED + table.decoding[busy]
-            table.mid_prompt[busy] = ~samples[busy]
-        for started in self.planned.started:
-            flags[started.row] += RESUMED if started.resumed else NEW
+        planned.blocks_in_use = state.kv.pool.num_blocks - state.kv.pool.num_free
+        state.under_way.append(seal(state, planned))
+        return state.under_way[-1].plan
 
     def update(self, plan: StepPlan, result: StepResult, now_s: float) -> Settled:
-        """Apply what the worker returned for the plan; `now_s` is when the outputs are delivered."""
-        return settle(self.state, plan, result, now_s)
+        """Apply what the worker returned for the oldest plan under way; `now_s`: when the outputs are delivered."""
+        batch = self.state.under_way.popleft()
+        assert batch.plan is plan, "results come in the order of their plans"
+        return settle(self.state, batch, result, now_s)
 
     def audit(self) -> None:
         """Check that the books balance; raises `AssertionError` naming what is off."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 from schedtop.engine.contract.config import SchedulerConfig, knob_values
 from schedtop.engine.contract.knobs import LIVE, in_force, with_followers
 from schedtop.engine.contract.telemetry import Admission, Finish, Head, Limiter, Preemption
-from schedtop.engine.handoff.plan import Started
+from schedtop.engine.handoff.plan import Started, StepPlan
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.kv.open import open_kv
+from schedtop.engine.scheduler.images import open_encoder
 from schedtop.engine.scheduler.queues import WaitingQueue, open_queue
-from schedtop.engine.scheduler.request_table import RequestTable
+from schedtop.engine.scheduler.request_table import IntArray, RequestTable, RowArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +41,14 @@ _KNOB_OF_LIMIT = {knob.also or knob.name: knob.name for knob in LIVE}
 class PlannedStep:
     """The step being planned. Rows of the running pass lie in the table; dropping a row there undoes it.
 
-    `last_look`: the last request that the waiting pass considered; `looked_at_all`: nothing kept it from going on to
-    the end of the queue.
+    The budgets are the limits it was planned under. `last_look`: the last request that the waiting pass considered;
+    `looked_at_all`: nothing kept it from going on to the end of the queue.
     """
 
     now_s: float
+    token_budget: int = 0
+    input_budget: int = 0
+    recomputed_tokens: int = 0
     limiter: Limiter = Limiter.NONE
     preemptions: list[Preemption] = field(default_factory=list)
     admissions: list[Admission] = field(default_factory=list)
@@ -51,23 +56,43 @@ class PlannedStep:
     new_blocks: dict[int, list[int]] = field(default_factory=dict)
     ended: list[Finish] = field(default_factory=list)
     head: Head | None = None
+    blocks_in_use: int = 0
     last_look: Request | None = None
     looked_at_all: bool = False
 
 
+@dataclass(slots=True)
+class Batch:
+    """A planned step on its way to its results. It owns its columns: the table's rows move on meanwhile.
+
+    `columns` are its record's rows, one per request that ran when it was planned. `busy` are those that `plan` has,
+    `slots` what they were called in the table, whose `layout` says whether they are still where they were.
+    """
+
+    plan: StepPlan
+    planned: PlannedStep
+    columns: IntArray
+    busy: slice | RowArray
+    slots: IntArray
+    layout: int
+
+
 class State:
-    """The scheduler's books."""
+    """The scheduler's books. `under_way`: steps that were planned and whose results have not been applied yet."""
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.knobs = knob_values(config)
         self.limits = Limits.of(self.knobs)
         self.kv = open_kv(config)
-        self.table = RequestTable()
-        self.shrinks = self.kv.keeps_states or config.prefill_lookahead > 1
-        self.waiting: WaitingQueue = open_queue(config.policy)
+        self.table = RequestTable(config.async_scheduling)
+        self.encoder = open_encoder(config)
+        self.shrinks = self.kv.keeps_states or config.prefill_lookahead > 1 or self.encoder is not None
+        self.waiting: WaitingQueue = open_queue(config.policy, by_adapter=config.max_loras > 0)
         self.requests: dict[int, Request] = {}
         self.num_finished = 0
+        self.num_planned = 0
+        self.under_way: deque[Batch] = deque()
         self.gone: list[int] = []
 
     @property

@@ -30,6 +30,7 @@ from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.admission import mark_inverted
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.scheduler.settle import Settled
+from schedtop.engine.scheduler.state import PlannedStep
 
 DECODE = int(RowFlag.DECODE)
 BYTE_ORDER = sys.byteorder
@@ -97,20 +98,19 @@ class Observer:
         self, plan: StepPlan, settled: Settled, timing: Timing, knobs_version: int, paused: bool
     ) -> StepRecord:
         """The record of a step that ran."""
-        planned = self.scheduler.planned
+        planned = settled.planned
         tokens, drafts = int(np.add.reduce(plan.tokens)), 0
         if plan.draft_token_ids is not None:
             drafts = int(np.add.reduce(plan.drafts))
         self.step += 1
         self._count_step(plan, settled, timing, tokens, drafts)
-        self._move_queue()
+        self._move_queue(planned)
         self._count_finishes([*planned.ended, *settled.finishes])
-        limits = self.scheduler.state.limits
         flags = np.frombuffer(settled.rows, dtype=np.int32)[-len(settled.itl_s) // 4 :]
         decodes = int(np.count_nonzero(flags & DECODE))
         state = self.scheduler.state
-        grown, grown_blocks = self._growth()
         events = self._take_events()
+        grown, grown_blocks = _growth(settled, events.finishes)
         return StepRecord(
             seq=self._next_seq(),
             step=self.step,
@@ -120,13 +120,13 @@ class Observer:
             schedule_s=timing.schedule_s,
             execute_s=timing.execute_s,
             update_s=timing.update_s,
-            token_budget=limits.token_budget,
-            input_budget=limits.input_budget,
+            token_budget=planned.token_budget,
+            input_budget=planned.input_budget,
             scheduled_tokens=tokens,
             decode_tokens=decodes,
             prefill_tokens=tokens - decodes - drafts,
             draft_tokens=drafts,
-            recomputed_tokens=settled.recomputed_tokens,
+            recomputed_tokens=planned.recomputed_tokens,
             input_rows=self._input_rows(plan, tokens),
             limiter=planned.limiter.value,
             rows=settled.rows,
@@ -148,6 +148,7 @@ class Observer:
             knobs=tuple(events.knobs),
             knobs_version=knobs_version,
             paused=paused,
+            blocks_in_use=planned.blocks_in_use,
             totals=self.totals(),
             deferrals=self._take_deferrals(),
             deferred=self._deferred(),
@@ -216,6 +217,7 @@ class Observer:
             knobs=(),
             knobs_version=knobs_version,
             paused=False,
+            blocks_in_use=state.kv.pool.num_blocks - state.kv.pool.num_free,
             totals=self.totals(),
             deferred=self._deferred(),
         )
@@ -270,17 +272,17 @@ class Observer:
         return tokens + self.scheduler.config.draft_slots * plan.num_rows
 
     def _count_step(self, plan: StepPlan, settled: Settled, timing: Timing, tokens: int, drafts: int) -> None:
-        counts, planned, limits = self.counts, self.scheduler.planned, self.scheduler.state.limits
+        counts, planned = self.counts, settled.planned
         counts["steps"] += 1
         counts["preemptions"] += len(planned.preemptions)
         counts["scheduled_tokens"] += tokens
-        counts["recomputed_tokens"] += settled.recomputed_tokens
+        counts["recomputed_tokens"] += planned.recomputed_tokens
         counts["draft_tokens"] += drafts
         counts["rejected_draft_tokens"] += settled.rejected_drafts
         counts["output_tokens"] += settled.output_tokens
-        counts["token_budget"] += limits.token_budget
+        counts["token_budget"] += planned.token_budget
         counts["input_rows"] += self._input_rows(plan, tokens)
-        counts["input_budget"] += limits.input_budget
+        counts["input_budget"] += planned.input_budget
         if plan.draft_token_ids is not None:
             counts["drafts"] += int(np.count_nonzero(plan.drafts))
             counts["accepted_draft_tokens"] += settled.accepted_drafts
@@ -314,8 +316,7 @@ class Observer:
             else:
                 self.counts["finished"] += 1
 
-    def _move_queue(self) -> None:
-        planned = self.scheduler.planned
+    def _move_queue(self, planned: PlannedStep) -> None:
         for admission in planned.admissions:
             self._queued_s.pop(admission.number, None)
         for preemption in planned.preemptions:
@@ -327,18 +328,6 @@ class Observer:
             return None
         since_s = self._queued_s.get(head.number)
         return msgspec.structs.replace(head, inverted=mark_inverted(self.scheduler.state, head), since_s=since_s)
-
-    def _growth(self) -> tuple[bytes, bytes]:
-        """`grown` and `grown_blocks` of the step."""
-        planned = self.scheduler.planned
-        pairs: list[int] = []
-        blocks: list[int] = []
-        tables = [*planned.new_blocks.items()]
-        tables += [(started.request.number, started.block_table) for started in planned.started]
-        for number, ids in tables:
-            pairs += (number, len(ids))
-            blocks += ids
-        return packed(pairs), packed(blocks)
 
     def snapshot(self, clock_s: float, knobs: dict[str, object], knobs_version: int, paused: bool) -> Snapshot:
         """The whole present state. Walks every request: for a joining console, not for every step."""
@@ -378,6 +367,21 @@ class Observer:
             requeued_s=request.requeued_s,
             deferred="" if request.deferred is None else request.deferred.value,
         )
+
+
+def _growth(settled: Settled, ends: list[Finish]) -> tuple[bytes, bytes]:
+    """`grown` and `grown_blocks` of the step, without requests whose end an earlier record has told."""
+    planned, pairs = settled.planned, list[int]()
+    blocks: list[int] = []
+    tables = [*planned.new_blocks.items()]
+    tables += [(started.request.number, started.block_table) for started in planned.started]
+    if settled.ended_before:
+        told = {*settled.ended_before} - {finish.number for finish in ends}
+        tables = [(number, ids) for number, ids in tables if number not in told]
+    for number, ids in tables:
+        pairs += (number, len(ids))
+        blocks += ids
+    return packed(pairs), packed(blocks)
 
 
 def describe_arrival(request: Request, block_size: int) -> Arrival:

@@ -23,7 +23,7 @@ from schedtop.engine.contract.telemetry import (
 )
 from schedtop.engine.kv.block_pool import HELD, in_order
 from schedtop.engine.scheduler.decodes import Floats, Gaps, Needs, block_needs, decode, decodes_ahead, take_blocks
-from schedtop.engine.scheduler.request_table import BEFORE, COLUMNS, NOW, IntArray
+from schedtop.engine.scheduler.request_table import COLUMNS, IntArray
 from schedtop.engine.sim.worker import SimWorker
 from schedtop.engine.step.engine import Engine
 from schedtop.engine.step.observer import packed
@@ -33,6 +33,8 @@ FEWEST_STEPS = 2
 MOST_OUTPUTS = 1 << 16
 """Of one stretch: bounds its memory, and how long nobody hears of it."""
 
+BEFORE = ROW_FIELDS.index("computed")
+"""`needed` comes next."""
 BLOCKS = ROW_FIELDS.index("blocks")
 DECODED = {"tokens": 1, "drafts": 0, "accepted": 0, "emitted": 1, "flags": int(RowFlag.DECODE | RowFlag.SAMPLED)}
 """What a row's record says of a step that decodes one token."""
@@ -73,12 +75,13 @@ class Stretch(msgspec.Struct, frozen=True):
 
     @property
     def blocks(self) -> Blocks:
-        """The pool when the most of it was in use."""
-        if not self.finishes:
-            return self.last_blocks
-        steps, size = self.needs.steps - 1, self.columns.shape[1]
-        before = _taken(self.common.blocks, int(self.needs.at.searchsorted(steps)), steps * size)
-        return max(before, self.last_blocks, key=lambda blocks: blocks.held + blocks.shared)
+        """The pool after the last step."""
+        return self.last_blocks
+
+    @property
+    def blocks_in_use(self) -> int:
+        """Held and shared blocks after the last scheduling: nobody frees any before."""
+        return self.common.blocks.held + self.common.blocks.shared + len(self.new_blocks)
 
     def records(self) -> Iterator[StepRecord]:
         """The record of every step."""
@@ -91,6 +94,7 @@ class Stretch(msgspec.Struct, frozen=True):
             grown, new_blocks = self.needs.rows[begin:end], self.new_blocks[begin:end]
             rows[BLOCKS, grown] += 1
             busy_s += end_s - start_s
+            blocks = _taken(common.blocks, end, (step + 1) * size)
             record = msgspec.structs.replace(
                 common,
                 seq=common.seq + step + 1,
@@ -101,18 +105,20 @@ class Stretch(msgspec.Struct, frozen=True):
                 rows=rows.tobytes(),
                 itl_s=self.itl_s[step * width : (step + 1) * width],
                 oldest_wait_s=None if oldest_s is None else end_s - oldest_s,
-                blocks=_taken(common.blocks, end, (step + 1) * size),
+                blocks=blocks,
+                blocks_in_use=blocks.held + blocks.shared,
                 changed_blocks=packed(in_order(dict.fromkeys(new_blocks, HELD))),
                 grown=np.stack([rows[0, grown], np.ones_like(grown)], axis=1).astype(np.int32).tobytes(),
                 grown_blocks=packed(new_blocks),
                 totals=_counted(common, step + 1, busy_s),
             )
             yield record if step < steps - 1 else self._closing(record)
-            rows[BEFORE] += 1
+            rows[BEFORE : BEFORE + 2] += 1
 
     def _first_rows(self) -> IntArray:
         rows = self.columns[: len(ROW_FIELDS)].copy()
-        rows[BEFORE] = self.columns[NOW]
+        for before, now in (("computed", "num_computed"), ("needed", "num_tokens")):
+            rows[ROW_FIELDS.index(before)] = self.columns[COLUMNS.index(now)]
         for name, value in DECODED.items():
             rows[ROW_FIELDS.index(name)] = value
         return rows

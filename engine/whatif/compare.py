@@ -14,7 +14,9 @@ from schedtop.engine.contract.slo import Slo
 from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.decide_again.divergence import Divergence, first_difference
 from schedtop.engine.decide_again.scenario import Scenario, check_changes
+from schedtop.engine.offline.held_back import held_back_lines
 from schedtop.engine.offline.report import Report
+from schedtop.engine.offline.report_text import told_lines
 from schedtop.engine.step.engine import Engine
 from schedtop.engine.step.stretch import Stretch, records_of
 from schedtop.engine.whatif.compared_figures import change_text, setting_text, shown_in
@@ -70,7 +72,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             f"{name:<{widths[0]}}  {base:>{widths[1]}}  {variant:>{widths[2]}}  {step}".rstrip()
             for name, base, variant, step in rows
         ]
-        return page([*lines, "", self.verdict()])
+        return page([*lines, "", self.verdict(), *self._told()])
+
+    def _told(self) -> list[str]:
+        """What to know of the base, and of the variant where it is not the same."""
+        base = held_back_lines(self.base)
+        variant = [line for line in held_back_lines(self.variant) if line not in base]
+        return [*told_lines(self.base), *(f"variant: {line}" for line in variant)]
 
     def verdict(self) -> str:
         """No change, or where the runs part and in what."""
@@ -145,7 +153,9 @@ def run(scenario: Scenario, slo: Slo | None = None) -> dict[str, Any]:
 
 
 def _report(engine: Engine, slo: Slo | None) -> Report:
-    return Report(slo, block_size=engine.header.block_size)
+    report = Report(slo, None, engine.header.block_size, engine.header.settings.get("front_end_s"))
+    report.workload = engine.header.workload
+    return report
 
 
 @dataclass(slots=True)

@@ -122,14 +122,14 @@ def test_filters(words: str, test: object) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ("kv>2x", "kv>2x: 2x is no number"),
-        ("r-04 kv>2ms", "kv>2ms: 2ms is no number"),
-        ("age>2h", "age>2h: 2h is no number (s or ms may follow one)"),
-        ("kv>", "kv> what? As kv>40"),
-        ("ttft<=", "ttft<= what? As ttft<=40ms"),
+        ("kv>2x", "kv>2x: 2x is not a number"),
+        ("r-04 kv>2ms", "kv>2ms: 2ms is not a number"),
+        ("age>2h", "age>2h: 2h is not a number (s or ms may follow one)"),
+        ("kv>", "kv> needs a number, as in kv>40"),
+        ("ttft<=", "ttft<= needs a number, as in ttft<=40ms"),
         ("blocks>4", "blocks>4: compare prompt, cached, out, kv, preempt, priority, progress, age, ttft, itl"),
         ("state=decode", "state=decode: write decode alone"),
-        ("!", "! what? As !decode"),
+        ("!", "! needs a word after it, as in !decode"),
     ],
 )
 def test_a_word_that_is_not_understood_is_named_with_what_is_possible(words: str, problem: str) -> None:

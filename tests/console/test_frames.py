@@ -73,7 +73,7 @@ async def test_a_key_is_answered_while_the_next_frame_is_still_due() -> None:
         app.next_frame = due = asyncio.get_running_loop().call_later(3600.0, app.paint_frame)
         await seat.pilot.press("1")
         await seat.pilot.pause()
-        assert "[1] Batch " in seat.text and "[3]Requests " in seat.text
+        assert "[1] Timeline " in seat.text and "[3]Requests " in seat.text
         assert app.next_frame is due
 
 

@@ -227,7 +227,7 @@ async def test_a_change_is_sent_once_however_often_enter_is_pressed() -> None:
     link = SlowLink(SyntheticEngine(rate=12.0, num_blocks=300), 60)
     async with seated(link=link) as seat:
         text = await seat.press("6", "down", "down", "-", "enter")
-        assert "sent, not answered yet" in text and "sent max_num_seqs" in seat.lines[-1]
+        assert "sent, no answer yet" in text and "sent max_num_seqs" in seat.lines[-1]
         assert "not answered the last change yet" in await seat.press("enter")
         (sent,) = (command for command in seat.asked(SetKnobs) if not command.dry_run)
         EngineLink.answer(link, sent)
@@ -255,7 +255,7 @@ async def test_after_a_broken_link_a_change_can_be_sent_anew() -> None:
 async def test_nothing_is_staged_while_a_past_step_is_shown(keys: tuple[str, ...]) -> None:
     async with seated() as seat:
         await seat.press("6", "-", "enter")
-        await seat.press("1", "left", "left")
+        await seat.press("1", "z", "left", "left")
         text = await seat.press(*keys)
         assert "a past step is shown; End returns to the present" in text
         assert not seat.app.staging.staged
@@ -282,14 +282,14 @@ async def test_a_trial_counts_down_and_is_confirmed() -> None:
     clock = Clock()
     async with seated(now=clock) as seat:
         text = await seat.press("6", "down", "down", "-", "c")
-        assert "seconds until it goes back unless confirmed or once an SLO breaks (30)" in text
+        assert "seconds until it reverts unless confirmed or once an SLO breaks (30)" in text
         text = await seat.press("enter")
-        assert "On trial: max_num_seqs 15. Goes back in 30 s" in text
+        assert "On trial: max_num_seqs 15. Reverts in 30 s" in text
         asked = seat.asked(SetKnobs)[-1]
         assert asked.trial_s == 30.0 and asked.slo_s == {"ttft": 0.5, "itl": 0.08}
         clock.now_s += 12.0
         await seat.settle()
-        assert "Goes back in 18 s" in seat.text
+        assert "Reverts in 18 s" in seat.text
         text = await seat.press("c")
         assert "confirmed" in text and "On trial" not in text
         assert seat.asked(EndTrial)[-1].keep
@@ -299,7 +299,7 @@ async def test_a_trial_counts_down_and_is_confirmed() -> None:
 async def test_a_trial_is_as_long_as_was_typed_and_ended_by_hand() -> None:
     async with seated() as seat:
         assert "no change is on trial" in await seat.press("6", "r")
-        assert "not a number of seconds" in await seat.press("down", "down", "-", "c", *"soon", "enter")
+        assert "enter a number of seconds" in await seat.press("down", "down", "-", "c", *"soon", "enter")
         await seat.press(*["backspace"] * 4, *"120", "enter")
         assert seat.asked(SetKnobs)[-1].trial_s == 120.0
         text = await seat.press("r")
@@ -338,7 +338,7 @@ async def test_what_is_staged_is_never_taken_for_what_is_on_trial() -> None:
         link.push(Notice("info", "on trial", link.trial))
         await seat.settle()
         text = await seat.press("c")
-        assert "r ends the trial, Esc drops what you staged: watermark 0.1 is on trial" in text
+        assert "watermark 0.1 is on trial: revert it (r) first" in text
         assert not seat.asked(EndTrial) and seat.app.staging.staged == {"max_num_seqs": 15}
         await seat.press("r", "c", "enter")
         assert [end.keep for end in seat.asked(EndTrial)] == [False]
@@ -435,7 +435,8 @@ async def test_what_staged_values_are_expected_to_do_is_shown() -> None:
         assert asked[-1] == {"max_num_scheduled_tokens": 448}
         assert "expected over the next 10 s" in seat.text
         assert (
-            "ITL p95 50.0→30.0 ms ±2.0 better" in seat.text and "out tok/s" not in seat.text.split("[9]")[0][-900:]
+            "ITL p95 50.0 ms→30.0 ms ±2.0 ms better" in seat.text
+            and "out tok/s" not in seat.text.split("[9]")[0][-900:]
         )
 
 

@@ -19,6 +19,7 @@ from typing import ClassVar
 
 import pytest
 from schedtop.console.terminal.driver import has_hung_up
+from terminal import ANSWER, ASKED, Tty
 
 RESTORED = (b"\x1b[?1049l", b"\x1b[?25h", b"\x1b[?1000l", b"\x1b[?1003l", b"\x1b[?2004l")
 """Leave the alternate screen, show the cursor, give back the mouse, stop bracketing pastes."""
@@ -41,6 +42,8 @@ class Child:
             terminal = {"TERM": "xterm-256color", "COLORTERM": "truecolor", "PYTHONSAFEPATH": "1"}
             os.execve(sys.executable, [sys.executable, *arguments], inherited | terminal | environment)
         self.seen = b""
+        self.screen = Tty(160, 45)
+        self.answering = True
         self.ended = False
         self.code: int | None = None
         self.started.append(self)
@@ -54,10 +57,17 @@ class Child:
             data = b""
         self.ended = not data
         self.seen += data
+        self.screen.feed(data)
+        if self.answering and ASKED in data:
+            os.write(self.fd, ANSWER * data.count(ASKED))
+
+    def sees(self, mark: bytes) -> bool:
+        """Words are looked for on the screen, sequences in what was written."""
+        return mark in self.seen if b"\x1b" in mark else mark.decode() in self.screen.text
 
     def wait_for(self, mark: bytes) -> None:
         until_s = time.monotonic() + PATIENCE_S
-        while mark not in self.seen:
+        while not self.sees(mark):
             assert time.monotonic() < until_s and not self.ended, (mark, self.seen[-2000:])
             self.read()
 
@@ -122,10 +132,10 @@ def home(tmp_path: Path) -> str:
 def test_start_change_a_knob_see_the_mark_and_quit(home: str) -> None:
     child = Child(*CONSOLE, XDG_CONFIG_HOME=home)
     child.wait_for(b"LIVE")
-    child.press(b"6", b"m Knobs \x1b")
+    child.press(b"6", b" Knobs ")
     child.press(b"-", b"1 staged")
     child.press(b"\r", b"max_num_batched_tokens 2048")
-    child.wait_for(b"mK")
+    child.wait_for(b"K max_num_batched_tokens")
     child.wait_for(b"decode")  # something is in flight, and more follows it all the time
     child.press(b"q", b"in flight")
     os.write(child.fd, b"y")
@@ -181,7 +191,7 @@ def test_a_crash_restores_the_terminal_and_tells_no_values(tmp_path: Path) -> No
 def test_no_colour_sends_no_colour(home: str) -> None:
     child = Child(*CONSOLE, "--ascii", XDG_CONFIG_HOME=home, NO_COLOR="1")
     child.wait_for(b"LIVE")
-    child.press(b"1", b"Batch")
+    child.press(b"1z", b" Batch ")
     os.kill(child.pid, signal.SIGTERM)
     child.ends_with(128 + signal.SIGTERM)
     assert not re.search(rb"\x1b\[[\d;]*[34]8;[25];|\x1b\[[\d;]*(3|4|9|10)[0-7]m", child.seen)
@@ -221,16 +231,20 @@ def test_suspended_and_brought_back(home: str) -> None:
     child.ends_with(128 + signal.SIGTERM)
 
 
+def waiting_bytes(fd: int) -> int:
+    """What a terminal's program has written and nobody has read."""
+    return int(struct.unpack("i", fcntl.ioctl(fd, termios.FIONREAD, b"\0\0\0\0"))[0])
+
+
 def test_a_terminal_that_goes_away_takes_the_console_with_it(home: str) -> None:
     """Even if nobody reads any more, so that it waits to be rid of what it drew, when the terminal closes."""
     child = Child(*CONSOLE, XDG_CONFIG_HOME=home)
     child.wait_for(b"LIVE")
     engine, until_s = child.engine(), time.monotonic() + PATIENCE_S
-    spent = Path(f"/proc/{child.pid}/task/{child.pid}/schedstat")
-    before = ""
-    while (now := spent.read_text().split()[0]) != before:  # it draws ten times a second as long as it can
-        assert time.monotonic() < until_s, "somebody reads"
-        before = now
+    before = -1
+    while (unread := waiting_bytes(child.fd)) != before:  # one frame is on its way, and no other follows it
+        assert time.monotonic() < until_s, "frames pile up"
+        before = unread
         time.sleep(1.0)
     os.close(child.fd)
     child.fd = os.open(os.devnull, os.O_RDONLY)
@@ -333,3 +347,22 @@ def test_two_meanings_for_one_key_are_refused_before_anything_is_drawn(home: str
     assert (
         b"q is bound to both" in child.seen and b"Traceback" not in child.seen and b"\x1b[?1049h" not in child.seen
     )
+
+
+def test_a_slow_line_is_never_sent_more_than_it_can_show(home: str) -> None:
+    """Bytes stand for time: at 100 kB/s a key has half a second, which is 50 kB."""
+    child = Child(*CONSOLE, XDG_CONFIG_HOME=home)
+    child.wait_for(b"LIVE")
+    child.wait_for(b"decode")
+    child.answering = False
+    child.read()
+    while waiting_bytes(child.fd):
+        child.read()
+    time.sleep(1.0)  # frames that come meanwhile are not sent: the last one has not been answered
+    assert waiting_bytes(child.fd) < 20_000
+    child.answering = True
+    os.write(child.fd, ANSWER)
+    child.press(b"?", b"closes this page")
+    assert len(child.seen) < 50_000
+    os.kill(child.pid, signal.SIGTERM)
+    child.ends_with(128 + signal.SIGTERM)

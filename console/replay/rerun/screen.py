@@ -133,7 +133,7 @@ class RerunCommands:
         if not name.startswith(("moment_", "span_", "rerun_over")):
             return None
         if self.screen.busy or overlay.outcome is None:
-            return "there is no re-run yet"
+            return "no re-run yet"
         match name:
             case "moment_parting" if overlay.parting_s is None:
                 return "every step is the same"
@@ -187,7 +187,7 @@ class RerunCommands:
         overlay = self.screen.overlay
         assert overlay.outcome is not None and overlay.outcome.divergence is not None
         overlay.choose(overlay.parting_s or 0.0)
-        self.screen.say(f"runs part at step {overlay.outcome.divergence.step}; Enter shows it in the replay")
+        self.screen.say(f"runs diverge at step {overlay.outcome.divergence.step}; Enter shows it in the replay")
 
     def do_moment_show(self) -> None:
         overlay, player = self.screen.overlay, self.screen.player
@@ -200,7 +200,7 @@ class RerunCommands:
         player.pause()
         player.move(player.last if found is None else found)
         self.screen.app.pop_screen()
-        words = "the recording ends before that" if found is None else "as recorded"
+        words = "the recording ends earlier" if found is None else "as recorded"
         self.screen.console.front.say(f"{words}; v shows the re-run again")
 
     def do_span_shorter(self) -> None:
@@ -211,9 +211,9 @@ class RerunCommands:
 
     def _zoom(self, direction: int) -> None:
         if not self.screen.overlay.zoom(direction):
-            self.screen.say("this is as close as it goes" if direction > 0 else "this is all of it")
+            self.screen.say("cannot zoom in further" if direction > 0 else "the whole run is shown")
 
     def do_rerun_over(self) -> None:
         overlay = self.screen.overlay
         overlay.over_recorded = not overlay.over_recorded
-        self.screen.say(f"the area is: {overlay.under_name}")
+        self.screen.say(f"compared with: {overlay.under_name}")

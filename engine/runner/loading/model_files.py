@@ -11,16 +11,13 @@ from typing import Any
 
 from schedtop.engine.contract.config import ConfigError, EngineConfig
 from schedtop.engine.runner.loading.pull import PULLABLE, pulled_path
+from schedtop.engine.runner.models.families import FAMILIES
 
 DEFAULT_MODEL = "smollm2"
 """Served when only a device is named."""
 
 NEEDS = ("torch", "transformers", "gguf", "accelerate")
 """Modules of the `engine` extra without which no model is loaded."""
-
-LEAN_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-MODEL_TYPES = LEAN_MODEL_TYPES | {"gemma2", "gemma3_text", "smollm3"}
-"""Architectures that are served, as `model_type` of a configuration names them."""
 
 GGUF_MAGIC = b"GGUF"
 
@@ -145,8 +142,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def check_model_type(name: str, model_type: str) -> None:
     """Raises `ConfigError` for an architecture that is not served."""
-    if model_type not in MODEL_TYPES:
-        served = ", ".join(sorted(MODEL_TYPES))
+    if model_type not in FAMILIES:
+        served = ", ".join(sorted(FAMILIES))
         raise ConfigError(f"model {name}: architecture {model_type!r} is not served; these are: {served}")
 
 

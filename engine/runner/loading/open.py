@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from schedtop.engine.contract.config import ConfigError, EngineConfig
 from schedtop.engine.contract.knobs import BY_NAME
-from schedtop.engine.contract.start_settings import MAX_MODEL_LEN, check_settings
+from schedtop.engine.contract.start_settings import check_settings
 from schedtop.engine.handoff.request import SamplingParams
 from schedtop.engine.runner.batch import Decoder
 from schedtop.engine.runner.detokenize import Texts
@@ -28,7 +28,7 @@ from schedtop.engine.runner.loading.model_files import ModelFiles, look_up, look
 from schedtop.engine.runner.loading.pool_memory import Tenant, pool_blocks
 from schedtop.engine.runner.loading.route import describe_route, make_attention, make_decoder, route_name
 from schedtop.engine.runner.loading.tokenizer import Tokenizer, load_tokenizer
-from schedtop.engine.runner.loading.weights import choose_dtype, load_config, load_weights
+from schedtop.engine.runner.loading.weights import check_rope, choose_dtype, load_config, load_weights
 from schedtop.engine.runner.models.kv_cache import CacheShape, PagedCache
 from schedtop.engine.runner.models.llama import layer_window
 from schedtop.engine.runner.worker import ModelWorker
@@ -104,7 +104,9 @@ def open_model(
     device = choose_device(config.device)
 
     def before_weights(model_config: Any, tokenizer: Tokenizer | None) -> None:
-        on_input(ModelInput(model_config.vocab_size, _model_len(model_config, checked), tokenizer))
+        longest = _model_len(model_config, checked)
+        check_rope(files.name, model_config, longest)
+        on_input(ModelInput(model_config.vocab_size, longest, tokenizer))
 
     loaded = load_model(files, config.dtype, device, on_stage, before_weights)
     defaults = {**device_defaults(device), **(DRAFT_DEFAULTS if config.draft_model is not None else {})}
@@ -123,7 +125,7 @@ def open_model(
     _advise_huge_pages(loaded, device, move=True)
     draft = None
     if config.draft_model is not None:
-        draft = load_draft(config.draft_model, loaded, config.dtype, device, on_stage)
+        draft = load_draft(config.draft_model, loaded, config.dtype, device, on_stage, settings["max_model_len"])
         tenants.append(_host(draft, device, settings, kernels, tell, scratch_blocks(settings)))
     on_stage("sizing the KV cache")
     num_blocks: int = settings.get("num_blocks") or pool_blocks(config, tenants, device, settings)
@@ -162,9 +164,17 @@ def load_model(
     return Loaded(files, model, dtype, tokenizer, model.num_parameters() * dtype.itemsize)
 
 
-def load_draft(name: str, served: Loaded, dtype_name: str, device: torch.device, on_stage: OnStage) -> Loaded:
+def load_draft(
+    name: str, served: Loaded, dtype_name: str, device: torch.device, on_stage: OnStage, max_model_len: int
+) -> Loaded:
     """A model that drafts for `served`. Raises `ConfigError` if its token ids mean something else."""
-    draft = load_model(look_up_draft(name), dtype_name, device, on_stage)
+    draft = load_model(
+        look_up_draft(name),
+        dtype_name,
+        device,
+        on_stage,
+        lambda config, tokenizer: check_rope(f"--draft-model {name}", config, max_model_len),
+    )
     sizes = (draft.model.config.vocab_size, served.model.config.vocab_size)
     if sizes[0] != sizes[1]:
         raise ConfigError(
@@ -330,7 +340,7 @@ def _describe(
 
 def _model_len(config: Any, settings: dict[str, Any]) -> int:
     """The longest sequence that will be served, in tokens."""
-    return int(settings.get("max_model_len") or min(config.max_position_embeddings, MAX_MODEL_LEN))
+    return int(settings.get("max_model_len") or config.max_position_embeddings)
 
 
 def _common_window(model: PreTrainedModel) -> int | None:

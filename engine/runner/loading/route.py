@@ -11,6 +11,7 @@ from schedtop.engine.runner.batch import Decoder
 from schedtop.engine.runner.gpu.backend import choose_kernels, make_kernel_decoder
 from schedtop.engine.runner.gpu.torch_fallback import GuardedDecoder
 from schedtop.engine.runner.models.attention import Attention
+from schedtop.engine.runner.models.families import FAMILIES
 from schedtop.engine.runner.models.fused import NativeAttention, NativeOperations, can_attend
 from schedtop.engine.runner.models.general import GeneralDecoder
 from schedtop.engine.runner.models.kv_cache import PagedCache
@@ -56,8 +57,8 @@ def make_attention(cache: PagedCache, config: Any, device: torch.device) -> Atte
 
 
 def layer_soft_cap(config: Any) -> float | None:
-    """The cap on attention scores of Gemma 2, the only family served that has one."""
-    return getattr(config, "attn_logit_softcapping", None) if config.model_type == "gemma2" else None
+    """The cap on attention scores, where a model has one."""
+    return getattr(config, "attn_logit_softcapping", None) if FAMILIES[config.model_type].capped else None
 
 
 def route_name(decoder: Decoder) -> str:

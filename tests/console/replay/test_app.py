@@ -56,6 +56,7 @@ def drawn(app: ConsoleApp) -> dict[str, list[str]]:
     with app.history.lock:
         app.view.look()
         app.live_screen.requests.selected = None
+        app.live_screen.batch_panel.zoomed = True  # the timeline of a recording shows what is still to come
         return {
             name: ["".join(piece for piece, _ in line.pieces) for line in panel.lines(100, 14)]
             for name, panel in app.live_screen.panels.items()
@@ -112,7 +113,7 @@ async def test_stepping_both_ways(recording: Recording) -> None:
         assert "begins here" in await seat.press("comma")
         await seat.press("full_stop", "full_stop", "full_stop", "comma")
         assert seat.step == 3
-        await seat.press("1", "right", "right", "left")
+        await seat.press("1", "z", "right", "right", "left")
         assert seat.step == 4
         await seat.press("end")
         assert seat.step == recording.num_steps and "REPLAY ENDED" in seat.lines[0]
@@ -154,8 +155,8 @@ async def test_a_recording_takes_no_commands_and_says_so(recording: Recording) -
     """Knobs are staged for a re-run only."""
     async with seated(recording) as seat:
         assert "a recording: stage values for a re-run" in await seat.press("6")
-        assert "this is a recording" in await seat.press("P")
-        assert "this replay cannot run its recording again" in await seat.press("plus", "enter")
+        assert "a recording cannot be changed" in await seat.press("P")
+        assert "this recording cannot be re-run" in await seat.press("plus", "enter")
         assert seat.app.live_screen.staging.staged and not seat.app.history.live.paused
 
 
@@ -242,3 +243,15 @@ async def test_a_click_on_the_timeline_goes_there(recording: Recording) -> None:
 )
 def test_times_are_as_fine_as_the_recording_is_short(at_s: float, span_s: float, words: str) -> None:
     assert clock(at_s, span_s) == words
+
+
+async def test_the_timeline_goes_to_where_its_cursor_stands(recording: Recording) -> None:
+    async with seated(recording) as seat:
+        while seat.app.history.ladder.share < 1:
+            seat.app.history.ladder.read_on(1.0)
+        await seat.press("1", "+", "+", "+")
+        assert "─ all ─" in seat.text and seat.step == 1
+        await seat.press(*["right"] * 20)
+        assert seat.step == 1, "the cursor alone has moved"
+        await seat.press("enter")
+        assert seat.step > 20 and "Batch" in seat.text

@@ -66,6 +66,8 @@ def test_replay(snap_compare: Any, recording: Recording, theme: str, size: tuple
         timeline = screen.timeline.timeline = RecordingMarks(app.player.history.source)
         while not timeline.done:
             timeline.look(10**6)
+        while app.history.ladder.share < 1:
+            app.history.ladder.read_on(1.0)
         app.paint()
         await pilot.pause()
 

@@ -58,6 +58,8 @@ def test_the_document_has_exactly_the_promised_keys() -> None:
         "peak_kv_usage",
         "clock_s",
         "wall_s",
+        "refusals",
+        "cut_outputs",
     ]
     assert [*document["requests"]] == [
         "submitted",

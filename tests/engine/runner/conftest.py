@@ -63,12 +63,23 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "factor": 2.0,
+    "short_factor": [1.0, 1.3, 1.7, 2.5],
+    "long_factor": [2.0, 4.0, 9.0, 20.0],
+    "original_max_position_embeddings": MODEL_LEN,
+}
+DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 CONFIGS: dict[str, Callable[[], Any]] = {
     "llama": lambda: LlamaConfig(**COMMON, head_dim=8, tie_word_embeddings=True),
     "llama-bias": lambda: LlamaConfig(
         **COMMON, head_dim=16, attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3_ROPE
     ),
     "llama-yarn": lambda: LlamaConfig(**COMMON, head_dim=8, rope_parameters=YARN_ROPE),
+    "llama-longrope": lambda: LlamaConfig(**COMMON, head_dim=8, rope_parameters=LONG_ROPE),
+    "llama-dynamic": lambda: LlamaConfig(**COMMON, head_dim=8, rope_parameters=DYNAMIC_ROPE),
     "qwen2": lambda: Qwen2Config(**COMMON),
     "qwen2-window": lambda: Qwen2Config(**COMMON, use_sliding_window=True, sliding_window=20, max_window_layers=1),
     "qwen3": lambda: Qwen3Config(**COMMON, head_dim=8),
@@ -297,6 +308,7 @@ class Lab:
 
     vocab = VOCAB
     pick_native = staticmethod(pick_native)
+    build_config = staticmethod(build_config)
     build_model = staticmethod(build_model)
     layer_window = staticmethod(layer_window)
     reference = staticmethod(cache(Reference))

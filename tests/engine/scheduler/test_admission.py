@@ -18,7 +18,7 @@ def replay(requests: list[CaseRequest], **config: Any) -> list[CaseStep]:
     """Every step, equal in the real and the plain scheduler."""
     settings = {"block_size": 4, "num_blocks": 16, "max_model_len": 100, **config}
     case = Case(config=SchedulerConfig(**settings), requests=requests)
-    steps = [step for step, _ in islice(CaseRun(case).steps(), MOST_STEPS)]
+    steps = list(islice(CaseRun(case).steps(), MOST_STEPS))
     assert len(steps) < MOST_STEPS, f"{steps[-1].waiting} wait for ever"
     plain = list(islice(plain_run(case).steps(), MOST_STEPS))
     assert [plainly(step, want) for step, want in zip(steps, plain, strict=True)] == plain
@@ -100,6 +100,6 @@ def test_a_victim_that_got_a_block_in_the_same_step_leaves_nothing_in_the_plan()
     run = CaseRun(Case(config=config, requests=requests))
     steps = run.steps()
     for _ in range(3):
-        step, _ = next(steps)
+        step = next(steps)
     assert step.preempted == ["a"] and step.scheduled == [("b", 1, 0)]
     assert list(run.scheduler.planned.new_blocks) == [1]

@@ -233,6 +233,7 @@ def test_a_whole_run_is_the_same() -> None:
     assert together == alone
     assert len(items) < len(alone) / 2
     report = Report(block_size=16)
+    report.workload = build_engine(asked).header.workload
     for record in alone:
         report.add(record)
     report.close(15.0)

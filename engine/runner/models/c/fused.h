@@ -9,7 +9,6 @@
 #define MAX_SIZE 256
 #define TOGETHER 2048 /* elements of all heads that one thread attends for at once */
 #define KEYS 64 /* keys of a tile, scored together */
-#define STEP 4  /* query rows whose sums stay in registers */
 #define WORTH_THREADS 32768
 #define LOWEST -1e30f
 
@@ -32,11 +31,13 @@ static inline float up(T x) { return x; }
 static inline T down(float value) { return value; }
 #endif
 
-/* Where the instruction is missing, fmaf would be a call that no loop around it survives. */
+/* Where the instructions are missing, these functions would be calls, and the loops around them not use vectors. */
 #if defined(__FMA__) || defined(__aarch64__)
 #define MUL_ADD(a, b, c) __builtin_fmaf(a, b, c)
+#define NEAREST(x) __builtin_rintf(x)
 #else
 #define MUL_ADD(a, b, c) ((a) * (b) + (c))
+#define NEAREST(x) ((float)((int32_t)((x) + 128.5f) - 128)) /* of numbers above -128 */
 #endif
 
 /* e to the x, within 2 units in the last place (without fused products within n of them, n being x / ln 2):
@@ -44,7 +45,7 @@ static inline T down(float value) { return value; }
  * from using vectors. */
 static inline float exp_of(float x) {
     x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
-    float n = __builtin_rintf(x * 1.44269504088896341f);
+    float n = NEAREST(x * 1.44269504088896341f);
     float r = MUL_ADD(n, -0.693359375f, x);
     r = MUL_ADD(n, 2.12194440e-4f, r);
     float y = 1.9875691500e-4f;
@@ -111,11 +112,23 @@ static void silu_mul(const T *x, T *out, int64_t rows, int64_t width, int thread
     }
 }
 
+/* LANES floats fill a register, and the STEP x STEP sums of a tile leave some free. */
+#if defined(__AVX512F__)
 #define LANES 16
+#define STEP 4
+#elif defined(__AVX2__)
+#define LANES 8
+#define STEP 2
+#elif defined(__aarch64__)
+#define LANES 4
+#define STEP 4
+#else
+#define LANES 4
+#define STEP 2
+#endif
 #define LINE ((int64_t)(64 / sizeof(T)))
 typedef float V __attribute__((vector_size(4 * LANES)));
-typedef float Half __attribute__((vector_size(2 * LANES)));
-typedef float Quarter __attribute__((vector_size(LANES)));
+typedef float Four __attribute__((vector_size(16)));
 
 static inline V widen(const T *from) {
     V out;
@@ -150,12 +163,10 @@ static inline void ask_for(const T *from, int64_t size) {
 }
 
 static inline float sum_of(V v) {
-    Half half[2];
-    Quarter quarter[2];
-    memcpy(half, &v, sizeof v);
-    half[0] += half[1];
-    memcpy(quarter, half, sizeof half[0]);
-    Quarter q = quarter[0] + quarter[1];
+    Four four[LANES / 4];
+    memcpy(four, &v, sizeof v);
+    for (int64_t i = 1; i < LANES / 4; i++) four[0] += four[i];
+    Four q = four[0];
     return (q[0] + q[2]) + (q[1] + q[3]);
 }
 

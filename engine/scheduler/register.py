@@ -1,0 +1,44 @@
+"""Full blocks get their prefix-cache entries, many rows at once."""
+
+from __future__ import annotations
+
+from schedtop.engine.kv.prefix_cache import append_key
+from schedtop.engine.scheduler.request_table import IntArray, RowArray
+from schedtop.engine.scheduler.state import State
+
+
+def register(state: State, rows: RowArray, num_known: IntArray) -> None:
+    """The rows fill blocks with `num_known` tokens in this step: these get their prefix-cache entries."""
+    if not rows.size:
+        return
+    table, kv = state.table, state.kv
+    if not kv.one_group:
+        _register_one_by_one(state, rows, num_known)
+        return
+    num_full = num_known // kv.block_size
+    table.next_full[rows] = (num_full + 1) * kv.block_size
+    if not kv.caching:
+        return
+    newest, in_store = table.output_bytes(rows, (num_full - 1) * kv.block_size, kv.block_size)
+    width, end, requests = 4 * kv.block_size, 0, table.requests
+    blocks: list[int] = []
+    keys: list[bytes] = []
+    for row, count, stored in zip(rows.tolist(), num_full.tolist(), in_store.tolist(), strict=True):
+        request = requests[row]
+        end += width
+        if stored and request.num_registered == count - 1 == len(request.block_keys):
+            blocks.append(request.block_ids[count - 1])
+            keys.append(append_key(request, newest[end - width : end]))
+            request.num_registered = count
+        else:
+            table.flush(row)
+            kv.register(request, count * kv.block_size)
+    kv.pool.register(blocks, keys)
+
+
+def _register_one_by_one(state: State, rows: RowArray, num_known: IntArray) -> None:
+    table, kv = state.table, state.kv
+    for row, known in zip(rows.tolist(), num_known.tolist(), strict=True):
+        table.flush(row)
+        kv.register(table.requests[row], known)
+        table.next_full[row] = kv.next_full(known)

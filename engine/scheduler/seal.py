@@ -1,0 +1,91 @@
+"""The end of planning: the step is frozen into columns of its own, and every row advances by what it was given."""
+
+from __future__ import annotations
+
+import numpy as np
+from schedtop.engine.contract.telemetry import ROW_FIELDS, RowFlag
+from schedtop.engine.handoff.plan import StepPlan
+from schedtop.engine.scheduler.overlap import set_out
+from schedtop.engine.scheduler.request_table import (
+    PLAN_ROWS,
+    BoolArray,
+    IntArray,
+    RequestTable,
+    RowArray,
+)
+from schedtop.engine.scheduler.state import Batch, PlannedStep, State
+
+NEW, RESUMED, SAMPLED = int(RowFlag.NEW), int(RowFlag.RESUMED), np.int32(RowFlag.SAMPLED)
+
+
+def seal(state: State, planned: PlannedStep) -> Batch:
+    """The planned step, ready to be executed."""
+    table, size = state.table, state.table.size
+    tokens = table.tokens[:size]
+    computed = table.num_computed[:size]
+    table.computed[:size] = computed
+    table.needed[:size] = table.num_expected[:size]
+    computed += tokens
+    samples = computed >= table.num_expected[:size]
+    all_busy = np.count_nonzero(tokens) == size
+    busy: slice | RowArray = slice(0, size) if all_busy else tokens.nonzero()[0]
+    _flag_rows(table, planned, samples, busy)
+    table.drafts[:size] = 0
+    draft_token_ids = _take_drafts(table, busy) if table.has_drafts else None
+    if table.num_recomputing:
+        planned.recomputed_tokens = _count_recomputed(table)
+    columns = table.data[: len(ROW_FIELDS), :size].copy()
+    if state.config.max_concurrent_batches > 1:
+        set_out(state, samples, busy)
+    numbers, tokens, drafts, _, before = columns[:PLAN_ROWS, busy]
+    gone, state.gone = state.gone, []
+    plan = StepPlan(
+        ids=table.ids.copy() if isinstance(busy, slice) else [table.ids[row] for row in busy.tolist()],
+        numbers=numbers,
+        tokens=tokens,
+        drafts=drafts,
+        computed=before,
+        samples=samples if all_busy else samples[busy],
+        draft_token_ids=draft_token_ids,
+        new_blocks=planned.new_blocks,
+        started=planned.started,
+        gone=gone,
+    )
+    return Batch(plan, planned, columns, busy, table.slot[busy].copy(), table.layout)
+
+
+def _take_drafts(table: RequestTable, busy: slice | RowArray) -> IntArray | None:
+    """Note the drafts that the step schedules (what lies past a row's tokens); its other ones are dropped."""
+    size = table.size
+    drafts = table.drafts[:size]
+    np.maximum(table.num_computed[:size] - table.num_expected[:size], 0, out=drafts)
+    table.num_spec[busy] = 0
+    table.has_drafts = not isinstance(busy, slice) and bool(table.num_spec[:size].any())
+    width = int(drafts.max(initial=0))
+    return table.draft_ids[busy, :width].copy() if width else None
+
+
+def _flag_rows(table: RequestTable, planned: PlannedStep, samples: BoolArray, busy: slice | RowArray) -> None:
+    size = table.size
+    flags = table.flags[:size]
+    if isinstance(busy, slice):
+        np.multiply(samples, SAMPLED, out=flags)
+        flags += table.decoding[:size]  # DECODE is bit 1, as `decoding` is
+        np.logical_not(samples, out=table.mid_prompt[:size])
+    else:
+        flags[:] = 0
+        flags[busy] = samples[busy] * SAMPLED + table.decoding[busy]
+        table.mid_prompt[busy] = ~samples[busy]
+    for started in planned.started:
+        flags[started.row] += RESUMED if started.resumed else NEW
+
+
+def _count_recomputed(table: RequestTable) -> int:
+    """Tokens of this step that lie below the highest position a row had computed before a preemption."""
+    size = table.size
+    begin = table.computed[:size]
+    end = np.minimum(table.high_water[:size], begin + table.tokens[:size])
+    again = np.maximum(end - begin, 0)
+    for row in np.flatnonzero(again).tolist():
+        table.requests[row].recomputed_tokens += int(again[row])
+    return int(again.sum())
