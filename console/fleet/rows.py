@@ -120,9 +120,9 @@ def _figures(history: History, kind: str, window_s: float) -> tuple[str, str]:
 
 
 def worded(samples: Samples) -> tuple[str, str]:
-    """p50 and p95, or how few samples there are."""
+    """p50 and p95, each of enough samples."""
     words = []
     for share in (0.5, 0.95):
         value = enough.quantile(samples, share)
-        words.append(NA if not samples.n else enough.lack(share) if value is None else text.ms(value))
+        words.append(NA if not samples.n else enough.LACK if value is None else text.ms(value))
     return words[0], words[1]
