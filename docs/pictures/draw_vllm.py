@@ -18,13 +18,13 @@ from schedtop.engine.contract.telemetry import SetKnobs
 
 HERE = Path(__file__).parent
 SIZE = (160, 45)
-STREAMS, SECONDS = 14, 60
+STREAMS, SECONDS = 12, 100
 
 
 async def stream(client: httpx.AsyncClient, url: str, model: str, place: int) -> None:
     """One client after another, for as long as the picture takes."""
     for turn in range(100):
-        words = (17 * place + 41 * turn) % 300 + 5
+        words = (17 * place + 41 * turn) % 24 + 3
         question = {
             "model": model,
             "prompt": f"{place} {turn} " + "and so on " * words,
@@ -42,7 +42,7 @@ async def draw(address: str, url: str, model: str) -> None:
     async with httpx.AsyncClient(timeout=900) as client, app.run_test(size=SIZE) as pilot:
         streams = [asyncio.create_task(stream(client, url, model, place)) for place in range(STREAMS)]
         await asyncio.sleep(SECONDS * 0.6)
-        app.feed.send(SetKnobs(id=0, values={"max_num_seqs": 8}, by="key"))
+        app.feed.send(SetKnobs(id=0, values={"max_num_seqs": 6}, by="key"))
         await asyncio.sleep(SECONDS * 0.4)
         await pilot.press("1")
         await pilot.pause()
