@@ -33,6 +33,17 @@ class SamplingParams:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def penalised(self) -> bool:
+        """Whether logits depend on more than the model."""
+        return bool(
+            self.repetition_penalty != 1.0 or self.frequency_penalty or self.presence_penalty or self.logit_bias
+        )
 
 
 @dataclass(frozen=True, slots=True)

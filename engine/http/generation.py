@@ -103,7 +103,7 @@ class Generation:
             request_id=self._id(asked),
             prompt=token_ids.tobytes(),
             max_tokens=self._max_tokens(asked, prompt),
-            sampling=asked.sampling(self._state.advice),
+            sampling=asked.sampling(self._state.advice, self._state.vocab_size),
             stop_token_ids=tuple(asked.stop_token_ids or ()),
             priority=asked.priority or 0,
             arrived_s=self._arrived_s,

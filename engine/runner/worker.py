@@ -59,6 +59,7 @@ class ModelWorker:
         result = StepResult(outputs, num_sampled)
         if self._texts is not None:
             self._texts.extend(plan.numbers, result)
+        self._picker.note(plan.numbers, outputs, result.num_sampled)
         self._rows.write(slots, first, outputs, result.num_sampled)
         step = Verified(plan, self._rows, slots, first + result.num_sampled)
         self._propose(step, result)

@@ -63,6 +63,9 @@ class Clients:
 
     def _request(self, command: Submit) -> Request:
         params = check_sampling(SamplingParams(**msgspec.structs.asdict(command.sampling)))
+        for token_id, _ in params.logit_bias:
+            if not 0 <= token_id < self._vocab_size:
+                raise ValueError(f"logit_bias: token id {token_id} is not among the model's {self._vocab_size}")
         stops = frozenset(command.stop_token_ids)
         arrived_s = command.arrived_s
         return Request(
