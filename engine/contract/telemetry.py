@@ -107,7 +107,10 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Arrival(Message, frozen=True):
-    """A request the scheduler received. `prefix_keys` joins `PREFIX_KEY_BYTES` of each full prompt block's key."""
+    """A request the scheduler received. `prefix_keys` joins `PREFIX_KEY_BYTES` of each full prompt block's key.
+
+    `images` are offsets, lengths and names; `adapter` 0 is none.
+    """
 
     number: int
     id: str
@@ -118,6 +121,9 @@ class Arrival(Message, frozen=True):
     prefix_keys: bytes = b""
     client_wait_s: float | None = None
     preview: str = ""
+    adapter: int = 0
+    skip_reading_prefix_cache: bool = False
+    images: tuple[tuple[int, int, str], ...] = ()
 
 
 class Admission(Message, frozen=True):
