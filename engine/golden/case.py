@@ -280,6 +280,11 @@ class CaseModel:
         return result
 
 
+def case_model(case: Case) -> CaseModel:
+    """With asynchronous scheduling the model keeps its drafts."""
+    return CaseModel(0 if case.config.async_scheduling else case.config.num_speculative_tokens)
+
+
 class CaseRun:
     """One replay of a case: knobs, arrivals, aborts, schedule, model, update, step after step."""
 
@@ -288,7 +293,7 @@ class CaseRun:
         connector, size = case.config.kv_connector, case.config.block_size
         self.store = None if connector is None else CaseStore(connector, size, len(case.config.groups()))
         self.scheduler = Scheduler(case.config, self.store)
-        self.model = CaseModel(0 if case.config.async_scheduling else case.config.num_speculative_tokens)
+        self.model = case_model(case)
         self.finishes: list[Finish] = []
         self.refusals: list[Refusal] = []
         self.admitted: dict[int, tuple[int, int]] = {}

@@ -13,6 +13,7 @@ from schedtop.engine.handoff.store import KVStore
 from schedtop.engine.kv.prefix_cache import extend_keys
 from schedtop.engine.scheduler.admission import AdmissionPass
 from schedtop.engine.scheduler.ending import end_request
+from schedtop.engine.scheduler.late import place_after_results
 from schedtop.engine.scheduler.loading_pass import LoadingPass
 from schedtop.engine.scheduler.loads import Loads
 from schedtop.engine.scheduler.running import run_pass
@@ -118,10 +119,17 @@ class Scheduler:
             LoadingPass(state, planned, state.loads).run()
         elif state.waiting:
             AdmissionPass(state, planned).run()
+        planned.blocks_in_use = state.kv.pool.num_blocks - state.kv.pool.num_free
         if state.loads is not None:
             planned.lost = state.loads.store.take_lost()
         state.under_way.append(seal(state, planned))
         return state.under_way[-1].plan
+
+    def next_due(self) -> StepPlan:
+        """The oldest plan under way, as it stands after the results of those before it."""
+        batch = self.state.under_way[0]
+        place_after_results(self.state, batch)
+        return batch.plan
 
     def update(self, plan: StepPlan, result: StepResult, now_s: float) -> Settled:
         """Apply what the worker returned for the oldest plan under way; `now_s`: when the outputs are delivered."""

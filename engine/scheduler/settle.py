@@ -11,7 +11,7 @@ from schedtop.engine.contract.telemetry import ROW_FIELDS, Finish, RowFlag
 from schedtop.engine.handoff.plan import StepResult
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.ending import end_request, reason_of
-from schedtop.engine.scheduler.late import NO_LATE, find_present, in_order_of, settle_late
+from schedtop.engine.scheduler.late import NO_LATE, agreed_drafts, find_present, in_order_of, settle_late
 from schedtop.engine.scheduler.overlap import newly_known
 from schedtop.engine.scheduler.register import register
 from schedtop.engine.scheduler.request_table import IntArray, RequestTable, RowArray
@@ -47,9 +47,12 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
         failures, cut = state.loads.settle_failures(state, batch, now_s)
         for place in np.flatnonzero(np.isin(batch.plan.numbers, list(cut))).tolist():
             result.num_sampled[place] = 0
-    present = find_present(table, batch, result)
-    rows, at, drafts, sampled = present.rows, present.at, present.drafts, present.sampled
-    emitted = np.zeros_like(present.num_sampled) if state.config.pooling else present.num_sampled
+    present = find_present(table, batch)
+    rows, at = present.rows, present.at
+    drafts = None if batch.plan.draft_token_ids is None else present.of(batch.plan.drafts)
+    sampled, emitted = present.of(result.sampled), present.of(result.num_sampled)
+    if state.config.pooling:
+        emitted = np.zeros_like(emitted)
     if drafts is not None:
         emitted = np.minimum(emitted, table.stop_at[rows] - table.num_tokens[rows])
     stopped: list[int] = []
@@ -60,7 +63,7 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
         stopped += [row for row, request in enumerate(table.requests) if request.number in ended]
     rejected = accepted = 0
     if drafts is not None:
-        columns[ACCEPTED, at] = agreed = np.minimum(np.maximum(present.agreed, 0), drafts)
+        columns[ACCEPTED, at] = agreed = np.minimum(np.maximum(present.of(agreed_drafts(result)), 0), drafts)
         accepted = int(agreed.sum())
         rejected = _reject_drafts(state, rows, drafts - np.minimum(np.maximum(emitted - 1, 0), drafts))
     num_outputs = int(np.count_nonzero(emitted))
@@ -79,7 +82,7 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
     elif result.drafts is not None and result.num_drafts is not None:
         _keep_drafts(table, rows, result.drafts, result.num_drafts, emitted)
     if state.config.max_concurrent_batches > 1:
-        table.in_flight[rows] -= present.tokens
+        table.in_flight[rows] -= present.of(batch.plan.tokens)
     if cut:
         failures += state.loads.cut_rows(state, cut, now_s) if state.loads is not None else []
     first_tokens = _first_tokens(table, first_rows, now_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,7 +147,9 @@ def test_settings_that_no_scheduler_has(recording: Recording, tmp_path: Path, co
 CASES = [
     path
     for path in sorted(Path(__file__).parents[2].joinpath("golden").glob("*.json"))
-    if '"kv_connector"' not in path.read_text()  # whose store answers only in a replay
+    # A record does not say before which of the steps planned so far something arrived: a case's come in between.
+    # And a case's store answers only in a replay.
+    if not re.search(rb'"async_scheduling": true|"pipeline_depth"|"kv_connector"', path.read_bytes())
 ]
 
 
