@@ -1,18 +1,23 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+WORKERS ?= $(shell nproc)
+C_FILES := $(wildcard engine/runner/models/c/*)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test lint types check format engine pictures clean
+.PHONY: run test test-clients lint types check format engine pictures clean
 
 run: $(VENV)/.engine ## open the console on an engine of your own (ARGS='--rate 20')
 	@$(BIN)/schedtop $(ARGS)
 
-test: $(VENV)/.test lint types check ## everything that has to hold: style, types, tests
+test: $(VENV)/.test ## everything that has to hold: style, types, tests
+	@$(MAKE) --no-print-directory --jobs 3 --output-sync=line lint types check
 
 lint: $(VENV)/.test
+	@mkdir -p build
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache > build/imports.log || { cat build/imports.log; exit 1; }
 
 # The folders are the packages; mypy finds them as `schedtop.*` through these links.
 types: $(VENV)/.test
@@ -21,7 +26,10 @@ types: $(VENV)/.test
 	cd build/typed && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p schedtop
 
 check: $(VENV)/.test
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
+
+test-clients: $(VENV)/.test ## real clients against the HTTP server (VLLM=PROGRAM adds vllm bench serve)
+	$(BIN)/python tests/clients/check_clients.py $(ARGS)
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
@@ -34,16 +42,16 @@ $(VENV)/.venv:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.base: $(VENV)/.venv pyproject.toml
+$(VENV)/.base: $(VENV)/.venv pyproject.toml $(C_FILES)
 	$(INSTALL) -e .
 	@touch $@
 
 $(VENV)/.engine: $(VENV)/.base
-	$(INSTALL) -e '.[engine]'
+	$(INSTALL) -e '.[engine,http]'
 	@touch $@
 
-$(VENV)/.test: $(VENV)/.venv pyproject.toml
-	$(INSTALL) -e '.[engine,parquet,test]'
+$(VENV)/.test: $(VENV)/.venv pyproject.toml $(C_FILES)
+	$(INSTALL) -e '.[engine,http,parquet,test]'
 	@touch $@ $(VENV)/.base $(VENV)/.engine
 
 pictures: $(VENV)/.test ## the README's pictures, from a real run

@@ -11,14 +11,16 @@ from types import MappingProxyType
 LIVE, REPLAY = "live", "replay"
 GLOBAL = "global"
 PANEL = "panel"
-TURNS = frozenset(("next_panel", "previous_panel", *(f"panel_{number}" for number in range(1, 8))))
+PANELS = ("Timeline", "KV", "Requests", "Latency", "Queue", "Knobs", "Events")
+"""Of the Live screen, in the order of their digits."""
+TURNS = frozenset(("next_panel", "previous_panel", *(f"panel_{number}" for number, _ in enumerate(PANELS, 1))))
 """Actions that only move the focus."""
 
 SCOPES: Mapping[str, str] = MappingProxyType(
     {
         GLOBAL: "Everywhere",
         PANEL: "In every panel",
-        "batch": "Batch [1]",
+        "batch": "Timeline [1]",
         "requests": "Requests [3]",
         "latency": "Latency [4]",
         "knobs": "Knobs [6]",
@@ -70,7 +72,7 @@ REPLAY_ACTIONS: tuple[Action, ...] = (
         mode=REPLAY,
     ),
     Action("event_kind", ("m",), "Which event", "Any, preemption, knob change, refusal, outlier", mode=REPLAY),
-    Action("jump", ("J",), "Jump", "To a step, a time, a share, an event", footer="jump", mode=REPLAY),
+    Action("jump", ("J",), "Jump", "To a step, time, percentage or event", footer="jump", mode=REPLAY),
     Action("replay_start", (), "Go to the beginning", "Of the recording", mode=REPLAY),
     Action("replay_end", ("end",), "Go to the end", "Of the recording", mode=REPLAY),
     Action(
@@ -99,7 +101,9 @@ REPLAY_ACTIONS: tuple[Action, ...] = (
     ),
     Action("span_shorter", ("plus", "equals_sign"), "Shorter stretch", "", "rerun", "closer", mode=REPLAY),
     Action("span_longer", ("minus",), "Longer stretch", "", "rerun", mode=REPLAY),
-    Action("rerun_over", ("o",), "Over what", "The recorded run, or its own re-run", "rerun", "over", mode=REPLAY),
+    Action(
+        "rerun_over", ("o",), "Compare with", "The recorded run, or its own re-run", "rerun", "over", mode=REPLAY
+    ),
 )
 
 ACTIONS: tuple[Action, ...] = (
@@ -113,10 +117,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("previous_panel", ("shift+tab",), "Previous panel", "Move the focus back"),
     *(
         Action(f"panel_{number}", (str(number),), f"Go to {name}", f"Focus panel [{number}]")
-        for number, name in enumerate(
-            ("Batch", "KV", "Requests", "Latency", "Queue", "Knobs", "Events"),
-            start=1,
-        )
+        for number, name in enumerate(PANELS, start=1)
     ),
     Action("panel_8", ("8",), "Go to Presets", "Panel [8] of the Knobs screen"),
     Action("panel_9", ("9",), "Go to Changes", "Panel [9] of the Knobs screen"),
@@ -124,24 +125,24 @@ ACTIONS: tuple[Action, ...] = (
         "zoom", ("z",), "Zoom the panel", "The focused panel fills the screen; z or Esc goes back", footer="zoom"
     ),
     Action("back", ("escape",), "Back one level", "Zoom, staged knobs, filter, past step; never quits"),
-    Action("pause_view", ("space",), "Pause the view", "Collection goes on behind it", footer="pause", mode=LIVE),
+    Action("pause_view", ("space",), "Pause the view", "Collection continues", footer="pause", mode=LIVE),
     Action("live", ("end",), "Return to the present", "Leave the inspected step", mode=LIVE),
-    Action("pause_engine", ("P",), "Pause or resume the engine", "Arrivals keep queueing"),
+    Action("pause_engine", ("P",), "Pause or resume the engine", "Requests keep queueing"),
     Action("step_engine", ("full_stop",), "Run one step", "While the engine is paused", mode=LIVE),
     *REPLAY_ACTIONS,
     Action("filter", ("slash",), "Filter requests", "Words for id or state, !word, kv>40, age>2s", footer="filter"),
-    Action("explain", ("x",), "Explain", "Symptoms, their causes, and what to turn", footer="explain"),
-    Action("knobs_screen", ("K",), "Knobs screen", "Presets, and what changes did", footer="knobs"),
-    Action("copy", ("y",), "Copy the selected line", "By OSC 52 or tmux; a file where that fails"),
+    Action("explain", ("x",), "Explain", "Symptoms, their causes, and which knob helps", footer="explain"),
+    Action("knobs_screen", ("K",), "Knobs screen", "Presets, and the effect of past changes", footer="knobs"),
+    Action("copy", ("y",), "Copy the selected line", "Through OSC 52 or tmux, else to a file"),
     Action("export", ("e",), "Export the window", "The shown steps as JSONL and CSV", footer="export"),
     Action("screenshot", ("s",), "Screenshot", "SVG and text"),
     Action(
         "theme",
         ("t",),
         "Next theme",
-        "By name: ansi, colour-blind, dark, high-contrast, light, monochrome; yours too",
+        "ansi, colour-blind, dark, high-contrast, light, monochrome, and your own",
     ),
-    Action("mouse", ("M",), "Mouse on or off", "Off leaves selecting text to the terminal"),
+    Action("mouse", ("M",), "Mouse on or off", "Off lets the terminal select text"),
     Action("suspend", ("ctrl+z",), "Suspend", "fg brings the console back"),
     Action("up", ("up", "k"), "Up", "One line", PANEL),
     Action("down", ("down", "j"), "Down", "One line", PANEL),
@@ -149,10 +150,27 @@ ACTIONS: tuple[Action, ...] = (
     Action("page_down", ("pagedown",), "Page down", "One page", PANEL),
     Action("first", ("g", "home"), "First", "To the beginning", PANEL),
     Action("last", ("G",), "Last", "To the end", PANEL),
-    Action("step_back", ("left", "h"), "Earlier step", "All panels show it", "batch", footer="step"),
-    Action("step_forward", ("right", "l"), "Later step", "Past the newest: live again", "batch"),
-    Action("steps_more", ("plus", "equals_sign"), "More steps per column", "Their tokens are averaged", "batch"),
-    Action("steps_fewer", ("minus",), "Fewer steps per column", "Down to one", "batch"),
+    Action(
+        "step_back",
+        ("left", "h"),
+        "Earlier column",
+        "Zoomed: the step before, in all panels",
+        "batch",
+        footer="cursor",
+    ),
+    Action(
+        "step_forward", ("right", "l"), "Later column", "Zoomed: the step after; past the newest: live", "batch"
+    ),
+    Action("column_open", ("enter",), "Show the column's longest step", "In all panels", "batch", footer="step"),
+    Action(
+        "steps_more",
+        ("plus", "equals_sign"),
+        "Longer range",
+        "Zoomed: more steps per column",
+        "batch",
+        footer="range",
+    ),
+    Action("steps_fewer", ("minus",), "Shorter range", "Zoomed: fewer steps a column", "batch"),
     Action("sort_left", ("less_than_sign",), "Sort by the column to the left", "", "requests", footer="sort"),
     Action("sort_right", ("greater_than_sign",), "Sort by the column to the right", "", "requests"),
     Action("sort_invert", ("I",), "Invert the order", "", "requests"),
@@ -172,18 +190,20 @@ ACTIONS: tuple[Action, ...] = (
         "knob_try",
         ("c",),
         "Apply on trial, or confirm",
-        "Goes back by itself when time is up",
+        "Reverts unless confirmed in time",
         "knobs",
         footer="try",
         mode=LIVE,
     ),
-    Action("knob_untry", ("r",), "End the trial now", "Back to the values before it", "knobs", mode=LIVE),
-    Action("knob_launch", ("R",), "Launch values", "Stages what the engine started with", "knobs"),
-    Action("preset_stage", ("enter",), "Stage the preset", "Where it differs", "presets", footer="stage"),
+    Action("knob_untry", ("r",), "Revert the trial now", "To the values before it", "knobs", mode=LIVE),
+    Action("knob_launch", ("R",), "Launch values", "Stages the values the engine started with", "knobs"),
+    Action(
+        "preset_stage", ("enter",), "Stage the preset", "Only the values that differ", "presets", footer="stage"
+    ),
     Action("preset_save", ("w",), "Save the present values as a preset", "", "presets", footer="save"),
     Action("change_step", ("enter",), "Show the change's step", "On the Live screen", "changes", footer="show"),
-    Action("request_earlier", ("left", "h"), "Its earlier step", "", "request", footer="step"),
-    Action("request_later", ("right", "l"), "Its later step", "", "request"),
+    Action("request_earlier", ("left", "h"), "Earlier step of the request", "", "request", footer="step"),
+    Action("request_later", ("right", "l"), "Later step of the request", "", "request"),
     Action("request_next", ("n",), "Next request", "In the order of the table", "request", footer="next"),
     Action("request_previous", ("N",), "Previous request", "In the order of the table", "request"),
     Action("request_step", ("enter",), "Show the step on the Live screen", "", "request", footer="show"),
@@ -289,7 +309,9 @@ def load_keymap(path: Path) -> dict[str, list[str]]:
     except (OSError, UnicodeDecodeError) as error:
         raise ActionError(f"{path.name} cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
-        raise ActionError(f"{path.name} is no TOML: {error}") from None
+        raise ActionError(f"{path.name} is not valid TOML: {error}") from None
+    except RecursionError:
+        raise ActionError(f"{path.name} is nested too deeply") from None
     keymap = {}
     for name, keys in raw.items():
         listed = [keys] if isinstance(keys, str) else keys

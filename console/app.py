@@ -15,37 +15,45 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from platformdirs import user_config_path
+from rich.color import ColorSystem
 from rich.text import Text
 from schedtop.console.actions import LIVE, TURNS, Registry, key_name, load_keymap
 from schedtop.console.drawing.glyphs import ASCII, UNICODE
 from schedtop.console.drawing.styles import Palette
-from schedtop.console.explain.watch import ExplainDesk
+from schedtop.console.explain.watch import Watch
 from schedtop.console.explain.window import Bounds
-from schedtop.console.feed import Feed, Link
-from schedtop.console.knobs.forecast import Forecaster, Foretell
-from schedtop.console.knobs.staged import KnobDesk
+from schedtop.console.feed import Commanded, Feed, Link
+from schedtop.console.knobs.forecast import Forecaster, MakeForecast
+from schedtop.console.knobs.staged import Staging
 from schedtop.console.knobs.trial import Trials
 from schedtop.console.messages import DataArrived, ReplyReceived
 from schedtop.console.options import ConsoleOptions
 from schedtop.console.past.history import History
+from schedtop.console.past.past import Past
 from schedtop.console.screens.base import Commands, ConsoleScreen
 from schedtop.console.screens.explain import ExplainScreen
 from schedtop.console.screens.knobs import KnobsScreen
 from schedtop.console.screens.live import LiveScreen
+from schedtop.console.screens.live_commands import live_commands
 from schedtop.console.screens.request import RequestScreen
 from schedtop.console.terminal.driver import ConsoleDriver
 from schedtop.console.view import View
-from schedtop.engine.contract.telemetry import Drain, Incoming, Notice, Reply
+from schedtop.engine.contract.telemetry import Drain, Incoming, Notice, Reply, StepRecord
 from schedtop.themes.load import DEFAULT, Theme, load_themes
+from textual._ansi_sequences import SYNC_END, SYNC_START
+from textual._compositor import ChopsUpdate, LayoutUpdate
 from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
 from textual.theme import Theme as TextualTheme
 
 if TYPE_CHECKING:
+    from rich.console import RenderableType
     from textual.driver import Driver
+    from textual.screen import Screen
     from textual.strip import Strip
 
-PAINT_EVERY_S = 0.1
+RESEND_S = 0.02
+"""How often a terminal that is still busy with the last frame is looked at again."""
 BUSY_RECORDS = 50
 """Of one frame. Where so many come nobody tells steps apart, and what is costly to draw need not follow each."""
 UNHURRIED_EVERY = 5
@@ -57,7 +65,7 @@ TICK_S = 0.5
 class ConsoleApp(App[None], inherit_bindings=False):
     """Draws one engine. `link` is joined already; `reopen` joins anew after it broke, if that makes sense.
 
-    `foretell` says what staged knobs would do; `why_ended` says more about an engine that is gone.
+    `make_forecast` says what staged knobs would do; `why_ended` says more about an engine that is gone.
     """
 
     CSS_PATH: ClassVar[str] = str(Path(__file__).with_name("console.tcss"))
@@ -73,13 +81,13 @@ class ConsoleApp(App[None], inherit_bindings=False):
         options: ConsoleOptions | None = None,
         reopen: Callable[[], Link] | None = None,
         now: Callable[[], float] = time.monotonic,
-        foretell: Foretell | None = None,
+        make_forecast: MakeForecast | None = None,
         why_ended: Callable[[], str | None] | None = None,
     ) -> None:
         self.options = options if options is not None else ConsoleOptions()
         no_color = bool(os.environ.get("NO_COLOR"))
         super().__init__(ansi_color=True if no_color else None)
-        self.history = self._open_history(link)
+        self.history, self.feed = self._open(link, reopen, now)
         self.themes, failures = load_themes(self.options.config_dir and self.options.config_dir / "themes")
         for theme in self.themes.values():
             self.register_theme(_textual_theme(theme))
@@ -91,29 +99,30 @@ class ConsoleApp(App[None], inherit_bindings=False):
             now=now,
             window_s=self.options.window_s,
         )
-        self._notices = [f"theme {failure.path} left out: {failure.reason}" for failure in failures]
+        self._notices = [f"theme {failure.path} skipped: {failure.reason}" for failure in failures]
         if self.options.notice:
             self._notices.insert(0, self.options.notice)
         for words in self._notices:
             self.history.note(Notice("warning", words))
         keymap = load_keymap(self.options.config_dir / "keys.toml") if self.options.config_dir else {}
         self.registry = Registry(keymap, self.MODE)
-        self.feed = self._open_feed(link, reopen, now)
         self.feed.why_ended = why_ended
-        self.forecaster = Forecaster(self.history, foretell, self._on_change)
-        self.desk = self._open_desk()
-        self.desk.forecaster = self.forecaster
-        self.live_screen = self.LIVE_SCREEN(self.view, self.registry, self.desk)
+        self.forecaster = Forecaster(self.history, make_forecast, self._on_change)
+        self.staging = self._open_staging()
+        self.staging.forecaster = self.forecaster
+        self.live_screen = self.LIVE_SCREEN(self.view, self.registry, self.staging)
+        self.live_screen.commands = live_commands(self.live_screen)
         slos = {"ttft": self.options.ttft_slo_s, "itl": self.options.itl_slo_s}
         self.slos_s = {kind: limit_s for kind, limit_s in slos.items() if limit_s is not None}
         self.trials = Trials(self.history, now)
         bounds = Bounds(self.options.ttft_slo_s, self.options.itl_slo_s)
-        self.explain = self._open_explain_desk(bounds)
+        self.explain = self._open_watch(bounds)
         self.output_dir = self.options.output_dir or Path.cwd()
         self.mouse_on = self.options.mouse
         self._replies: dict[int, Callable[[Reply], None]] = {}
         self._painted_at_s = -1e9
-        self._next_frame: asyncio.TimerHandle | None = None
+        self.next_frame: asyncio.TimerHandle | None = None
+        self._resend: asyncio.TimerHandle | None = None
         self._frames = 0
         self._painted_seq = 0
 
@@ -124,17 +133,17 @@ class ConsoleApp(App[None], inherit_bindings=False):
 
     # What another kind of console does otherwise
 
-    def _open_history(self, link: Any) -> History:
-        return History()
+    def _open(
+        self, link: Any, reopen: Callable[[], Link] | None, now: Callable[[], float]
+    ) -> tuple[Past, Commanded]:
+        history = History()
+        return history, Feed(link, history, self._on_change, self._on_reply, reopen, now)
 
-    def _open_feed(self, link: Any, reopen: Callable[[], Link] | None, now: Callable[[], float]) -> Feed:
-        return Feed(link, self.history, self._on_change, self._on_reply, reopen, now)
+    def _open_staging(self) -> Staging:
+        return Staging(self.history)
 
-    def _open_desk(self) -> KnobDesk:
-        return KnobDesk(self.history)
-
-    def _open_explain_desk(self, bounds: Bounds) -> ExplainDesk:
-        return ExplainDesk(self.history, bounds)
+    def _open_watch(self, bounds: Bounds) -> Watch:
+        return Watch(self.history, bounds)
 
     def extra_commands(self, screen: ConsoleScreen) -> tuple[Commands, ...]:
         """Hands that every screen has before its own."""
@@ -190,15 +199,17 @@ class ConsoleApp(App[None], inherit_bindings=False):
             self.post_message(ReplyReceived(reply))
 
     def on_data_arrived(self, message: DataArrived) -> None:
-        if self._next_frame is None:
-            wait_s = max(0.0, self._painted_at_s + PAINT_EVERY_S - time.monotonic())
+        if self.next_frame is None:
+            wait_s = max(0.0, self._painted_at_s + self.options.paint_every_s - time.monotonic())
             # The loop's own timer: one of Textual's would cost as much as a panel, ten times a second.
-            self._next_frame = asyncio.get_running_loop().call_later(wait_s, self._paint_frame)
+            self.next_frame = asyncio.get_running_loop().call_later(wait_s, self.paint_frame)
 
-    def _paint_frame(self) -> None:
+    def paint_frame(self) -> None:
         """What came since the last frame; frames that keys cause neither bring the next one closer nor put it off."""
-        self._next_frame = None
-        if self._running:
+        self.next_frame = None
+        if self._running and isinstance(self._driver, ConsoleDriver) and self._driver.busy:
+            self.next_frame = asyncio.get_running_loop().call_later(RESEND_S, self.paint_frame)
+        elif self._running:
             self._frames += 1
             seq, self._painted_seq = self._painted_seq, self.history.live.seq
             busy = abs(self._painted_seq - seq) >= BUSY_RECORDS
@@ -226,7 +237,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
 
     def answer_key(self, action: str) -> None:
         """Draw what a key was meant for; the rest follows with the frame that is due, or now if none is."""
-        self.view.keyed = self._next_frame is not None and self.front is self.live_screen
+        self.view.keyed = self.next_frame is not None and self.front is self.live_screen
         self.view.turned = action in TURNS
         self.paint()
         self.view.keyed = self.view.turned = False
@@ -247,10 +258,46 @@ class ConsoleApp(App[None], inherit_bindings=False):
         """Open the screen of one request."""
         self.push_screen(RequestScreen(self.view, self.registry, number))
 
+    def next_request(self, offset: int) -> int | None:
+        self.live_screen.requests.next_match(offset)
+        return self.live_screen.requests.selected
+
+    def shown_steps(self) -> list[StepRecord]:
+        return self.live_screen.batch_panel.shown_steps()
+
     def show_knobs(self) -> None:
         """Open the Knobs screen."""
         if not isinstance(self.screen, KnobsScreen):
-            self.push_screen(KnobsScreen(self.view, self.registry, self.desk))
+            self.push_screen(KnobsScreen(self.view, self.registry, self.staging))
+
+    def _display(self, screen: Screen[Any], renderable: RenderableType | None) -> None:
+        """As Textual's, but only cells that changed are written, and not before the terminal can show them."""
+        driver = self._driver
+        plain = isinstance(renderable, ChopsUpdate | LayoutUpdate) and isinstance(driver, ConsoleDriver)
+        if not plain or self._batch_count or not self._running or self._closed:
+            super()._display(screen, renderable)
+            return
+        assert isinstance(renderable, ChopsUpdate | LayoutUpdate) and isinstance(driver, ConsoleDriver)
+        colours = self.console._color_system or ColorSystem.TRUECOLOR
+        driver.frames.take(renderable, (self.size.width, self.size.height), colours)
+        self._send_frame()
+        self.post_display_hook()
+
+    def _send_frame(self) -> None:
+        """Write the newest frame as soon as the terminal can take it."""
+        driver = self._driver
+        if not isinstance(driver, ConsoleDriver) or not self._running:
+            return
+        if driver.busy:
+            if self._resend is None:
+                self._resend = asyncio.get_running_loop().call_later(RESEND_S, self._send_again)
+            return
+        begin, end = (SYNC_START, SYNC_END) if self._sync_available else ("", "")
+        driver.send_frame(self.screen.outer_size.clamp_offset(self.cursor_position), begin, end)
+
+    def _send_again(self) -> None:
+        self._resend = None
+        self._send_frame()
 
     def _tick(self) -> None:
         """Let the age of the data count on while nothing arrives."""
@@ -263,6 +310,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
     def _take_status(self) -> None:
         view = self.view
         view.link, view.received_at_s = self.feed.status, self.feed.received_at_s
+        view.lag_s = self._driver.lag_s if isinstance(self._driver, ConsoleDriver) else 0.0
         if view.palette.faded != (view.stale and view.pinned is None):
             view.palette = self._palette(view.palette.theme, faded=not view.palette.faded)
 
@@ -380,7 +428,7 @@ def run_console(
     options: ConsoleOptions,
     reopen: Callable[[], Link] | None = None,
     *,
-    foretell: Foretell | None = None,
+    make_forecast: MakeForecast | None = None,
     why_ended: Callable[[], str | None] | None = None,
 ) -> int:
     """Run the console until it is left; the exit code. Raises `ActionError` for a bad `keys.toml`.
@@ -389,7 +437,7 @@ def run_console(
     """
     if options.config_dir is None:
         options = replace(options, config_dir=user_config_path("schedtop"))
-    app = ConsoleApp(link, options, reopen, foretell=foretell, why_ended=why_ended)
+    app = ConsoleApp(link, options, reopen, make_forecast=make_forecast, why_ended=why_ended)
     collect_garbage_rarely()
     let_keys_in()
     app.run(mouse=options.mouse)

@@ -29,7 +29,33 @@ class Link(Protocol):
     def close(self) -> None: ...
 
 
-class Feed:
+class Commanded(Protocol):
+    """Where the console's data come from and its commands go."""
+
+    status: LinkStatus
+    received_at_s: float | None
+    why_ended: Callable[[], str | None] | None
+
+    def start(self) -> None: ...
+
+    def close(self) -> None:
+        """Hang up and let the thread end."""
+        ...
+
+    def looked(self) -> None:
+        """The screen took up the present state: tell it of the next change."""
+        ...
+
+    def next_command(self) -> int:
+        """A fresh id for a command."""
+        ...
+
+    def send(self, command: Incoming) -> str | None:
+        """Send a command; why it could not be sent, or None."""
+        ...
+
+
+class Feed(Commanded):
     """Reads a link until it ends, applies what comes to `history` under its lock, and tells `on_change` once per
     look: it is not called again before `looked`. With `reopen` a lost link is opened again, ever more patiently.
 
@@ -60,24 +86,20 @@ class Feed:
         self._thread.start()
 
     def close(self) -> None:
-        """Hang up and let the thread end."""
         self._closing.set()
         self._link.close()
         if self._thread.is_alive():
             self._thread.join(0.5)
 
     def looked(self) -> None:
-        """The screen took up the present state: tell it of the next change."""
         self._told = False
 
     def next_command(self) -> int:
-        """A fresh id for a command."""
         return next(self._commands)
 
     def send(self, command: Incoming) -> str | None:
-        """Send a command; why it could not be sent, or None."""
         if self.status.state != "open":
-            return f"no engine takes commands: {self.status.cause or self.status.state}"
+            return f"not connected to an engine: {self.status.cause or self.status.state}"
         try:
             self._link.send(command)
         except Exception as error:
@@ -104,14 +126,14 @@ class Feed:
         try:
             self._take(message)
         except Exception as error:
-            cause = f"a message of the engine made no sense ({type(error).__name__}: {text.clean(error)})"
+            cause = f"cannot read a message from the engine ({type(error).__name__}: {text.clean(error)})"
             self._set(LinkStatus("ended", cause, self._now()))
             return False
         return True
 
     def _take(self, message: Outgoing) -> None:
         if isinstance(message, Header) and message.protocol != PROTOCOL:
-            cause = f"the engine speaks protocol {message.protocol}, this console {PROTOCOL}: use equal versions"
+            cause = f"the engine uses protocol {message.protocol}, this console {PROTOCOL}: use one version"
             self._set(LinkStatus("ended", cause, self._now()))
             self._closing.set()
             return

@@ -13,6 +13,7 @@ class ConsoleOptions:
     `theme` None picks by terminal: monochrome under NO_COLOR, the terminal's own colours where it has 16, else
     dark. `embedded`: the engine ends with the console. `config_dir` holds `themes/` and `keys.toml`;
     `output_dir` takes screenshots and exports. `notice` is shown once at the start.
+    `paint_every_s` is the least time between two frames of telemetry.
     `address` is where the engine answers, if it was attached to.
     """
 
@@ -24,6 +25,7 @@ class ConsoleOptions:
     ttft_slo_s: float | None = None
     itl_slo_s: float | None = None
     window_s: float = 60.0
+    paint_every_s: float = 0.1
     config_dir: Path | None = None
     output_dir: Path | None = None
     notice: str = ""

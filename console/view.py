@@ -10,9 +10,11 @@ from schedtop.console.drawing.glyphs import Glyphs
 from schedtop.console.drawing.styles import Palette
 from schedtop.console.knobs.trial import Pending
 from schedtop.console.options import ConsoleOptions
-from schedtop.console.past.history import History, Moment
+from schedtop.console.past.past import Moment, Past
 
 WINDOWS_S = (10.0, 30.0, 60.0, 300.0, 900.0, 3600.0)
+LAG_S = 0.1
+"""A terminal that takes longer to show a frame makes all that is seen older."""
 STEPS_PER_COLUMN = (1, 2, 4, 8, 16, 32, 64)
 
 
@@ -46,7 +48,8 @@ class ReplayStatus:
 class View:
     """Shared by a screen's panels. Read and changed by the screen's thread only, with the history locked.
 
-    `moment` is what every panel shows: live, or pinned to one step (`pinned` is its seq). `edge` is the newest
+    `moment` is what every panel shows: live, or pinned to one step (`pinned` is its seq). `cursor_s` is where the
+    timeline's cursor stands, None at its end. `edge` is the newest
     step of the batch history, which stands still while the view is pinned. `badge` tells of findings in the header.
     `hurried` frames, while records rain in, leave out panels whose figures nobody reads ten times a second; `keyed`
     ones, which a key caused between two others, all panels but those it was meant for, and of these all but the rule
@@ -55,7 +58,7 @@ class View:
     `replay` is there if a recording is shown, not an engine.
     """
 
-    history: History
+    history: Past
     options: ConsoleOptions
     palette: Palette
     glyphs: Glyphs
@@ -64,8 +67,10 @@ class View:
     window_s: float = 60.0
     steps_per_column: int = 1
     pinned: int | None = None
+    cursor_s: float | None = None
     edge: int = -1
     received_at_s: float | None = None
+    lag_s: float = 0.0
     badge: str = ""
     replay: ReplayStatus | None = None
     trial: Pending | None = None
@@ -100,7 +105,7 @@ class View:
 
     def release(self) -> None:
         """Go back to the present."""
-        self.pinned = None
+        self.pinned = self.cursor_s = None
         self.look()
 
     @property
@@ -115,5 +120,7 @@ class View:
 
     @property
     def age_s(self) -> float | None:
-        """Seconds since the last message of the engine; None before the first."""
-        return None if self.received_at_s is None else max(0.0, self.now() - self.received_at_s)
+        """Seconds since the last message of the engine, as far as the terminal shows it; None before the first."""
+        if self.received_at_s is None:
+            return None
+        return max(0.0, self.now() - self.received_at_s) + (self.lag_s if self.lag_s > LAG_S else 0.0)

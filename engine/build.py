@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 from schedtop.engine import __version__
-from schedtop.engine.contract.config import ConfigError, EngineConfig, SchedulerConfig, check_scheduler_config
-from schedtop.engine.contract.knobs import BY_NAME, KnobError, check_value
+from schedtop.engine.contract.config import ConfigError, EngineConfig, SchedulerConfig
+from schedtop.engine.contract.knobs import BY_NAME
+from schedtop.engine.contract.start_settings import check_settings, scheduler_config
 from schedtop.engine.contract.telemetry import PROTOCOL, Header
 from schedtop.engine.files.read import looks_like_case
 from schedtop.engine.golden.case import Case, read_case
@@ -24,13 +25,8 @@ from schedtop.engine.step.clock import RealClock, SimulatedClock
 from schedtop.engine.step.engine import Engine
 from schedtop.engine.workload.source import Source
 
-MAX_MODEL_LEN = 32_768
-"""Default model length where the model itself allows more; `--max-model-len` goes up to the model's own."""
-
 CASE_VOCAB_SIZE = 48_000
 """Ids of the cases' model stay below it."""
-
-DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 OnStage = Callable[[str], None]
 
@@ -85,43 +81,6 @@ def check_config(config: EngineConfig, device: SimDevice | None = None) -> dict[
 
 def _is_case(config: EngineConfig) -> bool:
     return config.workload is not None and looks_like_case(Path(config.workload.source))
-
-
-def check_settings(config: EngineConfig) -> dict[str, Any]:
-    """The explicitly set scheduler settings, typed; raises `ConfigError` for one that cannot be used."""
-    try:
-        settings = {name: check_value(name, value) for name, value in config.scheduler.items()}
-    except KnobError as error:
-        raise ConfigError(str(error)) from None
-    if not 0 < config.gpu_memory_utilization <= 1:
-        raise ConfigError(
-            f"--gpu-memory-utilization={config.gpu_memory_utilization}: must be above 0 and at most 1"
-        )
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        if getattr(config, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')}={getattr(config, name)}: must be at least 1")
-    if config.dtype not in DTYPES:
-        raise ConfigError(f"--dtype={config.dtype}: must be one of {', '.join(DTYPES)}")
-    settings.pop("rate", None)
-    return settings
-
-
-def scheduler_config(settings: dict[str, Any], num_blocks: int, model_len: int) -> SchedulerConfig:
-    """Settings over defaults, with ceilings that leave room above the start-up values."""
-    longest = settings.get("max_model_len")
-    if longest is not None and longest > model_len:
-        raise ConfigError(f"max_model_len={longest}: the model's own length is {model_len}")
-    merged: dict[str, Any] = {
-        knob.name: knob.default
-        for knob in BY_NAME.values()
-        if knob.name in SchedulerConfig.__struct_fields__ and knob.default is not None
-    }
-    merged.update({name: value for name, value in settings.items() if value is not None})
-    merged["num_blocks"] = settings.get("num_blocks") or num_blocks
-    merged["max_model_len"] = longest or min(model_len, MAX_MODEL_LEN)
-    merged.setdefault("max_batched_tokens_ceiling", max(4 * merged["max_num_batched_tokens"], 16_384))
-    merged.setdefault("max_seqs_ceiling", max(4 * merged["max_num_seqs"], 1024))
-    return check_scheduler_config(SchedulerConfig(**merged))
 
 
 def _build_simulated(config: EngineConfig, settings: dict[str, Any], device: SimDevice) -> Engine:
@@ -193,7 +152,12 @@ def _build_real(
     scheduler = msgspec.structs.replace(scheduler, cache_unexecuted_blocks=False)
     source = _open_source(config, scheduler, info.vocab_size)
     header = make_header(config, scheduler, source, info.model, info.device, info.vocab_size, simulated=False)
-    header = msgspec.structs.replace(header, settings={**header.settings, "drafts": info.drafts})
+    told = {
+        "drafts": info.drafts,
+        "eos_token_ids": sorted(info.eos_token_ids),
+        "sampling": msgspec.to_builtins(info.sampling),
+    }
+    header = msgspec.structs.replace(header, settings={**header.settings, **told})
     return Engine(Scheduler(scheduler), worker, source, RealClock(), header)
 
 

@@ -1,7 +1,7 @@
 """How much of the attention problem one program takes, and into how many parts a row's keys are split.
 
 Pure arithmetic, so that the choice can be tested without a device. The numbers in `choose_tiling` are reasoned
-from the registers and shared memory that the compiler reports for compute capability 9.0; `benchmarks/gpu.py`
+from the registers and shared memory that the compiler reports (`benchmarks/compile_kernels.py`); `benchmarks/gpu.py`
 sweeps around them.
 """
 
@@ -13,6 +13,8 @@ from functools import lru_cache
 MAX_SPLITS = 64
 # A part shorter than this many keys costs more in the second reduction than it wins in parallelism.
 MIN_KEYS_PER_SPLIT = 256
+# From this much shared memory on, the tensor cores (of compute capability 9.0 and 10.0) read queries from it.
+SHARED_QUERIES_BYTES = 200 * 1024
 # Decode programs of the default tiling that fit on one multiprocessor at a time.
 PROGRAMS_PER_SM = 3
 
@@ -45,6 +47,10 @@ def choose_tiling(max_query_len: int, group: int, head_pad: int, itemsize: int, 
         tiling = Tiling(max(smallest, min(wanted, 16 if head_pad > 128 else 32)), 32, 8, 2)
     elif wanted <= 32:
         tiling = Tiling(max(smallest, wanted), 64, 4, 5)
+    elif shared_bytes < SHARED_QUERIES_BYTES:
+        # Queries and sums share the registers: larger tiles spill.
+        rows = 64 if head_pad > 64 else min(wanted, 128)
+        tiling = Tiling(max(smallest, rows), 64 if head_pad <= 128 else 32, 8, 3)
     elif wanted <= 64:
         tiling = Tiling(max(smallest, wanted), 64 if head_pad <= 128 else 32, 4, 3)
     else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("console", "engine", "kernels", "themes")
+EXTENSION = "schedtop/engine/runner/models/_native.abi3.so"
 
 
 @pytest.fixture(scope="module")
@@ -28,12 +31,12 @@ def package_folders() -> set[str]:
 
 
 def data_files() -> set[str]:
-    """What packages hold beside Python: layouts, themes, C sources, type markers; not notes, not what was built."""
+    """What packages hold beside Python: layouts, themes, types; not notes, not what was built, nor from what."""
     return {
         f"schedtop/{path.relative_to(ROOT)}"
         for room in ROOMS
         for path in (ROOT / room).rglob("*")
-        if path.is_file() and path.suffix not in (".py", ".pyc", ".so", ".md")
+        if path.is_file() and path.suffix not in (".py", ".pyc", ".so", ".md", ".c", ".h")
     }
 
 
@@ -62,28 +65,57 @@ def test_the_base_install_needs_nothing_that_runs_models(project: dict[str, Any]
     assert "test" in extras
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+def build_wheel(folder: Path, **environment: str) -> zipfile.ZipFile:
     """A wheel built from a copy, so that no earlier build's leftovers lie in the way."""
     pytest.importorskip("setuptools", minversion="77")
-    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    source, target = folder / "source", folder / "wheel"
     for room in ROOMS:
-        shutil.copytree(ROOT / room, source / room, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / room, source / room, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         if (ROOT / name).exists():
             shutil.copy(ROOT / name, source / name)
     build = f"import setuptools.build_meta as b; b.build_wheel({str(target)!r})"
-    done = subprocess.run([sys.executable, "-c", build], cwd=source, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", build],
+        cwd=source,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     (path,) = target.glob("*.whl")
     return zipfile.ZipFile(path)
 
 
-def test_a_wheel_holds_every_module_and_data_file(wheel: zipfile.ZipFile) -> None:
-    built = {name for name in wheel.namelist() if ".dist-info/" not in name}
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    return build_wheel(tmp_path_factory.mktemp("built"))
+
+
+@pytest.fixture(scope="module")
+def bare_wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """A wheel built where there is no C compiler."""
+    return build_wheel(tmp_path_factory.mktemp("bare"), CC="no-such-compiler")
+
+
+def contents(wheel: zipfile.ZipFile) -> set[str]:
+    return {name for name in wheel.namelist() if ".dist-info/" not in name}
+
+
+def test_a_wheel_holds_every_module_and_data_file(wheel: zipfile.ZipFile, bare_wheel: zipfile.ZipFile) -> None:
     modules = {f"schedtop/{path.relative_to(ROOT)}" for room in ROOMS for path in (ROOT / room).rglob("*.py")}
-    assert built == modules | data_files()
-    assert "schedtop/__init__.py" not in built, "schedtop itself is a namespace"
+    assert contents(bare_wheel) == modules | data_files()
+    assert "schedtop/__init__.py" not in contents(bare_wheel), "schedtop itself is a namespace"
+    compiled = {EXTENSION} if shutil.which("cc") else set()
+    assert contents(wheel) == modules | data_files() | compiled
+
+
+def test_a_wheel_says_what_it_runs_on(wheel: zipfile.ZipFile) -> None:
+    """One build serves every Python from 3.11 on."""
+    if EXTENSION not in wheel.namelist():
+        pytest.skip("no C compiler here")
+    assert "-cp311-abi3-" in Path(wheel.filename or "").name
 
 
 def test_a_wheel_brings_the_command_and_the_licence(wheel: zipfile.ZipFile, project: dict[str, Any]) -> None:
@@ -94,16 +126,40 @@ def test_a_wheel_brings_the_command_and_the_licence(wheel: zipfile.ZipFile, proj
     assert f"Version: {project['project']['version']}" in wheel.read(metadata).decode()
 
 
-def test_what_the_wheel_holds_can_be_imported_without_the_checkout(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
-    wheel.extractall(tmp_path)
-    code = (
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "import schedtop.engine.build, schedtop.engine.golden.case\n"
-        "print(schedtop.engine.build.__file__)"
-    )
+def run_from(wheel: zipfile.ZipFile, folder: Path, code: str) -> str:
+    """What `code` prints where the wheel is installed and the checkout is not."""
+    wheel.extractall(folder)
     # Without site hooks an editable install cannot answer for the wheel; its dependencies come by path.
-    paths = [path for path in sys.path if path.endswith("site-packages")]
-    code = f"import sys; sys.path += {paths!r}\n" + code
-    done = subprocess.run([sys.executable, "-S", "-P", "-c", code], capture_output=True, text=True, check=False)
+    paths = [str(folder), *(path for path in sys.path if path.endswith("site-packages"))]
+    done = subprocess.run(
+        [sys.executable, "-S", "-P", "-c", f"import sys; sys.path[:0] = {paths!r}\n{code}"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert done.stdout.strip().startswith(str(tmp_path))
+    return done.stdout
+
+
+def test_the_wheel_runs_without_the_checkout(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    code = (
+        "import schedtop.console.cli.start as start\n"
+        "assert start.__file__.startswith(sys.path[0])\n"
+        "sys.argv = 'schedtop run --device sim:llama-3.1-8b@h100 --workload mixed --limit 3 --json'.split()\n"
+        "start.program()"
+    )
+    assert json.loads(run_from(wheel, tmp_path, code))["requests"]["finished"] == 3
+
+
+@pytest.mark.parametrize("built", ["wheel", "bare_wheel"])
+def test_the_wheels_compiled_routines(built: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    pytest.importorskip("torch")
+    wheel: zipfile.ZipFile = request.getfixturevalue(built)
+    code = (
+        "import torch\n"
+        "from schedtop.engine.runner.models.native import native_choices\n"
+        "print(*(choice.instructions for choice in native_choices(torch.float32)))"
+    )
+    found = run_from(wheel, tmp_path, code).split()
+    assert found[-1:] == (["baseline"] if EXTENSION in wheel.namelist() else [])

@@ -90,7 +90,9 @@ def read_theme(path: Path) -> Theme:
     except (OSError, UnicodeDecodeError) as error:
         raise ThemeError(f"cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
-        raise ThemeError(f"is no TOML: {error}") from None
+        raise ThemeError(f"is not valid TOML: {error}") from None
+    except RecursionError:
+        raise ThemeError("is nested too deeply") from None
     return _theme(path.stem, raw)
 
 

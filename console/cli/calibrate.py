@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import ExitStack
 from pathlib import Path
 
 import click
 from schedtop.console.cli.errors import CommandError, check_writable
+from schedtop.console.cli.output import show, show_json
 from schedtop.console.cli.recording_flags import opened
+from schedtop.engine.contract.harmless import one_line
 
 
 @click.command("calibrate")
@@ -34,7 +35,7 @@ def command(ctx: click.Context, files: tuple[Path, ...], output: str, as_json: b
     if as_json:
         errors = {name: getattr(fitted, name) for name in ("all", "decodes", "prompts", "held_out")}
         document = {"device": calibration, "errors": errors, "outliers": fitted.num_outliers, "output": output}
-        click.echo(json.dumps(msgspec.to_builtins(document)))
+        show_json(msgspec.to_builtins(document))
     else:
-        click.echo(f"{fit_text(fitted)}\nwrote {output}: use --device sim:@{output}")
+        show(f"{fit_text(fitted)}\n{one_line(f'wrote {output}: use --device sim:@{output}')}")
     ctx.exit(0)

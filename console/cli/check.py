@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 import msgspec
 from schedtop.console.cli.errors import FAILED, CommandError
+from schedtop.console.cli.output import show, show_json
 from schedtop.console.cli.recording_flags import opened, progress
+from schedtop.engine.contract.harmless import one_line
 from schedtop.engine.contract.slo import parse_slo
 
 
@@ -38,5 +39,5 @@ def command(
             outcomes = check(recording, asked, bounds, on_progress)
         cut = whole and recording.truncated is not None
     for outcome in outcomes:
-        click.echo(json.dumps(msgspec.to_builtins(outcome)) if as_json else str(outcome))
+        show_json(msgspec.to_builtins(outcome)) if as_json else show(one_line(outcome))
     ctx.exit(FAILED if cut or not all(outcome.ok for outcome in outcomes) else 0)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 import msgspec
 from schedtop.console.cli.errors import FAILED
+from schedtop.console.cli.output import show, show_json
 from schedtop.console.cli.recording_flags import opened, progress
 
 
@@ -24,13 +24,13 @@ def command(ctx: click.Context, a: Path, b: Path, as_json: bool) -> None:
     from schedtop.engine.decide_again.diff import diff
 
     with (
-        opened(a) as left,
-        opened(b) as right,
+        opened(a, read_on=False) as left,
+        opened(b, read_on=False) as right,
         progress("comparing", max(len(left), len(right))) as on_progress,
     ):
         found = diff(left, right, on_progress)
     if as_json:
-        click.echo(json.dumps({"equal": found.equal, **msgspec.to_builtins(found)}))
+        show_json({"equal": found.equal, **msgspec.to_builtins(found)})
     else:
-        click.echo(found.as_text())
+        show(found.as_text())
     ctx.exit(0 if found.equal else FAILED)

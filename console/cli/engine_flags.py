@@ -10,6 +10,7 @@ import click
 from schedtop.console.cli.errors import CommandError, check_positive
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
 from schedtop.engine.contract.knobs import KNOBS, Knob, check_value
+from schedtop.engine.http.settings import DEFAULT_PLACE
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -78,13 +79,33 @@ ENGINE_FLAGS = (
     click.option("--metrics-port", type=int, metavar="PORT", help="Serve /metrics on loopback; 0 picks a port."),
 )
 
+HTTP_FLAGS = (
+    click.option(
+        "--http",
+        is_flag=False,
+        flag_value=DEFAULT_PLACE,
+        metavar="[HOST:PORT]",
+        help=f"Answer OpenAI's clients there; {DEFAULT_PLACE} unless given.",
+    ),
+    click.option(
+        "--served-model-name", multiple=True, metavar="NAME", help="What clients call the model; may be repeated."
+    ),
+    click.option("--max-num-queued-reqs", type=int, metavar="N", help="Most requests that wait; more get a 503."),
+)
+
 CONSOLE_FLAGS = (
     click.option("--slo", metavar="SLO", help="ttft=1s,itl=50ms: lines and marks on the charts."),
     click.option("--window", "window_s", type=float, default=60.0, show_default=True, help="Seconds of latency."),
     click.option("--theme", help="dark, light, high-contrast, colour-blind, monochrome, ansi or your own."),
     click.option("--ascii", "ascii_only", is_flag=True, help="Draw with ASCII characters only."),
-    click.option("--read-only", is_flag=True, help="No knob can be changed."),
+    click.option("--read-only", is_flag=True, help="Watch only: the engine takes no command of this console."),
     click.option("--no-mouse", is_flag=True, help="Leave the mouse to the terminal."),
+)
+
+TOKEN_FILE = click.option(
+    "--token-file",
+    metavar="FILE",
+    help="The token of a TCP engine; unless set, SCHEDTOP_TOKEN_FILE or ~/.config/schedtop/token.",
 )
 
 
@@ -99,12 +120,13 @@ def _knob_option(knob: Knob) -> Callable[[Decorated], Decorated]:
     return click.option(knob.option, knob.name, metavar=metavar, help=text)
 
 
-def add_engine_flags(*, console: bool = False) -> Callable[[Decorated], Decorated]:
-    """Add every flag that starts an engine, and those of the console if asked."""
+def add_engine_flags(*, console: bool = False, http: bool = False) -> Callable[[Decorated], Decorated]:
+    """Add every flag that starts an engine, and those of the console and of the HTTP server if asked."""
 
     def decorate(function: Decorated) -> Decorated:
         options = [_knob_option(knob) for knob in KNOBS if knob.name != "rate"]
-        for option in reversed([*ENGINE_FLAGS, *options, *(CONSOLE_FLAGS if console else ())]):
+        more = [*(HTTP_FLAGS if http else ()), *(CONSOLE_FLAGS if console else ())]
+        for option in reversed([*ENGINE_FLAGS, *options, *more]):
             function = option(function)
         return function
 
@@ -122,11 +144,17 @@ def engine_config(flags: Mapping[str, Any], **changes: Any) -> EngineConfig:
     if flags.get("duration_s") is not None:
         check_positive("--duration", flags["duration_s"])
     port = flags.get("metrics_port")
+    if (most := flags.get("max_num_queued_reqs")) is not None and most < 1:
+        raise CommandError(f"--max-num-queued-reqs {most}: must be at least 1")
     if port is not None and not 0 <= port < 65536:
         raise CommandError(f"--metrics-port {port}: must be between 0 and 65535")
     cut = {name: flags[name] for name in WorkloadSpec.__struct_fields__ if name in flags}
     source = flags.get("workload")
-    workload = WorkloadSpec(source="mixed" if source is None else source, **cut)
+    workload: WorkloadSpec | None = WorkloadSpec(source="mixed" if source is None else source, **cut)
+    if flags.get("http") is not None and source is None:
+        if workload != WorkloadSpec(seed=flags["seed"]):
+            raise CommandError("--http alone generates nothing: give --workload, too, or leave out how it is cut")
+        workload = None
     values: dict[str, Any] = {name: flags[name] for name in EngineConfig.__struct_fields__ if name in flags}
     values.update(device=pick_device(flags), scheduler=scheduler, workload=workload)
     values["real_time"] = bool(flags.get("real_time"))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import sys
 from pathlib import Path
 
 import click
+from schedtop.engine.contract.harmless import one_line
 from schedtop.engine.files.read import odd_file
 
 BAD_INPUT = 2
@@ -34,6 +36,9 @@ def exit_code_of(error: BaseException) -> int:
     if isinstance(error, click.ClickException):
         say(error.format_message())
         return error.exit_code
+    if _lacks_memory(error):
+        say("not enough memory: give it more, or ask for less (a smaller model or pool, a part of the file)")
+        return FAILED
     # Errors of settings, files and channels are our own, each with one clear line.
     if type(error).__module__.startswith("schedtop."):
         say(str(error))
@@ -45,23 +50,32 @@ def exit_code_of(error: BaseException) -> int:
     raise error
 
 
+def _lacks_memory(error: BaseException) -> bool:
+    """Python's own error, the system's, and those that libraries make of them while they are loaded."""
+    words = str(error)
+    return (
+        isinstance(error, MemoryError)
+        or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+        or (isinstance(error, ImportError) and "failed to map segment" in words)
+        or (
+            isinstance(error, RuntimeError)
+            and ("can't start new thread" in words or "can't allocate memory" in words)
+        )
+    )
+
+
 def say(line: str) -> None:
     """One line for the user on stderr, without control characters."""
-    print(f"schedtop: {one_line(line)}", file=sys.stderr, flush=True)
+    print(f"schedtop: {short_line(line)}", file=sys.stderr, flush=True)
 
 
 MAX_LINE_CHARS = 2000
 
 
-def one_line(text: str, most: int = MAX_LINE_CHARS) -> str:
-    """`text` as one line that a terminal shows as it is; the middle of a very long one is left out."""
-    line = printable(" ".join(text.split()))
+def short_line(text: str, most: int = MAX_LINE_CHARS) -> str:
+    """`text` as one harmless line; the middle of a very long one is left out."""
+    line = one_line(" ".join(text.split()))
     return line if len(line) <= most else f"{line[: most // 2]} … {line[-most // 2 :]}"
-
-
-def printable(text: str) -> str:
-    """`text` with a blank for every character that is neither shown nor a line's end."""
-    return "".join(char if char.isprintable() or char == "\n" else " " for char in text)
 
 
 def check_positive(flag: str, value: float) -> None:

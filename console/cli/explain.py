@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 from schedtop.console.cli.errors import check_positive
+from schedtop.console.cli.output import show, show_json
 from schedtop.console.cli.recording_flags import opened
 from schedtop.engine.contract.slo import Slo, parse_slo
 from schedtop.engine.contract.telemetry import Outgoing
@@ -36,7 +36,7 @@ def command(ctx: click.Context, file: Path, as_json: bool, slo: str | None, wind
     bounds = Slo() if slo is None else parse_slo(slo)
     with opened(file) as recording:
         log = read(_messages(recording), Log(window_s, Bounds(bounds.ttft_s, bounds.itl_s)))
-    click.echo(json.dumps({"file": file.name, **document(log)}) if as_json else page(log))
+    show_json({"file": file.name, **document(log)}) if as_json else show(page(log))
     ctx.exit(0)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 from schedtop.console.cli.engine_flags import add_engine_flags, engine_config
 from schedtop.console.cli.errors import INTERRUPTED, check_name, say
+from schedtop.console.cli.output import show_progress
 from schedtop.console.cli.pull import check_start
 from schedtop.console.cli.recording_flags import expected
 from schedtop.console.cli.unused_flags import without
@@ -77,7 +78,7 @@ def command(
 
     def tell(text: str) -> None:
         if watched:
-            click.echo(f"\r\x1b[K{text}", nl=False, err=True)
+            show_progress(text)
 
     summary = generate(
         config,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
+from schedtop.console.cli.output import show, show_json
 from schedtop.console.cli.recording_flags import opened, progress
 from schedtop.engine.contract.slo import parse_slo
 
@@ -23,5 +23,5 @@ def command(ctx: click.Context, file: Path, as_json: bool, slo: str | None) -> N
     with opened(file) as recording:
         with progress("reading", len(recording)) as on_progress:
             figures = document(recording, bounds, on_progress)
-        click.echo(json.dumps(figures) if as_json else text(recording, figures))
+        show_json(figures) if as_json else show(text(recording, figures))
     ctx.exit(0)

@@ -17,6 +17,8 @@ COMMANDS: dict[str, str] = {
     "run": "Serve a workload without a console; one JSON document or a page of text at the end.",
     "serve": "Run an engine that consoles attach to.",
     "attach": "Open the console on an engine that is already running.",
+    "record": "Record an engine that is already running.",
+    "knobs": "List or set the limits of a running engine; for scripts.",
     "generate": "Answer the prompts of a file with a real model.",
     "pull": "Fetch a small model once; it works offline from then on.",
     "whatif": "Serve the same requests under changed knobs, and compare.",
@@ -81,7 +83,7 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Version.")
-@add_engine_flags(console=True)
+@add_engine_flags(console=True, http=True)
 @click.pass_context
 def cli(ctx: click.Context, /, **flags: Any) -> None:
     """A terminal operator console for an LLM inference scheduler.

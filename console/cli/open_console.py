@@ -9,19 +9,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import click
 from schedtop.console.cli.default_model import choose_default
 from schedtop.console.cli.engine_flags import engine_config
 from schedtop.console.cli.errors import (
     FAILED,
-    INTERRUPTED,
     CommandError,
     check_positive,
     check_writable,
-    one_line,
     say,
+    short_line,
 )
 from schedtop.console.cli.forecast_process import ForecastProcess
+from schedtop.console.cli.output import show
 from schedtop.console.cli.pull import check_start
 from schedtop.console.cli.terminal_abilities import has_colours, speaks_utf8
 from schedtop.engine.channel.protocol import ChannelError
@@ -50,6 +49,8 @@ def open_console(flags: Mapping[str, Any]) -> int:
     if config.record is not None:
         check_writable(config.record)
     check_start(config)
+    if not on_terminal and config.http is not None:
+        raise CommandError("--http without a terminal: use schedtop serve --http")
     if not on_terminal:
         return _print_report(config, parse_slo(flags["slo"]) if flags["slo"] is not None else None)
     if notice:
@@ -60,14 +61,14 @@ def open_console(flags: Mapping[str, Any]) -> int:
         from schedtop.console.app import run_console
 
         try:
-            link = process.connect()
+            link = process.connect(read_only=options.read_only)
         except ChannelError as error:
             raise CommandError(str(error)) from None
-        foretell = ForecastProcess()
+        make_forecast = ForecastProcess()
         try:
-            code = run_console(link, options, foretell=foretell, why_ended=process.exit_cause)
+            code = run_console(link, options, make_forecast=make_forecast, why_ended=process.exit_cause)
         finally:
-            foretell.close()
+            make_forecast.close()
         if process.process.poll() not in (None, 0):
             say(process.exit_cause() or "the engine ended")
             return code or (process.process.poll() if process.process.poll() == 2 else FAILED) or FAILED
@@ -112,9 +113,9 @@ def _print_report(config: EngineConfig, slo: Slo | None) -> int:
     config = msgspec.structs.replace(config, duration_s=duration_s, real_time=False)
     report = run_headless(config, slo, notice=say)
     source = config.workload.source if config.workload else ""
-    click.echo(one_line(f"schedtop: {duration_s:g} s of {config.device}, {source}"))
-    click.echo(report.as_text())
-    return INTERRUPTED if report.interrupted else 0
+    show(short_line(f"schedtop: {duration_s:g} s of {config.device}, {source}"))
+    show(report.as_text())
+    return 0 if report.stopped_by is None else 128 + report.stopped_by
 
 
 def check_terminal(instead: str = "") -> None:

@@ -6,6 +6,7 @@ import sys
 
 import click
 from schedtop.console.cli.errors import CommandError, say
+from schedtop.console.cli.output import show_progress
 from schedtop.engine.contract.config import EngineConfig
 from schedtop.engine.sim.spec import PREFIX
 
@@ -31,13 +32,13 @@ def pull_model(name: str) -> None:
     def show(stage: str, done: int, total: int) -> None:
         if watched:
             share = f" {done / total:4.0%}" if total else ""
-            click.echo(f"\r\x1b[K{stage} {name}{share}", nl=False, err=True)
+            show_progress(f"{stage} {name}{share}")
 
     try:
         path = pull(name, show)
     finally:
         if watched:
-            click.echo("\r\x1b[K", nl=False, err=True)
+            show_progress("")
     say(f"{name} is ready: {path}")
 
 

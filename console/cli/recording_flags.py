@@ -21,16 +21,16 @@ _BAR_EVERY_S = 0.1
 
 
 @contextmanager
-def opened(path: Path, check: bool | None = None) -> Iterator[Recording]:
+def opened(path: Path, check: bool | None = True, *, read_on: bool = True) -> Iterator[Recording]:
     """The recording at `path`; one line on stderr if it is not whole.
 
-    `check` forces (or forbids) that all of the file is checked first. Raises `RecordingError`, `CommandError` for a
-    file of another kind.
+    `check` forces (or forbids) that all of the file is checked first; without `read_on` damage ends it. Raises
+    `RecordingError`, `CommandError` for a file of another kind.
     """
     from schedtop.engine.recording.reader import Recording
 
     with expected(path, "a recording", RecordingError):
-        recording = Recording(path, check=check)
+        recording = Recording(path, check=check, read_on=read_on)
     with recording:
         if recording.truncated:
             say(f"{recording.path}: {recording.truncated}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +9,8 @@ from typing import Any
 
 import click
 from schedtop.console.cli.engine_flags import add_engine_flags, engine_config
-from schedtop.console.cli.errors import INTERRUPTED, CommandError, check_writable, say
+from schedtop.console.cli.errors import CommandError, check_writable, say
+from schedtop.console.cli.output import show, show_json
 from schedtop.console.cli.pull import check_start
 from schedtop.engine.contract.slo import parse_slo
 
@@ -25,7 +25,8 @@ def command(ctx: click.Context, /, as_json: bool, slo: str | None, profile: bool
     """Serve a workload to its end, or for --duration seconds, and report.
 
     A trace without --duration runs until every request is accounted for; a generator without --duration or
-    --limit runs for 60 seconds. Exit code 1: the recording is not whole.
+    --limit runs for 60 seconds. Exit code 1: the recording is not whole, or not where it
+    was asked for. Ctrl+C, SIGTERM and SIGHUP end it after a step, with report and recording: 130, 143, 129.
     """
     from schedtop.engine.offline.headless import run_headless
 
@@ -36,8 +37,8 @@ def command(ctx: click.Context, /, as_json: bool, slo: str | None, profile: bool
     check_start(config)
     with _profiled(profile):
         report = run_headless(config, bounds, notice=say, show_progress=sys.stderr.isatty())
-    click.echo(json.dumps(report.as_dict()) if as_json else report.as_text())
-    ctx.exit(INTERRUPTED if report.interrupted else int(report.unrecorded))
+    show_json(report.as_dict()) if as_json else show(report.as_text())
+    ctx.exit(int(report.unrecorded) if report.stopped_by is None else 128 + report.stopped_by)
 
 
 @contextmanager
@@ -52,4 +53,4 @@ def _profiled(wanted: bool) -> Iterator[None]:
         raise CommandError(f"--profile needs the engine extra ({error.name} is missing)") from None
     with profiled() as profile:
         yield
-    click.echo(profile.as_text(), err=True)
+    show(profile.as_text(), err=True)

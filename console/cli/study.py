@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
 import click
+from schedtop.console.cli.output import show, show_json
 
 
 @click.command("study")
@@ -18,8 +17,8 @@ def command(ctx: click.Context, name: str, as_json: bool) -> None:
     answers = run_study(name)
     if as_json:
         document = [{"question": question.text, **comparison.as_dict()} for question, comparison in answers]
-        click.echo(json.dumps({"study": name, "answers": document}))
+        show_json({"study": name, "answers": document})
     else:
         texts = [f"{question.text}\n{comparison.as_text()}" for question, comparison in answers]
-        click.echo("\n\n".join([STUDIES[name].title, *texts]))
+        show("\n\n".join([STUDIES[name].title, *texts]))
     ctx.exit(0)

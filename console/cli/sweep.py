@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -14,9 +13,11 @@ import click
 from platformdirs import user_cache_path
 from schedtop.console.cli.engine_flags import add_engine_flags
 from schedtop.console.cli.errors import CommandError, check_name, say
+from schedtop.console.cli.output import show, show_json
 from schedtop.console.cli.scenario_flags import NOT_HERE, open_scenario
 from schedtop.console.cli.unused_flags import without
 from schedtop.engine.contract.slo import Slo, parse_slo
+from schedtop.engine.contract.written_files import make_folder
 from schedtop.engine.decide_again.scenario import Scenario
 from schedtop.engine.files.read import odd_file
 
@@ -71,9 +72,9 @@ def command(
     with _progress(path, shown=sys.stderr.isatty()) as on_done:
         outcome = sweep(scenario, values, bounds, jobs=jobs or _cores(), results=path, on_done=on_done)
     if as_json:
-        click.echo(json.dumps(outcome.as_dict()))
+        show_json(outcome.as_dict())
     else:
-        click.echo(outcome.as_csv() if as_csv else outcome.as_text())
+        show(outcome.as_csv() if as_csv else outcome.as_text())
     ctx.exit(0)
 
 
@@ -91,7 +92,7 @@ def _default_results(scenario: Scenario, slo: Slo | None) -> Path:
 
     folder = user_cache_path("schedtop") / "sweeps"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
     except OSError as error:
         raise CommandError(f"{error.filename}: {error.strerror}: name a file for the runs with --results") from None
     return folder / f"{run_key(scenario, slo)[:16]}.jsonl"

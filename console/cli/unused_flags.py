@@ -45,6 +45,9 @@ def _idle(config: EngineConfig) -> Iterator[tuple[str, str]]:
     """Names of settings that mean nothing here, and why."""
     if config.record is None:
         yield "record_text", "nothing is recorded: give --record, too"
+    if config.http is None:
+        for name in ("served_model_name", "max_num_queued_reqs"):
+            yield name, "no client is served: give --http, too"
     source = "" if config.workload is None else config.workload.source
     if looks_like_case(Path(source)):
         brought = f"{source} is a golden case, which brings its own requests, limits and device: leave it out"

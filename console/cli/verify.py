@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
-from schedtop.console.cli.errors import BAD_INPUT, FAILED, CommandError, one_line, printable, say
+from schedtop.console.cli.errors import BAD_INPUT, FAILED, CommandError, say, short_line
+from schedtop.console.cli.output import show, show_json
 from schedtop.console.cli.recording_flags import expected, opened, progress
+from schedtop.engine.contract.harmless import one_line, page
 from schedtop.engine.files.read import odd_file
 from schedtop.engine.golden.case import CaseError, Verdict, read_case, verify
 from schedtop.engine.recording.frames import RecordingError
@@ -38,14 +39,14 @@ def command(ctx: click.Context, /, files: tuple[Path, ...], as_json: bool) -> No
     code = 0
     for path in files:
         try:
-            equal, line = _recording(path, as_json) if _is_recording(path) else _case(path, as_json)
+            equal, answer = _recording(path, as_json) if _is_recording(path) else _case(path, as_json)
         except (CaseError, RecordingError, CommandError) as error:
             say(str(error))
             code = BAD_INPUT
             continue
         if equal is False and code == 0:
             code = FAILED
-        click.echo(line if as_json else printable(line))
+        show_json(answer) if isinstance(answer, dict) else show(answer)
     ctx.exit(code)
 
 
@@ -59,20 +60,20 @@ def _is_recording(path: Path) -> bool:
         return False
 
 
-def _case(path: Path, as_json: bool) -> tuple[bool | None, str]:
+def _case(path: Path, as_json: bool) -> tuple[bool | None, dict[str, Any] | str]:
     with expected(path, "a golden case", CaseError):
         case = read_case(path)
     verdict = verify(case)
-    return verdict.equal, as_line(verdict) if as_json else one_line(as_text(verdict), MAX_VERDICT_CHARS)
+    return verdict.equal, as_document(verdict) if as_json else short_line(as_text(verdict), MAX_VERDICT_CHARS)
 
 
-def _recording(path: Path, as_json: bool) -> tuple[bool, str]:
+def _recording(path: Path, as_json: bool) -> tuple[bool, dict[str, Any] | str]:
     from schedtop.engine.decide_again.verify import verify_recording
 
-    with opened(path) as recording, progress("deciding", len(recording)) as on_progress:
+    with opened(path, read_on=False) as recording, progress("deciding", len(recording)) as on_progress:
         verdict = verify_recording(recording, on_progress)
     if as_json:
-        return verdict.equal, json.dumps(msgspec.to_builtins(verdict))
+        return verdict.equal, msgspec.to_builtins(verdict)
     return verdict.equal, recording_text(verdict)
 
 
@@ -86,18 +87,18 @@ def recording_text(verdict: RecordingVerdict) -> str:
                 f"  {part.field:<{width}}  recorded  {part.base}",
                 f"  {'':<{width}}  decided   {part.variant}",
             ]
-        return "\n".join([*lines, f"  the {verdict.steps:,} steps before are equal"])
-    return (
+        return page([*lines, f"  the {verdict.steps:,} steps before are equal"])
+    return one_line(
         f"{verdict.name}: equal ({verdict.steps} steps, {verdict.admissions} admissions,"
         f" {verdict.preemptions} preemptions, {verdict.scheduled_tokens} tokens)"
     )
 
 
-def as_line(verdict: Verdict) -> str:
-    """One JSON object; `difference` is null or says where the case and this scheduler part."""
+def as_document(verdict: Verdict) -> dict[str, Any]:
+    """Plain JSON values; `difference` is null or says where the case and this scheduler part."""
     fields = asdict(verdict)
     fields["difference"] = None if verdict.difference is None else str(verdict.difference)
-    return json.dumps(fields)
+    return fields
 
 
 def as_text(verdict: Verdict) -> str:

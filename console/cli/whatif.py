@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
 import click
 from schedtop.console.cli.engine_flags import add_engine_flags
 from schedtop.console.cli.errors import say
+from schedtop.console.cli.output import show, show_json
 from schedtop.console.cli.scenario_flags import NOT_HERE, open_scenario, progress_over
 from schedtop.console.cli.unused_flags import without
 from schedtop.engine.contract.knobs import parse_assignments
@@ -45,7 +45,7 @@ def command(
     scenario = open_scenario(ctx, file, flags, notice=say)
     with progress_over(scenario.config.duration_s, shown=sys.stderr.isatty()) as on_progress:
         comparison = compare(scenario, changes, bounds, from_step=from_step, on_progress=on_progress)
-    click.echo(json.dumps(comparison.as_dict()) if as_json else comparison.as_text())
+    show_json(comparison.as_dict()) if as_json else show(comparison.as_text())
     ctx.exit(0)
 
 

@@ -1,1 +1,1 @@
-"""drawing."""
+"""How panels draw: lines, glyphs, stacked columns, text, styles by role."""

@@ -65,13 +65,13 @@ def arrange(
 
 
 def _wide(width: int, room: int, top: int) -> Places:
-    """Two columns. What is more than 43 lines is shared out; what is less, batch and events give."""
+    """Two columns. What is more than 43 lines is shared out; what is less, timeline and events give."""
     right = round(width * _RIGHT_SHARE)
     left = width - right - 3
     extra = max(0, room - 43)
     short = max(0, 43 - room)
-    batch = 14 + extra // 4 - short
-    kv = 8 + extra // 5
+    batch = 19 + extra // 3 - short
+    kv = 3
     latency = 11 + extra // 6 // 2 * 2
     queue = 7 + extra // 8
     knobs = min(16, 12 + extra // 8)
@@ -84,7 +84,7 @@ def _wide(width: int, room: int, top: int) -> Places:
 def _compact(room: int, tab: str) -> dict[str, int]:
     extra = max(0, room - 21)
     batch = 8 + extra // 3
-    kv = 3 + extra // 5
+    kv = 3
     latency = 3 + (extra // 5 if extra >= 20 else 0)
     return {
         "batch": batch,

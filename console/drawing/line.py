@@ -81,6 +81,18 @@ class Line:
         self.length += len(chars)
         return self
 
+    def restyled(self, place: int, style: Style) -> list[tuple[str, Style]]:
+        """The pieces with `style` added to one cell. All characters must be one cell wide."""
+        pieces: list[tuple[str, Style]] = []
+        for piece, own in self.pieces:
+            if 0 <= place < len(piece):
+                parts = (piece[:place], own), (piece[place], own + style), (piece[place + 1 :], own)
+                pieces += [part for part in parts if part[0]]
+            else:
+                pieces.append((piece, own))
+            place -= len(piece)
+        return pieces
+
     def strip(self, width: int, base: Style, ascii_only: bool) -> Strip:
         """The finished line, exactly `width` cells; a cut is marked."""
         pieces = self.pieces if self.length <= width else self._cut(width)

@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Sequence
 
 from rich.cells import cell_len, set_cell_size
+from schedtop.engine.contract.harmless import one_line
 
 NONE = "-"
 UNKNOWN = "n/a"
 
-_HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp", "Mn", "Me"))
-_SECONDS_FROM_S = 99.9995
+_SECONDS_FROM_S = 0.9995
 _SCALES = ((1e3, "k"), (1e6, "M"), (1e9, "G"), (1e12, "T"))
 
 
 def clean(value: object, limit: int = 200) -> str:
-    """`value` as one harmless line: control, format, bidi, combining and unassigned characters become `?`.
+    """`value` as one harmless line.
 
     Everything that comes from a client, a file or another process passes here before it is drawn; nothing on the
     screen is parsed as markup.
     """
-    text = str(value)
-    if len(text) > limit:
-        text = text[: limit - 1] + "~"
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(" " if char in "\t\n\r" else "?" if _hidden(char) else char for char in text)
-
-
-def _hidden(char: str) -> bool:
-    return unicodedata.category(char) in _HIDDEN
+    return one_line(value, limit)
 
 
 def fit(text: str, width: int, align: str = "<") -> str:
@@ -66,28 +56,35 @@ def rate(number: float | None) -> str:
 
 
 def ms(seconds: float | None) -> str:
-    """Seconds as milliseconds, three significant digits: 0.42, 4.2, 46.7, 182, 9400."""
+    """Seconds as milliseconds, three significant digits: 0.42, 4.2, 46.7, 182; from a second on 9.40s, 63.6s, 115s."""
     if seconds is None or not math.isfinite(seconds):
         return NONE
+    if seconds >= _SECONDS_FROM_S:
+        return f"{_three(seconds)}s"
     value = seconds * 1000
     if value >= 99.95:
-        return f"{value:.0f}" if seconds < _SECONDS_FROM_S else f"{value / 1000:.0f}s"
+        return f"{value:.0f}"
     return f"{value:.1f}" if value >= 0.995 or value == 0 else f"{value:.2f}"
 
 
 def ms_unit(seconds: float | None) -> str:
-    """As `ms`, with its unit: 46.7 ms, 182 ms, 115s."""
+    """As `ms`, with its unit: 46.7 ms, 182 ms, 115 s."""
     figure = ms(seconds)
-    return figure if figure == NONE or figure.endswith("s") else f"{figure} ms"
+    if figure == NONE:
+        return figure
+    return f"{figure[:-1]} s" if figure.endswith("s") else f"{figure} ms"
+
+
+def _three(value: float) -> str:
+    """Three significant digits."""
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:.0f}"
 
 
 def times(seconds: Sequence[float | None]) -> tuple[list[str], str]:
-    """Times beside each other, and the one unit that fits the longest: ms, or s from 100 s on."""
+    """Times beside each other, and the one unit that fits the longest: ms, or s from a second on."""
     if max((value for value in seconds if value is not None), default=0.0) < _SECONDS_FROM_S:
         return [ms(value) for value in seconds], "ms"
-    return [
-        NONE if value is None else f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" for value in seconds
-    ], "s"
+    return [NONE if value is None else _three(value) for value in seconds], "s"
 
 
 def duration(seconds: float | None) -> str:

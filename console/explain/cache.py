@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schedtop.console.explain import catalogue as table
 from schedtop.console.explain.facts import Second
-from schedtop.console.explain.finding import Advice, Finding, Link, Severity, percent
+from schedtop.console.explain.finding import Advice, Finding, Link, Severity, percent, some
 from schedtop.console.explain.window import Window
 
 
@@ -39,6 +39,45 @@ def find_falling(window: Window) -> Finding | None:
         window.spans(admitted, lambda part: f"{part.total('admitted'):.0f} admitted"),
         _advice(window, first, middle, last),
         n,
+        "admissions",
+    )
+
+
+def find_lost(window: Window) -> Finding | None:
+    """Prompt tokens that the cache had, and had thrown out before they were asked for again."""
+    trend = window.trend
+    before = next((second for second in reversed(trend) if second.end_s <= window.from_s), None)
+    found = trend[-1].lookups if before is None else trend[-1].lookups.since(before.lookups)
+    admitted = trend[-1].admitted - (0 if before is None else before.admitted)
+    share, unbounded = found.lost_share, found.unbounded_hit_rate
+    if share is None or unbounded is None or share < table.LOST_SHARE.value or admitted < table.HIT_SAMPLES.value:
+        return None
+    rate = found.cached_tokens / found.prompt_tokens
+    held = window.steps.pool_use
+    links = (
+        Link(
+            f"the cache gives {percent(rate)} of the prompt tokens of {admitted} admissions; one that evicts nothing"
+            f" would give {percent(unbounded)}",
+            {"hit_rate": rate, "unbounded_hit_rate": unbounded, "n": admitted},
+        ),
+        Link(
+            f"{some(found.lost_tokens, 'prompt token')} were in the cache and evicted before they were asked for again",
+            {"lost_tokens": found.lost_tokens, "lost_share": share},
+        ),
+        Link(
+            f"requests hold {percent(held)} of the pool, {window.steps.mean('cached_free'):.0f} of {window.pool_blocks}"
+            " blocks are left for prefixes: the pool is too small for both",
+            {"held_share": held, "pool_blocks": window.pool_blocks},
+        ),
+    )
+    return Finding(
+        "lost-hits",
+        table.BY_ID["lost-hits"].title,
+        Severity.WARNING,
+        links,
+        window.spans(window.steps["admitted"] > 0, lambda part: f"{part.total('admitted'):.0f} admitted"),
+        window.advise(("num_blocks", "up"), ("max_num_seqs", "down")),
+        admitted,
         "admissions",
     )
 

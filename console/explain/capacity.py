@@ -109,10 +109,20 @@ def _ledger_links(window: Window) -> tuple[Link, ...]:
             {"usage_before": usage, "running": running},
         ),
         Link(
-            "requests were admitted by what they held then; their outputs outgrew the pool",
-            {"pool_blocks": _pool(window), "watermark": float(window.knob("watermark") or 0.0)},
+            _outgrown(window),
+            {"pool_blocks": window.pool_blocks, "watermark": float(window.knob("watermark") or 0.0)},
         ),
     )
+
+
+def _outgrown(window: Window) -> str:
+    """What grew beyond the pool: a victim that had less computed than its prompt has no outputs to blame."""
+    known = window.facts.known
+    victims = [(item.event, known[item.event.number]) for item in window.preemptions if item.event.number in known]
+    inside = sum(event.lost_tokens < victim.arrival.prompt_tokens for event, victim in victims)
+    if 2 * inside > len(victims):
+        return "prompts were admitted a chunk at a time; whole they do not fit beside the others"
+    return "requests were admitted by what they held then; their outputs outgrew the pool"
 
 
 def _advice(window: Window) -> tuple[Advice, ...]:
@@ -129,7 +139,3 @@ def _describe(window: Window, event: Preemption) -> str:
         f"{window.name(event.number)} gave way to {whom}: {some(event.freed_blocks, 'block')} freed,"
         f" {some(event.lost_tokens, 'token')} lost{loop}"
     )
-
-
-def _pool(window: Window) -> int:
-    return int(window.steps["used"][-1] + window.steps["free"][-1]) if len(window.steps) else 0

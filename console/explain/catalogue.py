@@ -30,9 +30,9 @@ class Rule:
 
 
 WINDOW = Threshold("window", 30.0, "s", "long enough for tens of first tokens at one request a second")
-LOOKS = Threshold(
-    "looks in a row", 3, "looks", "a figure at its threshold comes and goes; what is told should stay"
-)
+LOOKS = Threshold("looks", 3, "looks", "of an engine that stands still, whose clock cannot tell how long it has")
+OPENS = Threshold("opens after", 2.0, "s", "a figure at its threshold comes and goes; what is told should stay")
+CLOSES = Threshold("closes after", 5.0, "s", "what comes back so soon had not gone")
 MIN_SPAN = Threshold("span", 10.0, "s", "the first seconds of a session are not its usual traffic")
 MIN_STEPS = Threshold("steps", 20, "steps", "fewer steps cannot tell a state from a moment")
 MIN_FIRSTS = Threshold("first tokens", needed(0.5), "samples", "a median of fewer moves with each one")
@@ -85,10 +85,46 @@ CLIENT_PART = Threshold(
     "before arrival", 0.5, "of wait and TTFT", "more time goes by before the scheduler than after"
 )
 
+GROWTH = Threshold("backlog growth", 0.05, "of the demand", "below it arrivals and service differ by chance")
+BUSY = Threshold("busy", 0.9, "of the time", "an engine with idle time can still catch up")
+LOST_SHARE = Threshold("lost hits", 0.1, "of prompt tokens", "below it a larger pool saves little work")
+OVERTAKEN = Threshold("overtaken by", 20, "later arrivals", "some are overtaken by chance, so many by rule")
+MUCH_LONGER = Threshold("much longer", 10.0, "× the median wait", "the others are served, this one is not")
+LONG_WAIT = Threshold("long wait", 1.0, "s", "ten times next to nothing is next to nothing")
+SPIKES = Threshold("gaps past the SLO", 3, "gaps", "one or two are a page fault")
+REFUSALS = Threshold("refusals", 3, "requests", "one or two are a client's mistake")
+REFUSED_SHARE = Threshold("refused", 0.05, "of requests", "as many as would break a p95")
+WASTED = Threshold("wasted prefill", 0.02, "of tokens", "below it nobody notices")
+DEFERRED_SHARE = Threshold("deferred", 0.5, "of the waiting", "below it the queue is the scheduler's own")
+
 _TTFT = (MIN_FIRSTS, MIN_STEPS, QUEUE_PART, QUEUE_STEPS, QUEUED_SHARE, MAIN_SHARE, STALL, STALL_SHARE)
 _QUEUE = (MIN_STEPS, QUEUED_SHARE, MAIN_SHARE)
 
 RULES: tuple[Rule, ...] = (
+    Rule(
+        "overload",
+        "Overload: more work arrives than the engine serves",
+        "the backlog in work grows over the whole window, the queue lasts, and the engine is never idle",
+        (MIN_SPAN, MIN_STEPS, QUEUED_SHARE, GROWTH, BUSY),
+    ),
+    Rule(
+        "cut-off",
+        "Answers are cut off because the pool is full",
+        "a request alone reaches the whole pool and ends by kv_capacity",
+        (),
+    ),
+    Rule(
+        "starvation",
+        "Some requests starve: others overtake them",
+        "many later arrivals overtook a waiting request, or among several classes one waits much longer than others",
+        (OVERTAKEN, MUCH_LONGER, LONG_WAIT, MIN_FIRSTS),
+    ),
+    Rule(
+        "refused",
+        "A share of the requests is refused",
+        "refusals of the window, as a share of the requests that came",
+        (REFUSALS, REFUSED_SHARE),
+    ),
     Rule(
         "ttft-decodes",
         "TTFT is up while ITL is smooth: decodes use up the budget",
@@ -122,6 +158,13 @@ RULES: tuple[Rule, ...] = (
         "ITL is up when prompts arrive: prompt chunks make steps long",
         "gaps stall, nearly always in steps made of prompt tokens, and other steps carry few of them",
         (MIN_SPAN, MIN_GAPS, STALL, STALL_SHARE, PROMPT_PART, PROMPT_STALLS, PROMPT_CONTRAST),
+    ),
+    Rule(
+        "itl-spikes",
+        "A few gaps are past the ITL SLO",
+        "an ITL SLO is given, and some gaps are past it, too few to make ITL stall",
+        (SPIKES, STALL_SHARE),
+        ("itl-prompts", "preemption-pressure"),
     ),
     Rule(
         "preemption-pressure",
@@ -182,6 +225,24 @@ RULES: tuple[Rule, ...] = (
         "The prefix cache gives less than it did",
         "hit rate of the window against everything before it, enough admissions in both",
         (HIT_DROP, HIT_BEFORE, HIT_SAMPLES),
+    ),
+    Rule(
+        "lost-hits",
+        "The pool is too small for its prefixes: hits are lost to eviction",
+        "prompt tokens of the window that had been in the cache and were evicted, as a share of prompt tokens",
+        (LOST_SHARE, HIT_SAMPLES),
+    ),
+    Rule(
+        "aborted-prefill",
+        "Prompts are computed for clients who leave",
+        "tokens computed for requests that were aborted before their first output, as a share of all work",
+        (WASTED,),
+    ),
+    Rule(
+        "deferred",
+        "Requests wait for something that is not the scheduler's",
+        "most of those who wait are not ready: a grammar, remote KV, streamed input",
+        (DEFERRED_SHARE, LONG_WAIT),
     ),
     Rule(
         "no-progress",

@@ -5,21 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from schedtop.console.explain import cache, capacity, device, itl, progress, queue, ttft
+from schedtop.console.drawing import text
+from schedtop.console.explain import cache, capacity, device, ends, fairness, itl, overload, progress, queue, ttft
 from schedtop.console.explain import catalogue as table
 from schedtop.console.explain import knob_change as change
 from schedtop.console.explain import priority_order as order
 from schedtop.console.explain.facts import Facts
-from schedtop.console.explain.finding import Finding
+from schedtop.console.explain.finding import Advice, Finding
 from schedtop.console.explain.window import Bounds, Window
 from schedtop.engine.contract.telemetry import Header, Outgoing, Snapshot, StepRecord
 
 FINDERS: Mapping[str, Callable[[Window], Finding | None]] = {
+    "overload": overload.find_overload,
+    "cut-off": ends.find_cut_off,
+    "starvation": fairness.find_starving,
+    "refused": ends.find_refused,
     "ttft-decodes": ttft.find_decodes,
     "ttft-backlog": ttft.find_backlog,
     "ttft-sequence-cap": ttft.find_sequence_cap,
     "ttft-pool": ttft.find_pool,
     "itl-prompts": itl.find_prompts,
+    "itl-spikes": itl.find_spikes,
     "preemption-pressure": capacity.find_pressure,
     "preempt-loop": capacity.find_loop,
     "queue-low-use": queue.find_low_use,
@@ -28,6 +34,9 @@ FINDERS: Mapping[str, Callable[[Window], Finding | None]] = {
     "inverted-priority": order.find_inverted,
     "starved-after-change": change.find_starved,
     "hit-rate-falling": cache.find_falling,
+    "lost-hits": cache.find_lost,
+    "aborted-prefill": ends.find_aborted,
+    "deferred": fairness.find_deferred,
     "no-progress": progress.find_none,
     "slow-device": device.find_slow,
     "idle-device": device.find_idle,
@@ -81,10 +90,27 @@ class Diagnosis:
             for name, finding in found.items()
             if not any(other in found for other in table.BY_ID[name].yields_to)
         ]
-        return sorted(told, key=lambda finding: -finding.severity)
+        # Overload explains most of what else is found.
+        return sorted(told, key=lambda finding: (finding.id != "overload", -finding.severity))
 
 
 def _measured(finding: Finding, window: Window) -> Finding:
+    advice = finding.advice
+    if finding.steps:
+        advice = tuple(_as_of(window, one, finding.steps[-1].last_seq) for one in advice)
     return replace(
-        finding, window_s=window.window_s, num_steps=len(window.steps), from_s=window.from_s, to_s=window.end_s
+        finding,
+        advice=advice,
+        window_s=window.window_s,
+        num_steps=len(window.steps),
+        from_s=window.from_s,
+        to_s=window.end_s,
     )
+
+
+def _as_of(window: Window, advice: Advice, seq: int) -> Advice:
+    """With the knob's value at the moment of the evidence, where it has changed since."""
+    if not advice.knob or window.knob_then(advice.knob, seq) == window.knob(advice.knob):
+        return advice
+    then = text.value(window.knob_then(advice.knob, seq))
+    return replace(advice, now=f"{advice.now}, {then} then" if advice.now else "", then=then)

@@ -13,16 +13,19 @@ import numpy as np
 import numpy.typing as npt
 from schedtop.console.drawing import text
 from schedtop.engine.contract.knobs import LIVE, live_values
+from schedtop.engine.contract.lost_hits import Lookups, PrefixMemory
 from schedtop.engine.contract.telemetry import (
     DEFERRED,
     PREFIX_KEY_BYTES,
     ROW_FIELDS,
     Arrival,
+    Finish,
     Header,
     KnobChange,
     Limiter,
     Message,
     Preemption,
+    Refusal,
     Snapshot,
     StepRecord,
     Totals,
@@ -93,7 +96,8 @@ class Known:
 @dataclass(frozen=True, slots=True)
 class Second:
     """Running totals at the end of one second: first admissions, their prompt and cached tokens; and the same of
-    those whose prompt begins with a prefix block seen before."""
+    those whose prompt begins with a prefix block seen before. `demand_tokens` is work that arrived, prompts and all
+    outputs that are allowed; `dropped_tokens` of it never had to be done."""
 
     end_s: float
     admitted: int
@@ -102,6 +106,17 @@ class Second:
     repeats: int
     repeat_prompt_tokens: int
     repeat_cached_tokens: int
+    totals: Totals
+    demand_tokens: int
+    dropped_tokens: int
+    lookups: Lookups
+
+    @property
+    def backlog_tokens(self) -> int:
+        """Still to compute, but for what there was before the first record."""
+        totals = self.totals
+        done = totals.scheduled_tokens - totals.recomputed_tokens - totals.rejected_draft_tokens
+        return self.demand_tokens - self.dropped_tokens - done - totals.cached_tokens
 
 
 class Facts:
@@ -133,6 +148,14 @@ class Facts:
         self._prefixes: OrderedDict[bytes, None] = OrderedDict()
         self._repeats = self._repeat_prompts = self._repeat_cached = 0
         self._totals = Totals()
+        self._demand = self._dropped = 0
+        self._admitted: deque[int] = deque(maxlen=_MAX_EVENTS)
+        self._memory: PrefixMemory | None = None
+        self.ends: deque[Marked[Finish]] = deque(maxlen=_MAX_EVENTS)
+        self.refusals: deque[Marked[Refusal]] = deque(maxlen=_MAX_EVENTS)
+        self.deferred: dict[str, int] = {}
+        self.deferred_s = 0.0
+        self._deferred_since_s: float | None = None
 
     def take_header(self, header: Header) -> None:
         """A header of another session makes all that was known void."""
@@ -140,6 +163,8 @@ class Facts:
             self._forget()
             self.seq = -1
         self.header = header
+        if self._memory is None:
+            self._memory = PrefixMemory(header.block_size)
         self.knobs = {knob.name: knob.default for knob in LIVE} | live_values(header.config)
 
     def take_snapshot(self, snapshot: Snapshot) -> None:
@@ -168,8 +193,11 @@ class Facts:
         self.seq, self.step = record.seq, record.step
         self.num_steps += record.executed
         self.clock_s = record.end_s
+        self._take_deferred(record)
         if record.arrivals:
             self._take_arrivals(record)
+        if self._memory is not None and (record.arrivals or record.admissions or record.ttft_s or record.finishes):
+            self._memory.add(record)
         if record.preemptions or record.admissions or record.ttft_s or record.finishes or record.refusals:
             self._take_events(record)
         for change in record.knobs:
@@ -191,6 +219,7 @@ class Facts:
         for arrival in record.arrivals:
             known = self._arrive(arrival)
             self.num_arrivals += 1
+            self._demand += arrival.prompt_tokens + arrival.max_tokens
             if arrival.client_wait_s is not None:
                 self.client_waits.append((record.seq, record.step, record.end_s, arrival.client_wait_s))
             key = arrival.prefix_keys[:PREFIX_KEY_BYTES]
@@ -214,6 +243,7 @@ class Facts:
             if entered is not None:
                 entered.waiting = False
                 if not admission.resumed:
+                    self._admitted.append(admission.number)
                     entered.queue_s = admission.waited_s
                     self._repeats += entered.repeats
                     self._repeat_prompts += entered.repeats * entered.arrival.prompt_tokens
@@ -225,9 +255,37 @@ class Facts:
                 (record.seq, record.end_s, ttft_s, _UNKNOWN if queue_s is None else min(queue_s, ttft_s))
             )
         for finish in record.finishes:
+            self.ends.append(Marked(record.seq, record.step, record.end_s, finish))
+            self._drop_work(finish)
             self._part(finish.number)
         for refusal in record.refusals:
+            self.refusals.append(Marked(record.seq, record.step, record.end_s, refusal))
+            gone = self.known.get(refusal.number)
+            if gone is not None:
+                self._dropped += gone.arrival.prompt_tokens + gone.arrival.max_tokens
             self._part(refusal.number)
+
+    def _drop_work(self, finish: Finish) -> None:
+        """Outputs that were allowed and never came; of one without an output its prompt, too."""
+        gone = self.known.get(finish.number)
+        if gone is not None:
+            # The last output needs no step of its own.
+            left = gone.arrival.max_tokens - max(0, finish.output_tokens - 1)
+            self._dropped += left + (0 if finish.output_tokens else gone.arrival.prompt_tokens)
+
+    def _take_deferred(self, record: StepRecord) -> None:
+        self.deferred = dict(record.deferred)
+        if not self.deferred:
+            self._deferred_since_s, self.deferred_s = None, 0.0
+            return
+        if self._deferred_since_s is None:
+            self._deferred_since_s = record.end_s
+        self.deferred_s = record.end_s - self._deferred_since_s
+
+    def num_admitted_after(self, number: int) -> int:
+        """How many requests that came later than this one have been admitted, as far as it is known."""
+        admitted = np.fromiter(self._admitted, dtype=np.int64, count=len(self._admitted))
+        return int((admitted > number).sum())
 
     def _part(self, number: int) -> None:
         """Let a request go, but for its id: events that are still told name it."""
@@ -266,6 +324,10 @@ class Facts:
             self._repeats,
             self._repeat_prompts,
             self._repeat_cached,
+            totals,
+            self._demand,
+            self._dropped,
+            Lookups() if self._memory is None else self._memory.found,
         )
 
     def matrix(self) -> FloatArray:

@@ -54,12 +54,16 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A knob, which way to turn it, and both sides of that trade. `knob` empty: the remedy is no knob."""
+    """A knob and which way to turn it. `knob` empty: the remedy is no knob.
+
+    `then` is its value at the moment of the evidence, where it has changed since.
+    """
 
     knob: str
     direction: str
     now: str = ""
     words: str = ""
+    then: str = ""
 
     @property
     def up(self) -> str:

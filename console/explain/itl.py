@@ -41,6 +41,45 @@ def find_prompts(window: Window) -> Finding | None:
     )
 
 
+def find_spikes(window: Window) -> Finding | None:
+    """Few gaps, but past what the operator allows."""
+    bound_s = window.bounds.itl_s
+    if bound_s is None or not len(window.steps):
+        return None
+    past = window.itl_s > bound_s
+    if int(past.sum()) < table.SPIKES.value or window.stall_share >= table.STALL_SHARE.value:
+        return None
+    rows = np.unique(window.itl_step[past])
+    slow: Mask = np.zeros(len(window.steps), dtype=np.bool_)
+    slow[rows] = True
+    slow_part = window.steps.where(slow).share("prefill", "tokens")
+    links = (
+        Link(
+            f"{some(int(past.sum()), 'gap')} of {len(past):,} past the ITL SLO of {seconds(bound_s)}, the longest"
+            f" {seconds(float(window.itl_s.max()))}: few, but each is a client that waits",
+            {"spikes": int(past.sum()), "gaps": len(past), "longest_s": float(window.itl_s.max())},
+        ),
+        Link(
+            f"they end in {some(len(rows), 'step')}, {percent(slow_part)} of whose tokens are prompts;"
+            f" {some(window.steps.where(slow).total('preempted'), 'preemption')} in them",
+            {"steps": len(rows), "prompt_part": slow_part},
+        ),
+    )
+    choices = [shorter_chunks(window), (budget_knob(window), "down")]
+    if slow_part < table.PROMPT_PART.value and window.preemptions:
+        choices = [("watermark", "up"), ("max_num_seqs", "down")]
+    return Finding(
+        "itl-spikes",
+        table.BY_ID["itl-spikes"].title,
+        Severity.NOTICE,
+        links,
+        window.spans(slow, _describe),
+        window.advise(*choices),
+        int(past.sum()),
+        "gaps past the SLO",
+    )
+
+
 def _links(window: Window, slow: Mask, beside: float, slow_part: float, other_part: float) -> tuple[Link, ...]:
     steps = window.steps
     slow_s, other_s = (float(np.median((steps["end_s"] - steps["start_s"])[mask])) for mask in (slow, ~slow))

@@ -44,6 +44,27 @@ class Entry:
         return self.finding if self.active else self.best
 
 
+@dataclass(slots=True)
+class _Sighting:
+    """Since when a finding is seen without a longer break, on the engine's clock, and when last."""
+
+    since_s: float
+    last_s: float
+    looks: int = 1
+    still_looks: int = 1
+
+    def again(self, now_s: float) -> _Sighting:
+        still = self.still_looks + 1 if now_s == self.last_s else 1
+        return _Sighting(self.since_s, now_s, self.looks + 1, still)
+
+    @property
+    def is_open(self) -> bool:
+        return self.last_s - self.since_s >= table.OPENS.value or self.still_looks >= table.LOOKS.value
+
+    def is_over(self, now_s: float) -> bool:
+        return now_s - self.last_s > table.CLOSES.value
+
+
 class Log:
     """A diagnosis and the memory of its findings. `take` every message, `look` about once a second."""
 
@@ -51,7 +72,7 @@ class Log:
         self.diagnosis = Diagnosis(window_s, bounds)
         self.entries: dict[str, Entry] = {}
         self.num_looks = 0
-        self._in_a_row: dict[str, int] = {}
+        self._sightings: dict[str, _Sighting] = {}
         self._started_at: float | None = None
 
     def take(self, message: Outgoing) -> None:
@@ -60,24 +81,30 @@ class Log:
     def look(self, silent_s: float | None = None, last: bool = False) -> list[Entry]:
         """Look at the present window; the entries that hold now, the most severe first.
 
-        A finding is told once `table.LOOKS` looks in a row found it; at the `last` look of a session that had
-        fewer, all of them must have.
+        A finding opens once it has been found for `table.OPENS` of the engine's clock, and closes once it has not
+        been for `table.CLOSES`; while the clock stands still, looks count. At the `last` look of a short session all
+        looks must have found it.
         """
         header = self.diagnosis.facts.header
         if header is not None and header.started_at != self._started_at:
             self.entries, self._started_at = {}, header.started_at
-            self._in_a_row, self.num_looks = {}, 0
+            self._sightings, self.num_looks = {}, 0
         self.num_looks += 1
-        enough = min(table.LOOKS.value, self.num_looks) if last else table.LOOKS.value
-        found = self.diagnosis.findings(silent_s)
-        self._in_a_row = {finding.id: self._in_a_row.get(finding.id, 0) + 1 for finding in found}
-        found = [finding for finding in found if self._in_a_row[finding.id] >= enough]
-        present = {finding.id for finding in found}
-        for finding in found:
-            self._note(finding)
+        now_s = self.diagnosis.facts.clock_s
+        found = {finding.id: finding for finding in self.diagnosis.findings(silent_s)}
+        for name in found:
+            seen = self._sightings.get(name)
+            self._sightings[name] = _Sighting(now_s, now_s) if seen is None else seen.again(now_s)
+        self._sightings = {
+            name: seen for name, seen in self._sightings.items() if name in found or not seen.is_over(now_s)
+        }
+        for name, finding in found.items():
+            seen = self._sightings[name]
+            if seen.is_open or (last and seen.looks >= self.num_looks):
+                self._note(finding)
         for name, entry in self.entries.items():
-            entry.active = name in present
-        return [self.entries[finding.id] for finding in found]
+            entry.active = name in self._sightings and (entry.active or name in found)
+        return [self.entries[name] for name in found if name in self.entries and self.entries[name].active]
 
     def _note(self, finding: Finding) -> None:
         step, entry = self.diagnosis.facts.step, self.entries.get(finding.id)
@@ -95,7 +122,15 @@ class Log:
     def ranked(self) -> list[Entry]:
         """What is to be told: entries that hold first, then the most severe, then the longest held."""
         told = [entry for entry in self.entries.values() if entry.active or not self._superseded(entry)]
-        return sorted(told, key=lambda entry: (not entry.active, -entry.shown.severity, -entry.looks))
+        return sorted(
+            told,
+            key=lambda entry: (
+                not entry.active,
+                entry.shown.id != "overload",
+                -entry.shown.severity,
+                -entry.looks,
+            ),
+        )
 
     def _superseded(self, entry: Entry) -> bool:
         """It ended as another took its place that says the same and more."""

@@ -4,29 +4,26 @@ from __future__ import annotations
 
 from schedtop.console.explain.finding import Advice
 from schedtop.console.explain.window import Window
+from schedtop.engine.contract import limiters
+from schedtop.engine.contract.limiters import LIMITERS
 from schedtop.engine.contract.telemetry import Limiter
 
 
 def remedy(window: Window, reason: str) -> tuple[Advice, ...]:
     """The knobs to turn against a reason of the head, the first one first; none where no limit is at fault."""
-    match reason:
-        case Limiter.TOKEN_BUDGET:
-            return window.advise((budget_knob(window), "up"), shorter_chunks(window))
-        case Limiter.INPUT_BUDGET:
-            return window.advise(("max_num_batched_tokens", "up"), shorter_chunks(window))
-        case Limiter.SEQUENCE_CAP:
-            return window.advise((cap_knob(window), "up"))
-        case Limiter.BLOCKS:
-            return window.advise(("num_blocks", "up"))
-        case Limiter.FULL_SEQUENCE:
-            return window.advise(("scheduler_reserve_full_isl", "off"), ("num_blocks", "up"))
-        case Limiter.WATERMARK:
-            return window.advise(("watermark", "down"))
-        case Limiter.CHUNKING_OFF:
-            return window.advise((budget_knob(window), "up"), ("enable_chunked_prefill", "on"))
-        case Limiter.PREEMPTED_NOW:
-            return window.advise(("max_num_seqs", "down"), ("watermark", "up"))
-    return ()
+    row = LIMITERS.get(Limiter(reason))
+    return window.advise(*(_turn(window, name, way) for name, way in row.remedies)) if row is not None else ()
+
+
+def _turn(window: Window, name: str, way: str) -> tuple[str, str]:
+    match name:
+        case limiters.BUDGET:
+            return budget_knob(window), way
+        case limiters.CAP:
+            return cap_knob(window), way
+        case limiters.CHUNKS:
+            return shorter_chunks(window)
+    return name, way
 
 
 def cap_knob(window: Window) -> str:

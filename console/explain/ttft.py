@@ -120,7 +120,7 @@ def _symptom(window: Window) -> tuple[Link, ...]:
     firsts = window.firsts
     ttft50, queue50 = float(np.median(firsts[:, 2])), float(np.median(firsts[:, 3]))
     numbers: Numbers = {"ttft_p50_s": ttft50, "n": len(firsts), "stall_share": window.stall_share}
-    p95 = enough.lack(0.95)
+    p95 = enough.LACK
     if len(firsts) >= enough.needed(0.95):
         ttft95 = numbers["ttft_p95_s"] = float(np.quantile(firsts[:, 2], 0.95))
         p95 = seconds(ttft95)

@@ -6,16 +6,16 @@ from schedtop.console.drawing import text
 from schedtop.console.explain import catalogue as table
 from schedtop.console.explain.log import Entry, Log
 from schedtop.console.explain.window import Bounds
-from schedtop.console.past.history import History
+from schedtop.console.past.past import Past
 from schedtop.console.view import View
 
 EVERY_S = 1.0
 
 
-class ExplainDesk:
+class Watch:
     """`entries` are the findings as of the last look, those that hold first. Look with the history locked."""
 
-    def __init__(self, history: History, bounds: Bounds) -> None:
+    def __init__(self, history: Past, bounds: Bounds) -> None:
         self.log = Log(bounds=bounds)
         self.entries: list[Entry] = []
         self._looked_at_s: float | None = None

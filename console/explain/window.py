@@ -14,7 +14,7 @@ from schedtop.console.explain import catalogue as table
 from schedtop.console.explain.facts import COLUMNS, MAX_STEPS, REASONS, Facts, FloatArray, Known, Marked, Second
 from schedtop.console.explain.finding import Advice, Steps, percent, seconds
 from schedtop.engine.contract.knobs import BY_NAME
-from schedtop.engine.contract.telemetry import KnobChange, Limiter, Preemption
+from schedtop.engine.contract.telemetry import Finish, KnobChange, Limiter, Preemption, Refusal
 
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp]
@@ -209,6 +209,34 @@ class Window:
     @cached_property
     def preemptions(self) -> list[Marked[Preemption]]:
         return [item for item in self.facts.preemptions if item.seq >= self.first_seq]
+
+    @cached_property
+    def ends(self) -> list[Marked[Finish]]:
+        return [item for item in self.facts.ends if item.seq >= self.first_seq]
+
+    @cached_property
+    def refusals(self) -> list[Marked[Refusal]]:
+        return [item for item in self.facts.refusals if item.seq >= self.first_seq]
+
+    def count(self, name: str) -> int:
+        """By how much a running total grew over the window."""
+        trend = self.trend
+        before = next((second for second in reversed(trend) if second.end_s <= self.from_s), None)
+        start = 0 if before is None else getattr(before.totals, name)
+        return int(getattr(trend[-1].totals, name) - start)
+
+    @property
+    def pool_blocks(self) -> int:
+        return int(self.steps["used"][-1] + self.steps["free"][-1]) if len(self.steps) else 0
+
+    def knob_then(self, name: str, seq: int) -> Any:
+        """A setting's value at a record: what changed after it is undone."""
+        value = self.knob(name)
+        for mark in reversed(self.facts.changes):
+            if mark.seq <= seq:
+                break
+            value = mark.event.old if mark.event.name == name else value
+        return value
 
     @cached_property
     def changes(self) -> list[Marked[KnobChange]]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from schedtop.console.drawing import text
 from schedtop.console.past import sample_sizes as enough
 from schedtop.console.past.events import Event
-from schedtop.console.past.history import History
 from schedtop.console.past.latency import BUCKET_S, Samples, merge
+from schedtop.console.past.past import Past
 from schedtop.engine.contract.telemetry import KnobChange, Totals
 
 SPAN_S = 60.0
@@ -84,7 +84,7 @@ class Comparison:
     figures: tuple[Figure, ...]
 
 
-def changes(history: History) -> list[Change]:
+def changes(history: Past) -> list[Change]:
     """Knob changes that are still known, newest first."""
     found: dict[int, list[Event]] = {}
     for event in history.of_kind("K"):
@@ -95,7 +95,7 @@ def changes(history: History) -> list[Change]:
     ]
 
 
-def compare(history: History, change: Change, all_changes: list[Change]) -> Comparison:
+def compare(history: Past, change: Change, all_changes: list[Change]) -> Comparison:
     """Both windows around `change`, cut at its neighbours."""
     earlier = max((other.clock_s for other in all_changes if other.clock_s < change.clock_s), default=0.0)
     later = min(
@@ -122,12 +122,12 @@ def compare(history: History, change: Change, all_changes: list[Change]) -> Comp
 Sides = tuple[tuple[int, int], tuple[int, int]]
 
 
-def _samples(history: History, kind: str, side: tuple[int, int]) -> Samples:
+def _samples(history: Past, kind: str, side: tuple[int, int]) -> Samples:
     parts = [history.latency.bucket(index) for index in range(side[0], side[1] + 1)]
     return merge([part[kind] for part in parts if part is not None])
 
 
-def _waiting(history: History, side: tuple[int, int]) -> str:
+def _waiting(history: Past, side: tuple[int, int]) -> str:
     """That somebody waits at the end of these seconds for longer than nearly all first tokens took in them."""
     readings = history.latency.readings(*side)
     oldest_s = readings[-1].oldest_wait_s if readings else None
@@ -137,12 +137,12 @@ def _waiting(history: History, side: tuple[int, int]) -> str:
     return f"{text.duration(oldest_s)} waiting"
 
 
-def _starving(history: History, side: tuple[int, int]) -> str:
+def _starving(history: Past, side: tuple[int, int]) -> str:
     starved, running = history.latency.unserved(*side)
     return f"{text.share(starved, running)} starve" if starved > STARVING * running else ""
 
 
-def _quantile_figure(history: History, kind: str, share: float, sides: Sides, unseen: str) -> Figure:
+def _quantile_figure(history: Past, kind: str, share: float, sides: Sides, unseen: str) -> Figure:
     before, after = (_samples(history, kind, side) for side in sides)
     values = [enough.quantile(samples, share) for samples in (before, after)]
     name = f"{kind.upper()} p{share * 100:.0f} ms"
@@ -150,9 +150,7 @@ def _quantile_figure(history: History, kind: str, share: float, sides: Sides, un
     return Figure(name, scaled[0], scaled[1], before.n, after.n, lower_is_better=True, share=share, unseen=unseen)
 
 
-def _rate_figure(
-    history: History, name: str, count: Callable[[Totals], float], lower: bool, sides: Sides
-) -> Figure:
+def _rate_figure(history: Past, name: str, count: Callable[[Totals], float], lower: bool, sides: Sides) -> Figure:
     """A rate from running totals, where those of both ends are known; `n` counts steps."""
     values: list[float | None] = []
     steps: list[int] = []

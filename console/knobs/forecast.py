@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from schedtop.console.drawing import text
-from schedtop.console.past.history import History
+from schedtop.console.past.past import Past
 from schedtop.engine.contract.knobs import KnobValue
 from schedtop.engine.contract.telemetry import Arrival, Header, Snapshot
 
@@ -24,7 +24,7 @@ class Estimate(Protocol):
     def error(self) -> float | None: ...
 
 
-class Foretold(Protocol):
+class Forecast(Protocol):
     """Figures by name over `horizon_s` seconds: as things are, as staged, and the change between them."""
 
     @property
@@ -40,33 +40,33 @@ class Foretold(Protocol):
     def change(self) -> Mapping[str, Estimate]: ...
 
 
-Foretell = Callable[[Header, Snapshot, Mapping[str, KnobValue], Sequence[Arrival]], Foretold]
-"""Raises an exception, whose text is the reason, where nothing can be foretold."""
+MakeForecast = Callable[[Header, Snapshot, Mapping[str, KnobValue], Sequence[Arrival]], Forecast]
+"""Raises an exception, whose text is the reason, where nothing can be forecast."""
 
 
 class Forecaster:
     """One forecast at a time; of what is wanted meanwhile only the newest is done. `on_done` runs on its thread."""
 
-    def __init__(self, history: History, foretell: Foretell | None, on_done: Callable[[], None]) -> None:
-        self.history, self._foretell, self._on_done = history, foretell, on_done
+    def __init__(self, history: Past, make_forecast: MakeForecast | None, on_done: Callable[[], None]) -> None:
+        self.history, self._make_forecast, self._on_done = history, make_forecast, on_done
         self._lock = threading.Lock()
         self._wanted: dict[str, KnobValue] | None = None
         self._busy = False
         self._of: dict[str, KnobValue] = {}
-        self._found: Foretold | str = ""
+        self._found: Forecast | str = ""
 
     @property
     def busy(self) -> bool:
         return self._busy
 
-    def found(self, staged: Mapping[str, KnobValue]) -> Foretold | str | None:
+    def found(self, staged: Mapping[str, KnobValue]) -> Forecast | str | None:
         """The forecast of exactly these values, or why there is none; None while it is not known."""
         with self._lock:
             return self._found if staged and self._of == dict(staged) and self._found else None
 
     def want(self, staged: Mapping[str, KnobValue]) -> None:
         """Ask for a forecast."""
-        if self._foretell is None or not staged or self.history.header is None:
+        if self._make_forecast is None or not staged or self.history.header is None:
             return
         with self._lock:
             self._wanted = dict(staged)
@@ -87,13 +87,13 @@ class Forecaster:
                 self._of, self._found = values, found
             self._on_done()
 
-    def _ask(self, values: Mapping[str, KnobValue]) -> Foretold | str:
-        assert self._foretell is not None
+    def _ask(self, values: Mapping[str, KnobValue]) -> Forecast | str:
+        assert self._make_forecast is not None
         with self.history.lock:
             header, snapshot, recent = self.history.header, self.history.live.snapshot(), self._recent()
         assert header is not None
         try:
-            return self._foretell(header, snapshot, values, recent)
+            return self._make_forecast(header, snapshot, values, recent)
         except Exception as error:  # whatever it is, it is why there is no forecast
             return text.clean(error) or type(error).__name__
 
@@ -104,21 +104,25 @@ class Forecaster:
         return sorted([*ended, *live], key=lambda arrival: arrival.number)[-RECENT_ARRIVALS:]
 
 
-FIGURES = (
-    ("ttft_p50_s", "TTFT p50", 1000.0, True),
-    ("ttft_p95_s", "TTFT p95", 1000.0, True),
-    ("itl_p50_s", "ITL p50", 1000.0, True),
-    ("itl_p95_s", "ITL p95", 1000.0, True),
-    ("output_tokens_per_s", "out tok/s", 1.0, False),
-    ("preemptions", "preemptions", 1.0, True),
+def _figure(number: float) -> str:
+    return f"{number:.1f}" if abs(number) < 99.95 else text.count(number)
+
+
+FIGURES: tuple[tuple[str, str, Callable[[float], str], bool], ...] = (
+    ("ttft_p50_s", "TTFT p50", text.ms_unit, True),
+    ("ttft_p95_s", "TTFT p95", text.ms_unit, True),
+    ("itl_p50_s", "ITL p50", text.ms_unit, True),
+    ("itl_p95_s", "ITL p95", text.ms_unit, True),
+    ("output_tokens_per_s", "out tok/s", _figure, False),
+    ("preemptions", "preemptions", _figure, True),
 )
-"""Name, words, scale and whether less is better."""
+"""Name, words, how it is written and whether less is better."""
 
 
-def describe(found: Foretold) -> list[tuple[str, str]]:
+def describe(found: Forecast) -> list[tuple[str, str]]:
     """Lines about the figures that change, each with its role; one line where none does."""
     lines = []
-    for name, words, scale, less_is_better in FIGURES:
+    for name, words, figure, less_is_better in FIGURES:
         base, staged, change = (side.get(name) for side in (found.base, found.staged, found.change))
         if base is None or staged is None or change is None:
             continue
@@ -127,12 +131,7 @@ def describe(found: Foretold) -> list[tuple[str, str]]:
         if abs(change.value) <= max(change.error or 0.0, 0.02 * abs(base.value)):
             continue
         better = (change.value < 0) == less_is_better
-        unit = " ms" if scale == 1000.0 else ""
-        size = f"{_figure(base.value * scale)}→{_figure(staged.value * scale)}{unit}"
-        sure = f" ±{_figure(change.error * scale)}" if change.error else ""
+        size = f"{figure(base.value)}→{figure(staged.value)}"
+        sure = f" ±{figure(change.error)}" if change.error else ""
         lines.append((f"{words} {size}{sure} {'better' if better else 'worse'}", "ok" if better else "breach"))
     return lines or [("no figure changes by more than chance", "muted")]
-
-
-def _figure(number: float) -> str:
-    return f"{number:.1f}" if abs(number) < 99.95 else text.count(number)

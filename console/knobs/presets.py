@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tomlkit
 from schedtop.engine.contract.knobs import BY_NAME, KnobError, KnobValue, check_value
+from schedtop.engine.contract.written_files import make_folder, whole_file
+from tomlkit.items import Table
 
 FILE = "presets.toml"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
@@ -56,8 +61,10 @@ def load_presets(folder: Path | None) -> tuple[list[Preset], list[str]]:
         return found, problems
     try:
         raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        return found, [f"{FILE} left out: {error}"]
+    except OSError as error:
+        return found, [f"{FILE} cannot be read: {error.strerror or error}"]
+    except (ValueError, RecursionError) as error:
+        return found, [f"{FILE} {_fault(error)}"]
     for name, values in raw.items():
         try:
             found.append(Preset(name, "your own", _checked(name, values), own=True))
@@ -76,14 +83,39 @@ def _checked(name: str, values: Any) -> dict[str, KnobValue]:
 
 
 def save_preset(folder: Path, name: str, values: Mapping[str, KnobValue]) -> Path:
-    """Add or replace one of the operator's presets. Raises `PresetError` for a name it cannot have, `OSError`."""
+    """Add or replace one of the operator's presets; all else in the file stays as it was written.
+
+    Raises `PresetError` for a name it cannot have and for a file that cannot be kept so, `OSError`.
+    """
     check_name(name)
-    own = {preset.name: preset.values for preset in load_presets(folder)[0] if preset.own}
-    own[name] = dict(values)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / FILE
-    path.write_text("\n".join(_table(preset, knobs) for preset, knobs in own.items()), encoding="utf-8")
-    return path
+    path = (folder / FILE).resolve()  # a link stays one
+    document = _document(path)
+    table = document.get(name)
+    if not isinstance(table, Table):
+        table = document[name] = tomlkit.table()
+    table.update({knob: "auto" if value is None else value for knob, value in values.items() if knob in BY_NAME})
+    make_folder(path.parent)
+    mode = path.stat().st_mode if path.exists() else None
+    with whole_file(path) as file:
+        file.write(tomlkit.dumps(document).encode())
+        if mode is not None:
+            os.fchmod(file.fileno(), stat.S_IMODE(mode))
+    return folder / FILE
+
+
+def _document(path: Path) -> tomlkit.TOMLDocument:
+    try:
+        return tomlkit.parse(path.read_bytes())
+    except FileNotFoundError:
+        return tomlkit.document()
+    except (ValueError, RecursionError) as error:
+        raise PresetError(f"nothing was saved: {FILE} {_fault(error)}; repair it or move it away") from None
+
+
+def _fault(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "is nested too deeply"
+    return f"is not valid TOML: {error}"
 
 
 def check_name(name: str) -> None:
@@ -92,17 +124,3 @@ def check_name(name: str) -> None:
         raise PresetError(f"{name!r}: write letters, digits, - and _, at most 32")
     if any(preset.name == name for preset in BUILT_IN):
         raise PresetError(f"{name} comes with the console: choose another name")
-
-
-def _table(name: str, values: Mapping[str, KnobValue]) -> str:
-    lines = [f"[{name}]"]
-    lines += [f"{knob} = {_toml(value)}" for knob, value in values.items() if knob in BY_NAME]
-    return "\n".join(lines) + "\n"
-
-
-def _toml(value: KnobValue) -> str:
-    if value is None:
-        return '"auto"'
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return f'"{value}"' if isinstance(value, str) else repr(value)

@@ -1,4 +1,4 @@
-"""The knob desk: values staged for a change, their bounds, and the way back. No drawing here."""
+"""The knob staging: values staged for a change, their bounds, and the way back. No drawing here."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any
 
 from schedtop.console.drawing import text
 from schedtop.console.knobs.forecast import Forecaster
-from schedtop.console.past.history import History
+from schedtop.console.past.past import Past
 from schedtop.console.past.state import State
-from schedtop.engine.contract.knobs import BY_NAME, KNOBS, LIVE, Knob, KnobValue, bounds, check_value
+from schedtop.engine.contract.knobs import BY_NAME, KNOBS, LIVE, Knob, KnobValue, bounds, check_value, in_force
 
 DRAINING = ("max_num_seqs", "max_num_active_seqs")
 
 
-class KnobDesk:
+class Staging:
     """What the operator is about to change. Reads the live state; the screen sends what `values_to_apply` says.
 
     `warnings` are the engine's own words about the staged values, from a dry run. `sent_over` is the link over which
     a change went that is not answered yet; once that link broke, no answer will come.
     """
 
-    def __init__(self, history: History) -> None:
+    def __init__(self, history: Past) -> None:
         self.history = history
         self.staged: dict[str, KnobValue] = {}
         self.warnings: list[str] = []
@@ -107,8 +107,7 @@ class KnobDesk:
 
     def _automatic(self, knob: Knob) -> float:
         """Where a knob set to `auto` starts from."""
-        source = {"max_num_scheduled_tokens": "max_num_batched_tokens", "max_num_active_seqs": "max_num_seqs"}
-        value = self.current.get(source.get(knob.name, ""))
+        value = in_force(self.current, knob.name)
         return value if isinstance(value, int | float) else knob.low or 0
 
     def drop(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from schedtop.console.past.history import History
+from schedtop.console.past.past import Past
 from schedtop.engine.contract.telemetry import Notice, Outgoing, Snapshot, Trial
 
 TRIAL_S = 30.0
@@ -27,7 +27,7 @@ class Pending:
 class Trials:
     """Follows what the engine says. It keeps the clock: this console may be one of several, or gone by then."""
 
-    def __init__(self, history: History, now: Callable[[], float]) -> None:
+    def __init__(self, history: Past, now: Callable[[], float]) -> None:
         self._now = now
         self.pending: Pending | None = None
         self._outcome: Notice | None = None

@@ -1,1 +1,1 @@
-"""life."""
+"""A request's life: its steps, its phases, its slow gaps and who caused them."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
 
-from schedtop.console.life.phases import Timeline, phase_of_row
+from schedtop.console.life.phases import Spans, phase_of_row
+from schedtop.console.life.request_life import Life, Visit
 from schedtop.console.past.state import (
     ACCEPTED,
     BLOCKS,
@@ -19,33 +19,6 @@ from schedtop.console.past.state import (
 )
 from schedtop.engine.contract.telemetry import RowFlag, StepRecord, itl_column, row_matrix
 
-if TYPE_CHECKING:
-    from schedtop.console.life.request_life import Life
-
-
-class Visit(NamedTuple):
-    """One step the request was running in. `gap_s` is the time since its previous delivery, None if it has none.
-
-    `phase` is one of `phases.PHASES`; `flags` are `RowFlag` bits.
-    """
-
-    seq: int
-    step: int
-    start_s: float
-    end_s: float
-    phase: str
-    tokens: int
-    drafts: int
-    accepted: int
-    computed: int
-    needed: int
-    emitted: int
-    blocks: int
-    flags: int
-    gap_s: float | None
-    batch_tokens: int
-    budget: int
-
 
 class Walk:
     """Goes through the records once and notes in the life what they tell of it.
@@ -57,7 +30,7 @@ class Walk:
         self.life = life
         self.seq = -1
         self.phase = "queue"
-        self.line = Timeline(life.arrival.arrival_s)
+        self.line = Spans(life.arrival.arrival_s)
         self.delivered = 0  # spans up to the last delivery
         self.high = 0  # most tokens it had computed before a preemption
         self.ended = False

@@ -45,15 +45,15 @@ class Span(NamedTuple):
     phase: str
 
 
-class Timeline:
+class Spans:
     """Spans end to end from `start_s` on, none beyond `until_s`. `at_s` is how far they reach."""
 
     def __init__(self, start_s: float) -> None:
         self.at_s, self.until_s = start_s, start_s
         self.spans: list[Span] = []
 
-    def copy(self) -> Timeline:
-        twin = Timeline(self.at_s)
+    def copy(self) -> Spans:
+        twin = Spans(self.at_s)
         twin.until_s, twin.spans = self.until_s, self.spans.copy()
         return twin
 

@@ -1,28 +1,49 @@
-"""One request's life, read from the kept records: its steps, its slow gaps and who made them. No drawing here."""
+"""One request's life as it is known: its steps, its slow gaps and who made them. No drawing here."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-import numpy as np
-from schedtop.console.life.path import Visit, Walk
 from schedtop.console.life.phases import Span, totals
-from schedtop.console.life.slow_gaps import Blame, Blamer
-from schedtop.console.past import sample_sizes as enough
-from schedtop.console.past.history import History, Moment
-from schedtop.console.past.latency import merge
 from schedtop.console.past.state import Tracked
 from schedtop.engine.contract.telemetry import Arrival, Finish, Preemption, StepRecord
 
-STALL_FACTOR = 3.0
-"""A gap is slow above this many medians of the window where no SLO is given."""
 
-STALL_DRIFT = 0.1
-"""That limit stays as it was first read while it has moved by less than this share."""
+class Visit(NamedTuple):
+    """One step the request was running in. `gap_s` is the time since its previous delivery, None if it has none.
 
-MAX_VISITS = 16_384
-"""More are read anew, from what is still kept."""
+    `phase` is one of `phases.PHASES`; `flags` are `RowFlag` bits.
+    """
+
+    seq: int
+    step: int
+    start_s: float
+    end_s: float
+    phase: str
+    tokens: int
+    drafts: int
+    accepted: int
+    computed: int
+    needed: int
+    emitted: int
+    blocks: int
+    flags: int
+    gap_s: float | None
+    batch_tokens: int
+    budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """A slow gap and what made it long, or a step in which this request made others wait."""
+
+    seq: int
+    step: int
+    seconds: float
+    words: str
+    caused: bool = False
 
 
 @dataclass(slots=True)
@@ -114,101 +135,3 @@ class Life:
     def split(self) -> dict[str, float]:
         """Seconds of each phase, which add up to the life's length."""
         return totals(self.spans)
-
-
-def read_life(history: History, moment: Moment, number: int, slo_s: float | None = None) -> Life | None:
-    """The life of a request up to `moment`; None if nothing is known of it."""
-    return LifeReader(number).read(history, moment, slo_s)
-
-
-class LifeReader:
-    """Reads one life again and again. While the moment only moves on, each record is read once."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self._walk: Walk | None = None
-        self._blamer: Blamer | None = None
-        self._session: float | None = None
-
-    def read(self, history: History, moment: Moment, slo_s: float | None) -> Life | None:
-        """As `read_life`. A life that goes on is the same object again."""
-        tracked = moment.state.requests.get(self.number)
-        arrival, finish = history.finished.get(self.number, (None, None))
-        if tracked is not None:
-            arrival, finish = tracked.arrival, None
-        if arrival is None:
-            return None
-        slow_s = slo_s if slo_s is not None else _usual_gap(history, moment) * STALL_FACTOR
-        walk, blamer = self._walk, self._blamer
-        if walk is None or blamer is None or not self._goes_on(walk, history, moment, slow_s):
-            walk = self._walk = Walk(Life(self.number, arrival, slow_s=slow_s))
-            blamer = self._blamer = Blamer(walk.life)
-            self._session = _session(history)
-            records = list(history.between_times(arrival.arrival_s, moment.seq))
-        else:
-            records = list(history.between(walk.seq + 1, moment.seq))
-        life = walk.life
-        life.tracked, life.finish, life.until_s = tracked, finish, moment.clock_s
-        if finish is not None:
-            records, life.until_s = _up_to_end(finish, arrival, records)
-        first = history.records[0] if history.records else None
-        walk.through(records, first is None or first.step <= 1 or first.start_s <= arrival.arrival_s)
-        life.step = moment.state.step
-        blamer.through(history, records, moment.seq)
-        life.blocks = len(moment.state.tables.get(self.number, b"")) // 4
-        life.sharers = sharers(moment, self.number)
-        return life
-
-    def _goes_on(self, walk: Walk, history: History, moment: Moment, slow_s: float) -> bool:
-        """Whether what has been read is the beginning of what is asked for."""
-        life, tracked = walk.life, moment.state.requests.get(self.number)
-        if tracked is None or tracked.arrival != life.arrival or life.finish is not None:
-            return False
-        same_limit = slow_s == life.slow_s or abs(slow_s - life.slow_s) < STALL_DRIFT * life.slow_s < math.inf
-        return (
-            same_limit
-            and moment.seq >= walk.seq
-            and len(life.visits) < MAX_VISITS
-            and self._session == _session(history)
-        )
-
-
-def _session(history: History) -> float | None:
-    """Which engine the history is of."""
-    return history.header.started_at if history.header is not None else None
-
-
-def _up_to_end(finish: Finish, arrival: Arrival, records: list[StepRecord]) -> tuple[list[StepRecord], float]:
-    """The records up to the one that tells of the end, and when the life ended: with its last token if it had one."""
-    for index, record in enumerate(records):
-        if record.finishes and any(item.number == finish.number for item in record.finishes):
-            records = records[: index + 1]
-            break
-    if finish.e2e_s is not None:
-        return records, arrival.arrival_s + finish.e2e_s
-    return records, records[-1].end_s if records else arrival.arrival_s
-
-
-def _usual_gap(history: History, moment: Moment) -> float:
-    """The median ITL of the last minute; infinite of too few."""
-    median = enough.quantile(merge(history.latency_columns("itl", moment, 60.0, 60)), 0.5)
-    return math.inf if median is None else median
-
-
-def sharers(moment: Moment, number: int) -> list[tuple[int, int]]:
-    """Who else holds blocks of this request, as (number, blocks), the most first."""
-    tables = moment.state.tables
-    mine = tables.get(number)
-    if not mine or not len(moment.state.classes):
-        return []
-    held = np.zeros(len(moment.state.classes), dtype=bool)
-    blocks = np.frombuffer(mine, dtype=np.int32)
-    held[blocks[blocks >= 0]] = True
-    found = []
-    for other, table in tables.items():
-        if other != number:
-            theirs = np.frombuffer(table, dtype=np.int32)
-            common = int(held[theirs[theirs >= 0]].sum())
-            if common:
-                found.append((other, common))
-    return sorted(found, key=lambda pair: -pair[1])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from schedtop.console.drawing import text
 from schedtop.console.life.phases import phase_of_row
-from schedtop.console.past.history import History, Moment
+from schedtop.console.past.past import Moment, Past
 from schedtop.console.past.state import (
     BLOCKS,
     COMPUTED,
@@ -27,7 +27,7 @@ MAX_WAITING = 1000
 """Waiting requests listed while no filter is set: the head of a long queue says enough."""
 
 
-class Row(NamedTuple):
+class RequestRow(NamedTuple):
     """One request as the table shows it. None is not known, or not yet.
 
     `done` are tokens of the prompt that have state; `computed` of `needed` all that have, outputs too: what a recompute
@@ -71,16 +71,16 @@ COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("preempt", "PREEMPT", 8),
     ("priority", "PRIO", 6),
 )
-"""Field of `Row`, title, and width in cells. The id takes what room is left."""
+"""Field of `RequestRow`, title, and width in cells. The id takes what room is left."""
 
 
-class Table:
+class RequestList:
     """The live requests of a moment: `numbers` are the running ones in the engine's order, then the queue.
 
     Rows are made when they are asked for: a screen shows twenty of what may be thousands.
     """
 
-    def __init__(self, history: History, moment: Moment, everyone: bool = False) -> None:
+    def __init__(self, history: Past, moment: Moment, everyone: bool = False) -> None:
         state, record = moment.state, moment.record
         queue = state.queue(history.policy)
         self.numbers = state.running() + (queue if everyone else queue[:MAX_WAITING])
@@ -93,7 +93,7 @@ class Table:
     def __contains__(self, number: object) -> bool:
         return number in self._state.requests
 
-    def row(self, number: int) -> Row:
+    def row(self, number: int) -> RequestRow:
         """All figures of one request; raises `KeyError` once it is gone from a live state."""
         tracked = self._state.requests[number]
         arrival, column, gap = tracked.arrival, self._column(number), math.nan
@@ -107,7 +107,7 @@ class Table:
             computed = min(column[COMPUTED] + column[TOKENS] - column[DRAFTS], needed)
             out = needed + column[EMITTED] - arrival.prompt_tokens
             gap = self._gaps.get(number, math.nan)
-        return Row(
+        return RequestRow(
             number=number,
             id=text.clean(arrival.id, 60),
             state=label,
@@ -171,7 +171,7 @@ _UNITS: dict[str, dict[str, float]] = {
 }
 """What can be compared, and what each unit behind a number is worth; as in the table, TTFT and ITL are in ms."""
 
-Test = Callable[[Row], bool]
+Test = Callable[[RequestRow], bool]
 
 
 class FilterError(ValueError):
@@ -197,14 +197,14 @@ class Filter:
     def __bool__(self) -> bool:
         return bool(self.words)
 
-    def keeps(self, row: Row) -> bool:
+    def keeps(self, row: RequestRow) -> bool:
         return all(test(row) for test in self._tests)
 
 
 def _test(word: str) -> Test:
     if word.startswith("!"):
         if word == "!":
-            raise FilterError("! what? As !decode")
+            raise FilterError("! needs a word after it, as in !decode")
         inner = _test(word[1:])
         return lambda row: not inner(row)
     found = _COMPARISON.fullmatch(word)
@@ -221,11 +221,11 @@ def _comparison(word: str, name: str, sign: str, limit: str) -> Test:
         raise FilterError(f"{word}: compare {', '.join(_UNITS)}")
     units = [unit for unit in _UNITS[field] if unit]
     if not limit:
-        raise FilterError(f"{word} what? As {word}40{''.join(units[:1])}")
+        raise FilterError(f"{word} needs a number, as in {word}40{''.join(units[:1])}")
     found = _NUMBER.fullmatch(limit)
     if found is None or found[2] not in _UNITS[field]:
         behind = f" ({' or '.join(units)} may follow one)" if units else ""
-        raise FilterError(f"{word}: {limit} is no number{behind}")
+        raise FilterError(f"{word}: {limit} is not a number{behind}")
     get, compare = operator.attrgetter(field), _OPERATORS[sign]
     bound = float(found[1]) * _UNITS[field][found[2]]
     return lambda row: (value := get(row)) is not None and compare(value, bound)

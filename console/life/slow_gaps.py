@@ -4,33 +4,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 from schedtop.console.drawing import text
-from schedtop.console.past.history import History
+from schedtop.console.life.request_life import Blame, Life, Visit
+from schedtop.console.past.past import Past
 from schedtop.console.past.state import FLAGS, NUMBER, TOKENS
 from schedtop.engine.contract.telemetry import IntArray, Limiter, Preemption, RowFlag, StepRecord, row_matrix
 
-if TYPE_CHECKING:
-    from schedtop.console.life.path import Visit
-    from schedtop.console.life.request_life import Life
-
 MOST_COUNTED = 512
 """Steps looked at for who got the tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class Blame:
-    """A slow gap and what made it long, or a step in which this request made others wait."""
-
-    seq: int
-    step: int
-    seconds: float
-    words: str
-    caused: bool = False
 
 
 class Blamer:
@@ -44,7 +28,7 @@ class Blamer:
         self._delivered = -1  # the visit that brought the last token
         self._first_seq: int | None = None
 
-    def through(self, history: History, records: list[StepRecord], last: int) -> None:
+    def through(self, history: Past, records: list[StepRecord], last: int) -> None:
         """Go on by the records that came since, up to seq `last`, after the life did."""
         life = self.life
         if self._first_seq is None and records:
@@ -66,13 +50,13 @@ class Blamer:
             blames.append(Blame(last, life.step, life.open_gap_s or 0.0, f"no token since: {words}"))
         life.blames = sorted(blames, key=lambda blame: blame.seq)
 
-    def _why(self, history: History, records: list[StepRecord], last_visit: int, last: int) -> str:
+    def _why(self, history: Past, records: list[StepRecord], last_visit: int, last: int) -> str:
         """What made the time since the last delivery long, up to a visit and a seq."""
         visits = self.life.visits[self._delivered + 1 : last_visit + 1]
         starved = {visit.seq for visit in visits if visit.phase == "starved"}
         return _cause(self.life, history, self._since_delivery(history, records, last), starved)
 
-    def _since_delivery(self, history: History, records: list[StepRecord], last: int) -> list[StepRecord]:
+    def _since_delivery(self, history: Past, records: list[StepRecord], last: int) -> list[StepRecord]:
         """The kept records after the one that brought the last token, up to seq `last`."""
         visits = self.life.visits
         first = visits[self._delivered].seq + 1 if self._delivered >= 0 else self._first_seq or 0
@@ -85,13 +69,13 @@ def _seq(record: StepRecord) -> int:
     return record.seq
 
 
-def _taken(history: History, record: StepRecord, preemption: Preemption) -> Blame:
+def _taken(history: Past, record: StepRecord, preemption: Preemption) -> Blame:
     lost = text.plural(preemption.lost_tokens, "token")
     words = f"took the room of {history.name(preemption.number)}: {lost} to compute again"
     return Blame(record.seq, record.step, record.end_s - record.start_s, words, caused=True)
 
 
-def _cause(life: Life, history: History, span: list[StepRecord], starved: set[int]) -> str:
+def _cause(life: Life, history: Past, span: list[StepRecord], starved: set[int]) -> str:
     """What happened between two deliveries, the strongest cause first. `starved`: seqs of steps that gave nothing."""
     for record, preemption in life.lost:
         if span and span[0].seq <= record.seq <= span[-1].seq:
@@ -102,14 +86,14 @@ def _cause(life: Life, history: History, span: list[StepRecord], starved: set[in
     still_s = max((b.start_s - a.end_s for a, b in pairwise(span)), default=0.0)
     longest = max(span, key=lambda record: record.end_s - record.start_s)
     if still_s > longest.end_s - longest.start_s:
-        return f"no step ran for {text.ms(still_s)} ms"
+        return f"no step ran for {text.ms_unit(still_s)}"
     without = [record for record in span if record.seq in starved]
     if without:
         return _budget_cause(history, without)
     return _step_cause(life, history, longest)
 
 
-def _budget_cause(history: History, records: list[StepRecord]) -> str:
+def _budget_cause(history: Past, records: list[StepRecord]) -> str:
     """Who got the tokens of steps that gave the request none."""
     rows = np.concatenate([row_matrix(record) for record in records[-MOST_COUNTED:]], axis=1)
     numbers, places = np.unique(rows[NUMBER], return_inverse=True)
@@ -125,9 +109,9 @@ def _budget_cause(history: History, records: list[StepRecord]) -> str:
     return f"{steps} gave it no token: the {budget} went to {', '.join(named + more) or 'nobody'}"
 
 
-def _step_cause(life: Life, history: History, record: StepRecord) -> str:
+def _step_cause(life: Life, history: Past, record: StepRecord) -> str:
     """Whose tokens made a step long."""
-    took = f"step {record.step} took {text.ms(record.end_s - record.start_s)} ms"
+    took = f"step {record.step} took {text.ms_unit(record.end_s - record.start_s)}"
     chunks = _chunks(row_matrix(record), life.number)[:2]
     if not chunks:
         return f"{took} for {text.plural(record.running, 'decode')} alone: the device, not the batch"

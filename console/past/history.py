@@ -10,13 +10,14 @@ import time
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import islice
 
 from schedtop.console.drawing import text
 from schedtop.console.past import events
 from schedtop.console.past.events import Event
-from schedtop.console.past.latency import BUCKET_S, LatencyBuckets, Reading, Samples, of_records
+from schedtop.console.past.ladder import Ladder
+from schedtop.console.past.latency import LatencyBuckets, Samples, of_records
+from schedtop.console.past.past import MAX_EVENTS, MAX_FINISHED, MAX_RECORDS, MAX_TEXT_CHARS, Gap, Moment, Past
 from schedtop.console.past.state import State, Tracked
 from schedtop.engine.contract.telemetry import (
     Arrival,
@@ -29,67 +30,24 @@ from schedtop.engine.contract.telemetry import (
     Stage,
     StepRecord,
     TextDelta,
-    Totals,
 )
 
-MAX_RECORDS = 8192
 MAX_BYTES = 96 << 20
 KEYFRAME_EVERY = 256
-MAX_EVENTS = 4096
 MAX_RARE = 1024
 RARE = "KVXPNG"
-MAX_FINISHED = 2048
-MAX_TEXT_CHARS = 16_384
 
 _RECORD_BYTES = 1500
-_RATE_SPAN_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Moment:
-    """One step with the state after it. `record` is None before the first step of a session."""
+class History(Past):
+    """The console's memory of one engine: at most `max_records` records of `max_bytes`, forgotten in blocks."""
 
-    record: StepRecord | None
-    state: State
-    live: bool
-
-    @property
-    def seq(self) -> int:
-        return self.state.seq
-
-    @property
-    def clock_s(self) -> float:
-        return self.state.clock_s
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Records that never came: `missing` of them before record `seq`."""
-
-    seq: int
-    missing: int
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Per second of the engine's clock, over the last `span_s`; `hit_rate` is None where nothing was admitted."""
-
-    span_s: float
-    steps: float
-    output_tokens: float
-    prompt_tokens: float
-    recomputed_tokens: float
-    rejected_tokens: float
-    finished: float
-    preemptions: float
-    hit_rate: float | None
-
-
-class History:
-    """The console's memory of one engine: at most `max_records` records of `max_bytes`, forgotten in blocks.
-
-    See `Moment` for what can be asked about a step.
-    """
+    records: deque[StepRecord]
+    gaps: deque[Gap]
+    events: deque[Event]
+    finished: OrderedDict[int, tuple[Arrival, Finish]]
+    texts: OrderedDict[int, str]
 
     def __init__(self, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES) -> None:
         self.lock = threading.RLock()
@@ -105,14 +63,15 @@ class History:
     def _forget(self) -> None:
         self.live = State()
         self.synced = False
-        self.records: deque[StepRecord] = deque()
-        self.gaps: deque[Gap] = deque(maxlen=256)
-        self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self.records = deque()
+        self.gaps = deque(maxlen=256)
+        self.events = deque(maxlen=MAX_EVENTS)
         # Changes and preemptions are few and asked for often; admissions must not push them out.
         self._rare: dict[str, deque[Event]] = {kind: deque(maxlen=MAX_RARE) for kind in RARE}
-        self.finished: OrderedDict[int, tuple[Arrival, Finish]] = OrderedDict()
-        self.texts: OrderedDict[int, str] = OrderedDict()
+        self.finished = OrderedDict()
+        self.texts = OrderedDict()
         self.latency = LatencyBuckets()
+        self.ladder = Ladder()
         self.num_applied = 0
         self._keyframes: deque[State] = deque()
         self._bytes: deque[int] = deque([0])
@@ -160,7 +119,10 @@ class History:
         if another:
             since = time.strftime("%H:%M:%S", time.localtime(header.started_at))
             self.note(
-                Notice("warning", f"another engine, started at {since}: the steps of the one before are gone")
+                Notice(
+                    "warning",
+                    f"a new engine (started at {since}) answers; the previous engine's steps are gone",
+                )
             )
 
     def _apply_snapshot(self, snapshot: Snapshot) -> None:
@@ -192,6 +154,7 @@ class History:
             for event in events.of_record(record, was_paused, self.name):
                 self._happened(event)
         self.latency.take(record)
+        self.ladder.take(record)
         self.records.append(record)
         self.num_applied += 1
         size = _size(record)
@@ -202,7 +165,7 @@ class History:
 
     def _note_gap(self, seq: int, missing: int) -> None:
         self.gaps.append(Gap(seq, missing))
-        words = f"{text.plural(missing, 'record')} missing; totals stay right"
+        words = f"{text.plural(missing, 'record')} missing; totals are still exact"
         self._happened(Event("G", seq, self.live.step, self.live.clock_s, words))
 
     def _add_keyframe(self) -> None:
@@ -237,34 +200,12 @@ class History:
 
     # Asking
 
-    def name(self, number: int) -> str:
-        """A request's id, cleaned; its number where the id is not known."""
-        tracked = self.live.requests.get(number)
-        if tracked is not None:
-            return text.clean(tracked.arrival.id, 40)
-        known = self.finished.get(number)
-        return text.clean(known[0].id, 40) if known else f"#{number}"
-
     def of_kind(self, kind: str) -> Iterator[Event]:
-        """The known events of one kind (see `events.KINDS`), newest first."""
         if kind in self._rare:
             return reversed(self._rare[kind])
         return (event for event in reversed(self.events) if event.kind == kind)
 
-    @property
-    def latest(self) -> StepRecord | None:
-        return self.records[-1] if self.records else None
-
-    @property
-    def policy(self) -> str:
-        return self.header.policy if self.header else "fcfs"
-
-    def now(self) -> Moment:
-        """The newest moment. Its state goes on changing: hold the lock while reading it."""
-        return Moment(self.latest, self.live, live=True)
-
     def at(self, seq: int) -> Moment | None:
-        """The moment after record `seq`, exactly as it was; None if it is no longer (or never was) known."""
         index = self.index(seq)
         if index is None:
             return None
@@ -286,93 +227,18 @@ class History:
             known.append(self._inspected.state)
         return max(known, key=lambda frame: frame.seq).copy() if known else None
 
-    def index(self, seq: int) -> int | None:
-        """Where record `seq` lies in `records`."""
-        index = self._place(seq)
-        return index if index < len(self.records) and self.records[index].seq == seq else None
-
-    # How records are found: a history that keeps them elsewhere replaces these three
-
     def _place(self, seq: int) -> int:
-        """Where record `seq` lies in `records`, or would."""
         return bisect_left(self.records, seq, key=_seq)
 
     def _place_at(self, clock_s: float) -> int:
-        """Where the first record lies that ended at or after `clock_s`."""
         return bisect_left(self.records, clock_s, key=_end)
 
     def _slice(self, start: int, stop: int) -> Iterator[StepRecord]:
         return islice(self.records, start, stop)
 
-    def between(self, first: int, last: int) -> Iterator[StepRecord]:
-        """The kept records with `first` <= seq <= `last`, in order."""
-        start = self._place(first)
-        stop = self._place(last + 1)
-        return self._slice(start, stop)
-
-    def between_times(self, start_s: float, last: int) -> Iterator[StepRecord]:
-        """The kept records that ended after `start_s`, up to seq `last`, in order."""
-        start = self._place_at(start_s)
-        stop = self._place(last + 1)
-        return self._slice(start, stop)
-
-    def in_seconds(self, start_s: float, stop_s: float) -> list[StepRecord]:
-        """The kept records that ended in [`start_s`, `stop_s`)."""
-        start = self._place_at(start_s)
-        stop = self._place_at(stop_s)
-        return list(self._slice(start, max(start, stop)))
-
-    def neighbour(self, seq: int, offset: int) -> int | None:
-        """The seq of the executed step `offset` steps away from `seq`, or of the last on the way there."""
-        records, index = self.records, self._place(seq)
-        direction = 1 if offset > 0 else -1
-        found, left = None, abs(offset)
-        index += direction
-        while left and 0 <= index < len(records):
-            if records[index].executed:
-                found, left = records[index].seq, left - 1
-            index += direction
-        return found
-
-    def steps(self, last: int, num: int) -> list[StepRecord]:
-        """Up to `num` executed records that end with seq `last`, oldest first."""
-        records = self.records
-        found: list[StepRecord] = []
-        index = self._place(last + 1) - 1
-        while index >= 0 and len(found) < num:
-            if records[index].executed:
-                found.append(records[index])
-            index -= 1
-        found.reverse()
-        return found
-
-    def rates(self, moment: Moment, span_s: float = _RATE_SPAN_S) -> Rates | None:
-        """What was done per second up to `moment`; None without two records to compare."""
-        records = self.records
-        stop = self._place(moment.seq + 1)
-        start = self._place_at(moment.clock_s - span_s)
-        start = min(start, stop - 2)
-        if start < 0 or stop - start < 2:
-            return None
-        first, last = Reading.of(records[start]), records[stop - 1]
-        if start == 0:  # the totals of each second outlive the records
-            known = self.latency.readings(
-                int((moment.clock_s - span_s) // BUCKET_S) + 1, int(first.end_s // BUCKET_S)
-            )
-            first = min([first, *known], key=lambda reading: reading.end_s)
-        elapsed_s = last.end_s - first.end_s
-        return _rates(first.totals, last.totals, elapsed_s) if elapsed_s > 0 else None
-
     def latency_columns(self, kind: str, moment: Moment, window_s: float, num_columns: int) -> list[Samples]:
-        """Latency samples of the window that ends at `moment`, in at most `num_columns` parts, oldest first."""
         newest = None if moment.live else of_records(self._same_second(moment))
         return self.latency.columns(kind, moment.clock_s, window_s, num_columns, newest)
-
-    def _same_second(self, moment: Moment) -> list[StepRecord]:
-        bucket = moment.clock_s // BUCKET_S
-        start = self._place_at(bucket * BUCKET_S)
-        stop = self._place(moment.seq + 1)
-        return list(self._slice(start, stop))
 
 
 def _seq(record: StepRecord) -> int:
@@ -395,22 +261,4 @@ def _eventful(record: StepRecord, was_paused: bool) -> bool:
         or record.knobs
         or record.refusals
         or record.paused != was_paused
-    )
-
-
-def _rates(first: Totals, last: Totals, elapsed_s: float) -> Rates:
-    prompts = last.prompt_tokens - first.prompt_tokens
-    useful = last.scheduled_tokens - first.scheduled_tokens
-    outputs = last.output_tokens - first.output_tokens
-    rejected = last.rejected_draft_tokens - first.rejected_draft_tokens
-    return Rates(
-        span_s=elapsed_s,
-        steps=(last.steps - first.steps) / elapsed_s,
-        output_tokens=outputs / elapsed_s,
-        prompt_tokens=max(0, useful - outputs - rejected) / elapsed_s,
-        recomputed_tokens=(last.recomputed_tokens - first.recomputed_tokens) / elapsed_s,
-        rejected_tokens=rejected / elapsed_s,
-        finished=(last.finished - first.finished) / elapsed_s,
-        preemptions=(last.preemptions - first.preemptions) / elapsed_s,
-        hit_rate=(last.cached_tokens - first.cached_tokens) / prompts if prompts else None,
     )

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from schedtop.console.past.events import Event
-from schedtop.console.past.history import MAX_EVENTS, MAX_RECORDS, History, Moment
 from schedtop.console.past.latency import Samples, of_records
+from schedtop.console.past.past import MAX_EVENTS, MAX_RECORDS, Gap, Moment, Past
 from schedtop.console.past.records import (
-    Past,
+    Chapters,
     RecordedEnds,
     RecordedEvents,
+    RecordedLadder,
     RecordedLatency,
     RecordedSteps,
     RecordedTexts,
 )
 from schedtop.console.past.state import State
-from schedtop.engine.contract.telemetry import Outgoing, StepRecord
+from schedtop.engine.contract.telemetry import Notice, StepRecord
 
 if TYPE_CHECKING:
     from schedtop.console.past.source import Source
@@ -27,70 +29,79 @@ NEAR = 256
 """So many records ahead are applied one by one; farther ones are reached from a keyframe."""
 
 
-class RecordedHistory(History):
+class RecordedHistory(Past):
     """Stands at record `position` (-1: before the first) and tells what a live history would tell there."""
 
+    records: RecordedSteps
+    events: RecordedEvents
+    latency: RecordedLatency
+    ladder: RecordedLadder
+
     def __init__(self, source: Source) -> None:
-        self.source = source
-        super().__init__()
-        self.header = source.header
-        self.synced = True
-
-    def _forget(self) -> None:
-        super()._forget()
-        source = self.source
-        self.position = -1
-        self._steps = RecordedSteps(source)
-        past = Past(self._steps)
-        # They are read as what they stand in for, and never written.
-        self.records = self._steps  # type: ignore[assignment]
-        self.events = RecordedEvents(past)  # type: ignore[assignment]
-        self.finished = RecordedEnds(past)  # type: ignore[assignment]
-        self.texts = RecordedTexts(self._steps)  # type: ignore[assignment]
+        self.lock = threading.RLock()
+        self.source, self.header = source, source.header
+        self.stage = self.bye = None
+        self.another, self.synced = False, True
+        self.gaps: list[Gap] = []
+        self.watchers = []
+        self.position, self.num_applied = -1, 0
+        self.records = RecordedSteps(source)
+        chapters = Chapters(self.records)
+        self.events, self.finished = RecordedEvents(chapters), RecordedEnds(chapters)
+        self.texts = RecordedTexts(self.records)
         self.latency = RecordedLatency(source)
+        self.ladder = RecordedLadder(source)
+        self.live = State()
         self.live.start_afresh(source.keyframe_before(0)[0])
+        self._inspected: Moment | None = None
 
-    def apply(self, message: Outgoing) -> None:
-        """A recording takes nothing in."""
-        raise TypeError("a recorded history reads its records itself")
+    def note(self, notice: Notice) -> None:
+        self.events.notes.append(Event("N", self.live.seq, self.live.step, self.live.clock_s, notice))
+
+    def extent(self) -> tuple[float, float]:
+        return self.source.start_s, self.source.end_s
 
     # Moving
 
     def seek(self, index: int) -> None:
         """Stand at record `index`, cut to the file."""
         index = max(-1, min(index, self.source.num_records - 1))
-        if 0 <= index - self.position <= NEAR:
+        if 0 <= index - self.position <= NEAR and self._gap_before(index) <= self.position:
             state = self.live
             for record in self._ahead(self.position + 1, index + 1):
                 state.apply(record)
                 self._tell(record)
         else:
             state = self._state_at(index)
-        self.live, self.position, self._steps.stop, self.num_applied = state, index, index + 1, index + 1
+        self.live, self.position, self.records.stop, self.num_applied = state, index, index + 1, index + 1
 
     def _state_at(self, index: int) -> State:
         """The state after a record, from the keyframe before the step that ran last: its rows are part of it."""
         ran = index
         while ran > 0 and not self._record(ran).executed:
             ran -= 1
-        snapshot, first = self.source.keyframe_before(max(ran, 0))
+        snapshot, first = self.source.keyframe_before(max(ran, 0, self._gap_before(index)))
         state = State()
         state.start_afresh(snapshot)
         for record in self._ahead(first, index + 1):
             state.apply(record)
         return state
 
+    def _gap_before(self, index: int) -> int:
+        """The first record after the last gap up to `index`, which no state is carried across; -1 without one."""
+        return max((gap.index for gap in self.source.gaps if gap.index <= index), default=-1)
+
     def _ahead(self, start: int, stop: int) -> Iterator[StepRecord]:
         return map(self._record, range(start, stop))
 
     def _record(self, index: int) -> StepRecord:
-        record = self._steps.ahead(index)
+        record = self.records.ahead(index)
         assert record is not None, "the position is within the file"
         return record
 
     def ahead(self, index: int) -> StepRecord | None:
         """Record `index`, before or behind the position; None outside the file."""
-        return self._steps.ahead(index)
+        return self.records.ahead(index)
 
     def _tell(self, record: StepRecord) -> None:
         for watch in self.watchers:
@@ -110,12 +121,12 @@ class RecordedHistory(History):
     def index_of(self, seq: int) -> int | None:
         """Where record `seq` lies in the file; None if it does not."""
         index = self._search(seq)
-        record = self._steps.ahead(index)
+        record = self.records.ahead(index)
         return index if record is not None and record.seq == seq else None
 
     def _search(self, seq: int) -> int:
         """The first record with at least this `seq`. Recordings have no gaps, but for those of foreign engines."""
-        first = self._steps.ahead(0)
+        first = self.records.ahead(0)
         if first is None or seq <= first.seq:
             return 0
         guess = min(seq - first.seq, self.source.num_records - 1)
@@ -125,10 +136,10 @@ class RecordedHistory(History):
         return bisect_left(range(guess), seq, key=lambda index: self._record(index).seq)
 
     def _place(self, seq: int) -> int:
-        return min(self._search(seq), self._steps.stop)
+        return min(self._search(seq), self.records.stop)
 
     def _place_at(self, clock_s: float) -> int:
-        stop = self._steps.stop
+        stop = self.records.stop
         # Most questions are about the last seconds: no need to look further than a few blocks back.
         near = max(0, stop - NEAR)
         if stop and self._record(near).end_s < clock_s:
@@ -138,7 +149,7 @@ class RecordedHistory(History):
 
     def between_indices(self, start: int, stop: int) -> Iterator[StepRecord]:
         """Records `start` to `stop` (exclusive) of those up to the position."""
-        return self._steps.span(start, stop)
+        return self.records.span(start, stop)
 
     def of_kind(self, kind: str) -> Iterator[Event]:
         """Knob changes are found by their marks, which needs no look at what lies between."""
@@ -152,7 +163,7 @@ class RecordedHistory(History):
                 yield Event("K", record.seq, record.step, record.end_s, change)
 
     def _slice(self, start: int, stop: int) -> Iterator[StepRecord]:
-        return self._steps.span(start, stop)
+        return self.records.span(start, stop)
 
     def steps(self, last: int, num: int) -> list[StepRecord]:
         return super().steps(last, min(num, MAX_RECORDS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import overload
@@ -9,8 +10,9 @@ from typing import overload
 from schedtop.console.drawing import text
 from schedtop.console.past import events
 from schedtop.console.past.events import Event
-from schedtop.console.past.history import MAX_EVENTS, MAX_FINISHED, MAX_RECORDS, MAX_TEXT_CHARS
+from schedtop.console.past.ladder import Ladder
 from schedtop.console.past.latency import BUCKET_S, KINDS, LatencyBuckets, Reading, Samples, unserved
+from schedtop.console.past.past import MAX_EVENTS, MAX_FINISHED, MAX_RECORDS, MAX_TEXT_CHARS
 from schedtop.console.past.source import Source
 from schedtop.engine.contract.telemetry import Arrival, Finish, StepRecord
 
@@ -146,7 +148,33 @@ class RecordedLatency(LatencyBuckets):
             )
 
 
-class Stretch:
+class RecordedLadder(Ladder):
+    """Reads the whole recording, a slice at a time."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        self.source = source
+        self.begins_s = source.start_s
+        self._next = 0
+
+    @property
+    def share(self) -> float:
+        """How much of the recording has been read."""
+        return self._next / self.source.num_records if self.source.num_records else 1.0
+
+    def read_on(self, budget_s: float) -> bool:
+        """Read for about so long; whether there was anything left to read."""
+        until_s = time.monotonic() + budget_s
+        before = self._next
+        while self._next < self.source.num_records and time.monotonic() < until_s:
+            stop = min(self._next + BLOCK, self.source.num_records)
+            for record in self.source.records(self._next, stop):
+                self.take(record)
+            self._next = stop
+        return self._next > before
+
+
+class Chapter:
     """What happened in the records from a keyframe up to `stop`: events, ends, and the names of requests."""
 
     def __init__(self, source: Source, index: int) -> None:
@@ -173,64 +201,60 @@ class Stretch:
         return f"#{number}" if arrival is None else text.clean(arrival.id, 40)
 
 
-class Past:
+class Chapters:
     """Stretches back from the position, read as far as they are asked for: about as far as a live console keeps."""
 
     def __init__(self, steps: RecordedSteps) -> None:
         self.steps = steps
-        self._whole: OrderedDict[int, Stretch] = OrderedDict()
-        self._open: Stretch | None = None
+        self._whole: OrderedDict[int, Chapter] = OrderedDict()
+        self._open: Chapter | None = None
 
-    def stretches(self) -> Iterator[Stretch]:
-        """The stretch of the position, then those before it."""
+    def read(self) -> Iterator[Chapter]:
+        """The chapter of the position, then those before it."""
         position = self.steps.stop - 1
         if position < 0:
             return
-        stretch = self._present(position)
-        yield stretch
+        chapter = self._present(position)
+        yield chapter
         oldest = position - MAX_RECORDS
-        while stretch.first > 0 and stretch.first > oldest:
-            stretch = self._before(stretch.first)
-            yield stretch
+        while chapter.first > 0 and chapter.first > oldest:
+            chapter = self._before(chapter.first)
+            yield chapter
 
-    def _present(self, position: int) -> Stretch:
-        stretch = self._open
-        if stretch is None or not 0 <= position - stretch.stop + 1 <= MAX_RECORDS // 2:
-            stretch = Stretch(self.steps.source, position)
-        self._open = stretch
-        return self._filled(stretch, position + 1)
+    def _present(self, position: int) -> Chapter:
+        chapter = self._open
+        if chapter is None or not 0 <= position - chapter.stop + 1 <= MAX_RECORDS // 2:
+            chapter = Chapter(self.steps.source, position)
+        self._open = chapter
+        return self._filled(chapter, position + 1)
 
-    def _before(self, index: int) -> Stretch:
-        """The stretch that ends before record `index`."""
+    def _before(self, index: int) -> Chapter:
+        """The chapter that ends before record `index`."""
         found = self._whole.get(index)
         if found is None:
-            found = self._whole[index] = self._filled(Stretch(self.steps.source, index - 1), index)
+            found = self._whole[index] = self._filled(Chapter(self.steps.source, index - 1), index)
             while len(self._whole) > 64:
                 self._whole.popitem(last=False)
         return found
 
-    def _filled(self, stretch: Stretch, stop: int) -> Stretch:
-        for record in self.steps.span(stretch.stop, stop):
-            stretch.take(record)
-        return stretch
+    def _filled(self, chapter: Chapter, stop: int) -> Chapter:
+        for record in self.steps.span(chapter.stop, stop):
+            chapter.take(record)
+        return chapter
 
 
 class RecordedEvents:
     """Events up to the position; the console's own notices, which are of its start, come before all others."""
 
-    def __init__(self, past: Past) -> None:
-        self.past = past
+    def __init__(self, chapters: Chapters) -> None:
+        self.chapters = chapters
         self.notes: list[Event] = []
-
-    def append(self, event: Event) -> None:
-        """Keep a notice of the console itself."""
-        self.notes.append(event)
 
     def __reversed__(self) -> Iterator[Event]:
         left = MAX_EVENTS
-        for stretch in self.past.stretches():
-            yield from stretch.events[: -left - 1 : -1]
-            left -= len(stretch.events)
+        for chapter in self.chapters.read():
+            yield from chapter.events[: -left - 1 : -1]
+            left -= len(chapter.events)
             if left <= 0:
                 return
         yield from reversed(self.notes)
@@ -245,17 +269,17 @@ class RecordedEvents:
 class RecordedEnds(Mapping[int, tuple[Arrival, Finish]]):
     """Requests that ended before the position, about as many as a live console remembers."""
 
-    def __init__(self, past: Past) -> None:
-        self.past = past
+    def __init__(self, chapters: Chapters) -> None:
+        self.chapters = chapters
 
     def __getitem__(self, number: int) -> tuple[Arrival, Finish]:
-        for stretch in self.past.stretches():
-            if number in stretch.finished:
-                return stretch.finished[number]
+        for chapter in self.chapters.read():
+            if number in chapter.finished:
+                return chapter.finished[number]
         raise KeyError(number)
 
     def __iter__(self) -> Iterator[int]:
-        numbers = [number for stretch in self.past.stretches() for number in reversed(stretch.finished)]
+        numbers = [number for chapter in self.chapters.read() for number in reversed(chapter.finished)]
         return reversed(numbers[:MAX_FINISHED])
 
     def __len__(self) -> int:

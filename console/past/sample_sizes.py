@@ -22,6 +22,5 @@ def quantile(samples: Samples, share: float) -> float | None:
     return samples.quantile(share) if samples.n >= needed(share) else None
 
 
-def lack(share: float) -> str:
-    """What stands in the place of a quantile of too few samples: `n<20`."""
-    return f"n<{needed(share)}"
+LACK = "–"
+"""What stands in the place of a quantile of too few samples."""

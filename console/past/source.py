@@ -31,6 +31,15 @@ class ChunkMarks(Protocol):
     def max_itl_s(self) -> float: ...
 
 
+class Missing(Protocol):
+    """Records that damage costs."""
+
+    @property
+    def index(self) -> int:
+        """Of the first record after them: a keyframe stands there."""
+        ...
+
+
 class Source(Protocol):
     """A recording. Indices count its records from 0. Methods raise an exception with one clear line on damage."""
 
@@ -39,6 +48,9 @@ class Source(Protocol):
     num_records: int
     num_steps: int
     header: Header
+
+    @property
+    def gaps(self) -> Sequence[Missing]: ...
 
     @property
     def start_s(self) -> float: ...

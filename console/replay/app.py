@@ -10,36 +10,37 @@ from typing import Any, ClassVar, cast
 
 from platformdirs import user_config_path
 from schedtop.console.actions import REPLAY
-from schedtop.console.app import PAINT_EVERY_S, ConsoleApp
+from schedtop.console.app import ConsoleApp
 from schedtop.console.drawing import text
-from schedtop.console.explain.watch import ExplainDesk
+from schedtop.console.explain.watch import Watch
 from schedtop.console.explain.window import Bounds
-from schedtop.console.feed import Feed
-from schedtop.console.knobs.staged import KnobDesk
+from schedtop.console.feed import Commanded
 from schedtop.console.options import ConsoleOptions
-from schedtop.console.past.history import History
 from schedtop.console.past.recorded import RecordedHistory
 from schedtop.console.past.source import Source
 from schedtop.console.replay.commands import ReplayCommands
-from schedtop.console.replay.findings import ReplayExplainDesk
+from schedtop.console.replay.findings import ReplayWatch
 from schedtop.console.replay.jumps import Jumps
 from schedtop.console.replay.player import Player
 from schedtop.console.replay.rerun.overlay import Overlay
 from schedtop.console.replay.rerun.runs import Begin, Reruns
 from schedtop.console.replay.rerun.screen import RerunScreen
-from schedtop.console.replay.staged_rerun import ReplayDesk
+from schedtop.console.replay.staged_rerun import ReplayStaging
 from schedtop.console.replay.timeline import TimelineBar
 from schedtop.console.screens.base import Commands, ConsoleScreen
 from schedtop.console.screens.live import LiveScreen
 from schedtop.console.view import LinkStatus, View
 from schedtop.engine.contract.telemetry import Incoming
 
+READ_S = 0.015
+"""A frame's share for reading on in the recording."""
+
 
 class ReplayView(View):
     """A view of a recording: to show a step is to go there."""
 
     def pin(self, seq: int) -> bool:
-        index = self._history.index_of(seq)
+        index = cast(RecordedHistory, self.history).index_of(seq)
         if index is None:
             return False
         self.go(index)
@@ -50,10 +51,6 @@ class ReplayView(View):
         self.look()
 
     go: Callable[[int], None]
-
-    @property
-    def _history(self) -> RecordedHistory:
-        return cast(RecordedHistory, self.history)
 
 
 class ReplayScreen(LiveScreen):
@@ -67,12 +64,12 @@ class ReplayScreen(LiveScreen):
         self.bars = (*self.bars, self.timeline)
 
 
-class PlayerFeed:
+class PlayerFeed(Commanded):
     """In the place of a feed: nothing comes, and nothing can be sent."""
 
     def __init__(self) -> None:
         self.status = LinkStatus("replay")
-        self.received_at_s: float | None = None
+        self.received_at_s = self.why_ended = None
 
     def start(self) -> None:
         """Nothing to start: the app plays."""
@@ -101,6 +98,8 @@ class ReplayApp(ConsoleApp):
     MODE: ClassVar[str] = REPLAY
     VIEW: ClassVar[type[View]] = ReplayView
     LIVE_SCREEN: ClassVar[type[LiveScreen]] = ReplayScreen
+    history: RecordedHistory
+    staging: ReplayStaging
 
     def __init__(
         self,
@@ -117,7 +116,7 @@ class ReplayApp(ConsoleApp):
         self.overlay = Overlay()
         self._told: object = None
         self.damage = damage
-        self.player = Player(cast(RecordedHistory, self.history), now, speed)
+        self.player = Player(self.history, now, speed)
         self.jumps = Jumps(self.player, self.options.ttft_slo_s, self.options.itl_slo_s)
         cast(ReplayView, self.view).go = self.player.move
         cast(ReplayScreen, self.live_screen).add_timeline(self.player)
@@ -125,17 +124,14 @@ class ReplayApp(ConsoleApp):
             self.player.play()
         self.view.replay = self.player.status()
 
-    def _open_history(self, link: Any) -> History:
-        return RecordedHistory(link)
+    def _open(self, link: Any, reopen: Any, now: Callable[[], float]) -> tuple[RecordedHistory, Commanded]:
+        return RecordedHistory(link), PlayerFeed()
 
-    def _open_feed(self, link: Any, reopen: Any, now: Callable[[], float]) -> Feed:
-        return cast(Feed, PlayerFeed())
+    def _open_staging(self) -> ReplayStaging:
+        return ReplayStaging(self.history)
 
-    def _open_desk(self) -> KnobDesk:
-        return ReplayDesk(self.history)
-
-    def _open_explain_desk(self, bounds: Bounds) -> ExplainDesk:
-        return ReplayExplainDesk(cast(RecordedHistory, self.history), bounds)
+    def _open_watch(self, bounds: Bounds) -> Watch:
+        return ReplayWatch(self.history, bounds)
 
     def open_explain(self) -> None:
         with self.history.lock:
@@ -148,7 +144,7 @@ class ReplayApp(ConsoleApp):
         while not isinstance(self.screen, RerunScreen) and self.screen is not self.live_screen:
             self.pop_screen()
         if not isinstance(self.screen, RerunScreen):
-            self.push_screen(RerunScreen(self.view, self.registry, self))
+            self.push_screen(RerunScreen(self.view, self.registry, self.player, self.reruns, self.overlay))
         if words:
             cast(RerunScreen, self.front).progress.words = words
 
@@ -156,10 +152,10 @@ class ReplayApp(ConsoleApp):
         return (ReplayCommands(screen, self),)
 
     def on_mount(self) -> None:
-        self.set_interval(PAINT_EVERY_S, self.play_on)
+        self.set_interval(self.options.paint_every_s, self.play_on)
         truncated = self.player.history.source.truncated
         if truncated is not None:
-            self.call_after_refresh(self.live_screen.say, f"not whole: {truncated}", "warn")
+            self.call_after_refresh(self.live_screen.say, f"incomplete: {truncated}", "warn")
 
     def play_on(self) -> None:
         """Take up what is due, and draw it."""
@@ -168,12 +164,13 @@ class ReplayApp(ConsoleApp):
         with self.history.lock:
             try:
                 moved = self.player.advance()
+                read = self.history.ladder.read_on(READ_S)
             except self.damage as error:
                 self._tell_damage(error)
-                moved = True
+                moved = read = True
             timeline = cast(ReplayScreen, self.live_screen).timeline
-        reading = cast(ReplayExplainDesk, self.explain).reading
-        if moved or reading or self.player.playing or not timeline.timeline.done:
+        reading = cast(ReplayWatch, self.explain).reading
+        if moved or read or reading or self.player.playing or not timeline.timeline.done:
             self.paint()
 
     def paint(self) -> None:
@@ -190,8 +187,8 @@ class ReplayApp(ConsoleApp):
         if ended and ended is not self._told:
             self._told = ended
             if not isinstance(self.front, RerunScreen):
-                failed = f"no re-run: {self.reruns.failed}"
-                self.front.say(failed if self.reruns.failed else "the re-run is done: v shows it", "ok")
+                failed = f"re-run failed: {self.reruns.failed}"
+                self.front.say(failed if self.reruns.failed else "re-run finished: v shows it", "ok")
 
     async def on_unmount(self) -> None:
         self.reruns.cancel()

@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import Protocol
 
 from schedtop.console.actions import key_name
 from schedtop.console.drawing import text
-from schedtop.console.replay.jumps import HINT, JumpError, understood
-from schedtop.console.replay.player import SPEEDS
-from schedtop.console.replay.staged_rerun import ReplayDesk
+from schedtop.console.replay.jumps import HINT, JumpError, Jumps, understood
+from schedtop.console.replay.player import SPEEDS, Player
+from schedtop.console.replay.rerun.runs import Reruns
+from schedtop.console.replay.staged_rerun import ReplayStaging
 from schedtop.console.screens.base import ConsoleScreen
+from schedtop.console.screens.live import LiveScreen
 from schedtop.engine.contract.telemetry import Snapshot
 
-if TYPE_CHECKING:
-    from schedtop.console.replay.app import ReplayApp
-    from schedtop.console.replay.jumps import Jumps
-    from schedtop.console.replay.player import Player
+
+class Replay(Protocol):
+    """What the keys of a replay ask of the application."""
+
+    player: Player
+    jumps: Jumps
+    reruns: Reruns
+    live_screen: LiveScreen
+    damage: type[Exception]
+
+    @property
+    def staging(self) -> ReplayStaging: ...
+
+    def show_rerun(self, words: str = "") -> None: ...
+
+    def paint(self) -> None: ...
 
 
 class ReplayCommands:
     """The hands of any screen for moving through the recording."""
 
-    def __init__(self, screen: ConsoleScreen, app: ReplayApp) -> None:
+    def __init__(self, screen: ConsoleScreen, app: Replay) -> None:
         self.screen, self.app = screen, app
 
     @property
@@ -36,28 +50,28 @@ class ReplayCommands:
     def why_not(self, name: str) -> str | None:
         match name:
             case "play" | "replay_end" | "replay_start" | "jump" if self.player.last < 0:
-                return "the recording holds no step"
+                return "the recording has no steps"
             case "faster" if self.player.speed >= SPEEDS[-1]:
-                return f"{self.player.speed:g}x is as fast as it goes"
+                return f"{self.player.speed:g}x is the fastest"
             case "slower" if self.player.speed <= SPEEDS[0]:
-                return f"{self.player.speed:g}x is as slow as it goes"
+                return f"{self.player.speed:g}x is the slowest"
             case "rerun_step" | "rerun_start":
                 return self._why_no_rerun(from_step=name == "rerun_step")
-            case "knob_rerun" if self.app.desk.staged:
+            case "knob_rerun" if self.app.staging.staged:
                 return self._why_no_rerun(from_step=True)
             case "rerun_show" if not (self.app.reruns.outcome or self.app.reruns.doing or self.app.reruns.failed):
-                return "nothing was run again yet"
+                return "no re-run yet"
         return None
 
     def _why_no_rerun(self, *, from_step: bool) -> str | None:
-        desk = cast(ReplayDesk, self.app.desk)
+        staging = self.app.staging
         if not self.app.reruns.possible:
-            return "this replay cannot run its recording again"
-        if not desk.staged:
-            return "stage a knob first (6, then + or - or =)"
-        if from_step and (names := desk.start_only()):
+            return "this recording cannot be re-run"
+        if not staging.staged:
+            return "stage a change first (6, then +, - or =)"
+        if from_step and (names := staging.start_only()):
             keys = " ".join(key_name(key) for key in self.screen.registry["rerun_start"].keys)
-            return f"{', '.join(names)} is set at start-up only: {keys} re-runs from the start"
+            return f"{', '.join(names)} can only be set at start-up: {keys} re-runs from the start"
         if from_step and self.player.history.position >= self.player.last:
             return "this is the last step"
         return None
@@ -71,11 +85,11 @@ class ReplayCommands:
 
     def _rerun(self, index: int | None, snapshot: Snapshot | None, where: str) -> None:
         self.player.pause()
-        staged = dict(self.app.desk.staged)
+        staged = dict(self.app.staging.staged)
         try:
             self.app.reruns.begin(staged, index, snapshot)
         except OSError as error:
-            self.screen.say(f"no process can be started: {error.strerror or error}", "breach")
+            self.screen.say(f"cannot start a process: {error.strerror or error}", "breach")
             return
         values = ", ".join(f"{name}={text.value(value)}" for name, value in staged.items())
         self.app.show_rerun(f"{values} {where}")
@@ -84,7 +98,7 @@ class ReplayCommands:
         self.app.show_rerun()
 
     def do_knob_rerun(self) -> None:
-        self.screen.action_act("rerun_step" if self.app.desk.staged else "knob_type")
+        self.screen.action_act("rerun_step" if self.app.staging.staged else "knob_type")
 
     def do_play(self) -> None:
         if self.player.playing:
@@ -99,10 +113,17 @@ class ReplayCommands:
         self._step(1)
 
     def do_step_back(self) -> None:
-        self._step(-self.screen.view.steps_per_column)
+        self._along(-1)
 
     def do_step_forward(self) -> None:
-        self._step(self.screen.view.steps_per_column)
+        self._along(1)
+
+    def _along(self, direction: int) -> None:
+        batch = self.app.live_screen.batch_panel
+        if batch.shows_steps:
+            self._step(direction * self.screen.view.steps_per_column)
+        else:
+            batch.look_along(direction)
 
     def _step(self, offset: int) -> None:
         def step() -> None:
@@ -138,7 +159,7 @@ class ReplayCommands:
 
         def done(words: str | None) -> None:
             if words and words.strip():
-                with self.app.history.lock:
+                with self.screen.view.history.lock:
                     self._try(lambda: self.jumps.go(words))
             live.set_focus(live.focused_panel)
             self.app.paint()
@@ -151,7 +172,7 @@ class ReplayCommands:
             return ""
 
         if self.screen is not live:
-            self.app.back_to_live("jump")
+            self.screen.console.back_to_live("jump")
             return
         live.prompt.on_help = None
         live.prompt.ask(f"jump to: {HINT}", "", done, wrong=wrong)

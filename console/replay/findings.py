@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import chain
 
 from schedtop.console.explain.log import Log, reading
-from schedtop.console.explain.watch import ExplainDesk
+from schedtop.console.explain.watch import Watch
 from schedtop.console.explain.window import Bounds
 from schedtop.console.past.recorded import RecordedHistory
 from schedtop.console.view import View
@@ -19,7 +19,7 @@ STILL_S = 0.4
 _SLICE_S = 0.015
 
 
-class ReplayExplainDesk(ExplainDesk):
+class ReplayWatch(Watch):
     """The same findings wherever one came from: they depend on the shown step alone.
 
     Reading takes a while, so it is done in slices, one a call, while the position stands still.

@@ -1,16 +1,16 @@
-"""The knob desk of a recording: values staged for a run again, start-up settings among them."""
+"""The knob staging of a recording: values staged for a run again, start-up settings among them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from schedtop.console.knobs.staged import KnobDesk
+from schedtop.console.knobs.staged import Staging
 from schedtop.console.past.state import State
 from schedtop.engine.contract.knobs import BY_NAME, KNOBS, Knob
 
 
-class ReplayDesk(KnobDesk):
+class ReplayStaging(Staging):
     """Nothing is applied: staged values are what a run again is to have."""
 
     @property

@@ -28,7 +28,7 @@ LETTERS: dict[str, tuple[str, str]] = {
 _LOOK_S = 0.01
 
 
-class Timeline:
+class RecordingMarks:
     """Which marks lie where. Chunks that are longer than a cell are looked into, a few at a time."""
 
     def __init__(self, source: Source) -> None:
@@ -93,7 +93,7 @@ class TimelineBar(Drawn):
     def __init__(self, view: View, player: Player, *, id: str) -> None:
         super().__init__(view, id=id)
         self.player = player
-        self.timeline = Timeline(player.history.source)
+        self.timeline = RecordingMarks(player.history.source)
         self._known: tuple[object, dict[int, str]] = ((), {})
 
     def _label(self) -> str:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from rich.text import Text
 from schedtop.console.actions import Registry
 from schedtop.console.drawing import layout, text
+from schedtop.console.knobs.forecast import Forecaster
+from schedtop.console.knobs.trial import Trials
 from schedtop.console.view import View
 from schedtop.console.widgets.bars import FooterBar
+from schedtop.engine.contract.telemetry import Incoming, Reply, StepRecord
 from textual.events import Blur, Focus, Key
 from textual.screen import Screen
 from textual.widgets import Static
 
 if TYPE_CHECKING:
-    from schedtop.console.app import ConsoleApp
     from schedtop.console.widgets.prompt import Prompt
+    from textual.strip import Strip
     from textual.widget import Widget
 
 SAID_S = 6.0
@@ -27,6 +32,50 @@ class Commands(Protocol):
     def why_not(self, name: str) -> str | None:
         """Why an action cannot be taken now; None if it can, or if it is not one of these."""
         ...
+
+
+class Console(Protocol):
+    """What screens ask of the application beside Textual's own."""
+
+    output_dir: Path
+    forecaster: Forecaster
+    trials: Trials
+    slos_s: dict[str, float]
+
+    @property
+    def front(self) -> ConsoleScreen:
+        """The uppermost of our own screens; dialogs may lie over it."""
+        ...
+
+    def extra_commands(self, screen: ConsoleScreen) -> tuple[Commands, ...]:
+        """Hands that every screen has before its own."""
+        ...
+
+    def answer_key(self, action: str) -> None: ...
+
+    def back_to_live(self, action: str) -> None: ...
+
+    def command(self, make: Callable[[int], Incoming], replied: Callable[[Reply], None]) -> None: ...
+
+    def open_explain(self) -> None: ...
+
+    def show_knobs(self) -> None: ...
+
+    def show_request(self, number: int) -> None: ...
+
+    def next_request(self, offset: int) -> int | None:
+        """Select a neighbour in the order of the Live screen's table; its number."""
+        ...
+
+    def shown_steps(self) -> Sequence[StepRecord]:
+        """The steps in sight on the Live screen."""
+        ...
+
+    def screen_strips(self) -> list[Strip]: ...
+
+    def next_theme(self) -> str: ...
+
+    def toggle_mouse(self) -> bool: ...
 
 
 class TooSmall(Static):
@@ -57,9 +106,9 @@ class ConsoleScreen(Screen[None]):
         self._saying = 0
 
     @property
-    def console(self) -> ConsoleApp:
-        """The app, as what it is."""
-        return cast("ConsoleApp", self.app)
+    def console(self) -> Console:
+        """The app, as what it is to screens."""
+        return cast(Console, self.app)
 
     @property
     def scope(self) -> str:

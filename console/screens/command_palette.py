@@ -53,7 +53,7 @@ class PaletteScreen(ModalScreen[str | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(id="palette"):
-            yield Input(placeholder="type to find an action", id="palette-input")
+            yield Input(placeholder="Type to search", id="palette-input")
             yield PaletteList("", id="palette-list")
 
     def on_input_changed(self, event: Input.Changed) -> None:
@@ -113,7 +113,7 @@ class PaletteScreen(ModalScreen[str | None]):
             )
             words.append(text.fit(line, width) + "\n", style="reverse" if index == self.cursor else "")
         words.rstrip()
-        self.query_one("#palette-list", Static).update(words if self.found else Text(" no action is called so"))
+        self.query_one("#palette-list", Static).update(words if self.found else Text(" No match"))
 
 
 def match(words: str, actions: tuple[Action, ...]) -> list[Action]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from schedtop.console.drawing import text
-from schedtop.console.screens.base import ConsoleScreen
+from schedtop.console.screens.base import Console, ConsoleScreen
 from schedtop.console.screens.command_palette import PaletteScreen
 from schedtop.console.screens.help import HelpScreen
 from schedtop.console.screens.quit import QuitScreen
@@ -16,7 +16,6 @@ from schedtop.console.terminal import clipboard, export
 from schedtop.engine.contract.telemetry import Pause, Reply, Resume, StepOnce, StepRecord
 
 if TYPE_CHECKING:
-    from schedtop.console.app import ConsoleApp
     from schedtop.console.view import View
 
 NO_OSC52 = ("linux", "vt100", "vt220")
@@ -26,15 +25,15 @@ NO_OSC52 = ("linux", "vt100", "vt220")
 def engine_refuses(view: View) -> str | None:
     """Why no command can be sent; None if it can."""
     if view.replay is not None:
-        return "this is a recording; its limits are what they were"
+        return "a recording cannot be changed"
     if view.options.read_only:
         return "this console is read-only"
     if view.link.state != "open":
-        return "no engine takes commands"
+        return "not connected to an engine"
     return None
 
 
-class EverywhereCommands:
+class CommonCommands:
     """The hands of one screen for what can be done anywhere."""
 
     def __init__(self, screen: ConsoleScreen) -> None:
@@ -45,7 +44,7 @@ class EverywhereCommands:
         return self.screen.view
 
     @property
-    def app(self) -> ConsoleApp:
+    def console(self) -> Console:
         return self.screen.console
 
     def why_not(self, name: str) -> str | None:
@@ -57,46 +56,44 @@ class EverywhereCommands:
                 return engine_refuses(view) or (
                     None if view.history.live.paused else "the engine is running; P pauses it"
                 )
-            case "live" if view.pinned is None:
-                return "this is the present"
+            case "live" if view.pinned is None and view.cursor_s is None:
+                return "the newest step is shown already"
             case "pause_view" | "export" if not view.history.records:
-                return "no step has come yet"
+                return "no steps yet"
         return None
 
     def do_help(self) -> None:
-        self.app.push_screen(HelpScreen(self.screen))
+        self.screen.app.push_screen(HelpScreen(self.screen))
 
     def do_quit(self) -> None:
         in_flight = len(self.view.history.live.requests)
         if not in_flight or self.view.link.state != "open":
-            self.app.exit(return_code=0)
+            self.screen.app.exit(return_code=0)
             return
-        what = (
-            "Quitting ends them and the engine."
-            if self.view.options.embedded
-            else "The engine goes on without you."
-        )
+        what = "Quitting stops them and the engine." if self.view.options.embedded else "The engine keeps running."
         if self.view.trial is not None:
-            what += f" What is on trial goes back in {self.view.trial.left_s(self.view.now()):.0f} s."
+            what += f" The change on trial reverts in {self.view.trial.left_s(self.view.now()):.0f} s."
         question = f"{text.plural(in_flight, 'request')} in flight. {what}"
-        self.app.push_screen(QuitScreen(question), lambda yes: self.app.exit(return_code=0) if yes else None)
+        self.screen.app.push_screen(
+            QuitScreen(question), lambda yes: self.screen.app.exit(return_code=0) if yes else None
+        )
 
     def do_interrupt(self) -> None:
         selection = self.screen.get_selected_text()
         if selection:
             self.copy(selection, "the selection")
         else:
-            self.app.exit(return_code=0)
+            self.screen.app.exit(return_code=0)
 
     def do_palette(self) -> None:
         def run(name: str | None) -> None:
             if name is not None:
                 self.screen.action_act(name)
 
-        self.app.push_screen(PaletteScreen(self.screen.registry, self.screen.why_not), run)
+        self.screen.app.push_screen(PaletteScreen(self.screen.registry, self.screen.why_not), run)
 
     def do_explain(self) -> None:
-        self.app.open_explain()
+        self.console.open_explain()
 
     def do_pause_view(self) -> None:
         if self.view.pinned is not None:
@@ -110,65 +107,65 @@ class EverywhereCommands:
     def do_pause_engine(self) -> None:
         paused = self.view.history.live.paused
         command = Resume if paused else Pause
-        self.app.command(
+        self.console.command(
             lambda id: command(id),
-            self._told(
-                "the engine runs again" if paused else "the engine is paused; P resumes it, . runs one step"
-            ),
+            self._told("engine resumed" if paused else "engine paused; P resumes it, . runs one step"),
         )
 
     def do_step_engine(self) -> None:
-        self.app.command(StepOnce, self._told("one step"))
+        self.console.command(StepOnce, self._told("one step"))
 
     def do_copy(self) -> None:
         line = self.screen.copied_line()
         if line:
             self.copy(line, f"{text.fit(line, 40).strip()}")
         else:
-            self.screen.say("nothing is selected here", "warn")
+            self.screen.say("nothing is selected", "warn")
 
     def copy(self, words: str, what: str) -> None:
         """By tmux, or through the terminal (OSC 52); into a file where neither is known to take it."""
 
         async def by_tmux() -> None:
             if await asyncio.to_thread(clipboard.into_tmux, words):
-                self.screen.say(f"copied {what}: tmux has it, for its own paste key too", "ok")
+                self.screen.say(f"copied {what} to the tmux buffer and the clipboard", "ok")
             else:
                 self._save({"schedtop-copy.txt": words})
 
         environ = os.environ
         deaf = environ.get("TERM", "") in NO_OSC52 or environ.get("TERM_PROGRAM") == "Apple_Terminal"
         if environ.get("TMUX"):
-            self.app.run_worker(by_tmux())
+            self.screen.app.run_worker(by_tmux())
         elif deaf or environ.get("STY"):
             self._save({"schedtop-copy.txt": words})
         else:
-            self.app.copy_to_clipboard(words)
+            self.screen.app.copy_to_clipboard(words)
             self.screen.say(f"copied {what}", "ok")
 
     def do_export(self) -> None:
-        steps = self.app.live_screen.batch_panel.shown_steps()
+        steps = self.console.shown_steps()
         self.screen.say(f"writing {text.plural(len(steps), 'step')}")
-        self.app.run_worker(self._export(steps))
+        self.screen.app.run_worker(self._export(steps))
 
     async def _export(self, steps: Sequence[StepRecord]) -> None:
         try:  # not on the loop: whole records of many requests take seconds
-            paths = await asyncio.to_thread(export.export_steps, steps, self.app.output_dir)
+            paths = await asyncio.to_thread(export.export_steps, steps, self.console.output_dir)
         except OSError as error:
-            self.app.front.say(f"cannot export to {self.app.output_dir}: {error.strerror or error}", "breach")
+            self.console.front.say(
+                f"cannot export to {self.console.output_dir}: {error.strerror or error}", "breach"
+            )
             return
-        self.app.front.say(
+        self.console.front.say(
             f"{text.plural(len(steps), 'step')} in {' and '.join(str(path) for path in paths)}", "ok"
         )
 
     def do_screenshot(self) -> None:
-        svg = self.app.export_screenshot(title="schedtop")
-        lines = "\n".join(strip.text.rstrip() for strip in self.app.screen_strips()) + "\n"
+        svg = self.screen.app.export_screenshot(title="schedtop")
+        lines = "\n".join(strip.text.rstrip() for strip in self.console.screen_strips()) + "\n"
         self._save({"schedtop.svg": svg, "schedtop.txt": lines})
 
     def _save(self, texts: Mapping[str, str]) -> None:
         """Write files by name, and say where they are."""
-        folder = self.app.output_dir
+        folder = self.console.output_dir
         try:
             paths = [export.save_text(folder, name, words) for name, words in texts.items()]
         except OSError as error:
@@ -177,16 +174,16 @@ class EverywhereCommands:
             self.screen.say(f"saved {' and '.join(str(path) for path in paths)}", "ok")
 
     def do_theme(self) -> None:
-        self.screen.say(f"theme: {self.app.next_theme()}")
+        self.screen.say(f"theme: {self.console.next_theme()}")
 
     def do_mouse(self) -> None:
-        self.screen.say("mouse on" if self.app.toggle_mouse() else "mouse off: the terminal selects text", "ok")
+        self.screen.say("mouse on" if self.console.toggle_mouse() else "mouse off: the terminal selects text", "ok")
 
     def do_knobs_screen(self) -> None:
-        self.app.show_knobs()
+        self.console.show_knobs()
 
     def do_suspend(self) -> None:
-        self.app.action_suspend_process()
+        self.screen.app.action_suspend_process()
 
     def _told(self, done: str) -> Callable[[Reply], None]:
         """A reply's words for the footer."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schedtop.console.drawing import layout
-from schedtop.console.explain.watch import ExplainDesk
-from schedtop.console.screens.common_commands import EverywhereCommands
+from schedtop.console.explain.watch import Watch
+from schedtop.console.screens.common_commands import CommonCommands
 from schedtop.console.screens.panel_screen import MoveCommands, PanelScreen
 from schedtop.console.widgets.findings import FindingsPanel, WhyPanel
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class ExplainScreen(PanelScreen):
-    """The list left, why right. Its figures change once a second, whenever the desk has looked."""
+    """The list left, why right. Its figures change once a second, whenever they were has looked."""
 
-    def __init__(self, view: View, registry: Registry, desk: ExplainDesk) -> None:
-        self.findings = FindingsPanel(view, desk, id="findings")
+    def __init__(self, view: View, registry: Registry, explain: Watch) -> None:
+        self.findings = FindingsPanel(view, explain, id="findings")
         self.why = WhyPanel(view, self.findings, id="finding")
         super().__init__(view, registry, (self.findings, self.why))
-        self.commands = (ExplainCommands(self), MoveCommands(self), EverywhereCommands(self))
+        self.commands = (ExplainCommands(self), MoveCommands(self), CommonCommands(self))
 
     def places(self, width: int, height: int) -> layout.Places:
         return layout.arrange_explain(width, height)

@@ -6,15 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from schedtop.console.drawing import text
-from schedtop.console.knobs.staged import KnobDesk
+from schedtop.console.knobs.staged import Staging
 from schedtop.console.knobs.trial import TRIAL_S
-from schedtop.console.screens.base import ConsoleScreen
-from schedtop.console.screens.common_commands import EverywhereCommands, engine_refuses
+from schedtop.console.screens.base import Console, ConsoleScreen
+from schedtop.console.screens.common_commands import CommonCommands, engine_refuses
 from schedtop.engine.contract.knobs import KnobError
 from schedtop.engine.contract.telemetry import EndTrial, Reply, SetKnobs
 
 if TYPE_CHECKING:
-    from schedtop.console.app import ConsoleApp
     from schedtop.console.widgets.knobs import KnobsPanel
     from schedtop.console.widgets.prompt import Prompt
 
@@ -26,22 +25,26 @@ class KnobCommands:
         self.screen, self.panel, self.prompt = screen, panel, prompt
 
     @property
-    def desk(self) -> KnobDesk:
-        return self.panel.desk
+    def staging(self) -> Staging:
+        return self.panel.staging
 
     @property
-    def app(self) -> ConsoleApp:
+    def console(self) -> Console:
         return self.screen.console
 
     def why_not(self, name: str) -> str | None:
         if not name.startswith("knob_") or self.screen.view.replay is not None:
             return None
-        if name == "knob_untry" and self.app.trials.pending is None:
+        if name == "knob_untry" and self.console.trials.pending is None:
             return "no change is on trial"
         refused = engine_refuses(self.screen.view)
         if refused is None and self.screen.view.pinned is not None:
             return "a past step is shown; End returns to the present"
-        if refused is None and name in ("knob_apply", "knob_try") and self.desk.sent_over is self.screen.view.link:
+        if (
+            refused is None
+            and name in ("knob_apply", "knob_try")
+            and self.staging.sent_over is self.screen.view.link
+        ):
             return "the engine has not answered the last change yet"
         return refused
 
@@ -58,13 +61,11 @@ class KnobCommands:
     def _nudge(self, direction: int) -> None:
         knob = self.panel.selected()
         if knob is not None:
-            before = self.desk.shown(knob.name)
-            self.desk.nudge(knob.name, direction)
-            if self.desk.shown(knob.name) == before:
-                self.screen.say(
-                    f"{knob.name} {text.value(before)} is as far as it goes: {self.desk.range_of(knob)}"
-                )
-            self.foresee()
+            before = self.staging.shown(knob.name)
+            self.staging.nudge(knob.name, direction)
+            if self.staging.shown(knob.name) == before:
+                self.screen.say(f"{knob.name} {text.value(before)} is at its limit: {self.staging.range_of(knob)}")
+            self.preview()
 
     def do_knob_type(self) -> None:
         knob = self.panel.selected()
@@ -73,20 +74,20 @@ class KnobCommands:
 
         def typed(words: str) -> None:
             if not words.strip() and not knob.optional:
-                self.screen.say(f"nothing was typed: {knob.name} stays {text.value(self.desk.shown(knob.name))}")
+                self.screen.say(f"nothing was typed: {knob.name} stays {text.value(self.staging.shown(knob.name))}")
                 return
-            self.desk.stage(knob.name, words)
-            self.foresee()
+            self.staging.stage(knob.name, words)
+            self.preview()
 
         def wrong(words: str) -> str:
             try:
-                self.desk.check(knob.name, words)
+                self.staging.check(knob.name, words)
             except KnobError as error:
                 return str(error).partition(": ")[2] or str(error)
             return ""
 
-        value = text.value(self.desk.shown(knob.name))
-        self._ask(f"{knob.name} ({self.desk.range_of(knob)})", value, typed, wrong)
+        value = text.value(self.staging.shown(knob.name))
+        self._ask(f"{knob.name} ({self.staging.range_of(knob)})", value, typed, wrong)
 
     def _ask(self, what: str, value: str, typed: Callable[[str], None], wrong: Callable[[str], str]) -> None:
         """Let the operator type something; `wrong` says what a text lacks, and one that lacks it is asked for anew."""
@@ -100,30 +101,30 @@ class KnobCommands:
             self.screen.set_focus(self.panel)
             self.screen.paint()
 
-        self.prompt.on_help = EverywhereCommands(self.screen).do_help
+        self.prompt.on_help = CommonCommands(self.screen).do_help
         self.prompt.ask(what, value, done, wrong=wrong)
 
     def do_knob_apply(self) -> None:
-        if not self.desk.staged:
+        if not self.staging.staged:
             self.do_knob_type()
             return
         self._apply("key")
 
     def do_knob_try(self) -> None:
         """Confirm what is on trial; without that, apply the staged values on trial."""
-        trial = self.app.trials.pending
-        if trial is not None and self.desk.staged:
+        trial = self.console.trials.pending
+        if trial is not None and self.staging.staged:
             # Somebody else's, maybe: who has just staged a change means that one.
             named = ", ".join(f"{name} {text.value(value)}" for name, value in trial.values.items())
-            self.screen.say(f"r ends the trial, Esc drops what you staged: {named} is on trial, not that", "warn")
+            self.screen.say(f"{named} is on trial: revert it (r) first, or drop your change (Esc)", "warn")
         elif trial is not None:
             self._end_trial(keep=True)
-        elif not self.desk.staged:
-            self.screen.say("stage a change first; c then applies it for a while only", "warn")
+        elif not self.staging.staged:
+            self.screen.say("stage a change first; c then applies it on trial", "warn")
         else:
-            watched = " or once an SLO breaks" if self.app.slos_s else ""
-            question = f"seconds until it goes back unless confirmed{watched} ({TRIAL_S:g})"
-            self._ask(question, "", self._try, lambda words: "" if _seconds(words) else "not a number of seconds")
+            watched = " or once an SLO breaks" if self.console.slos_s else ""
+            question = f"seconds until it reverts unless confirmed{watched} ({TRIAL_S:g})"
+            self._ask(question, "", self._try, lambda words: "" if _seconds(words) else "enter a number of seconds")
 
     def _try(self, words: str) -> None:
         seconds = _seconds(words)
@@ -134,62 +135,62 @@ class KnobCommands:
         self._end_trial(keep=False)
 
     def _end_trial(self, keep: bool) -> None:
-        trial = self.app.trials.pending
+        trial = self.console.trials.pending
         assert trial is not None
 
         def replied(reply: Reply) -> None:
             self.screen.say(reply.text, "ok" if reply.ok else "breach")
 
-        self.app.command(lambda id: EndTrial(id, trial.number, keep, by="key"), replied)
+        self.console.command(lambda id: EndTrial(id, trial.number, keep, by="key"), replied)
 
     def _apply(self, by: str, trial_s: float | None = None) -> None:
-        values, version = self.desk.applying(), self.screen.view.history.live.knobs_version
-        slos_s = {} if trial_s is None else self.app.slos_s
+        values, version = self.staging.applying(), self.screen.view.history.live.knobs_version
+        slos_s = {} if trial_s is None else self.console.slos_s
 
         def replied(reply: Reply) -> None:
-            self.desk.sent_over = None
+            self.staging.sent_over = None
             if not reply.ok:
-                self.desk.refused = reply.text
+                self.staging.refused = reply.text
                 self.screen.say(reply.text, "breach")
                 return
-            self.desk.applied(values)
+            self.staging.applied(values)
             words = f"applied {', '.join(values)}"
             if trial_s is not None:
-                words += f": goes back in {trial_s:g} s unless c confirms it"
+                words += f": reverts in {trial_s:g} s unless confirmed (c)"
             notes = "; ".join(reply.warnings)
             self.screen.say(words + (f": {notes}" if notes else ""), "ok")
 
-        self.desk.sent_over = self.screen.view.link
-        self.screen.say(f"sent {', '.join(values)}: the engine has not answered yet")
-        self.app.command(lambda id: SetKnobs(id, values, version, by, trial_s=trial_s, slo_s=slos_s), replied)
+        self.staging.sent_over = self.screen.view.link
+        self.screen.say(f"sent {', '.join(values)}; waiting for the engine")
+        self.console.command(lambda id: SetKnobs(id, values, version, by, trial_s=trial_s, slo_s=slos_s), replied)
 
     def do_knob_undo(self) -> None:
-        if self.desk.stage_undo():
-            self.foresee()
+        if self.staging.stage_undo():
+            self.preview()
             self.screen.say("the values before your last change are staged; Enter applies them")
         else:
-            self.screen.say("no change of yours is left to undo", "warn")
+            self.screen.say("nothing to undo", "warn")
 
     def do_knob_launch(self) -> None:
-        if self.desk.stage_launch():
-            self.foresee()
+        if self.staging.stage_launch():
+            self.preview()
             self.screen.say(f"the launch values are staged; Enter {self._does} them")
         else:
             self.screen.say("every knob is at its launch value")
 
-    def foresee(self) -> None:
+    def preview(self) -> None:
         """Ask the engine what the staged values would do; a recording has none."""
-        values: dict[str, Any] = dict(self.desk.staged)
+        values: dict[str, Any] = dict(self.staging.staged)
         if not values or self.screen.view.replay is not None:
             return
 
         def replied(reply: Reply) -> None:
-            if values == self.desk.staged:
-                self.desk.warnings = list(reply.warnings)
-                self.desk.refused = "" if reply.ok else reply.text
+            if values == self.staging.staged:
+                self.staging.warnings = list(reply.warnings)
+                self.staging.refused = "" if reply.ok else reply.text
 
-        self.app.command(lambda id: SetKnobs(id, values, by="key", dry_run=True), replied)
-        self.app.forecaster.want(values)
+        self.console.command(lambda id: SetKnobs(id, values, by="key", dry_run=True), replied)
+        self.console.forecaster.want(values)
 
 
 def _seconds(words: str) -> float | None:

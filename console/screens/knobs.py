@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from schedtop.console.actions import Registry
 from schedtop.console.drawing import layout
 from schedtop.console.knobs.presets import PresetError, check_name, load_presets, save_preset
-from schedtop.console.knobs.staged import KnobDesk
-from schedtop.console.screens.common_commands import EverywhereCommands
+from schedtop.console.knobs.staged import Staging
+from schedtop.console.screens.common_commands import CommonCommands
 from schedtop.console.screens.knob_commands import KnobCommands
 from schedtop.console.screens.panel_screen import MoveCommands, PanelScreen
 from schedtop.console.view import View
@@ -43,11 +43,11 @@ class KnobsScreenCommands:
         return None
 
     def do_back(self) -> None:
-        desk = self.screen.knobs.desk
-        if desk.staged:
-            desk.drop()
+        staging = self.screen.knobs.staging
+        if staging.staged:
+            staging.drop()
         else:
-            self.screen.console.pop_screen()
+            self.screen.app.pop_screen()
 
     def do_next_panel(self) -> None:
         self.screen.focus_panel(1)
@@ -72,16 +72,16 @@ class KnobsScreenCommands:
         if not differing:
             self.screen.say(f"{preset.name} is what is in force")
             return
-        desk = self.screen.knobs.desk
-        desk.drop()
+        staging = self.screen.knobs.staging
+        staging.drop()
         try:
             for name, value in differing.items():
-                desk.stage(name, value)
+                staging.stage(name, value)
         except KnobError as error:
-            desk.drop()
+            staging.drop()
             self.screen.say(f"{preset.name} cannot be staged: {error}", "breach")
             return
-        self.screen.knob_commands.foresee()
+        self.screen.knob_commands.preview()
         self.screen.set_focus(self.screen.knobs)
         does = "applies it" if self.screen.view.replay is None else "re-runs with it"
         self.screen.say(f"{preset.name} is staged; Enter {does}")
@@ -96,7 +96,7 @@ class KnobsScreenCommands:
             folder = screen.view.options.config_dir
             assert folder is not None
             try:
-                path = save_preset(folder, name.strip(), screen.knobs.desk.current)
+                path = save_preset(folder, name.strip(), screen.knobs.staging.current)
             except PresetError as error:
                 screen.say(str(error), "breach")
                 return
@@ -120,29 +120,29 @@ class KnobsScreenCommands:
         if change is None or not self.screen.view.pin(change.seq):
             self.screen.say("that step is no longer kept", "warn")
             return
-        self.screen.console.pop_screen()
+        self.screen.app.pop_screen()
 
 
 class KnobsScreen(PanelScreen):
     """Esc drops what is staged, then returns; everything else works as on the Live screen."""
 
-    def __init__(self, view: View, registry: Registry, desk: KnobDesk) -> None:
+    def __init__(self, view: View, registry: Registry, staging: Staging) -> None:
         presets, self.problems = load_presets(view.options.config_dir)
-        self.knobs = KnobsPanel(view, desk, id="knobs")
-        self.presets = PresetsPanel(view, desk, presets, id="presets")
+        self.knobs = KnobsPanel(view, staging, id="knobs")
+        self.presets = PresetsPanel(view, staging, presets, id="presets")
         self.changes = ChangesPanel(view, id="changes")
         super().__init__(view, registry, (self.knobs, self.presets, self.changes))
-        self.prompt = Prompt(id="prompt")
+        self.prompt = Prompt(view, id="prompt")
         self.knob_commands = KnobCommands(self, self.knobs, self.prompt)
         own = KnobsScreenCommands(self)
-        self.commands = (self.knob_commands, own, MoveCommands(self), EverywhereCommands(self))
+        self.commands = (self.knob_commands, own, MoveCommands(self), CommonCommands(self))
 
     def places(self, width: int, height: int) -> layout.Places:
         return layout.arrange_knobs(width, height)
 
     def show_panel(self, panel: Panel) -> None:
         """Give a panel the focus, or say why it cannot have it."""
-        if str(panel.id) not in self.places(*self.console.size):
+        if str(panel.id) not in self.places(*self.app.size):
             self.say(f"no room for {panel.TITLE} here: make the terminal higher", "warn")
         else:
             self.set_focus(panel)

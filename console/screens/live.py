@@ -6,12 +6,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from schedtop.console.actions import Registry
 from schedtop.console.drawing import layout
-from schedtop.console.knobs.staged import KnobDesk
+from schedtop.console.knobs.staged import Staging
 from schedtop.console.screens.base import ConsoleScreen, TooSmall
-from schedtop.console.screens.common_commands import EverywhereCommands
-from schedtop.console.screens.knob_commands import KnobCommands
-from schedtop.console.screens.live_commands import LiveCommands
-from schedtop.console.screens.panel_screen import MoveCommands
 from schedtop.console.view import View
 from schedtop.console.widgets.banner import BannerBar, banner
 from schedtop.console.widgets.bars import Divider, TabBar, Ticker
@@ -32,21 +28,21 @@ if TYPE_CHECKING:
 
 
 class LiveScreen(ConsoleScreen):
-    """Panels over one view. Keys go through the registry; telemetry repaints when the app says so."""
+    """Panels over one view. Telemetry repaints when the app says so, which also gives it its `commands`."""
 
     AUTO_FOCUS: ClassVar[str | None] = "#requests"
     TIMELINE: ClassVar[bool] = False
 
-    def __init__(self, view: View, registry: Registry, desk: KnobDesk) -> None:
+    def __init__(self, view: View, registry: Registry, staging: Staging) -> None:
         super().__init__(view, registry)
         self.footer.leaves = False
-        self.desk = desk
+        self.staging = staging
         self.batch_panel = BatchPanel(view, id="batch")
         self.kv = KvPanel(view, id="kv")
         self.requests = RequestsPanel(view, id="requests")
         self.latency = LatencyPanel(view, id="latency")
         self.queue = QueuePanel(view, id="queue")
-        self.knobs = KnobsPanel(view, desk, id="knobs")
+        self.knobs = KnobsPanel(view, staging, id="knobs")
         self.events = EventsPanel(view, id="events")
         listed = (self.batch_panel, self.kv, self.requests, self.latency, self.queue, self.knobs, self.events)
         self.panels: dict[str, Panel] = {str(panel.id): panel for panel in listed}
@@ -55,17 +51,11 @@ class LiveScreen(ConsoleScreen):
         self.banner = BannerBar(view, id="banner")
         ticker = Ticker(view, self.events, id="ticker")
         self.bars: tuple[Drawn, ...] = (self.banner, self.tabs, ticker, Divider(view, id="divider"))
-        self.prompt = Prompt(id="prompt")
+        self.prompt = Prompt(view, id="prompt")
         self.small = TooSmall()
         self.tab = "requests"
         self.zoomed: str | None = None
         self._placed: tuple[object, ...] = ()
-        self.commands = (
-            KnobCommands(self, self.knobs, self.prompt),
-            LiveCommands(self),
-            MoveCommands(self),
-            EverywhereCommands(self),
-        )
         self._last_panel: Panel | None = None
 
     def compose(self) -> ComposeResult:
@@ -110,6 +100,7 @@ class LiveScreen(ConsoleScreen):
             place = places.get(str(widget.id))
             widget.display = place is not None
             if isinstance(widget, Panel):
+                widget.zoomed = self.zoomed == widget.id
                 widget.show_rule = not (tabbed and widget.id == self.tab)
             if place is not None:
                 widget.styles.width, widget.styles.height = place.width, place.height
@@ -163,7 +154,7 @@ class LiveScreen(ConsoleScreen):
 
     def help_page(self) -> tuple[str, str]:
         panel = self.focused_panel
-        return ("schedtop", "") if panel is None else (f"[{panel.NUMBER}] {panel.TITLE}", panel.HELP)
+        return ("schedtop", "") if panel is None else (f"[{panel.NUMBER}] {panel.title}", panel.HELP)
 
     def copied_line(self) -> str:
         panel = self.focused_panel

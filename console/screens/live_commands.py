@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
 
 from schedtop.console.life.request_list import Filter
-from schedtop.console.screens.common_commands import EverywhereCommands
+from schedtop.console.screens.base import Commands, Console
+from schedtop.console.screens.common_commands import CommonCommands
+from schedtop.console.screens.knob_commands import KnobCommands
+from schedtop.console.screens.live import LiveScreen
+from schedtop.console.screens.panel_screen import MoveCommands
+from schedtop.console.view import View
 from schedtop.console.widgets.events import LEVELS
-
-if TYPE_CHECKING:
-    from schedtop.console.app import ConsoleApp
-    from schedtop.console.screens.live import LiveScreen
-    from schedtop.console.view import View
 
 
 class LiveCommands:
@@ -19,19 +19,21 @@ class LiveCommands:
 
     def __init__(self, screen: LiveScreen) -> None:
         self.screen = screen
+        for name, panel in screen.panels.items():
+            setattr(self, f"do_panel_{panel.NUMBER}", partial(screen.show_panel, name))
 
     @property
     def view(self) -> View:
         return self.screen.view
 
     @property
-    def app(self) -> ConsoleApp:
+    def console(self) -> Console:
         return self.screen.console
 
     def why_not(self, name: str) -> str | None:
         match name:
             case "step_back" | "step_forward" if not self.view.history.records:
-                return "no step has come yet"
+                return "no steps yet"
             case "detail" if self.screen.requests.selected_row() is None:
                 return "no request is selected"
         return None
@@ -50,27 +52,6 @@ class LiveCommands:
         index = names.index(str(panel.id)) if panel is not None else -direction
         self.screen.show_panel(names[(index + direction) % len(names)])
 
-    def do_panel_1(self) -> None:
-        self.screen.show_panel("batch")
-
-    def do_panel_2(self) -> None:
-        self.screen.show_panel("kv")
-
-    def do_panel_3(self) -> None:
-        self.screen.show_panel("requests")
-
-    def do_panel_4(self) -> None:
-        self.screen.show_panel("latency")
-
-    def do_panel_5(self) -> None:
-        self.screen.show_panel("queue")
-
-    def do_panel_6(self) -> None:
-        self.screen.show_panel("knobs")
-
-    def do_panel_7(self) -> None:
-        self.screen.show_panel("events")
-
     def do_panel_8(self) -> None:
         self._on_knobs_screen("panel_8")
 
@@ -78,8 +59,8 @@ class LiveCommands:
         self._on_knobs_screen("panel_9")
 
     def _on_knobs_screen(self, action: str) -> None:
-        self.app.show_knobs()
-        self.app.front.call_after_refresh(self.app.front.action_act, action)
+        self.console.show_knobs()
+        self.console.front.call_after_refresh(self.console.front.action_act, action)
 
     def do_zoom(self) -> None:
         panel = self.screen.focused_panel
@@ -90,11 +71,11 @@ class LiveCommands:
         """One level at a time: zoom, staged knobs, filter, past step."""
         if self.screen.zoomed is not None:
             self.screen.zoomed = None
-        elif self.screen.desk.staged:
-            self.screen.desk.drop()
+        elif self.screen.staging.staged:
+            self.screen.staging.drop()
         elif self.screen.requests.filter:
             self.screen.requests.set_filter("")
-        elif self.view.pinned is not None:
+        elif self.view.pinned is not None or self.view.cursor_s is not None:
             self.view.release()
         self.screen.place()
 
@@ -114,17 +95,28 @@ class LiveCommands:
                 self.screen.say(problems[0], "warn")
             self.screen.paint()
 
-        self.screen.prompt.on_help = EverywhereCommands(self.screen).do_help
+        self.screen.prompt.on_help = CommonCommands(self.screen).do_help
         hint = "filter: words for id or state, !word, kv>40, age>2s"
         self.screen.prompt.ask(hint, before, done, changed, lambda words: next(iter(Filter(words).problems), ""))
 
     # Panels
 
     def do_step_back(self) -> None:
-        self.screen.batch_panel.inspect(-self.view.steps_per_column)
+        self.screen.batch_panel.look_along(-1)
 
     def do_step_forward(self) -> None:
-        self.screen.batch_panel.inspect(self.view.steps_per_column)
+        self.screen.batch_panel.look_along(1)
+
+    def do_column_open(self) -> None:
+        """The worst step under the cursor, in the batch view."""
+        batch = self.screen.batch_panel
+        seq = batch.timeline.worst_seq(batch.size.width)
+        if seq is None or not self.view.pin(seq):
+            self.screen.say("that step is no longer kept" if seq is not None else "no step ended there", "warn")
+            return
+        self.view.cursor_s = None
+        self.screen.zoomed = "batch"
+        self.screen.place()
 
     def do_steps_more(self) -> None:
         self.screen.batch_panel.resize_columns(1)
@@ -162,7 +154,7 @@ class LiveCommands:
     def do_detail(self) -> None:
         row = self.screen.requests.selected_row()
         if row is not None:
-            self.app.show_request(row.number)
+            self.console.show_request(row.number)
 
     def do_window_longer(self) -> None:
         self.screen.latency.resize_window(1)
@@ -179,3 +171,13 @@ class LiveCommands:
         events = self.screen.events
         events.cycle_level()
         self.screen.say(f"events listed: {LEVELS[events.level][0]}")
+
+
+def live_commands(screen: LiveScreen) -> tuple[Commands, ...]:
+    """Who carries out actions on the Live screen."""
+    return (
+        KnobCommands(screen, screen.knobs, screen.prompt),
+        LiveCommands(screen),
+        MoveCommands(screen),
+        CommonCommands(screen),
+    )

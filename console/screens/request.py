@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schedtop.console.drawing import layout
-from schedtop.console.screens.common_commands import EverywhereCommands
+from schedtop.console.screens.common_commands import CommonCommands
 from schedtop.console.screens.panel_screen import MoveCommands, PanelScreen
 from schedtop.console.widgets.life import LifePanel
 
@@ -26,7 +26,7 @@ class RequestCommands:
         return None
 
     def do_back(self) -> None:
-        self.screen.console.pop_screen()
+        self.screen.app.pop_screen()
 
     def do_request_earlier(self) -> None:
         self.life.walk(-1)
@@ -42,17 +42,16 @@ class RequestCommands:
 
     def _turn(self, offset: int) -> None:
         """To a neighbour in the order of the Live screen's table."""
-        table = self.screen.console.live_screen.requests
-        table.next_match(offset)
-        if table.selected is not None:
-            self.life.show(table.selected)
+        number = self.screen.console.next_request(offset)
+        if number is not None:
+            self.life.show(number)
 
     def do_request_step(self) -> None:
         seq = self.life.chosen_seq()
         if seq is None or not self.screen.view.pin(seq):
             self.screen.say("that step is no longer kept", "warn")
             return
-        self.screen.console.pop_screen()
+        self.screen.app.pop_screen()
 
 
 class RequestScreen(PanelScreen):
@@ -61,7 +60,7 @@ class RequestScreen(PanelScreen):
     def __init__(self, view: View, registry: Registry, number: int) -> None:
         self.life = LifePanel(view, number, id="request")
         super().__init__(view, registry, (self.life,))
-        self.commands = (RequestCommands(self), MoveCommands(self), EverywhereCommands(self))
+        self.commands = (RequestCommands(self), MoveCommands(self), CommonCommands(self))
 
     def places(self, width: int, height: int) -> layout.Places:
         return layout.arrange_one(width, height, "request")

@@ -1,1 +1,1 @@
-"""terminal."""
+"""What the terminal takes: driver, clipboard, exported files."""

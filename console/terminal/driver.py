@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import os
 import select
+import time
 from contextlib import suppress
 from typing import Any
 
+from schedtop.console.terminal.frames import Frames
 from textual.drivers.linux_driver import LinuxDriver
+from textual.events import CursorPosition
+from textual.message import Message
+
+PATIENCE_S = 5.0
+"""After so long without an answer the next frame is sent all the same."""
+LAST_ANSWER_S = 0.5
 
 
 class Outlet:
@@ -17,14 +25,18 @@ class Outlet:
 
     def __init__(self, file: Any) -> None:
         self._file = file
+        self.writing = False
+        """Something is written that has not been flushed: the terminal takes no more for now."""
 
     def write(self, words: str) -> None:
+        self.writing = True
         with suppress(OSError):
             self._file.write(words)
 
     def flush(self) -> None:
         with suppress(OSError):
             self._file.flush()
+        self.writing = False
 
     def fileno(self) -> int:
         """The number of the file behind it."""
@@ -48,6 +60,55 @@ class ConsoleDriver(LinuxDriver):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self._file: Any = Outlet(self._file)
+        self.frames = Frames()
+        self._sent_at_s: float | None = None
+        self._answers = False
+        self._lag_s = 0.0
+        self._cursor = (-1, -1)
+
+    # One frame at a time: a terminal behind a slow line is never sent what it could not show by then
+
+    @property
+    def busy(self) -> bool:
+        """The terminal has not shown the last frame yet, as far as it tells."""
+        if self._answers and self._sent_at_s is not None:
+            return time.monotonic() - self._sent_at_s < PATIENCE_S
+        return bool(self._file.writing)
+
+    @property
+    def lag_s(self) -> float:
+        """How long the last frame took to reach the terminal, or is on its way already; 0 where nothing tells."""
+        on_way_s = time.monotonic() - self._sent_at_s if self._sent_at_s is not None and self._answers else 0.0
+        return max(self._lag_s, on_way_s)
+
+    def send_frame(self, cursor: tuple[int, int], begin: str, end: str) -> None:
+        """Write what changed, and ask the terminal to answer once it is there."""
+        words = self.frames.changes()
+        if not words and cursor == self._cursor:
+            return
+        self._cursor = cursor
+        self.write(f"{begin}{words}\x1b[{cursor[1] + 1};{cursor[0] + 1}H{end}\x1b[6n")
+        self._sent_at_s = time.monotonic()
+
+    def process_message(self, message: Message) -> None:
+        """As Textual's; the terminal's answer to a frame is for nobody else."""
+        if isinstance(message, CursorPosition):
+            if self._sent_at_s is not None:
+                self._lag_s, self._sent_at_s, self._answers = time.monotonic() - self._sent_at_s, None, True
+            return
+        super().process_message(message)
+
+    def start_application_mode(self) -> None:
+        super().start_application_mode()  # type: ignore[no-untyped-call]
+        self.frames.forget()
+        self._sent_at_s = None
+
+    def disable_input(self) -> None:
+        """The answer to the last frame is waited for: after us the shell would take it for typed."""
+        until_s = time.monotonic() + LAST_ANSWER_S
+        while self._answers and self._sent_at_s is not None and time.monotonic() < until_s:
+            time.sleep(0.01)
+        super().disable_input()
 
     def has_hung_up(self) -> bool:
         """Whether the terminal is gone."""

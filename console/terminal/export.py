@@ -8,6 +8,7 @@ from pathlib import Path
 
 from schedtop.engine.contract import figures
 from schedtop.engine.contract.telemetry import StepRecord
+from schedtop.engine.contract.written_files import make_folder, open_new
 
 
 def export_steps(records: Sequence[StepRecord], folder: Path) -> list[Path]:
@@ -27,12 +28,12 @@ def save_text(folder: Path, name: str, words: str) -> Path:
 
 
 def _write(folder: Path, name: str, data: bytes) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     stem, dot, ending = name.rpartition(".")
     for number in range(10_000):
         path = folder / (name if not number else f"{stem}-{number}{dot}{ending}")
         try:
-            file = path.open("xb")
+            file = open_new(path)
         except FileExistsError:
             continue
         try:

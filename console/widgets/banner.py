@@ -23,15 +23,18 @@ def banner(view: View) -> tuple[str, str] | None:
     if link.state == "ended":
         where = f"at step {step}" if history.records else "before its first step"
         return (
-            f"The engine stopped {where}: {link.cause or 'no cause given'}. History stays; knobs are off.",
+            f"The engine stopped {where}: {link.cause or 'no cause given'}. History stays; knobs are disabled.",
             "breach",
         )
     if link.state == "lost":
         retry = ""
         if link.retry_at_s is not None:
-            retry = f" Next try in {text.duration(max(0.0, link.retry_at_s - view.now()))}."
+            retry = f" Retrying in {text.duration(max(0.0, link.retry_at_s - view.now()))}."
         at = f" at {text.clean(view.options.address, 60)}" if view.options.address else ""
-        return f"No engine{at} for {text.duration(view.now() - link.since_s)}: {link.cause}.{retry}", "breach"
+        return (
+            f"No engine{at} for {text.duration(view.now() - link.since_s)}: {link.cause}.{retry}",
+            "breach",
+        )
     if not history.synced:
         stage = history.stage
         if stage is None:
@@ -40,19 +43,22 @@ def banner(view: View) -> tuple[str, str] | None:
         return f"Loading: {text.clean(stage.name)}, {text.duration(since_s)}. q quits.", "warn"
     if history.another and history.header is not None and view.now() - link.since_s < _NEW_S:
         since = time.strftime("%H:%M:%S", time.localtime(history.header.started_at))
-        return f"Another engine answers here, started at {since}: the steps of the one before are gone.", "warn"
+        return (
+            f"A new engine (started at {since}) answers here; the previous engine's steps are gone.",
+            "warn",
+        )
     if view.trial is not None:
         changed = ", ".join(f"{name} {text.value(value)}" for name, value in view.trial.values.items())
         left_s = view.trial.left_s(view.now())
-        keys = "" if view.options.read_only else "; in [6] c confirms, r ends it now"
-        return f"On trial: {changed}. Goes back in {left_s:.0f} s{keys}.", "warn"
+        keys = "" if view.options.read_only else " unless confirmed (c in [6]; r reverts now)"
+        return f"On trial: {changed}. Reverts in {left_s:.0f} s{keys}.", "warn"
     return None
 
 
 def _of_replay(status: ReplayStatus) -> tuple[str, str] | None:
     if status.truncated is None or status.state != "ended":
         return None
-    return f"The recording is not whole: {text.clean(status.truncated)}.", "breach"
+    return f"The recording is incomplete: {text.clean(status.truncated)}.", "breach"
 
 
 class BannerBar(Drawn):

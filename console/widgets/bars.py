@@ -86,7 +86,7 @@ class TabBar(Drawn):
             head = moment.record.head if moment.record is not None else None
             return f"{moment.state.num_waiting}" + (f" {head.reason.replace('_', ' ')}" if head else "")
         if name == "knobs":
-            staged = self.panels["knobs"].desk.staged  # type: ignore[attr-defined]
+            staged = self.panels["knobs"].staging.staged  # type: ignore[attr-defined]
             return f"{len(staged)} staged" if staged else ""
         if name == "requests":
             words = self.panels["requests"].filter.words  # type: ignore[attr-defined]

@@ -9,8 +9,9 @@ from rich.style import Style
 from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
 from schedtop.console.drawing.stacked_columns import Layer, draw_columns, shares
-from schedtop.console.view import STEPS_PER_COLUMN
+from schedtop.console.view import STEPS_PER_COLUMN, View
 from schedtop.console.widgets.panel import Panel, Pieces
+from schedtop.console.widgets.timeline import LEAST_HEIGHT, LEAST_WIDTH, Timeline
 from schedtop.engine.contract.telemetry import MOST_DRAFTS, Limiter, StepRecord, draft_positions
 
 CLASSES = (("D", "decode"), ("P", "prefill"), ("S", "draft"), (".", "unused"))
@@ -35,6 +36,15 @@ class BatchPanel(Panel):
     NUMBER: ClassVar[int] = 1
     TITLE: ClassVar[str] = "Batch"
     HELP: ClassVar[str] = """\
+The timeline shows the same time in every lane, newest at the right. A column holds many steps and keeps the peak:
+  tokens    of the step with the most, by class, against the largest budget in sight
+  step      length of the steps: the median filled, the longest as a cap
+  KV        blocks in use, and above them cached blocks that can be reclaimed
+  run/wait  requests running, and above them waiting
+  TTFT      p95 filled; the cap is the longest, counting requests that still wait
+  ITL       p95 filled, the longest as a cap
+TTFT and ITL past their SLO are drawn as a breach. Left and Right move the cursor, whose values stand at the right;
+Enter shows the longest step of its column; + and - choose 10 s, 1 min, 5 min, 1 h or all; z shows single steps.
 The bar is one step: the tokens it scheduled, by class, against its token budget.
   D decode    the newest token of a request that is past its prompt
   P prefill   prompt tokens, or tokens computed again after a preemption
@@ -44,10 +54,23 @@ tokens = scheduled / max_num_scheduled_tokens; rows = input rows / max_num_batch
 the step, whose finished requests are gone, / max_num_seqs.
 drafts accepted: of a request's first draft, second and so on, over the last 100 steps; one can only hold where
 those before it did.
-Below it are the steps before, newest at the right; a column's full height is the largest budget in sight.
+Zoomed, the last steps are shown below it, newest at the right; a column's full height is the largest budget in sight.
 Marks under the columns: A a request was admitted, V one was preempted, K a knob was changed.
-Left and Right show an earlier step in all panels; End returns to the present.
-+ and - choose how many steps share a column; their tokens are then averaged."""
+There Left and Right show an earlier step in all panels, and + and - choose how many steps share a column, whose
+tokens are then averaged. End returns to the present."""
+
+    def __init__(self, view: View, *, id: str) -> None:
+        super().__init__(view, id=id)
+        self.timeline = Timeline(view)
+
+    @property
+    def shows_steps(self) -> bool:
+        """The last steps are shown as columns, in place of the timeline."""
+        return self.zoomed or self.size.width < LEAST_WIDTH + 10 or self.size.height < LEAST_HEIGHT
+
+    @property
+    def title(self) -> str:
+        return "Batch" if self.shows_steps else "Timeline"
 
     def step(self) -> StepRecord | None:
         """The shown step; while the engine is idle, its last one."""
@@ -59,9 +82,10 @@ Left and Right show an earlier step in all panels; End returns to the present.
     def headline(self) -> Pieces:
         record = self.step()
         if record is None:
-            return [("no step yet", "muted")]
+            return [("no steps yet", "muted")]
         cap = self.view.moment.state.knobs.get("max_num_seqs")
         pieces = [
+            *([] if self.shows_steps else self.timeline.headline(self.size.width)),
             (f"step {record.step}", "text"),
             *self._in_sight(),
             (text.ms_unit(record.end_s - record.start_s), "text"),
@@ -75,12 +99,14 @@ Left and Right show an earlier step in all panels; End returns to the present.
 
     def _in_sight(self) -> Pieces:
         """Which steps the columns stand for, while they do not end with the newest."""
-        steps = self.shown_steps() if self.view.pinned is not None else []
+        steps = self.shown_steps() if self.view.pinned is not None and self.shows_steps else []
         return [(f"columns {steps[0].step}-{steps[-1].step}", "accent")] if steps else []
 
     def body(self, width: int, height: int) -> list[Line]:
         record = self.step()
         lines = [self._bar(record, width), self._legend(record, width)]
+        if not self.shows_steps:
+            return [*self.timeline.lines(width, height - 2), *lines]
         if height >= 9 and (drafts := self._drafts(width)) is not None:
             lines.append(drafts)
         rows = max(height - len(lines) - (2 if height >= 8 else 1), min(1, height - len(lines)))
@@ -242,7 +268,7 @@ Left and Right show an earlier step in all panels; End returns to the present.
 
     def move(self, lines: int) -> None:
         """Up and down do what left and right do, so that no key is dead here."""
-        self.inspect(lines * self.view.steps_per_column)
+        self.look_along(lines)
 
     def move_end(self, last: bool) -> None:
         if last:
@@ -259,12 +285,25 @@ Left and Right show an earlier step in all panels; End returns to the present.
         elif offset > 0:
             view.release()
 
+    def look_along(self, direction: int) -> None:
+        """An earlier or later step, or column of the timeline."""
+        if self.shows_steps:
+            self.inspect(direction * self.view.steps_per_column)
+        else:
+            self.timeline.move(direction, self.size.width)
+
     def resize_columns(self, direction: int) -> None:
-        """More (+1) or fewer (-1) steps in a column."""
+        """More (+1) or fewer (-1) steps in a column; a longer or shorter range of the timeline."""
+        if not self.shows_steps:
+            self.timeline.resize(direction)
+            return
         index = STEPS_PER_COLUMN.index(self.view.steps_per_column) + direction
         self.view.steps_per_column = STEPS_PER_COLUMN[min(max(index, 0), len(STEPS_PER_COLUMN) - 1)]
 
     def click_line(self, y: int, x: int) -> None:
+        if not self.shows_steps:
+            self.timeline.point(x, self.size.width)
+            return
         columns = self.columns(self.size.width)
         at = x - (self.size.width - len(columns))
         if y >= 2 and 0 <= at < len(columns):

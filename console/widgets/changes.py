@@ -22,7 +22,7 @@ class ChangesPanel(Panel):
     HELP: ClassVar[str] = """\
 Every change of a knob that is still remembered, newest first. Below them: figures of up to a minute before the
 selected change beside up to a minute after it, neither reaching past another change. n are the samples; a median
-needs 10, a p95 20, else n<10 or n<20 stands in its place; a rate needs 10 s, its n are steps. Windows are of the
+needs 10, a p95 20, – stands for a figure of too few; a rate needs 10 s, its n are steps. Windows are of the
 engine's clock, and what was sampled after a change may have been queued before it. Latencies are of what ended:
 where running requests get no token in their steps (12% starve) or one waits for longer than the TTFT p95
 (9.3s waiting), that stands in place of better. Enter shows the change's step on Live."""
@@ -42,7 +42,7 @@ where running requests get no token in their steps (12% starve) or one waits for
     def body(self, width: int, height: int) -> list[Line]:
         palette = self.view.palette
         if not self._changes:
-            return [Line().add(" no knob was changed yet", palette["muted"])]
+            return [Line().add(" No changes yet", palette["muted"])]
         self.cursor = max(0, min(self.cursor, len(self._changes) - 1))
         box = self._box(self._changes[self.cursor], width)
         room = max(1, min(len(self._changes), height - len(box)))
@@ -118,5 +118,5 @@ def _value(figure: Figure, value: float | None, n: int, span_s: float) -> str:
     if value is not None:
         return f"{value:.1f}" if value < 1000 else text.count(value)
     if figure.share is not None:
-        return enough.lack(figure.share) if n < enough.needed(figure.share) else text.UNKNOWN
+        return enough.LACK if n < enough.needed(figure.share) else text.UNKNOWN
     return f"needs {enough.LEAST_S:.0f} s" if span_s < enough.LEAST_S else text.UNKNOWN

@@ -62,7 +62,7 @@ Enter shows the step of the selected event in all panels. o chooses which events
         self.top = max(min(self.top, self.cursor), self.cursor - height + 1, 0)
         shown = list(islice(self.listed(), self.top, self.top + height))
         if not shown:
-            return [Line().add(" nothing happened yet", self.view.palette["muted"])]
+            return [Line().add(" No events yet", self.view.palette["muted"])]
         return [
             self.line(event, width, self.active and self.top + index == self.cursor)
             for index, event in enumerate(shown)

@@ -11,7 +11,7 @@ from schedtop.console.explain.catalogue import MIN_STEPS
 from schedtop.console.explain.finding import Finding, Severity, Steps, seconds, some
 from schedtop.console.explain.log import Entry
 from schedtop.console.explain.page import extent_words, trade
-from schedtop.console.explain.watch import ExplainDesk
+from schedtop.console.explain.watch import Watch
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
 
@@ -51,29 +51,29 @@ class FindingsPanel(_ExplainPanel):
 
     TITLE: ClassVar[str] = "Findings"
 
-    def __init__(self, view: View, desk: ExplainDesk, *, id: str) -> None:
+    def __init__(self, view: View, explain: Watch, *, id: str) -> None:
         super().__init__(view, id=id)
-        self.desk = desk
+        self.explain = explain
         self.top = 0
         self._chosen: str | None = None
 
     @property
     def cursor(self) -> int:
-        ids = [entry.finding.id for entry in self.desk.entries]
+        ids = [entry.finding.id for entry in self.explain.entries]
         return ids.index(self._chosen) if self._chosen in ids else 0
 
     def selected(self) -> Entry | None:
-        return self.desk.entries[self.cursor] if self.desk.entries else None
+        return self.explain.entries[self.cursor] if self.explain.entries else None
 
     def headline(self) -> Pieces:
-        earlier = len(self.desk.entries) - self.desk.num_active
-        return [(f"{self.desk.num_active} now", "text"), *([(f"{earlier} earlier", "muted")] if earlier else [])]
+        earlier = len(self.explain.entries) - self.explain.num_active
+        return [(f"{self.explain.num_active} now", "text"), *([(f"{earlier} earlier", "muted")] if earlier else [])]
 
     def body(self, width: int, height: int) -> list[Line]:
         shown, cursor = max(1, height // _LINES_EACH), self.cursor
         self.top = max(min(self.top, cursor), cursor - shown + 1, 0)
         lines = []
-        for index, entry in enumerate(self.desk.entries[self.top : self.top + shown], start=self.top):
+        for index, entry in enumerate(self.explain.entries[self.top : self.top + shown], start=self.top):
             lines += self._entry(entry, index == cursor, width)
         return lines or [Line().add(" none", self.view.palette["muted"])]
 
@@ -90,7 +90,7 @@ class FindingsPanel(_ExplainPanel):
         return [line.pad(width, palette.on("text", under)) for line in (first, second)]
 
     def move(self, lines: int) -> None:
-        entries = self.desk.entries
+        entries = self.explain.entries
         if entries:
             self._chosen = entries[max(0, min(len(entries) - 1, self.cursor + lines))].finding.id
 
@@ -153,7 +153,7 @@ class WhyPanel(_ExplainPanel):
         return drawn.extend(line.pieces)
 
     def _nothing(self, width: int) -> Rows:
-        facts = self.findings.desk.log.diagnosis.facts
+        facts = self.findings.explain.log.diagnosis.facts
         words = "Nothing found: no symptom passed its threshold."
         if facts.num_steps < MIN_STEPS.value:
             words = f"Too few steps yet to tell: {facts.num_steps}."

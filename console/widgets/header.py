@@ -10,6 +10,7 @@ from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
 from schedtop.console.view import ReplayStatus, View
 from schedtop.console.widgets.panel import Drawn
+from schedtop.engine.contract.workload_notes import notices
 
 _OLD_S = 2.0
 
@@ -18,7 +19,7 @@ class HeaderBar(Drawn):
     """Product, mode, findings, read-only, model, device, step, age of data, rates; the engine's clock at the right."""
 
     HELP: ClassVar[str] = """\
-What has no room is left out from the right: findings and read-only stay longest.
+Fields that do not fit are dropped from the right, findings and read-only last.
 step/s, out and in are per second of the engine's clock, over the last 5 s; age is the time since the engine's
 last message. A simulated engine's clock (sim) starts at 0."""
 
@@ -105,6 +106,8 @@ last message. A simulated engine's clock (sim) starts at 0."""
         if view.options.read_only:
             found.append(("", "read-only", "warn"))
         if header is not None:
+            if noticed := len(notices(header.workload)):
+                found.append(("", text.plural(noticed, "trace note"), "warn"))
             found.append(("", text.clean(header.model, 28), "text"))
             if wide:
                 found.append(("on", text.clean(header.device, 28), "text"))

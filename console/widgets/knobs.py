@@ -8,7 +8,7 @@ from rich.style import Style
 from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
 from schedtop.console.knobs.forecast import describe
-from schedtop.console.knobs.staged import KnobDesk
+from schedtop.console.knobs.staged import Staging
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
 from schedtop.engine.contract.knobs import Knob
@@ -20,20 +20,20 @@ class KnobsPanel(Panel):
     UNHURRIED: ClassVar[bool] = True
     BODY_TELLS_FOCUS: ClassVar[bool] = True
     HELP: ClassVar[str] = """\
-Changes are staged first: + and - move the selected knob by its step, = types a value, Enter applies all staged
+Changes are staged first: + and - change the selected knob by one step, = types a value, Enter applies all staged
 values together, Esc drops them. Nothing reaches the engine before Enter.
-Before that the engine is asked what the change will do; its answer stands below the list.
-c applies on trial: the engine takes the change back by itself unless c confirms it in time, or at once when an SLO
-given at the start breaks; r ends the trial now. It does so without this console, too.
+The engine checks staged values first; its answer appears below the list.
+c applies on trial: the engine reverts the change unless you confirm it (c) in time, or at once when an SLO
+given at the start breaks. r reverts it now. The engine does this even if this console is gone.
 u stages the values before your last change, R those the engine started with; Enter then applies them.
-A lower max_num_seqs stops nobody: 16->12 draining 14 means fourteen still run and two must finish first.
+A lower max_num_seqs stops no request: 16->12 draining 14 means 14 still run and two must finish first.
 In a replay Enter runs the recording again with the staged values from the shown step on, b from its start; what
-is set at start-up only can be staged there too, for a re-run from the start.
-`auto` leaves a knob to its rule. The range at the right comes from the knob or from a start-up ceiling."""
+can only be set at start-up can be staged there too, for a re-run from the start.
+`auto` lets the engine choose. The range at the right comes from the knob or from a start-up ceiling."""
 
-    def __init__(self, view: View, desk: KnobDesk, *, id: str) -> None:
+    def __init__(self, view: View, staging: Staging, *, id: str) -> None:
         super().__init__(view, id=id)
-        self.desk = desk
+        self.staging = staging
         self.cursor = 0
         self.top = 0
 
@@ -43,34 +43,38 @@ is set at start-up only can be staged there too, for a re-run from the start.
         if self.view.options.read_only:
             return [("read-only", "warn")]
         if self.view.stale:
-            return [("the engine is gone", "warn")]
-        if self.desk.sent_over is self.view.link:
-            return [("sent, not answered yet", "warn")]
+            return [("engine stopped", "warn")]
+        if self.staging.sent_over is self.view.link:
+            return [("sent, no answer yet", "warn")]
         if self.view.trial is not None:
             left_s = self.view.trial.left_s(self.view.now())
             return [
-                (f"on trial: goes back in {left_s:.0f} s", "warn"),
+                (f"on trial: reverts in {left_s:.0f} s", "warn"),
                 ("c confirms", "muted"),
-                ("r ends it", "muted"),
+                ("r reverts", "muted"),
             ]
-        if self.desk.staged:
-            return [(f"{len(self.desk.staged)} staged", "warn"), ("Enter applies", "muted"), ("Esc drops", "muted")]
+        if self.staging.staged:
+            return [
+                (f"{len(self.staging.staged)} staged", "warn"),
+                ("Enter applies", "muted"),
+                ("Esc drops", "muted"),
+            ]
         return [("nothing staged", "muted")]
 
     def _replay_headline(self) -> Pieces:
-        if not self.desk.staged:
+        if not self.staging.staged:
             return [("a recording: stage values for a re-run", "muted")]
         again = "Enter re-runs, b from the start"
-        return [(f"{len(self.desk.staged)} staged", "warn"), (again, "muted"), ("Esc drops", "muted")]
+        return [(f"{len(self.staging.staged)} staged", "warn"), (again, "muted"), ("Esc drops", "muted")]
 
     def body(self, width: int, height: int) -> list[Line]:
-        live = self.desk.live_knobs()
+        live = self.staging.live_knobs()
         if not live:
-            return [Line().add(" the engine has told no knobs yet", self.view.palette["muted"])]
+            return [Line().add(" no knobs yet", self.view.palette["muted"])]
         self.cursor = max(0, min(self.cursor, len(live) - 1))
         notes = self._notes(live, width)[: max(0, height - 3)]
         rows = [self._line(knob, index, width) for index, knob in enumerate(live)]
-        rows += [self._start_up_line(knob, value, width) for knob, value in self.desk.start_up_knobs()]
+        rows += [self._start_up_line(knob, value, width) for knob, value in self.staging.start_up_knobs()]
         room = height - len(notes)
         if len(rows) < room - 1:
             return [*rows, Line(), *notes]
@@ -80,32 +84,32 @@ is set at start-up only can be staged there too, for a re-run from the start.
         return [*shown, *[Line() for _ in range(room - len(shown))], *notes]
 
     def _line(self, knob: Knob, index: int, width: int) -> Line:
-        view, palette, desk = self.view, self.view.palette, self.desk
+        view, palette, staging = self.view, self.view.palette, self.staging
         selected = self.active and index == self.cursor
         under = "cursor" if selected else "background"
         name_width = self._name_width(width)
         line = Line().add(view.glyphs.cursor if selected else " ", palette.on("accent", under))
         line.add(text.fit(knob.name, name_width) + " ", palette.on("text", under))
         state = view.moment.state
-        present = desk.value_in(state, knob.name)
+        present = staging.value_in(state, knob.name)
         value = text.value(present)
-        draining = desk.draining(knob.name, state)
-        if knob.name in desk.staged:
+        draining = staging.draining(knob.name, state)
+        if knob.name in staging.staged:
             line.add(value, palette.on("muted", under)).add(view.glyphs.arrow, palette.on("muted", under))
-            line.add(f"{text.value(desk.staged[knob.name])}*", palette.on("warn", under) + Style(bold=True))
+            line.add(f"{text.value(staging.staged[knob.name])}*", palette.on("warn", under) + Style(bold=True))
         else:
             line.add(value, palette.on("text", under) + Style(bold=True))
             if draining is not None:
                 line.add(f" draining {draining}", palette.on("warn", under))
         bounds = Line()
-        launch = desk.launch_value(knob.name)
+        launch = staging.launch_value(knob.name)
         if width >= 70 and launch != present:
             bounds.add(f"launch {text.value(launch)}   ", palette.on("muted", under))
         if width >= 70 and knob.unit:
             bounds.add(f"{knob.unit}   ", palette.on("faint", under))
         if self.view.replay is not None and not knob.live:
             bounds.add("from the start only   " if width >= 70 else "start ", palette.on("faint", under))
-        bounds.add(f"{desk.range_of(knob):>10} ", palette.on("muted", under))
+        bounds.add(f"{staging.range_of(knob):>10} ", palette.on("muted", under))
         line.right(width, bounds, palette.on("text", under))
         return line.pad(width, palette.on("text", under))
 
@@ -118,49 +122,49 @@ is set at start-up only can be staged there too, for a re-run from the start.
 
     def _name_width(self, width: int) -> int:
         """Cells of the names' column: all of the longest, where the values leave so much."""
-        desk = self.desk
-        names = [knob.name for knob in desk.live_knobs()] + [knob.name for knob, _ in desk.start_up_knobs()]
+        staging = self.staging
+        names = [knob.name for knob in staging.live_knobs()] + [knob.name for knob, _ in staging.start_up_knobs()]
         return min(max(30, *map(len, names)), max(12, width - 26))
 
     def _notes(self, live: list[Knob], width: int) -> list[Line]:
         """What the engine said, or what the selected knob does."""
-        palette, desk = self.view.palette, self.desk
-        if desk.refused:
-            return _note("!", text.clean(desk.refused), width, palette["breach"])
-        told = [("!", text.clean(warning), palette["warn"]) for warning in desk.warnings]
-        told += self._foretold()
+        palette, staging = self.view.palette, self.staging
+        if staging.refused:
+            return _note("!", text.clean(staging.refused), width, palette["breach"])
+        told = [("!", text.clean(warning), palette["warn"]) for warning in staging.warnings]
+        told += self._forecast()
         if not told and self.active and self.cursor < len(live):
             knob = live[self.cursor]
             trades = ((" ", knob.effect), ("+", knob.up), ("-", knob.down))
             told = [(sign, words, palette["muted"]) for sign, words in trades]
         return [line for sign, words, style in told for line in _note(sign, words, width, style)]
 
-    def _foretold(self) -> list[tuple[str, str, Style]]:
+    def _forecast(self) -> list[tuple[str, str, Style]]:
         """What the staged values are expected to do."""
-        palette, desk = self.view.palette, self.desk
-        if desk.forecaster is None or not desk.staged:
+        palette, staging = self.view.palette, self.staging
+        if staging.forecaster is None or not staging.staged:
             return []
-        found = desk.forecaster.found(desk.staged)
+        found = staging.forecaster.found(staging.staged)
         if found is None:
-            return [(" ", "working out what it will do", palette["muted"])] if desk.forecaster.busy else []
+            return [(" ", "working out what it will do", palette["muted"])] if staging.forecaster.busy else []
         if isinstance(found, str):
             return [(" ", f"no forecast: {found}", palette["muted"])]
         head = (" ", f"expected over the next {found.horizon_s:.0f} s:", palette["muted"])
         return [head, *((">", words, palette[role]) for words, role in describe(found))]
 
     def selected(self) -> Knob | None:
-        live = self.desk.live_knobs()
+        live = self.staging.live_knobs()
         return live[self.cursor] if self.cursor < len(live) else None
 
     def move(self, lines: int) -> None:
-        self.cursor = max(0, min(len(self.desk.live_knobs()) - 1, self.cursor + lines))
+        self.cursor = max(0, min(len(self.staging.live_knobs()) - 1, self.cursor + lines))
 
     def copied(self) -> str:
         knob = self.selected()
-        return f"{knob.name}={text.value(self.desk.current.get(knob.name))}" if knob is not None else ""
+        return f"{knob.name}={text.value(self.staging.current.get(knob.name))}" if knob is not None else ""
 
     def click_line(self, y: int, x: int) -> None:
-        if self.top + y < len(self.desk.live_knobs()):
+        if self.top + y < len(self.staging.live_knobs()):
             self.cursor = self.top + y
 
 

@@ -46,7 +46,7 @@ the map; it shows the class most of them are in."""
     def headline(self) -> Pieces:
         moment, header = self.view.moment, self.view.history.header
         if moment.record is None:
-            return [("no step yet", "muted")]
+            return [("no steps yet", "muted")]
         blocks = moment.record.blocks
         used, total = blocks.held + blocks.shared, pool_size(blocks)
         pieces = [

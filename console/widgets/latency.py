@@ -26,7 +26,7 @@ class LatencyPanel(Panel):
 TTFT  first output token - arrival, waiting included; one sample per request.
 ITL   gap between two deliveries to a client (a verified burst of drafts is one); one sample per gap.
 Percentiles interpolate linearly, over the window named in the title; n is how many samples they rest on. A p50 needs
-10, a p95 20, a p99 100; while there are fewer, n<10, n<20 or n<100 stands in its place.
+10, a p95 20, a p99 100; – stands for a figure of too few samples.
 ! marks a figure past its SLO; the share beside the SLO is of samples that met it.
 Each column of the graph is the p95 of its part of the window, however few its samples; the dashed line is the SLO.
 K marks a knob change.
@@ -93,11 +93,11 @@ K marks a knob change.
         line = Line().add(f"{kind.upper():4s}", palette["text"] + Style(bold=True))
         values = [enough.quantile(samples, share) for share, _ in QUANTILES]
         figures, unit = text.times(values)
-        for place, ((share, name), value, figure) in enumerate(zip(QUANTILES, values, figures, strict=True)):
+        for place, ((_, name), value, figure) in enumerate(zip(QUANTILES, values, figures, strict=True)):
             late = slo_s is not None and value is not None and value > slo_s
             line.add(f"  {name} " if names else "/" if place else " ", palette["muted"])
             if value is None and samples.n:
-                line.add(enough.lack(share), palette["muted"])
+                line.add(enough.LACK, palette["muted"])
             else:
                 line.add(f"{figure}{'!' if late else ''}", palette["breach" if late else "text"])
         return line if samples.n and values[0] is None else line.add(f" {unit}", palette["muted"])

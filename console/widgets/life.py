@@ -10,9 +10,9 @@ from rich.style import Style
 from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
 from schedtop.console.drawing.stacked_columns import Layer, draw_columns
-from schedtop.console.life.path import Visit
 from schedtop.console.life.phases import PHASES, USUAL, at_times
-from schedtop.console.life.request_life import Life, LifeReader
+from schedtop.console.life.reader import LifeReader
+from schedtop.console.life.request_life import Life, Visit
 from schedtop.console.past import sample_sizes as enough
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
@@ -85,7 +85,7 @@ n and N go to the next and the previous request."""
     def headline(self) -> Pieces:
         life = self.life
         if life is None:
-            return [("nothing is known of it any more", "warn")]
+            return [("no longer known", "warn")]
         arrival = life.arrival
         pieces: Pieces = [(text.clean(arrival.id, 48), "accent"), (self._status(life), "text")]
         cached = life.tracked.cached_tokens if life.tracked is not None else 0
@@ -95,7 +95,7 @@ n and N go to the next and the previous request."""
         if life.preemptions:
             pieces.append((f"preempted {life.preemptions}x", "breach"))
         if not life.complete:
-            pieces.append(("part of it is not known", "warn"))
+            pieces.append(("partly unknown", "warn"))
         return pieces
 
     def _status(self, life: Life) -> str:
@@ -365,7 +365,7 @@ def _figures_of_life(life: Life) -> list[tuple[str, str]]:
     if len(gaps):
         for name, share in (("ITL p50", 0.5), ("p95", 0.95)):
             known = len(gaps) >= enough.needed(share)
-            figures.append((name, text.ms(float(np.quantile(gaps, share))) if known else enough.lack(share)))
+            figures.append((name, text.ms(float(np.quantile(gaps, share))) if known else enough.LACK))
         figures += [("max", text.ms(float(gaps.max()))), ("n", str(len(gaps)))]
     if life.recomputed_tokens:
         figures.append(("computed again", f"{life.recomputed_tokens} tok"))

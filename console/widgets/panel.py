@@ -29,7 +29,7 @@ class Drawn(Widget):
     def __init__(self, view: View, *, id: str) -> None:
         super().__init__(id=id)
         self.view = view
-        self._strips: list[Strip] = []
+        self.strips: list[Strip] = []
         self._pieces: list[list[tuple[str, Style]]] = []
         self._painted_for: tuple[Palette, int | None] | None = None
 
@@ -51,21 +51,21 @@ class Drawn(Widget):
         if self._fits(width, height):
             changed = [y for y in range(height) if lines[y].pieces != self._pieces[y]]
         else:
-            self._pieces, self._strips = [[] for _ in range(height)], [Strip([])] * height
+            self._pieces, self.strips = [[] for _ in range(height)], [Strip([])] * height
             changed = list(range(height))
         if changed:
             self._show(lines, changed)
 
     def _fits(self, width: int, height: int) -> bool:
         """True if what is shown has this size."""
-        return len(self._pieces) == height and self._strips[0].cell_length == width
+        return len(self._pieces) == height and self.strips[0].cell_length == width
 
     def _show(self, lines: list[Line], changed: list[int]) -> None:
         """Take over some of the lines."""
         width, base, ascii_only = self.size.width, self.view.palette["text"], self.view.options.ascii
         for y in changed:
             # A line is compared as it was drawn, before it was padded.
-            self._pieces[y], self._strips[y] = lines[y].pieces, lines[y].strip(width, base, ascii_only)
+            self._pieces[y], self.strips[y] = lines[y].pieces, lines[y].strip(width, base, ascii_only)
         self.refresh(*[Region(0, first, width, last - first + 1) for first, last in runs(changed)])
 
     def _may_wait(self) -> bool:
@@ -91,8 +91,8 @@ class Drawn(Widget):
         return strips
 
     def render_line(self, y: int) -> Strip:
-        if y < len(self._strips):
-            return self._strips[y]
+        if y < len(self.strips):
+            return self.strips[y]
         return Strip.blank(self.size.width, self.view.palette["text"])
 
     def on_resize(self, event: Resize) -> None:
@@ -127,6 +127,7 @@ class Panel(Drawn, can_focus=True):
     def __init__(self, view: View, *, id: str) -> None:
         super().__init__(view, id=id)
         self.show_rule = True
+        self.zoomed = False
         self._drawn_active = False
 
     def _is_left_out(self) -> bool:
@@ -147,6 +148,10 @@ class Panel(Drawn, can_focus=True):
         if not (self.view.keyed and turned and self.display and self.show_rule) or self.BODY_TELLS_FOCUS:
             return False
         return self._is_painted() and self._fits(*self.size)
+
+    @property
+    def title(self) -> str:
+        return self.TITLE
 
     @property
     def active(self) -> bool:
@@ -176,9 +181,9 @@ class Panel(Drawn, can_focus=True):
         line.add(f"[{self.NUMBER}]", palette["accent"])
         bold = Style(bold=True, reverse=self.active)
         if self.active:
-            line.add(f" {self.TITLE} ", palette["accent"] + bold)
+            line.add(f" {self.title} ", palette["accent"] + bold)
         else:
-            line.add(self.TITLE, palette["text"] + bold)
+            line.add(self.title, palette["text"] + bold)
         for piece, role in self.headline():
             line.add(f" {glyphs.rule} ", rule).add(piece, palette[role])
         if line.length < width:

@@ -8,7 +8,7 @@ from rich.style import Style
 from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
 from schedtop.console.knobs.presets import Preset
-from schedtop.console.knobs.staged import KnobDesk
+from schedtop.console.knobs.staged import Staging
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
 
@@ -18,16 +18,16 @@ class PresetsPanel(Panel):
     TITLE: ClassVar[str] = "Presets"
     BODY_TELLS_FOCUS: ClassVar[bool] = True
     HELP: ClassVar[str] = """\
-Enter stages a preset's values where they differ from the present ones; nothing reaches the engine before you
-apply them in [6]. w saves the present values of all live knobs under a name of yours."""
+Enter stages a preset's values where they differ from the current ones. Nothing reaches the engine until you
+apply them in [6]. w saves the current values of all live knobs under a name of yours."""
 
-    def __init__(self, view: View, desk: KnobDesk, presets: list[Preset], *, id: str) -> None:
+    def __init__(self, view: View, staging: Staging, presets: list[Preset], *, id: str) -> None:
         super().__init__(view, id=id)
-        self.desk, self.presets = desk, presets
+        self.staging, self.presets = staging, presets
         self.cursor = 0
 
     def headline(self) -> Pieces:
-        return [("Enter stages", "muted"), ("w saves the present values", "muted")]
+        return [("Enter stages", "muted"), ("w saves the current values", "muted")]
 
     def body(self, width: int, height: int) -> list[Line]:
         palette = self.view.palette
@@ -40,7 +40,7 @@ apply them in [6]. w saves the present values of all live knobs under a name of 
             line = Line().add(self.view.glyphs.cursor if selected else " ", palette.on("accent", under))
             line.add(text.fit(text.clean(preset.name, 32), 12) + " ", palette.on("text", under) + Style(bold=True))
             differing = self.differing(preset)
-            words = f"changes {len(differing)}" if differing else "as it is now"
+            words = f"changes {len(differing)}" if differing else "in effect"
             line.add(f"{words:<13}", palette.on("warn" if differing else "muted", under))
             line.add(text.clean(preset.words), palette.on("muted", under))
             lines.append(line.pad(width, palette.on("text", under)))
@@ -48,7 +48,7 @@ apply them in [6]. w saves the present values of all live knobs under a name of 
 
     def differing(self, preset: Preset) -> dict[str, object]:
         """The preset's values that are not in force."""
-        current = self.desk.current
+        current = self.staging.current
         return {name: value for name, value in preset.values.items() if name in current and current[name] != value}
 
     def selected(self) -> Preset | None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
 
 from rich.cells import cell_len
 from rich.segment import Segment
 from schedtop.console.drawing import text
 from schedtop.console.drawing.glyphs import to_ascii
+from schedtop.console.view import View
 from textual.events import Key
 from textual.strip import Strip
 from textual.widgets import Input
-
-if TYPE_CHECKING:
-    from schedtop.console.screens.base import ConsoleScreen
 
 _LEAST_QUESTION = 12
 """Cells a question keeps beside a long text."""
@@ -26,8 +23,9 @@ class Prompt(Input):
     What is wrong with the text so far stands at its right. `heard` is the newest key that came to it.
     """
 
-    def __init__(self, *, id: str) -> None:
+    def __init__(self, view: View, *, id: str) -> None:
         super().__init__(id=id, compact=True)
+        self._view = view
         self._changed: Callable[[str], None] | None = None
         self._done: Callable[[str | None], None] | None = None
         self._wrong: Callable[[str], str] | None = None
@@ -48,7 +46,7 @@ class Prompt(Input):
         line = Strip.join([question, line]).crop(0, width)
         if not note or room + others > width:
             return line
-        view = cast("ConsoleScreen", self.screen).view
+        view = self._view
         words = text.fit(to_ascii(wrong) if view.options.ascii else wrong, note)
         return Strip.join([line.crop(0, width - note), Strip([Segment(words, view.palette.on("warn", "surface"))])])
 

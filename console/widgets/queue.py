@@ -9,6 +9,7 @@ from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
+from schedtop.engine.contract.limiters import limiter_help
 from schedtop.engine.contract.telemetry import Head, describe_deferral, describe_head
 
 _LEAST_ID, _MOST_ID = 10, 18
@@ -17,16 +18,9 @@ _LEAST_ID, _MOST_ID = 10, 18
 class QueuePanel(Panel):
     NUMBER: ClassVar[int] = 5
     TITLE: ClassVar[str] = "Queue"
-    HELP: ClassVar[str] = """\
-Nobody overtakes the head, so only the head and those who are not ready have a reason; the others are behind it.
-  token budget, input budget   this step's budget is used up
-  sequence cap                 as many run as max_num_seqs (or max_num_active_seqs) allows
-  blocks                       the pool has too few free blocks for the next chunk
-  watermark                    it would fit, but not leave the watermark free
-  full sequence                the next chunk would fit, the whole sequence would not
-  chunking off                 the prompt must go whole and does not fit what is left of the step
-  preempted now                a request was preempted in this step, so none is admitted
-  paused                       the engine is paused
+    HELP: ClassVar[str] = f"""\
+Requests are admitted in order. The head has a reason; the others are behind it, or are passed over with their own.
+{limiter_help()}
 Under priority a lower number is more urgent; `inverted` marks a more urgent request that waits while less
 urgent ones run."""
 
@@ -48,7 +42,7 @@ urgent ones run."""
         palette = view.palette
         queue = state.queue(view.history.policy)
         if not queue:
-            return [Line().add(" nobody waits", palette["muted"])]
+            return [Line().add(" Queue is empty", palette["muted"])]
         self.top = max(0, min(self.top, len(queue) - height))
         record = view.moment.record
         head = record.head if record is not None and record.head is not None else None

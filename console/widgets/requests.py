@@ -8,7 +8,7 @@ from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
 from schedtop.console.drawing.stacked_columns import shares
 from schedtop.console.life.phases import PHASES
-from schedtop.console.life.request_list import COLUMNS, Filter, Row, Table
+from schedtop.console.life.request_list import COLUMNS, Filter, RequestList, RequestRow
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
 from schedtop.engine.contract.telemetry import WORKLOAD_ENDED, Notice
@@ -50,8 +50,8 @@ f keeps the selected request in sight, F keeps the order while values go on chan
         self.frozen: list[int] | None = None
         self.selected: int | None = None
         self.top = 0
-        self._table: Table = Table(view.history, view.history.now())
-        self._listed: list[int] = []
+        self.list: RequestList = RequestList(view.history, view.history.now())
+        self.listed: list[int] = []
         self._wants_sight = False
 
     def headline(self) -> Pieces:
@@ -63,7 +63,7 @@ f keeps the selected request in sight, F keeps the order while values go on chan
             (f"sort {self.sort} {self._arrow()}", "text"),
         ]
         if self.filter:
-            pieces.append((f"filter {self.filter.words}: {len(self._listed)}", "accent"))
+            pieces.append((f"filter {self.filter.words}: {len(self.listed)}", "accent"))
             pieces += [("not understood", "warn")] if self.filter.problems else []
         if self.frozen is not None:
             pieces.append(("order frozen", "warn"))
@@ -75,11 +75,11 @@ f keeps the selected request in sight, F keeps the order while values go on chan
         return self.view.glyphs.down if self.descending else self.view.glyphs.up
 
     def lines(self, width: int, height: int) -> list[Line]:
-        self._table = Table(self.view.history, self.view.moment, everyone=bool(self.filter))
-        self._listed = self._list(self._table)
+        self.list = RequestList(self.view.history, self.view.moment, everyone=bool(self.filter))
+        self.listed = self._order(self.list)
         return super().lines(width, height)
 
-    def _list(self, table: Table) -> list[int]:
+    def _order(self, table: RequestList) -> list[int]:
         """Numbers of the requests that are shown, in the order of the table."""
         numbers = table.numbers
         if self.filter:
@@ -91,15 +91,15 @@ f keeps the selected request in sight, F keeps the order while values go on chan
 
     def body(self, width: int, height: int) -> list[Line]:
         palette = self.view.palette
-        columns = self._columns(width)
+        columns = self.columns(width)
         lines = [self._titles(columns, width)]
-        if not self._listed:
+        if not self.listed:
             return [*lines, *self._empty()][:height]
         page = max(1, height - 1)
         self._scroll(page)
-        shown = self._listed[self.top : self.top + page]
-        lines += [self._line(self._table.row(number), columns, width) for number in shown]
-        hidden = len(self._listed) - self.top - len(shown)
+        shown = self.listed[self.top : self.top + page]
+        lines += [self._line(self.list.row(number), columns, width) for number in shown]
+        hidden = len(self.listed) - self.top - len(shown)
         if hidden > 0 and len(lines) > 2:
             lines[-1] = Line().add(f" {self.view.glyphs.down} {hidden + 1} more", palette["muted"])
         return lines
@@ -117,17 +117,17 @@ f keeps the selected request in sight, F keeps the order while values go on chan
         """Why no request is there, and what would bring some."""
         view, history = self.view, self.view.history
         if view.replay is None and view.link.state == "ended":
-            return ["The engine stopped: none will come."]
+            return ["The engine stopped; no more will arrive."]
         header, totals = history.header, history.live.totals
         workload = text.clean(header.workload.get("source", ""), 40) if header is not None else ""
         if not workload:
-            return ["A workload sends them: start with --workload mixed --rate 2."]
+            return ["Send some, or start with a workload: --workload mixed --rate 2."]
         if self._workload_ended():
             sent = text.plural(totals.submitted, "request")
-            return [f"The workload {workload} has ended after {sent}: no more will come."]
-        words = [f"The workload {workload} sends none now."]
+            return [f"The workload {workload} has ended after {sent}: no more will arrive."]
+        words = [f"The workload {workload} is not sending any now."]
         if view.replay is None and history.live.knobs.get("rate") is not None:
-            words.append("The knob rate in [6] is how many it sends a second.")
+            words.append("rate in [6] sets how many it sends per second.")
         return words
 
     def _workload_ended(self) -> bool:
@@ -140,7 +140,7 @@ f keeps the selected request in sight, F keeps the order while values go on chan
         return any(notice.text.startswith(WORKLOAD_ENDED) for notice in told)
 
     def _scroll(self, page: int) -> None:
-        numbers = self._listed
+        numbers = self.listed
         if self.selected not in numbers:
             self.following = self.following and self.selected is None
             index = min(max(self.top, 0), len(numbers) - 1)
@@ -152,7 +152,7 @@ f keeps the selected request in sight, F keeps the order while values go on chan
             self._wants_sight = False
         self.top = max(0, min(self.top, len(numbers) - page))
 
-    def _columns(self, width: int) -> list[tuple[str, str, int]]:
+    def columns(self, width: int) -> list[tuple[str, str, int]]:
         """What there is room for: the bar gives way first, then what is looked at least, at last some of the id."""
         policy = self.view.history.policy
         listed = [column for column in COLUMNS if column[0] != "priority" or policy == "priority"]
@@ -175,7 +175,7 @@ f keeps the selected request in sight, F keeps the order while values go on chan
             line.add(text.fit(words, size - 1, "<" if name in _LEFT else ">") + " ", style)
         return line.pad(width, palette.on("muted", "surface"))
 
-    def _line(self, row: Row, columns: list[tuple[str, str, int]], width: int) -> Line:
+    def _line(self, row: RequestRow, columns: list[tuple[str, str, int]], width: int) -> Line:
         palette, selected = self.view.palette, row.number == self.selected
         under = "cursor" if selected else "background"
         line = Line().add(self.view.glyphs.cursor + " " if selected else "  ", palette.on("accent", under))
@@ -192,7 +192,7 @@ f keeps the selected request in sight, F keeps the order while values go on chan
             line.add(lead, plain).add(inner, palette.on(role, under)).add(trail + " ", plain)
         return line.pad(width, palette.on("text", under))
 
-    def _progress(self, line: Line, row: Row, cells: int, under: str) -> None:
+    def _progress(self, line: Line, row: RequestRow, cells: int, under: str) -> None:
         """Cached prompt, computed prompt, outputs, and what is still to come, in proportion."""
         palette, glyphs = self.view.palette, self.view.glyphs
         cached = min(row.cached, row.done)
@@ -204,7 +204,7 @@ f keeps the selected request in sight, F keeps the order while values go on chan
             line.add(glyph * part, palette.on(role, under))
         line.add(" ", palette.on("text", under))
 
-    def _cell(self, name: str, row: Row) -> tuple[str, str]:
+    def _cell(self, name: str, row: RequestRow) -> tuple[str, str]:
         options = self.view.options
         match name:
             case "state":
@@ -227,7 +227,7 @@ f keeps the selected request in sight, F keeps the order while values go on chan
     # Keys
 
     def move(self, lines: int) -> None:
-        numbers = self._listed
+        numbers = self.listed
         if not numbers:
             return
         index = numbers.index(self.selected) if self.selected in numbers else 0
@@ -236,13 +236,13 @@ f keeps the selected request in sight, F keeps the order while values go on chan
 
     def sort_by(self, offset: int) -> None:
         """Sort by the column `offset` places to the right of the present one."""
-        names = [name for name, _, _ in self._columns(self.size.width)]
+        names = [name for name, _, _ in self.columns(self.size.width)]
         index = names.index(self.sort) if self.sort in names else 0
         self.sort = names[(index + offset) % len(names)]
         self._wants_sight = True
 
     def toggle_frozen(self) -> None:
-        self.frozen = None if self.frozen is not None else list(self._listed)
+        self.frozen = None if self.frozen is not None else list(self.listed)
 
     def set_filter(self, words: str) -> None:
         self.filter = Filter(words)
@@ -250,15 +250,15 @@ f keeps the selected request in sight, F keeps the order while values go on chan
 
     def next_match(self, offset: int) -> None:
         """The next or previous listed request, around the ends."""
-        numbers = self._listed
+        numbers = self.listed
         if numbers:
             index = numbers.index(self.selected) if self.selected in numbers else 0
             self.selected = numbers[(index + offset) % len(numbers)]
             self._wants_sight = True
 
-    def selected_row(self) -> Row | None:
+    def selected_row(self) -> RequestRow | None:
         number = self.selected
-        return self._table.row(number) if number is not None and number in self._table else None
+        return self.list.row(number) if number is not None and number in self.list else None
 
     def copied(self) -> str:
         row = self.selected_row()
@@ -267,12 +267,12 @@ f keeps the selected request in sight, F keeps the order while values go on chan
     def click_line(self, y: int, x: int) -> None:
         if y == 0:
             self._click_title(x)
-        elif y - 1 + self.top < len(self._listed):
-            self.selected = self._listed[y - 1 + self.top]
+        elif y - 1 + self.top < len(self.listed):
+            self.selected = self.listed[y - 1 + self.top]
 
     def _click_title(self, x: int) -> None:
         at = 2
-        for name, _, size in self._columns(self.size.width):
+        for name, _, size in self.columns(self.size.width):
             if at <= x < at + size:
                 self.descending = not self.descending if name == self.sort else True
                 self.sort = name

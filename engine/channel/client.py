@@ -19,7 +19,8 @@ from schedtop.engine.channel.protocol import (
     frame,
     parse_address,
 )
-from schedtop.engine.contract.telemetry import PROTOCOL, Command, Join, Outgoing
+from schedtop.engine.channel.token_file import read_token, token_path
+from schedtop.engine.contract.telemetry import PROTOCOL, Bye, Command, Join, Outgoing
 
 _READ_BYTES = 1 << 18
 _GATHER_S = 0.05
@@ -48,12 +49,27 @@ class ChannelClient:
         self._sending = threading.Lock()
         self._receiving = threading.Lock()
         self._closed = False
+        self._first: Outgoing | None = None
         self._gathered_at_s = 0.0
 
     @classmethod
-    def connect(cls, address: str, timeout_s: float = 5.0) -> ChannelClient:
-        """Connect and say `Join`. Raises `ChannelError` when nobody listens there."""
+    def connect(
+        cls,
+        address: str,
+        timeout_s: float = 5.0,
+        *,
+        token_file: str | None = None,
+        read_only: bool = False,
+        from_start: bool = False,
+    ) -> ChannelClient:
+        """Connect and say `Join`, over TCP with the token of `token_file`. The engine holds `read_only`.
+
+        `from_start` asks for all records since the engine's start.
+
+        Raises `ChannelError` when nobody listens there.
+        """
         place = parse_address(address)
+        token = read_token(token_path(token_file)) if isinstance(place, Loopback) else ""
         ipv6 = isinstance(place, Loopback) and ":" in place.host
         family = socket.AF_UNIX if not isinstance(place, Loopback) else socket.AF_INET6 if ipv6 else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)
@@ -69,8 +85,18 @@ class ChannelClient:
         sock.settimeout(_SEND_WITHIN_S)
         client = cls(sock, address)
         with suppress(ChannelClosedError):  # turned away already: `receive` tells why
-            client.send(Join(id=0, protocol=PROTOCOL))
+            client.send(Join(id=0, protocol=PROTOCOL, token=token, read_only=read_only, from_start=from_start))
         return client
+
+    def await_welcome(self, timeout_s: float = 5.0) -> None:
+        """Wait for the engine's first message, which `receive` still returns.
+
+        Raises `ChannelClosedError` with the engine's reason if it turned this console away.
+        """
+        first = self.receive(timeout_s)
+        if isinstance(first, Bye):
+            raise ChannelClosedError(f"{self.address}: {first.reason}")
+        self._first = first
 
     def send(self, command: Command) -> None:
         """Send one command; its `Reply` comes through `receive`. Raises `ChannelClosedError` if it is gone."""
@@ -88,6 +114,9 @@ class ChannelClient:
         Raises `ChannelClosedError` at the end of the stream and `ChannelError` for bytes that are no message or for
         another protocol.
         """
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
         with self._receiving:
             body = self._next_frame(None if timeout_s is None else time.monotonic() + timeout_s)
         return None if body is None else decode_outgoing(body)

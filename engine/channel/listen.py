@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from schedtop.engine.channel.protocol import ChannelError, Loopback, Unix, parse_address
+from schedtop.engine.contract.written_files import make_folder
 
 _CREDENTIALS = struct.Struct("3i")
 
@@ -19,7 +20,7 @@ def runtime_dir() -> Path:
     base = os.environ.get("XDG_RUNTIME_DIR")
     path = Path(base, "schedtop") if base else Path(tempfile.gettempdir(), f"schedtop-{os.getuid()}")
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(path)
         status = path.lstat()
     except OSError as error:
         raise ChannelError(f"cannot make {path} for the socket: {error.strerror}") from None
@@ -61,7 +62,7 @@ def _listen_unix(address: Unix) -> socket.socket:
     _remove_stale(path)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_folder(path.parent)
         _bind_private(listener, address.path)
         listener.listen()
     except OSError as error:

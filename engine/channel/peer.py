@@ -25,7 +25,9 @@ class Peer:
     def __init__(self, sock: socket.socket, outbox_bytes: int) -> None:
         self.sock = sock
         self.joined = False
+        self.console = True
         self.leaving = False
+        self.read_only = False
         self.interest = selectors.EVENT_READ
         self.connected_at = time.monotonic()
         self.synced_at = 0.0

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ipaddress
 import struct
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 import msgspec
-from schedtop.engine.contract.telemetry import PROTOCOL, ROW_FIELDS, Incoming, Message, Outgoing, StepRecord
+from schedtop.engine.contract.telemetry import PROTOCOL, ROW_FIELDS, Incoming, Join, Message, Outgoing, StepRecord
 
 MAX_OUTGOING_BYTES = 128 << 20
 MAX_INCOMING_BYTES = 1 << 20
@@ -106,6 +107,10 @@ def decode_incoming(body: bytes | memoryview) -> Incoming:
     try:
         return _incoming.decode(body)
     except _UNREADABLE as error:
+        with suppress(*_UNREADABLE):  # another version's `Join` may have other fields, and still says its protocol
+            tag, _, protocol = msgspec.msgpack.decode(body, type=list[msgspec.Raw])[:3]
+            if msgspec.msgpack.decode(tag) == Join.__struct_config__.tag:
+                return Join(id=0, protocol=msgspec.msgpack.decode(protocol, type=int))
         raise ChannelError(f"unreadable command ({_one_line(error)})") from None
 
 

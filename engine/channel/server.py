@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hmac
 import os
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -19,17 +20,21 @@ from schedtop.engine.channel.protocol import (
     encode,
     mismatch,
 )
+from schedtop.engine.channel.token_file import VARIABLE, ensure_token, token_path
 from schedtop.engine.contract.telemetry import (
     PROTOCOL,
+    Abort,
     Bye,
     Header,
     Incoming,
     Join,
     Notice,
+    Output,
     Reply,
     Snapshot,
     Stage,
     StepRecord,
+    Submit,
     TextDelta,
 )
 
@@ -43,25 +48,48 @@ class ChannelServer(Sink):
 
     Raises `ChannelError` when it cannot listen. Each console has an outbox of `outbox_bytes`; when it is full,
     whole records are dropped, and once it drains the console gets a fresh `Snapshot` whose `dropped` counts them.
-    Replies, notices and `Bye` are never dropped.
+    Replies, notices and `Bye` are never dropped. `on_gone` is called for every connection that ended.
+
+    `kept` gives the engine's first snapshot and all records since, encoded; nothing where they were not kept.
+
+    Over TCP a console must give the token of `token_file`. With `read_only` no console may command.
     """
 
-    def __init__(self, address: str, *, outbox_bytes: int = 8 << 20, max_peers: int = 16) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        outbox_bytes: int = 8 << 20,
+        max_peers: int = 16,
+        token_file: str | None = None,
+        read_only: bool = False,
+    ) -> None:
+        self._token_path = token_path(token_file)
+        self._token = ensure_token(self._token_path) if address.startswith("tcp:") else ""
+        self._read_only = read_only
         self._listener, self.address = listen(address)
         self._outbox_bytes = outbox_bytes
         self._max_peers = max_peers
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self.kept: Callable[[], Sequence[bytes]] = tuple
         self._peers: list[Peer] = []
         self._stage: bytes | None = None
         self._header: bytes | None = None
         self._snapshot: Callable[[], Snapshot] | None = None
         self._commands: list[tuple[Peer, Incoming]] = []
+        self.on_gone: Callable[[Peer], object] = lambda peer: None
+
+    @property
+    def who_may_connect(self) -> str:
+        """In words, for the operator; with what they may do."""
+        who = f"whoever has the token in {self._token_path}" if self._token else f"user {os.getuid()} alone"
+        return f"{who} may connect" + (", to watch only" if self._read_only else "")
 
     @property
     def num_joined(self) -> int:
         """Consoles that said `Join`."""
-        return sum(peer.joined for peer in self._peers)
+        return sum(peer.joined and peer.console for peer in self._peers)
 
     def watch(self, file: Any, on_ready: Callable[[], object]) -> None:
         """Let `poll` also wait for a readable `file` and call `on_ready` then."""
@@ -108,7 +136,7 @@ class ChannelServer(Sink):
         """Offer a piece of output text; dropped where records are dropped."""
         body = encode(delta)
         for peer in self._peers:
-            if peer.joined:
+            if peer.joined and peer.console:
                 peer.offer(body)
 
     def notice(self, notice: Notice) -> None:
@@ -119,8 +147,14 @@ class ChannelServer(Sink):
         """Answer one command."""
         peer.push(encode(reply))
 
+    def output(self, peer: Peer, output: Output) -> None:
+        """Give a client its tokens, at once; never dropped."""
+        peer.push(encode(output))
+        self._flush(peer)
+
     def close(self, bye: Bye, within_s: float = 1.0) -> None:
         """Say `bye`, wait up to `within_s` until consoles have read all, and stop listening."""
+        self.on_gone = lambda peer: None  # the engine takes no orders any more
         self._selector.unregister(self._listener)
         self._listener.close()
         self._push_joined(encode(bye))
@@ -152,10 +186,18 @@ class ChannelServer(Sink):
         uid = peer_uid(sock)
         if uid is not None and uid != os.getuid():
             self._dismiss(peer, f"this engine belongs to user {os.getuid()}, not {uid}")
-        elif len(self._peers) > self._max_peers:
+        elif self.num_joined >= self._max_peers:
             self._dismiss(peer, f"{self._max_peers} consoles are connected already: close one")
-        elif sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        else:
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Connections that have not joined take no console's place: the oldest goes when there are too many."""
+        strangers = [peer for peer in self._peers if not peer.joined]
+        if len(strangers) > self._max_peers:
+            self._drop(strangers[0])
 
     def _serve(self, peer: Peer, events: int) -> None:
         if events & selectors.EVENT_WRITE:
@@ -179,17 +221,38 @@ class ChannelServer(Sink):
         if not isinstance(command, Join):
             if not peer.joined:
                 raise ChannelError("the first message must be Join")
-            self._commands.append((peer, command))
+            if peer.read_only and not _of_a_client(peer, command):
+                whose = "this engine" if self._read_only else "this console"
+                text = f"{whose} is read-only: no command is taken"
+                peer.push(encode(Reply(command.id, ok=False, text=text, knobs_version=0)))
+            else:
+                self._commands.append((peer, command))
         elif command.protocol != PROTOCOL:
             raise ChannelError(mismatch(PROTOCOL, command.protocol))
+        elif self._token and not hmac.compare_digest(command.token.encode(), self._token.encode()):
+            raise ChannelError(self._token_wanted(command.token))
         elif not peer.joined:
-            peer.joined = True
-            self._welcome(peer)
+            if self.num_joined >= self._max_peers:
+                raise ChannelError(f"{self._max_peers} consoles are connected already: close one")
+            peer.joined, peer.console = True, command.console
+            peer.read_only = command.read_only or self._read_only
+            self._welcome(peer, self.kept() if command.from_start else ())
 
-    def _welcome(self, peer: Peer) -> None:
+    def _token_wanted(self, given: str) -> str:
+        what = "another token was given" if given else "none was given"
+        return (
+            f"this engine asks for the token in {self._token_path} ({what}):"
+            f" give a copy with --token-file FILE or {VARIABLE}=FILE"
+        )
+
+    def _welcome(self, peer: Peer, kept: Sequence[bytes] = ()) -> None:
+        """`kept` takes the place of the present snapshot."""
         if self._header is not None:
             peer.push(self._header)
-            self._sync(peer)
+            for body in kept:
+                peer.push(body)
+            if not kept:
+                self._sync(peer)
         elif self._stage is not None:
             peer.push(self._stage)
 
@@ -242,6 +305,7 @@ class ChannelServer(Sink):
         self._peers.remove(peer)
         self._selector.unregister(peer.sock)
         peer.sock.close()
+        self.on_gone(peer)
 
     def __enter__(self) -> ChannelServer:
         return self
@@ -249,3 +313,8 @@ class ChannelServer(Sink):
     def __exit__(self, *_: object) -> None:
         if self._listener.fileno() >= 0:
             self.close(Bye(reason="the engine ended", step=0), within_s=0.0)
+
+
+def _of_a_client(peer: Peer, command: Incoming) -> bool:
+    """A request and its end change no setting: a read-only engine serves."""
+    return isinstance(command, Submit) or (isinstance(command, Abort) and not peer.console)

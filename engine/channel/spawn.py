@@ -34,12 +34,12 @@ class EngineProcess:
         self._reader = threading.Thread(target=self._read_stderr, name="engine-stderr", daemon=True)
         self._reader.start()
 
-    def connect(self, timeout_s: float = 10.0) -> ChannelClient:
+    def connect(self, timeout_s: float = 10.0, *, read_only: bool = False) -> ChannelClient:
         """A joined client, as soon as the engine listens. Raises `ChannelError`, with the exit cause if it died."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             try:
-                return ChannelClient.connect(self.address, timeout_s)
+                return ChannelClient.connect(self.address, timeout_s, read_only=read_only)
             except ChannelError:
                 if self.process.poll() is not None:
                     raise ChannelError(self.exit_cause() or "the engine ended") from None

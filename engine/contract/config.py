@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from schedtop.engine.contract import knobs
+from schedtop.engine.contract.kv_groups import Entry, GroupError, KVGroup, common_size, read_groups
 
 
 class ConfigError(ValueError):
     """A setting that cannot be used; the text names it and says what to do."""
+
+
+class KVConnector(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A store outside the pool. `reuse`: it answers at every admission, else until its first load began.
+
+    `load_steps` and `send_steps` are what requests take that say nothing of their own.
+    """
+
+    mode: Literal["async", "sync"] = "async"
+    on_failure: Literal["recompute", "fail"] = "recompute"
+    role: Literal["kv_both", "kv_consumer", "kv_producer"] = "kv_both"
+    reuse: bool = False
+    load_steps: int = 0
+    send_steps: int = 0
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +34,15 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     the prefix-cache entries of blocks that the step would have filled. Decisions equal vLLM's only with them,
     outputs are right only without: an engine that runs a real model turns this off. `pipeline_depth`: stages that each
     hold a batch; with `async_scheduling`, a further step is planned while they run.
+
+    `kv_groups`: groups of layers that keep state alike, instead of one; each "full", a window in tokens, or a
+    `KVGroup`. `prefix_cache_retention_interval`: window and Mamba groups keep in the cache what lies behind each
+    multiple of it and behind the prompt's end (0: the latter alone; None: all). A drafter with a cache of its own
+    (EAGLE, MTP) makes a hit lose its last block (`drop_last_cached_block`), needs slots for `num_lookahead_tokens`
+    more, and must not be left with fewer than `prefill_lookahead` tokens of a prompt. `max_loras`: adapters that one
+    step can compute together; 0: no limit. `pooling`: requests have no outputs and end with their prompt.
+    `encoder_budget`: image tokens per step, `encoder_cache` those kept (None: the budget); with
+    `disable_chunked_mm_input` no chunk ends inside an image.
     """
 
     num_blocks: int
@@ -41,8 +65,24 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_batched_tokens_ceiling: int | None = None
     max_seqs_ceiling: int | None = None
     cache_unexecuted_blocks: bool = True
+    kv_groups: tuple[Entry, ...] | None = None
+    prefix_cache_retention_interval: int | None = None
+    drop_last_cached_block: bool = False
+    num_lookahead_tokens: int = 0
+    prefill_lookahead: int = 0
+    max_loras: int = 0
+    pooling: bool = False
+    encoder_budget: int | None = None
+    encoder_cache: int | None = None
+    disable_chunked_mm_input: bool = False
+    kv_connector: KVConnector | None = None
     async_scheduling: bool = False
     pipeline_depth: int = 1
+
+    def groups(self) -> tuple[KVGroup, ...]:
+        """The KV groups with their block sizes; one if none are named. Raises `GroupError`."""
+        entries = self.kv_groups if self.kv_groups is not None else (self.sliding_window or "full",)
+        return read_groups(entries, self.block_size, self.max_model_len)
 
     @property
     def max_concurrent_batches(self) -> int:
@@ -79,7 +119,34 @@ def check_scheduler_config(config: SchedulerConfig) -> SchedulerConfig:
             f"max_num_batched_tokens={config.max_num_batched_tokens} leaves no row beside"
             f" draft_slots={config.draft_slots}: nothing could ever be scheduled"
         )
+    _check_kv(config)
     return config
+
+
+def _check_kv(config: SchedulerConfig) -> None:
+    try:
+        groups = config.groups()
+    except GroupError as error:
+        raise ConfigError(str(error)) from None
+    if config.kv_groups is not None and config.sliding_window is not None:
+        raise ConfigError("sliding_window: with kv_groups, give the window in its group")
+    for name in (
+        "max_loras",
+        "encoder_budget",
+        "encoder_cache",
+        "num_lookahead_tokens",
+        "prefill_lookahead",
+        "prefix_cache_retention_interval",
+    ):
+        if (getattr(config, name) or 0) < 0:
+            raise ConfigError(f"{name}={getattr(config, name)}: must not be negative")
+    interval = config.prefix_cache_retention_interval
+    common = common_size(tuple(group for group in groups if group.mamba != "none"))
+    if interval and interval % common:
+        raise ConfigError(
+            f"prefix_cache_retention_interval={interval}: must be 0 or a multiple of {common},"
+            " the least common multiple of the block sizes"
+        )
 
 
 def knob_values(config: SchedulerConfig, extra: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -112,6 +179,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All that starts an engine process. `scheduler` holds only what was set explicitly, by knob name.
 
     `join_within_s`: wall time that the first step waits for a console. `draft_model` drafts for `model`.
+    `http` is where clients are served (`HOST:PORT`), under `served_model_name`; more than `max_num_queued_reqs` that
+    wait are turned away. `token_file`: what a TCP `socket` asks for. `read_only`: no console may command it.
     """
 
     device: str = "sim:llama-3.1-8b@h100"
@@ -129,6 +198,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     record: str | None = None
     record_text: bool = False
     metrics_port: int | None = None
+    http: str | None = None
+    served_model_name: tuple[str, ...] = ()
+    max_num_queued_reqs: int | None = None
     socket: str | None = None
+    token_file: str | None = None
+    read_only: bool = False
     join_within_s: float = 0.0
     draft_model: str | None = None

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
+from schedtop.engine.contract.harmless import json_bytes, one_line
 from schedtop.engine.contract.telemetry import (
     ROW_FIELDS,
     StepRecord,
@@ -91,12 +92,13 @@ def write_jsonl(records: Iterable[StepRecord], file: BinaryIO) -> None:
     """One line per record with all that it tells."""
     encode = msgspec.json.Encoder().encode
     for record in records:
-        file.write(encode(document_of(record)) + b"\n")
+        file.write(json_bytes(encode(document_of(record))) + b"\n")
 
 
 def row_of(record: StepRecord) -> list[Cell]:
     """A record's figures in the order of `COLUMNS`."""
-    return [value(record) for _, value in COLUMNS.values()]
+    cells = [value(record) for _, value in COLUMNS.values()]
+    return [one_line(cell) if isinstance(cell, str) else cell for cell in cells]
 
 
 def document_of(record: StepRecord) -> dict[str, Any]:

@@ -15,7 +15,8 @@ class Knob:
 
     `low` and `high` are inclusive; `high` None means unbounded but for a ceiling (`ceiling` names the start-up
     setting that bounds it). `optional` knobs accept None, which means "as the default rule says". `also` is what the
-    limit is called where its use is shown.
+    scheduler calls the limit, where that is another name. `follows` names the knob whose value this one has while it
+    is None, and whose change makes it None again.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Knob:
     vllm: bool = True
     step: float = 1
     also: str = ""
+    follows: str = ""
 
     @property
     def option(self) -> str:
@@ -74,6 +76,7 @@ KNOBS: tuple[Knob, ...] = (
         step=64,
         ceiling="max_batched_tokens_ceiling",
         also="token_budget",
+        follows="max_num_batched_tokens",
         effect="Tokens of work in one step; as max_num_batched_tokens unless set.",
         up="More prompt work beside each decode: better TTFT, longer steps.",
         down="Shorter steps: smoother ITL, slower prompts.",
@@ -100,6 +103,8 @@ KNOBS: tuple[Knob, ...] = (
         unit="requests",
         live=True,
         optional=True,
+        also="seq_cap",
+        follows="max_num_seqs",
         ceiling="max_seqs_ceiling",
         effect="Admission cap below max_num_seqs; as max_num_seqs unless set.",
         up="Admits sooner.",
@@ -136,6 +141,7 @@ KNOBS: tuple[Knob, ...] = (
         bool,
         True,
         live=True,
+        also="reserve_full_isl",
         effect="Admit only if the whole sequence so far fits, not just its next chunk.",
         up="No admission that must be undone half-way through its prompt.",
         down="Earlier starts on long prompts; they may be preempted before their first token.",
@@ -191,7 +197,7 @@ KNOBS: tuple[Knob, ...] = (
         int,
         16,
         low=1,
-        high=256,
+        high=1 << 14,
         unit="tokens",
         effect="Tokens per KV block.",
         up="Fewer, larger blocks: less bookkeeping, coarser sharing.",
@@ -353,6 +359,18 @@ def bounds(knob: Knob, ceilings: Mapping[str, int | None]) -> tuple[float | None
 def live_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """The live knobs among `values`, in the table's order."""
     return {knob.name: values[knob.name] for knob in LIVE if knob.name in values}
+
+
+def with_followers(change: Mapping[str, Any]) -> dict[str, Any]:
+    """A change and what it takes along: a knob that follows a changed one becomes None unless it is given too."""
+    taken_along = {knob.name: None for knob in LIVE if knob.follows in change and knob.name not in change}
+    return {**change, **taken_along}
+
+
+def in_force(values: Mapping[str, Any], name: str) -> Any:
+    """The value a knob has among `values`: its own, or that of the knob it follows."""
+    value, follows = values.get(name), BY_NAME[name].follows
+    return in_force(values, follows) if value is None and follows else value
 
 
 def parse_assignments(items: Iterable[str]) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
+from schedtop.engine.contract.cohort import Cohort, cohort
 
 COMPACT_AT = 4 * 2**20
 """Values kept as they came before equal ones are joined. Rows of one step mostly share their gap, so few remain."""
@@ -50,6 +51,11 @@ class Percentiles:
         low = self._at(int(place))
         high = self._at(min(int(place) + 1, count - 1))
         return low + (high - low) * (place - int(place))
+
+    def cohort(self, unended: npt.ArrayLike = ()) -> Cohort:
+        """All values as known ones, and those still open."""
+        self._compact()
+        return cohort(self._values, unended, self._counts)
 
     def _at(self, rank: int) -> float:
         return float(self._values[np.searchsorted(self._ends, rank, side="right")])

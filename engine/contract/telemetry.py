@@ -51,6 +51,10 @@ class Limiter(StrEnum):
     REMOTE_KV = "remote_kv"
     STREAMING_INPUT = "streaming_input"
     STALE_OUTPUT = "stale_output"
+    LORA = "lora"
+    RESERVED = "reserved"
+    ENCODER = "encoder"
+    DP_THROTTLE = "dp_throttle"
 
 
 DEFERRED = (Limiter.GRAMMAR, Limiter.REMOTE_KV, Limiter.STREAMING_INPUT, Limiter.STALE_OUTPUT)
@@ -58,13 +62,19 @@ DEFERRED = (Limiter.GRAMMAR, Limiter.REMOTE_KV, Limiter.STREAMING_INPUT, Limiter
 
 
 class FinishReason(StrEnum):
-    """Why a request ended. `LENGTH` covers `max_tokens` and the model length."""
+    """Why a request ended. `LENGTH` covers `max_tokens` and the model length.
+
+    `STOP_OR_ABORT`: vLLM's front end ended it, on a stop string or because the client left; the engine cannot tell.
+    """
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
     KV_CAPACITY = "kv_capacity"
     REFUSED = "refused"
+    ERROR = "error"
+    REPETITION = "repetition"
+    STOP_OR_ABORT = "stop_or_abort"
 
 
 class BlockClass(IntEnum):
@@ -87,9 +97,9 @@ class RowFlag(IntEnum):
 
 
 ROW_FIELDS = ("request", "tokens", "drafts", "accepted", "computed", "needed", "emitted", "blocks", "flags")
-"""Columns of `StepRecord.rows`: request number; tokens scheduled, of which drafts, of which accepted; tokens
-computed before the step; `num_tokens` when it was scheduled; outputs delivered by the step; blocks held after
-scheduling; `RowFlag` bits."""
+"""Columns of `StepRecord.rows`: request number; tokens scheduled, of which drafts, of which the model agreed with so
+many, whether or not all were delivered; tokens computed before the step; `num_tokens` when it was scheduled; outputs
+delivered by the step; blocks held after scheduling; `RowFlag` bits."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -120,13 +130,14 @@ class Admission(Message, frozen=True):
 
 
 class Refusal(Message, frozen=True):
-    """A request turned away at submission, with what it needs and what there is."""
+    """A request turned away at submission: what it needs, what there is, and `setting`, the flag that raises that."""
 
     number: int
     id: str
     reason: str
     need: int | None = None
     capacity: int | None = None
+    setting: str = ""
 
 
 class Finish(Message, frozen=True):
@@ -199,7 +210,13 @@ class Blocks(Message, frozen=True):
 
 
 class Totals(Message, frozen=True):
-    """Counters since the session began, so that a gap in the records loses no total."""
+    """Counters since the session began, so that a gap in the records loses no total.
+
+    `finished` ended by stop or length; `kv_capacity` were cut off by a full pool. `drafts` are rows that carried any;
+    `accepted_draft_tokens` those that the model agreed with, delivered or not. `cache_queries` are prompt tokens of
+    first admissions while prefix caching was on. `aborted_prefill_tokens` were computed for requests that were
+    aborted before their first output.
+    """
 
     steps: int = 0
     submitted: int = 0
@@ -221,6 +238,11 @@ class Totals(Message, frozen=True):
     input_rows: int = 0
     input_budget: int = 0
     busy_s: float = 0.0
+    kv_capacity: int = 0
+    drafts: int = 0
+    accepted_draft_tokens: int = 0
+    cache_queries: int = 0
+    aborted_prefill_tokens: int = 0
 
 
 class StepRecord(Message, tag=1, frozen=True):
@@ -300,7 +322,8 @@ class RequestState(Message, frozen=True):
 class Header(Message, tag=2, frozen=True):
     """Opens a channel and a recording: which engine this is. `config` and `workload` are plain JSON values.
 
-    `settings` is what else a run of the same engine needs: seed, parallel sizes, `vocab_size`.
+    `settings` is what else a run of the same engine needs: seed, parallel sizes, `vocab_size`; of a real model also
+    `eos_token_ids` and the `sampling` it advises.
     """
 
     protocol: int
@@ -382,13 +405,18 @@ class TextDelta(Message, tag=6, frozen=True):
 
 
 class Reply(Message, tag=7, frozen=True):
-    """The answer to one command."""
+    """The answer to one command.
+
+    `number` answers a `Submit`: the request's, also where it can never be served (`ok` false); -1 if it was not
+    taken, which may be different later.
+    """
 
     command: int
     ok: bool
     text: str
     knobs_version: int
     warnings: list[str] = []
+    number: int = -1
 
 
 class Bye(Message, tag=8, frozen=True):
@@ -398,7 +426,28 @@ class Bye(Message, tag=8, frozen=True):
     step: int
 
 
-Outgoing = StepRecord | Header | Snapshot | Stage | Notice | TextDelta | Reply | Bye
+class Ending(Message, frozen=True):
+    """A client's request has ended; `reason` is a `FinishReason`."""
+
+    number: int
+    reason: str
+    cached_tokens: int = 0
+
+
+class Output(Message, tag=9, frozen=True):
+    """What a step gave to the requests of one client.
+
+    `numbers` are requests and `counts` how many tokens each got, both int32; `token_ids` (int32) lie end to end in
+    that order. `ends` are requests that end with these tokens.
+    """
+
+    numbers: bytes
+    counts: bytes
+    token_ids: bytes
+    ends: tuple[Ending, ...] = ()
+
+
+Outgoing = StepRecord | Header | Snapshot | Stage | Notice | TextDelta | Reply | Bye | Output
 
 
 def row_matrix(record: StepRecord) -> IntArray:
@@ -419,14 +468,20 @@ def itl_column(record: StepRecord) -> FloatArray:
 def draft_positions(record: StepRecord) -> npt.NDArray[np.int64]:
     """Drafts that a step verified, and those of them that were accepted, by position: int64 [2, `MOST_DRAFTS`].
 
-    A row admitted in the step has placeholders that nobody drafted: they do not count.
+    The placeholders of a padded admission count as drafted, as in vLLM.
     """
     if not record.draft_tokens:
         return np.zeros((2, MOST_DRAFTS), dtype=np.int64)
     rows = row_columns(record)
-    drafted = np.where(rows["flags"] & (RowFlag.NEW | RowFlag.RESUMED), 0, rows["drafts"])
     places = np.arange(MOST_DRAFTS)[:, None]
-    return np.array([(drafted > places).sum(axis=1), (rows["accepted"] > places).sum(axis=1)])
+    return np.array([(rows[name] > places).sum(axis=1) for name in ("drafts", "accepted")])
+
+
+def hit_rate(totals: Totals) -> float | None:
+    """Share of looked-up prompt tokens that the prefix cache had; None where nothing was looked up."""
+    # Engines that do not count look-ups have them wherever something was found.
+    queries = totals.cache_queries or (totals.prompt_tokens if totals.cached_tokens else 0)
+    return totals.cached_tokens / queries if queries else None
 
 
 def block_changes(record: StepRecord) -> tuple[IntArray, IntArray]:
@@ -526,10 +581,19 @@ class Drain(Command, tag=106, frozen=True):
 
 
 class Join(Command, tag=107, frozen=True):
-    """First message of a console: its protocol version. The engine answers with `Header` and `Snapshot`."""
+    """First message of a console: its protocol version. The engine answers with `Header` and `Snapshot`.
+
+    `token` is what a TCP engine asks for. The engine takes no command of a console that joined `read_only`.
+    `console` is false for a client that submits requests: nobody looks at it, and it is sent no `TextDelta`.
+    With `from_start` the engine begins with its first snapshot and all records since, if it kept them.
+    """
 
     id: int
     protocol: int
+    token: str = ""
+    read_only: bool = False
+    console: bool = True
+    from_start: bool = False
 
 
 class EndTrial(Command, tag=108, frozen=True):
@@ -541,4 +605,35 @@ class EndTrial(Command, tag=108, frozen=True):
     by: str = ""
 
 
-Incoming = SetKnobs | Pause | Resume | StepOnce | Abort | Drain | Join | EndTrial
+class Sampling(Message, frozen=True):
+    """How a client wants its tokens picked; fields and their neutral values are those of `SamplingParams`."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+class Submit(Command, tag=109, frozen=True):
+    """A request of the client's own: `Reply` gives its number, `Output`s its tokens, the last one its end.
+
+    `prompt` is token ids, int32. `arrived_s` is when the client got it, on this machine's monotonic clock. The
+    model's end tokens end it unless `ignore_eos`; `stop_token_ids` do in any case. A client that hangs up ends its
+    requests.
+    """
+
+    id: int
+    request_id: str
+    prompt: bytes
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    stop_token_ids: tuple[int, ...] = ()
+    priority: int = 0
+    arrived_s: float | None = None
+    preview: str = ""
+
+
+Incoming = SetKnobs | Pause | Resume | StepOnce | Abort | Drain | Join | EndTrial | Submit

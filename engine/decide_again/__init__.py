@@ -1,1 +1,1 @@
-"""decide_again."""
+"""Recorded decisions made again: verified, compared, and continued differently from any step."""

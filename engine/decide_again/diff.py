@@ -7,6 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 import msgspec
+from schedtop.engine.contract.harmless import page
 from schedtop.engine.contract.telemetry import Arrival, Header, KnobChange, StepRecord
 from schedtop.engine.decide_again.divergence import Divergence, Part, first_difference, told_apart
 from schedtop.engine.recording.reader import Recording
@@ -56,12 +57,12 @@ class RecordingDiff(msgspec.Struct, frozen=True, kw_only=True):
         lines = [f"A  {self.a}  {self.steps[0]:,} steps", f"B  {self.b}  {self.steps[1]:,} steps"]
         lines += _block("started with", self.settings)
         if self.step is None:
-            return "\n".join([*lines, "every step is the same"])
+            return page([*lines, "every step is the same"])
         lines.append(f"first difference at step {self.step}, {self.clock_s:.3f} s")
         lines += _block("decided", self.parts) + _block("asked from outside", self.outside)
         if not self.outside and not self.settings:
             lines.append("nothing asked of them differs before: the engines decide differently, or were timed so")
-        return "\n".join(lines)
+        return page(lines)
 
 
 def _block(title: str, parts: list[Part]) -> list[str]:

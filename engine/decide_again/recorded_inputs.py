@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -27,6 +28,9 @@ from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.step.engine import Engine
 
 MAX_PROMPT_TOKENS = 1 << 24
+VLLM = "vllm"
+"""`Header.source` of a server that the hook is in."""
+FROM_OUTSIDE = (FinishReason.ABORT, FinishReason.STOP_OR_ABORT)
 
 
 class RecordedClock:
@@ -56,6 +60,7 @@ class RecordedWorker:
 
     def __init__(self) -> None:
         self.emitted: dict[int, int] = {}
+        self.accepted: dict[int, int] = {}
         self.stopped: list[int] = []
         self.drafts: dict[int, int] | int = 0
 
@@ -64,7 +69,8 @@ class RecordedWorker:
         numbers = plan.numbers.tolist()
         counts = np.array([self.emitted.get(number, 0) for number in numbers], dtype=np.int32)
         sampled = np.zeros((plan.num_rows, int(counts.max(initial=1))), dtype=np.int32)
-        result = StepResult(sampled, counts, stopped=self.stopped)
+        accepted = np.array([self.accepted.get(number, 0) for number in numbers], dtype=np.int32)
+        result = StepResult(sampled, counts, stopped=self.stopped, accepted=accepted)
         proposed = self._proposals(numbers)
         if proposed.any():
             result.drafts = np.zeros((plan.num_rows, int(proposed.max())), dtype=np.int32)
@@ -82,14 +88,16 @@ class Driver:
 
     Prefix keys are the identity of prompt blocks. A block of outputs has no recorded identity: where an admission
     got such a block from the cache, the recorded block table tells which one it was.
-    Raises `RecordingError` for a header that is no engine of ours.
+    Raises `RecordingError` for a header that is no engine of ours, and for a server with what is not decided here.
     """
 
     def __init__(self, header: Header, path: str) -> None:
         self.path = path
+        _check_decidable(header, path)
         self.clock, self.worker = RecordedClock(), RecordedWorker()
         self.engine = Engine(Scheduler(_config_of(header, path)), self.worker, None, self.clock, header)
         self.drafts_every_time = header.simulated_clock
+        self.pauses_admissions = header.source == VLLM
 
     @property
     def num_ahead(self) -> int:
@@ -104,7 +112,24 @@ class Driver:
         engine = self.engine
         self._outside(record)
         self.clock.clock_s, self.clock.end_s = record.start_s, record.end_s
+        if self.pauses_admissions:
+            return self._play_paused(record, following) if record.paused else self._step(record, following)
         engine.paused = record.paused
+        return self._step(record, following)
+
+    def _play_paused(self, record: StepRecord, following: Sequence[StepRecord]) -> StepRecord | None:
+        """A server's pause holds the queue only: as an admission cap that nobody can be under."""
+        state = self.engine.scheduler.state
+        limits = state.limits
+        state.limits = replace(limits, seq_cap=0)
+        decided = self._step(record, following)
+        state.limits = limits
+        if decided is None:
+            return None
+        return msgspec.structs.replace(decided, paused=True, head=record.head, limiter=record.limiter)
+
+    def _step(self, record: StepRecord, following: Sequence[StepRecord]) -> StepRecord | None:
+        engine = self.engine
         if not record.executed:
             return engine.observer.idle_record(record.start_s, record.knobs_version, record.paused)
         if not engine.has_work:
@@ -129,7 +154,7 @@ class Driver:
         for arrival in record.arrivals:
             self._submit(arrival, reasons.get(arrival.number))
         for finish in record.finishes:
-            if finish.reason == FinishReason.ABORT:
+            if finish.reason in FROM_OUTSIDE:
                 self.clock.clock_s = record.start_s
                 self.engine.abort(finish.number)
         for deferral in record.deferrals:
@@ -171,7 +196,9 @@ class Driver:
 
     def _set_results(self, record: StepRecord, following: StepRecord | None) -> None:
         rows = row_columns(record)
-        self.worker.emitted = dict(zip(rows["request"].tolist(), rows["emitted"].tolist(), strict=True))
+        numbers = rows["request"].tolist()
+        self.worker.emitted = dict(zip(numbers, rows["emitted"].tolist(), strict=True))
+        self.worker.accepted = dict(zip(numbers, rows["accepted"].tolist(), strict=True))
         self.worker.stopped = [finish.number for finish in record.finishes if finish.reason == FinishReason.STOP]
         if self.drafts_every_time:
             self.worker.drafts = self.engine.scheduler.state.limits.num_speculative_tokens
@@ -223,6 +250,15 @@ def request_of(arrival: Arrival) -> Request:
         block_keys=path_keys(arrival.prefix_keys),
         key_hasher=sha256(str(arrival.number).encode()),
     )
+
+
+def _check_decidable(header: Header, path: str) -> None:
+    """A vLLM server may have what this scheduler has not."""
+    found = list(header.settings.get("undecidable", ()))
+    if header.settings.get("async_scheduling"):
+        found.insert(0, "async scheduling (--no-async-scheduling is without)")
+    if found:
+        raise RecordingError(f"{path} is of a server with {', '.join(found)}: that cannot be decided again here")
 
 
 def _config_of(header: Header, path: str) -> SchedulerConfig:

@@ -117,10 +117,10 @@ def _run_again(scheduler: Scheduler, request: Request, state: RequestState) -> N
     kv.admit(request, hit, computed - hit.num_tokens)
     kv.release_before_window(request, computed)
     request.status = Status.RUNNING
-    row = books.table.append(request, computed, stop_at(books, request))
-    num_full = min(computed, request.num_tokens) // kv.block_size
-    kv.register(request, num_full)
-    books.table.next_full[row] = (num_full + 1) * kv.block_size
+    known = min(computed, request.num_tokens)
+    kv.register(request, known)
+    row = books.table.append(request, computed, stop_at(books, request), kv.standing(request))
+    books.table.next_full[row] = kv.next_full(known)
     books.table.decoding[row] = state.output_tokens > 0 and computed == request.num_tokens - 1
     books.table.mid_prompt[row] = computed < request.num_tokens - 1
 
@@ -134,5 +134,5 @@ def _pass_through_cache(scheduler: Scheduler, request: Request) -> None:
     if not kv.caching or missing < 0 or kv.shortage(hit, missing, missing, full=False, reserve=False) is not None:
         return
     kv.admit(request, hit, missing)
-    kv.register(request, num_full)
+    kv.register(request, num_full * kv.block_size)
     kv.free(request)

@@ -27,7 +27,10 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class RecordingVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What replaying a recording's world came to. `difference` None: all `steps` are decided the same."""
+    """What replaying a recording's world came to. `difference` None: all `steps` are decided the same.
+
+    `submitted` is the sum of `finished`, `kv_capacity`, `refused`, `aborted`, `running` and `waiting`.
+    """
 
     name: str
     equal: bool
@@ -35,6 +38,13 @@ class RecordingVerdict(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
     admissions: int
     scheduled_tokens: int
+    submitted: int
+    finished: int
+    kv_capacity: int
+    refused: int
+    aborted: int
+    running: int
+    waiting: int
     truncated: str | None
     difference: Difference | None
 
@@ -69,6 +79,7 @@ def verify_recording(
         counts["preemptions"] += len(record.preemptions)
         counts["admissions"] += len(record.admissions)
         counts["tokens"] += record.scheduled_tokens
+    state, totals = driver.engine.scheduler.state, driver.engine.observer.totals()
     return RecordingVerdict(
         name=recording.path,
         equal=difference is None,
@@ -76,6 +87,13 @@ def verify_recording(
         preemptions=counts["preemptions"],
         admissions=counts["admissions"],
         scheduled_tokens=counts["tokens"],
+        submitted=totals.submitted,
+        finished=totals.finished,
+        kv_capacity=totals.kv_capacity,
+        refused=totals.refused,
+        aborted=totals.aborted,
+        running=state.table.size,
+        waiting=len(state.waiting),
         truncated=recording.truncated,
         difference=difference,
     )

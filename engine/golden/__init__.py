@@ -1,1 +1,1 @@
-"""golden."""
+"""Golden cases: recorded decisions of a scheduler, replayed step by step."""

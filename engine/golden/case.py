@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,10 @@ from schedtop.engine.contract.config import ConfigError, SchedulerConfig, check_
 from schedtop.engine.contract.knobs import BY_NAME, KnobError, check_value
 from schedtop.engine.contract.telemetry import Finish, FinishReason, Limiter, Refusal
 from schedtop.engine.files.read import odd_file
+from schedtop.engine.golden.asked import CaseRequest
+from schedtop.engine.golden.store import CaseStore
 from schedtop.engine.handoff.plan import PLACEHOLDER, IntArray, StepPlan, StepResult
-from schedtop.engine.handoff.request import Request
+from schedtop.engine.handoff.request import Image, Request
 from schedtop.engine.scheduler.deferral import skipped
 from schedtop.engine.scheduler.scheduler import Scheduler
 
@@ -26,23 +28,6 @@ class CaseError(ValueError):
 
 class CaseConfig(SchedulerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A limit that this scheduler does not know would make another case of it."""
-
-
-class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`prompt_parts` are [seed, length] pairs; token i of a part is (seed * 1000003 + i * 7919) % 32000.
-
-    Its `stop_after`-th output is a stop token, which ends it. Before step `ready_step` it is not ready, as if a grammar
-    were compiling.
-    """
-
-    id: str
-    arrival_step: int
-    max_tokens: int
-    prompt_parts: list[tuple[int, int]] = []
-    prompt: list[int] | None = None
-    priority: int = 0
-    stop_after: int | None = None
-    ready_step: int = 0
 
 
 class CaseKnob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,6 +53,15 @@ class CaseStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     finished: list[str]
     free_blocks_after: int
     skipped: list[str] | msgspec.UnsetType = msgspec.UNSET
+    encoded: dict[str, list[int]] | msgspec.UnsetType = msgspec.UNSET
+    images_dropped: list[str] | msgspec.UnsetType = msgspec.UNSET
+    holding: list[str] | msgspec.UnsetType = msgspec.UNSET
+    load_started: dict[str, tuple[int, int]] | msgspec.UnsetType = msgspec.UNSET
+    load_done: list[str] | msgspec.UnsetType = msgspec.UNSET
+    load_failed: list[str] | msgspec.UnsetType = msgspec.UNSET
+    send_done: list[str] | msgspec.UnsetType = msgspec.UNSET
+    errors: list[str] | msgspec.UnsetType = msgspec.UNSET
+    held: list[str] | msgspec.UnsetType = msgspec.UNSET
     applied: int | msgspec.UnsetType | None = msgspec.UNSET
 
 
@@ -95,7 +89,10 @@ class Difference:
 
 @dataclass(slots=True)
 class Verdict:
-    """What replaying a case came to. `equal` is None for a case without recorded steps."""
+    """What replaying a case came to. `equal` is None for a case without recorded steps.
+
+    `submitted` is the sum of `finished`, `kv_capacity`, `refused`, `aborted`, `running` and `waiting`.
+    """
 
     name: str
     equal: bool | None = None
@@ -105,8 +102,15 @@ class Verdict:
     recomputed_tokens: int = 0
     cached_tokens: int = 0
     prompt_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
+    submitted: int = 0
     finished: int = 0
+    kv_capacity: int = 0
     refused: int = 0
+    aborted: int = 0
+    running: int = 0
+    waiting: int = 0
     difference: Difference | None = None
 
 
@@ -148,6 +152,13 @@ def _check_request(request: CaseRequest) -> None:
         raise CaseError(f"{name}: {length} prompt tokens; a case may have {MAX_PROMPT_TOKENS}")
     if not all(-1 << 63 <= number < 1 << 63 for number in (request.max_tokens, request.priority)):
         raise CaseError(f"{name}: max_tokens and priority must fit 64 bits")
+    end = 0
+    for image in request.images:
+        if image.offset < end or image.length < 1:
+            raise CaseError(f"{name}: images must have tokens, be in order, and not overlap")
+        end = image.offset + image.length
+    if end > length:
+        raise CaseError(f"{name}: an image ends behind the prompt")
     if request.ready_step < 0:
         raise CaseError(f"{name}: ready_step must not be negative")
     if request.stop_after is not None and request.stop_after < 1:
@@ -180,10 +191,26 @@ STOP_TOKEN = 49000
 def make_request(asked: CaseRequest, arrival_s: float) -> Request:
     """A case's request as it arrives."""
     stops = frozenset() if asked.stop_after is None else frozenset({STOP_TOKEN})
-    request = Request(asked.id, prompt_tokens(asked), asked.max_tokens, arrival_s, asked.priority, stops)
+    request = Request(
+        asked.id,
+        prompt_tokens(asked),
+        asked.max_tokens,
+        arrival_s,
+        asked.priority,
+        stops,
+        cache_salt=asked.cache_salt,
+        adapter=asked.lora or 0,
+        images=_images(asked),
+        skip_reading_prefix_cache=asked.skip_reading_prefix_cache,
+    )
     if asked.ready_step > asked.arrival_step:
         request.deferred = Limiter.GRAMMAR
     return request
+
+
+def _images(asked: CaseRequest) -> tuple[Image, ...]:
+    names = [image.name or f"{asked.id}#{index}" for index, image in enumerate(asked.images)]
+    return tuple(Image(image.offset, image.length, name) for image, name in zip(asked.images, names, strict=True))
 
 
 def prompt_tokens(request: CaseRequest) -> IntArray:
@@ -248,12 +275,16 @@ class CaseRun:
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.scheduler = Scheduler(case.config)
+        connector, size = case.config.kv_connector, case.config.block_size
+        self.store = None if connector is None else CaseStore(connector, size, len(case.config.groups()))
+        self.scheduler = Scheduler(case.config, self.store)
         self.model = case_model(case)
         self.finishes: list[Finish] = []
         self.refusals: list[Refusal] = []
         self.admitted: dict[int, tuple[int, int]] = {}
+        self.num_submitted = 0
         self.scheduled_tokens = self.recomputed_tokens = 0
+        self.draft_tokens = self.accepted_draft_tokens = 0
         self._depth = case.config.max_concurrent_batches
         self._under_way: deque[tuple[int, StepPlan]] = deque()
         self._numbers: dict[str, int] = {}
@@ -280,7 +311,7 @@ class CaseRun:
         while step <= self._last_event or self._active:
             self.apply_events(step)
             if self._active:
-                told = self.scheduler.num_unfinished > 0
+                told = self.scheduler.num_unfinished > 0 or self._is_kept
                 decided = self._run_step(step)
                 if told:
                     yield decided
@@ -291,7 +322,13 @@ class CaseRun:
     @property
     def _active(self) -> bool:
         """There is something to plan, or a plan whose results are to be applied."""
-        return self.scheduler.num_unfinished > 0 or (self._depth > 1 and bool(self._under_way or self._untold))
+        more = self._depth > 1 and bool(self._under_way or self._untold)
+        return self.scheduler.num_unfinished > 0 or more or self._is_kept
+
+    @property
+    def _is_kept(self) -> bool:
+        """The store still needs blocks of a request that has ended."""
+        return self.scheduler.state.loads is not None and bool(self.scheduler.state.loads.kept)
 
     @property
     def _untold(self) -> bool:
@@ -300,6 +337,8 @@ class CaseRun:
 
     def apply_events(self, step: int) -> None:
         """Knobs, arrivals, aborts and requests becoming ready, in this order."""
+        if self.store is not None:
+            self.store.now = step
         for knob in self.case.knobs:
             if knob.step == step:
                 self.scheduler.set_limits(knob.set)
@@ -315,6 +354,9 @@ class CaseRun:
     def _add(self, step: int, ordinal: int, request: CaseRequest) -> None:
         arrived = make_request(request, step + ordinal * 1e-6)
         refusal = self.scheduler.add(arrived)
+        self.num_submitted += 1
+        if self.store is not None:
+            self.store.known[arrived.number] = request
         self._numbers[request.id] = arrived.number
         self._ids[arrived.number] = request.id
         self.model.add(arrived.number, ordinal, request.stop_after)
@@ -324,15 +366,18 @@ class CaseRun:
         """Plan, and apply the oldest plan if as many are under way as may be, or nothing else is left to do."""
         decided: dict[str, Any] = {"step": step, "finished": []}
         due = True
-        if self.scheduler.num_unfinished or self._untold:
+        if self.scheduler.num_unfinished or self._untold or self._is_kept:
             decided |= self._plan(step)
             full = len(self._under_way) == self._depth
-            due = full or not (decided["scheduled"] or self.scheduler.num_unfinished or self._untold)
+            waits = self.scheduler.num_unfinished or self._untold or self._is_kept
+            due = full or not (decided["scheduled"] or waits)
         if self._depth > 1:
             decided["applied"] = None
         if due:
             self._apply(step, decided)
         decided["free_blocks_after"] = self.scheduler.state.kv.pool.num_free
+        if self.scheduler.state.loads is not None:
+            decided["held"] = [request.id for request in sorted(self.scheduler.state.loads.kept, key=_ordinal)]
         return CaseStep(**{**_NOTHING_PLANNED, **decided})
 
     def _plan(self, step: int) -> dict[str, Any]:
@@ -341,6 +386,7 @@ class CaseRun:
         self._under_way.append((step, plan))
         planned = scheduler.planned
         self.scheduled_tokens += int(plan.tokens.sum())
+        self.draft_tokens += int(plan.drafts.sum())
         self.recomputed_tokens += planned.recomputed_tokens
         for started in planned.started:
             if not started.resumed:
@@ -354,8 +400,14 @@ class CaseRun:
             "waiting": [request.id for request in state.waiting],
             "free_blocks": state.kv.pool.num_free,
         }
-        if self._ready or self._depth > 1:
+        if self._ready or self._depth > 1 or self.case.config.max_loras or state.loads is not None:
             decided["skipped"] = [request.id for request in skipped(state, planned)]
+        if state.encoder is not None:
+            decided["encoded"] = {names[number]: images for number, images in state.encoder.encoded.items()}
+            decided["images_dropped"] = state.encoder.dropped
+        if state.loads is not None:
+            decided["holding"] = [entry.request.id for entry in state.loads.holding]
+            decided["load_started"] = {names[number]: load for number, load in state.loads.started.items()}
         self.finishes += planned.ended
         return decided
 
@@ -363,9 +415,23 @@ class CaseRun:
         planned_at, plan = self._under_way.popleft()
         settled = self.scheduler.update(plan, self.model.execute(plan), float(step))
         self.finishes += settled.finishes
-        decided["finished"] = [self._ids[finish.number] for finish in settled.finishes]
+        self.accepted_draft_tokens += settled.accepted_drafts
+        errors = [finish.number for finish in settled.finishes if finish.reason == FinishReason.ERROR]
+        decided["finished"] = [
+            self._ids[finish.number] for finish in settled.finishes if finish.number not in errors
+        ]
+        loads = self.scheduler.state.loads
+        if loads is not None:
+            decided["load_done"] = [request.id for request in loads.done]
+            decided["load_failed"] = [request.id for request in sorted(loads.failed, key=_ordinal)]
+            decided["send_done"] = [request.id for request in loads.sent]
+            decided["errors"] = [self._ids[number] for number in sorted(errors)]
         if self._depth > 1 and plan.num_rows:
             decided["applied"] = planned_at
+
+
+def _ordinal(request: Request) -> int:
+    return request.number
 
 
 _NOTHING_PLANNED = {
@@ -408,9 +474,19 @@ def verify(case: Case) -> Verdict:
     verdict.steps = len(recorded) if recorded is not None else count
     verdict.equal = None if recorded is None else verdict.difference is None
     verdict.scheduled_tokens, verdict.recomputed_tokens = run.scheduled_tokens, run.recomputed_tokens
+    verdict.draft_tokens, verdict.accepted_draft_tokens = run.draft_tokens, run.accepted_draft_tokens
     verdict.prompt_tokens = sum(prompt for prompt, _ in run.admitted.values())
     verdict.cached_tokens = sum(cached for _, cached in run.admitted.values())
-    reasons = [finish.reason for finish in run.finishes]
-    verdict.refused = len(run.refusals) + reasons.count(FinishReason.REFUSED)
-    verdict.finished = len(reasons) - reasons.count(FinishReason.REFUSED) - reasons.count(FinishReason.ABORT)
+    _count_requests(verdict, run)
     return verdict
+
+
+def _count_requests(verdict: Verdict, run: CaseRun) -> None:
+    reasons = Counter(finish.reason for finish in run.finishes)
+    state = run.scheduler.state
+    verdict.submitted = run.num_submitted
+    verdict.refused = len(run.refusals) + reasons[FinishReason.REFUSED]
+    verdict.aborted = reasons[FinishReason.ABORT]
+    verdict.kv_capacity = reasons[FinishReason.KV_CAPACITY]
+    verdict.finished = reasons[FinishReason.STOP] + reasons[FinishReason.LENGTH]
+    verdict.running, verdict.waiting = state.table.size, len(state.waiting)

@@ -1,1 +1,1 @@
-"""handoff."""
+"""What the rooms of a step hand each other: requests, plans, results."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.handoff.request import Request
@@ -18,7 +17,8 @@ OWN_DRAFT = -2
 """Id of a draft that the worker proposed in the step before and kept to itself."""
 
 
-class Started(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Started:
     """A row that enters the batch in this step, new or resumed: the worker needs all of it.
 
     `block_table` is every block it holds, in order; a released block before the attention window is -1.
@@ -35,7 +35,8 @@ class Started(msgspec.Struct, frozen=True):
         return self.request.sequence()
 
 
-class StepPlan(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class StepPlan:
     """One step's whole work, in scheduling order. All arrays are int32, one entry per scheduled row.
 
     `tokens[i]` positions of request `numbers[i]` are computed from position `computed[i]` on; the last
@@ -69,7 +70,7 @@ class StepResult:
     where the plan does not sample, otherwise accepted drafts + 1. `drafts`/`num_drafts`: proposals for the next
     step. `elapsed_s`: time the device took; None on a real device, whose time is measured. `texts`: output text
     that became certain in this step, by request number; `stopped`: numbers whose last output completed a stop
-    string.
+    string. `accepted`: drafts that the model agreed with, where that is not `num_sampled` - 1.
     """
 
     sampled: IntArray
@@ -79,6 +80,7 @@ class StepResult:
     elapsed_s: float | None = None
     texts: dict[int, str] = field(default_factory=dict)
     stopped: list[int] = field(default_factory=list)
+    accepted: IntArray | None = None
 
 
 class Worker(Protocol):

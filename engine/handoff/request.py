@@ -35,16 +35,40 @@ class SamplingParams:
     ignore_eos: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Image:
+    """`length` tokens of a prompt from `offset` on; the same name is the same image, also of other requests."""
+
+    offset: int
+    length: int
+    name: str
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.length
+
+
+@dataclass(slots=True)
+class GroupBlocks:
+    """What a request holds in a KV group behind the first; of the first group it tells itself."""
+
+    block_ids: list[int] = field(default_factory=list)
+    num_registered: int = 0
+    num_released: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One request. While it runs, its counters live in the scheduler's table; at rest they are here.
 
-    `prompt_token_ids` is int32; `stop_token_ids` end it when sampled; times are seconds on the engine's clock.
-    `block_ids` is its block table (-1: released before the attention window); `block_keys` are the keys of its full
-    blocks, whose tokens `key_hasher` has seen; the first `num_registered` are in the prefix cache. `high_water`:
-    most tokens it ever had computed. `deferred`: why it is not ready; None if it is. `place`: its order in a queue that
-    serves first come first. `num_late`: steps under way that computed it before a preemption. `gaps_s`: one float per
-    output, NaN where it was no delivery of its own.
+    `prompt_token_ids` is int32; equal prompts share state only where `adapter` (0: none) and `cache_salt` are equal,
+    too, and never with `skip_reading_prefix_cache`; `stop_token_ids` end it when sampled; times are seconds on the
+    engine's clock. `block_ids` is its block table (-1: no longer needed) in the first KV group, `further` are those
+    of the other groups. `block_keys` are the keys of its full blocks, whose tokens `key_hasher` has seen; the first
+    `num_registered` are in the prefix cache. `junction`: tokens of a longer hit that one group had. `high_water`:
+    most tokens it ever had computed. `deferred`: why it is not ready; None if it is. `place`: its order in a queue
+    that serves first come first. `num_late`: steps under way that computed it before a preemption. `gaps_s`: one
+    float per output, NaN where it was no delivery of its own.
     """
 
     id: str
@@ -56,6 +80,10 @@ class Request:
     sampling: SamplingParams | None = None
     client_wait_s: float | None = None
     preview: str = ""
+    skip_reading_prefix_cache: bool = False
+    cache_salt: str | None = None
+    adapter: int = 0
+    images: tuple[Image, ...] = ()
 
     number: int = -1
     status: Status = Status.WAITING
@@ -68,6 +96,8 @@ class Request:
     key_hasher: Any = field(default_factory=sha256)
     num_registered: int = 0
     num_released: int = 0
+    further: list[GroupBlocks] = field(default_factory=list)
+    junction: int = 0
     num_preemptions: int = 0
     loop_length: int = 0
     finished_before: int = -1
@@ -80,6 +110,11 @@ class Request:
     last_token_s: float | None = None
     queued_since_s: float = 0.0
     requeued_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.adapter or self.cache_salt:
+            # Keys are chained from the start: what it begins with, all of them have in them.
+            self.key_hasher.update(repr((self.adapter, self.cache_salt)).encode())
 
     @property
     def num_prompt_tokens(self) -> int:

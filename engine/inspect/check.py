@@ -11,7 +11,7 @@ from schedtop.engine.contract.percentiles import Percentiles
 from schedtop.engine.contract.slo import Slo, served
 from schedtop.engine.contract.telemetry import FinishReason, Snapshot, StepRecord, itl_column, row_columns
 from schedtop.engine.inspect.conditions import COUNTS, LATENCIES, RATES, SHARES, Condition
-from schedtop.engine.offline.report import Report, duration_text, percent_text, totals_since
+from schedtop.engine.offline.report import Report, duration_text, percent_text
 from schedtop.engine.recording.reader import Recording
 
 
@@ -73,8 +73,7 @@ class Checker:
         self.counts = dict.fromkeys(COUNTS, 0)
         self.broken: dict[int, tuple[int, str | None]] = {}
         self.report = Report(slo)
-        self.report.totals = start.totals
-        self.report.close(start.clock_s)
+        self.report.begin(start)
         self._start = start
         self._ids = {item.arrival.number: item.arrival.id for item in start.requests}
         self._last_step = start.step
@@ -147,9 +146,9 @@ class Checker:
         return Outcome(condition.text, False, value, shown, self._last_step, None, "judged")
 
     def _figures(self) -> dict[str, float | None]:
-        """Every figure that is one number. To be asked for once."""
-        self.report.totals = totals_since(self._start.totals, self.report.totals)
-        document, span_s = self.report.as_dict(), self.report.clock_s - self._start.clock_s
+        """Every figure that is one number."""
+        document = self.report.as_dict(self._start.totals, self._start.clock_s)
+        span_s = document["clock_s"]
         rates = {"output_tokens_per_s": "output_tokens", "requests_per_s": "finished"}
         return {
             **self.counts,
@@ -190,10 +189,15 @@ def _happened(record: StepRecord) -> Iterator[tuple[str, int, int | None]]:
         yield "output_tokens", int(rows["emitted"].sum()), None
         yield "recomputed_tokens", record.recomputed_tokens, None
         if record.draft_tokens:
-            yield "rejected_draft_tokens", record.draft_tokens - int(rows["accepted"].sum()), None
+            became_outputs = np.minimum(rows["accepted"], np.maximum(rows["emitted"] - 1, 0)).sum()
+            yield "rejected_draft_tokens", record.draft_tokens - int(became_outputs), None
 
 
-_ENDS = {FinishReason.ABORT.value: "aborts", FinishReason.REFUSED.value: "refusals"}
+_ENDS = {
+    FinishReason.ABORT.value: "aborts",
+    FinishReason.REFUSED.value: "refusals",
+    FinishReason.KV_CAPACITY.value: "kv_capacity",
+}
 
 
 def check(

@@ -17,6 +17,7 @@ COUNTS = {
     "loops": "preempt and re-admit loops",
     "refusals": "requests refused",
     "aborts": "requests aborted",
+    "kv_capacity": "requests cut off because the pool was full",
     "knob_changes": "limits changed",
     "submitted": "requests submitted",
     "finished": "requests finished",
@@ -27,7 +28,7 @@ COUNTS = {
 }
 SHARES = ("hit_rate", "budget_use", "peak_kv_usage", "goodput")
 RATES = ("output_tokens_per_s", "requests_per_s")
-ABSENT = {"preemptions", "loops", "refusals", "aborts", "knob_changes"}
+ABSENT = {"preemptions", "loops", "refusals", "aborts", "kv_capacity", "knob_changes"}
 """What `no NAME` may deny."""
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {

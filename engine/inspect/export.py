@@ -9,8 +9,9 @@ from typing import Any, BinaryIO
 import msgspec
 from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.contract.figures import COLUMNS, row_of, write_csv, write_jsonl
+from schedtop.engine.contract.harmless import json_bytes
 from schedtop.engine.contract.telemetry import StepRecord
-from schedtop.engine.files.write import whole_file
+from schedtop.engine.contract.written_files import whole_file
 from schedtop.engine.inspect.trace_events import trace_events
 from schedtop.engine.recording.reader import Recording
 
@@ -25,10 +26,10 @@ def _perfetto(recording: Recording, records: Records, file: BinaryIO) -> None:
     snapshot, _ = recording.keyframe_before(0)
     header = recording.header
     about = {"engine": header.engine, "model": header.model, "device": header.device, "config": header.config}
-    file.write(b'{"displayTimeUnit":"ms","otherData":' + _encoder.encode(about) + b',"traceEvents":[')
+    file.write(b'{"displayTimeUnit":"ms","otherData":' + json_bytes(_encoder.encode(about)) + b',"traceEvents":[')
     separator = b"\n"
     for event in trace_events(snapshot, records, header.model):
-        file.write(separator + _encoder.encode(event))
+        file.write(separator + json_bytes(_encoder.encode(event)))
         separator = b",\n"
     file.write(b"\n]}\n")
 

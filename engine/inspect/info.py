@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
+from schedtop.engine.contract.harmless import page
 from schedtop.engine.contract.slo import Slo
 from schedtop.engine.contract.telemetry import Header
 from schedtop.engine.offline.report import Report, duration_text, report_text
@@ -16,15 +18,15 @@ from schedtop.engine.recording.reader import Recording
 def document(
     recording: Recording, slo: Slo | None = None, on_progress: Callable[[int], None] = lambda index: None
 ) -> dict[str, Any]:
-    """Plain JSON values: `file`, `header`, `truncated`, `records`, then a report's figures, `steps` and `clock_s`
-    among them. Totals are since the engine's start, percentiles over the recording.
+    """Plain JSON values: `file`, `header`, `truncated`, `gaps` (records that damage cost), `records`, then a report's
+    figures, `steps` and `clock_s` among them. Totals are since the engine's start, percentiles over the recording.
 
     Reads the whole file; `on_progress` gets the number of records done. Raises `RecordingError`.
     """
-    report = Report(slo, recording.header.settings.get("drafts"))
+    report = Report(slo, recording.header.settings.get("drafts"), recording.header.block_size)
+    report.workload = recording.header.workload
     snapshot, _ = recording.keyframe_before(0)
-    report.totals = snapshot.totals
-    report.close(snapshot.clock_s)
+    report.begin(snapshot)
     for index, record in enumerate(recording.records()):
         if index % 256 == 0:
             on_progress(index)
@@ -35,6 +37,7 @@ def document(
         "file": recording.path,
         "header": msgspec.structs.asdict(recording.header),
         "truncated": recording.truncated,
+        "gaps": [asdict(gap) for gap in recording.gaps],
         "records": recording.num_records,
         "first_step": snapshot.step + 1,
         "start_s": recording.start_s,
@@ -54,12 +57,16 @@ def text(recording: Recording, figures: dict[str, Any]) -> str:
         _line("records", f"{figures['records']:,} from {duration_text(figures['start_s'])} on"),
         _line("truncated", recording.truncated or "no"),
     ]
-    body = report_text({**figures, "wall_s": None}).splitlines()[:-1]
-    return "\n".join([*lines, *body, _line("time", f"{duration_text(figures['clock_s'])} on the engine's clock")])
+    if recording.gaps:
+        missing = sum(gap.num_missing for gap in recording.gaps)
+        lines.append(_line("", f"{missing:,} records are missing: totals count them, percentiles do not"))
+    body = report_text({**figures, "wall_s": None}).splitlines()
+    time_line = _line("time", f"{duration_text(figures['clock_s'])} on the engine's clock")
+    return page([*lines, *(time_line if line.startswith("time ") else line for line in body)])
 
 
 def _line(name: str, words: str) -> str:
-    return f"{name:<15}{''.join(char if char.isprintable() else '?' for char in words)}"
+    return f"{name:<15}{words}"
 
 
 def _workload(workload: dict[str, Any]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 from schedtop.engine.contract.config import SchedulerConfig
 from schedtop.engine.contract.telemetry import Limiter
@@ -11,13 +13,26 @@ from schedtop.engine.kv.prefix_cache import extend_keys
 
 
 class Hit(msgspec.Struct, frozen=True):
-    """What the prefix cache gives a request: blocks in order (-1: not needed, before the window)."""
+    """What the prefix cache gives a request: blocks in order (-1: not needed, before the window).
+
+    `further`: those of the KV groups behind the first. `junction`: tokens of a longer hit that one kind of group had.
+    `held`: the request holds the blocks already, from a load. `num_tokens` counts what comes from outside, too.
+    """
 
     blocks: list[int]
     num_tokens: int
+    further: list[list[int]] = []
+    junction: int = 0
+    held: bool = False
 
 
 NO_HIT = Hit([], 0)
+
+Standing = tuple[int, int, int, int]
+"""Of a request's blocks: tokens that it has slots for; computed tokens from which it can give a block back; how many
+it has given back; how many it holds."""
+
+FOR_EVER = (1 << 31) - 1
 
 
 class Shortage(msgspec.Struct, frozen=True):
@@ -30,12 +45,19 @@ class Shortage(msgspec.Struct, frozen=True):
 
 
 class KVManager:
-    """Block tables of requests over one pool. `watermark` and `caching` are live knobs."""
+    """Block tables of requests over one pool, in one group. `watermark` and `caching` are live knobs.
+
+    Keys are for `stride` tokens each. `at_once`: blocks of many requests may be taken together, in their order.
+    """
+
+    one_group = True
+    keeps_states = False
 
     def __init__(self, config: SchedulerConfig) -> None:
-        self.block_size = config.block_size
+        self.block_size = self.stride = config.block_size
         self.max_model_len = config.max_model_len
         self.window = config.sliding_window
+        self.at_once = self.window is None
         self.pool = BlockPool(config.num_blocks)
         self.caching = config.enable_prefix_caching
         self.watermark_blocks = 0
@@ -64,7 +86,7 @@ class KVManager:
 
     def look_up(self, request: Request, num_tokens: int) -> Hit:
         """The longest cached prefix of a request, at most `num_tokens - 1` tokens."""
-        if not self.caching:
+        if not self.caching or request.skip_reading_prefix_cache:
             return NO_HIT
         size = self.block_size
         if len(request.block_keys) < num_tokens // size:
@@ -78,11 +100,12 @@ class KVManager:
         return Hit(blocks, len(blocks) * size)
 
     def shortage(
-        self, hit: Hit, num_new_tokens: int, num_tokens: int, full: bool, reserve: bool
+        self, hit: Hit, num_new_tokens: int, num_tokens: int, full: bool, reserve: bool, reserved: int | None = None
     ) -> Shortage | None:
         """What is missing to admit a request of `num_tokens` whose next chunk is `num_new_tokens`; None: it fits.
 
         `full`: the whole sequence must fit, not just the chunk. `reserve`: the watermark must stay free on top.
+        `reserved`: for a load, further blocks that must, beside the chunk.
         """
         pool = self.pool
         held = len(hit.blocks)
@@ -142,8 +165,13 @@ class KVManager:
         request.num_released = end
         self.pool.release([block for block in reversed(dropped) if block >= 0])
 
-    def register(self, request: Request, num_full_blocks: int) -> None:
-        """Give the first `num_full_blocks` blocks their cache entries: they will be full after this step."""
+    def next_full(self, num_tokens: int) -> int:
+        """Tokens at which the next block is full, once `num_tokens` are."""
+        return (num_tokens // self.block_size + 1) * self.block_size
+
+    def register(self, request: Request, num_tokens: int) -> None:
+        """Give the blocks that `num_tokens` tokens fill their cache entries: they will be full after this step."""
+        num_full_blocks = num_tokens // self.block_size
         if not self.caching or num_full_blocks <= request.num_registered:
             return
         if num_full_blocks > len(request.block_keys):
@@ -151,8 +179,9 @@ class KVManager:
         start, request.num_registered = request.num_registered, num_full_blocks
         self.pool.register(request.block_ids[start:num_full_blocks], request.block_keys[start:num_full_blocks])
 
-    def unregister(self, request: Request, num_blocks: int) -> None:
-        """Take back the cache entries behind the first `num_blocks` blocks: they will not be computed after all."""
+    def unregister(self, request: Request, num_tokens: int) -> None:
+        """Take back the cache entries behind `num_tokens` tokens: they will not be computed after all."""
+        num_blocks = num_tokens // self.block_size
         for block in request.block_ids[num_blocks : request.num_registered]:
             if block >= 0:
                 self.pool.forget(block)
@@ -170,6 +199,46 @@ class KVManager:
         request.num_registered = 0
         request.num_released = 0
         return freed
+
+    def most_tokens(self, hit: Hit, wanted: int) -> int:
+        """Of `wanted` tokens behind a hit, how many an empty pool can hold at once."""
+        return min(wanted, self.pool.num_blocks * self.block_size - hit.num_tokens)
+
+    def most_growth(self, request: Request, num_computed: int, wanted: int) -> int:
+        """Of `wanted` tokens, how many a request has slots for, and can get."""
+        slots = (len(request.block_ids) + self.pool.num_free) * self.block_size
+        return min(wanted, slots - num_computed)
+
+    def shares_new_state(self, hit: Hit, scheduled: Iterable[tuple[Request, int]]) -> bool:
+        """Whether a hit needs a state that a request of this very step still writes; only Mamba has such."""
+        return False
+
+    def held_by(self, request: Request, num_computed: int) -> Hit:
+        """What a request holds, as a hit of `num_computed` tokens."""
+        tables = list(self.tables(request))
+        return Hit(tables[0], num_computed, tables[1:], request.junction, held=True)
+
+    def admit_load(self, request: Request, hit: Hit) -> None:
+        """Take the hit and the blocks for what comes from outside."""
+        raise NotImplementedError("only the coordinator serves loads")
+
+    def lacking(self, requests: list[Request], more: int) -> int:
+        """Blocks that requests lack for their whole sequences and `more` tokens."""
+        raise NotImplementedError("only the coordinator serves loads")
+
+    def forget_blocks(self, request: Request) -> None:
+        """The request's blocks are somebody else's to give back."""
+        raise NotImplementedError("only the coordinator serves loads")
+
+    def standing(self, request: Request) -> Standing:
+        """What the scheduler's table notes of a request's blocks."""
+        held, released = len(request.block_ids), request.num_released
+        release = FOR_EVER if self.window is None else (released + 1) * self.block_size + self.window - 1
+        return held * self.block_size, release, released, held - released
+
+    def tables(self, request: Request) -> Iterable[list[int]]:
+        """Its block tables, one per group."""
+        return (request.block_ids,)
 
     def _total_blocks(self, num_tokens: int) -> int:
         return blocks_for(min(num_tokens, self.max_model_len), self.block_size)

@@ -13,9 +13,20 @@ def extend_keys(request: Request, num_blocks: int, block_size: int) -> None:
     keys, width = request.block_keys, 4 * block_size
     update, digest = request.key_hasher.update, request.key_hasher.digest
     tokens = request.token_bytes(len(keys) * block_size, num_blocks * block_size)
+    images, start = request.images, len(keys) * block_size
     for place in range(0, len(tokens), width):
+        if images:
+            _update_with_images(request, start + place // 4, block_size)
         update(tokens[place : place + width])
         keys.append(digest())
+
+
+def _update_with_images(request: Request, start: int, block_size: int) -> None:
+    """Images stand for themselves: their tokens are the same, whatever they show."""
+    for image in request.images:
+        if image.offset < start + block_size and image.end > start:
+            # No token id is negative, so this is no token.
+            request.key_hasher.update(b"\xff\xff\xff\xff" + repr((image.name, image.offset - start)).encode())
 
 
 def append_key(request: Request, tokens: bytes) -> bytes:

@@ -15,18 +15,16 @@ Values = Iterable[tuple[dict[str, str], float]]
 """Labels beside the usual ones, and the value."""
 
 VLLM_COUNTERS: dict[str, tuple[str, Callable[[Totals], float]]] = {
-    "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", lambda t: t.prompt_tokens),
+    "vllm:prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.", lambda t: t.cache_queries),
     "vllm:prefix_cache_hits": ("Prompt tokens that the prefix cache had.", lambda t: t.cached_tokens),
     "vllm:prompt_tokens_cached": ("Prompt tokens that were not computed.", lambda t: t.cached_tokens),
     "vllm:num_preemptions": ("Preemptions.", lambda t: t.preemptions),
     "vllm:generation_tokens": ("Output tokens.", lambda t: t.output_tokens),
 }
 DRAFT_COUNTERS: dict[str, tuple[str, Callable[[Totals], float]]] = {
+    "vllm:spec_decode_num_drafts": ("Rows that carried drafts.", lambda t: t.drafts),
     "vllm:spec_decode_num_draft_tokens": ("Draft tokens verified.", lambda t: t.draft_tokens),
-    "vllm:spec_decode_num_accepted_tokens": (
-        "Draft tokens accepted.",
-        lambda t: t.draft_tokens - t.rejected_draft_tokens,
-    ),
+    "vllm:spec_decode_num_accepted_tokens": ("Draft tokens accepted.", lambda t: t.accepted_draft_tokens),
 }
 OWN_COUNTERS: dict[str, tuple[str, Callable[[Totals], float]]] = {
     "schedtop_requests_submitted": ("Requests received.", lambda t: t.submitted),
@@ -35,12 +33,19 @@ OWN_COUNTERS: dict[str, tuple[str, Callable[[Totals], float]]] = {
     "schedtop_scheduled_tokens": ("Tokens scheduled.", lambda t: t.scheduled_tokens),
     "schedtop_recomputed_tokens": ("Scheduled again after a preemption.", lambda t: t.recomputed_tokens),
     "schedtop_reused_tokens": ("Found in the cache when a preempted request returned.", lambda t: t.reused_tokens),
-    "schedtop_rejected_draft_tokens": ("Draft tokens rejected.", lambda t: t.rejected_draft_tokens),
+    "schedtop_rejected_draft_tokens": ("Draft tokens that became no output.", lambda t: t.rejected_draft_tokens),
+    "schedtop_requests_kv_capacity": ("Requests cut off because the pool was full.", lambda t: t.kv_capacity),
+    "schedtop_aborted_prefill_tokens": (
+        "Prompt tokens computed for requests that were aborted before their first output.",
+        lambda t: t.aborted_prefill_tokens,
+    ),
     "schedtop_token_budget": ("Token budgets of all steps.", lambda t: t.token_budget),
     "schedtop_input_rows": ("Rows of model input.", lambda t: t.input_rows),
     "schedtop_input_budget": ("Input budgets of all steps.", lambda t: t.input_budget),
     "schedtop_busy_seconds": ("Time in which a step ran.", lambda t: t.busy_s),
 }
+
+VLLM_REASONS = tuple(FinishReason(name) for name in ("stop", "length", "abort", "error", "repetition"))
 
 HISTOGRAM_TEXTS = {
     "vllm:request_prompt_tokens": "Prompt tokens of ended requests.",
@@ -59,6 +64,8 @@ HISTOGRAM_TEXTS = {
     "vllm:request_inference_time_seconds": "Last output after first scheduled.",
     "vllm:request_prefill_time_seconds": "First output after first scheduled.",
     "vllm:request_decode_time_seconds": "Last output after the first.",
+    "schedtop_inter_token_latency_seconds": "Gap between deliveries to the client, from a tenth of a millisecond on.",
+    "schedtop_client_wait_seconds": "From a request's arrival at its server to the scheduler.",
     "schedtop_request_requeued_seconds": "Time waiting again after preemptions, of requests that were preempted.",
     "schedtop_step_seconds": "Time of a step on the engine's clock.",
 }
@@ -77,8 +84,8 @@ class MetricsCollector(Collector):
         with self._counts.lock:
             self._counts.settle()
             families = [*self._counters(), *self._histogram_families()]
-            if self._counts.last is not None:
-                families += self._gauges(self._counts.last)
+            last = self._counts.last
+            families += self._load(0, 0, 0, 0.0) if last is None else self._gauges(last)
         yield self._cache_config()
         yield from families
 
@@ -114,8 +121,9 @@ class MetricsCollector(Collector):
         yield self._counter("vllm:prompt_tokens_by_source", "Prompt tokens by source.", sources)
         device = [({"source": "device"}, totals.cached_tokens)]
         yield self._counter("vllm:prompt_tokens_cached_by_source", "Cached prompt tokens by tier.", device)
-        known = (FinishReason.STOP, FinishReason.LENGTH, FinishReason.ABORT)
-        ends = [({"finished_reason": str(reason)}, self._counts.reasons[reason]) for reason in known]
+        reasons = dict(self._counts.reasons)
+        reasons[FinishReason.LENGTH] += reasons[FinishReason.KV_CAPACITY]  # so vLLM's clients are told, too
+        ends = [({"finished_reason": str(reason)}, reasons[reason]) for reason in VLLM_REASONS]
         yield self._counter("vllm:request_success", "Finished requests.", ends)
         ends = [({"reason": str(reason)}, count) for reason, count in self._counts.reasons.items()]
         yield self._counter("schedtop_requests_finished", "Requests that ended, by reason.", ends)
@@ -140,17 +148,12 @@ class MetricsCollector(Collector):
     def _gauges(self, record: StepRecord) -> Iterator[Metric]:
         blocks, head = record.blocks, record.head
         pool = blocks.held + blocks.shared + blocks.cached_free + blocks.empty
-        yield self._gauge("vllm:num_requests_running", "Requests that run.", [({}, record.running)])
-        yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", [({}, record.waiting)])
         deferred = sum(count for _, count in record.deferred)
-        waits = [({"reason": "capacity"}, record.waiting - deferred), ({"reason": "deferred"}, deferred)]
-        yield self._gauge("vllm:num_requests_waiting_by_reason", "Requests that wait, by reason.", waits)
+        usage = (blocks.held + blocks.shared) / pool if pool else None
+        yield from self._load(record.running, record.waiting, deferred, usage)
         counts = dict(record.deferred)
         by_reason = [({"reason": str(name)}, counts.get(name, 0)) for name in DEFERRED]
         yield self._gauge("schedtop_requests_deferred", "Requests that wait and are not ready.", by_reason)
-        if pool:
-            usage = (blocks.held + blocks.shared) / pool
-            yield self._gauge("vllm:kv_cache_usage_perc", "Share of the blocks in use, 0 to 1.", [({}, usage)])
         classes = [({"class": name}, getattr(blocks, name)) for name in ("held", "shared", "cached_free", "empty")]
         yield self._gauge("schedtop_kv_blocks", "KV blocks by class; the classes add up to the pool.", classes)
         yield self._gauge("schedtop_kv_watermark_blocks", "Blocks that admission leaves.", [({}, blocks.watermark)])
@@ -162,6 +165,15 @@ class MetricsCollector(Collector):
             yield self._gauge("schedtop_oldest_wait_seconds", "How long the oldest request waits.", oldest)
         yield self._gauge("schedtop_paused", "1 while the engine is paused.", [({}, record.paused)])
         yield self._gauge("schedtop_clock_seconds", "The engine's clock.", [({}, record.end_s)])
+
+    def _load(self, running: int, waiting: int, deferred: int, usage: float | None) -> Iterator[Metric]:
+        """What dashboards look at first; all 0 before the first record."""
+        yield self._gauge("vllm:num_requests_running", "Requests that run.", [({}, running)])
+        yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", [({}, waiting)])
+        waits = [({"reason": "capacity"}, waiting - deferred), ({"reason": "deferred"}, deferred)]
+        yield self._gauge("vllm:num_requests_waiting_by_reason", "Requests that wait, by reason.", waits)
+        if usage is not None:
+            yield self._gauge("vllm:kv_cache_usage_perc", "Share of the blocks in use, 0 to 1.", [({}, usage)])
 
     def _histogram_families(self) -> Iterator[Metric]:
         for name, buckets in self._counts.histograms.items():
@@ -179,7 +191,7 @@ class MetricsCollector(Collector):
         config = self._header.config
         labels = {
             "block_size": str(self._header.block_size),
-            "num_gpu_blocks": str(self._header.num_blocks),
+            "num_gpu_blocks": str(self._header.num_blocks + 1),  # vLLM counts the null block, which holds nothing
             "enable_prefix_caching": str(config.get("enable_prefix_caching")),
             "sliding_window": str(config.get("sliding_window")),
         }

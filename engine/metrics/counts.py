@@ -33,6 +33,7 @@ REQUEST_S = (
     *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0),
     *(480.0, 960.0, 1920.0, 7680.0),
 )
+OWN_ITL_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, *ITL_S)
 STEP_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 STEP_TOKENS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
 PREEMPTIONS = (1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0)
@@ -76,11 +77,12 @@ class Buckets:
 class _Live:
     """What the page must remember of a request until it ends."""
 
-    __slots__ = ("cached_tokens", "max_tokens", "prompt_tokens")
+    __slots__ = ("cached_tokens", "client_wait_s", "max_tokens", "prompt_tokens")
 
     def __init__(self, arrival: Arrival) -> None:
         self.prompt_tokens = arrival.prompt_tokens
         self.max_tokens = arrival.max_tokens
+        self.client_wait_s = arrival.client_wait_s or 0.0
         self.cached_tokens = 0
 
 
@@ -117,6 +119,8 @@ class Counts:
             "vllm:request_inference_time_seconds": Buckets(REQUEST_S),
             "vllm:request_prefill_time_seconds": Buckets(REQUEST_S),
             "vllm:request_decode_time_seconds": Buckets(REQUEST_S),
+            "schedtop_inter_token_latency_seconds": Buckets(OWN_ITL_S),
+            "schedtop_client_wait_seconds": Buckets(STEP_S),
             "schedtop_request_requeued_seconds": Buckets(REQUEST_S),
             "schedtop_step_seconds": Buckets(STEP_S),
         }
@@ -127,6 +131,7 @@ class Counts:
             self.last = record
             for arrival in record.arrivals:
                 self._live[arrival.number] = _Live(arrival)
+                self.histograms["schedtop_client_wait_seconds"].add(arrival.client_wait_s)
             for refusal in record.refusals:
                 self._live.pop(refusal.number, None)
             for admission in record.admissions:
@@ -145,8 +150,9 @@ class Counts:
         self.limiters[Limiter(record.limiter)] += 1
         computed = 0
         for number, ttft_s in record.ttft_s:
-            histograms["vllm:time_to_first_token_seconds"].add(ttft_s)
             live = self._live.get(number)
+            # vLLM's clock starts where the client's request came in.
+            histograms["vllm:time_to_first_token_seconds"].add(ttft_s + (live.client_wait_s if live else 0.0))
             if live is not None:
                 computed += live.prompt_tokens - live.cached_tokens
                 self.prompt_tokens += live.prompt_tokens
@@ -165,7 +171,8 @@ class Counts:
     def _sort_itl(self) -> None:
         joined = np.frombuffer(b"".join(self._itl), dtype=np.float32)
         self._itl.clear()
-        self.histograms["vllm:inter_token_latency_seconds"].add_many(joined)
+        for name in ("vllm:inter_token_latency_seconds", "schedtop_inter_token_latency_seconds"):
+            self.histograms[name].add_many(joined)
 
     def _count_finish(self, finish: Finish) -> None:
         self.reasons[FinishReason(finish.reason)] += 1
@@ -181,7 +188,7 @@ class Counts:
         add["vllm:request_num_preemptions"](finish.preemptions)
         add["vllm:request_queue_time_seconds"](finish.queue_s)
         add["vllm:request_time_per_output_token_seconds"](finish.tpot_s)
-        add["vllm:e2e_request_latency_seconds"](finish.e2e_s)
+        add["vllm:e2e_request_latency_seconds"](_less(finish.e2e_s, -live.client_wait_s))
         add["vllm:request_inference_time_seconds"](_less(finish.e2e_s, finish.queue_s))
         add["vllm:request_prefill_time_seconds"](_less(finish.ttft_s, finish.queue_s))
         add["vllm:request_decode_time_seconds"](_less(finish.e2e_s, finish.ttft_s))

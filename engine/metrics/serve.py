@@ -7,11 +7,12 @@ from prometheus_client import (
     GCCollector,
     PlatformCollector,
     ProcessCollector,
-    start_http_server,
+    make_wsgi_app,
 )
 from schedtop.engine.contract.telemetry import Header, StepRecord
 from schedtop.engine.metrics.collector import MetricsCollector
 from schedtop.engine.metrics.counts import Counts
+from schedtop.engine.metrics.page_server import PageServer
 
 
 class MetricsError(Exception):
@@ -28,7 +29,7 @@ class MetricsPage:
             collector(registry=registry)
         registry.register(MetricsCollector(header, self._counts))
         try:
-            self._server, self._thread = start_http_server(port, addr="127.0.0.1", registry=registry)
+            self._server = PageServer(port, make_wsgi_app(registry))
         except OSError as error:
             raise MetricsError(_refusal(port, error)) from None
         self.url = f"http://127.0.0.1:{self._server.server_port}/metrics"
@@ -39,9 +40,7 @@ class MetricsPage:
 
     def close(self) -> None:
         """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close()
 
     def __enter__(self) -> MetricsPage:
         return self

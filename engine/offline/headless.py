@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -11,10 +12,11 @@ from typing import NamedTuple
 import msgspec
 from schedtop.engine.build import build_engine
 from schedtop.engine.channel.protocol import Sink, encode
-from schedtop.engine.contract.config import EngineConfig
+from schedtop.engine.contract.config import ConfigError, EngineConfig
 from schedtop.engine.contract.slo import Slo
 from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.offline.report import Report
+from schedtop.engine.offline.stop_signals import StopSignals
 from schedtop.engine.serving.sinks import open_sinks
 from schedtop.engine.step.engine import Engine
 from schedtop.engine.step.garbage import calm_collector
@@ -38,14 +40,18 @@ def run_headless(
     config: EngineConfig, slo: Slo | None, notice: Callable[[str], None], show_progress: bool = False
 ) -> Report:
     """Serve the config's workload and report. Raises `ConfigError` before anything runs."""
+    if config.workload is not None and config.workload.rate == 0:
+        raise ConfigError("--rate 0: nothing would ever arrive; give a rate above 0")
     engine = build_engine(config, notice)
     calm_collector()
-    with ExitStack() as stack:
+    with StopSignals().heard() as stop, ExitStack() as stack:
         sinks = open_sinks(config, engine, stack, notice)
         config = with_end(config, notice)
         progress = stack.enter_context(Progress(config.duration_s, show_progress))
-        report = Report(slo, engine.header.settings.get("drafts"))
-        serve(engine, config, report, sinks, progress.update, notice)
+        report = Report(slo, engine.header.settings.get("drafts"), engine.header.block_size)
+        report.workload = engine.header.workload
+        serve(engine, config, report, sinks, progress.update, notice, stop)
+    report.stopped_by = stop.number
     report.unrecorded = config.record is not None and "recording" not in sinks
     return report
 
@@ -66,50 +72,60 @@ def serve(
     sinks: dict[str, Sink],
     on_progress: OnProgress,
     notice: Callable[[str], None],
+    stop: StopSignals,
 ) -> Report:
-    """Step an engine until it is exhausted, its duration is over or Ctrl+C; report and sinks get every record."""
+    """Step an engine until it is exhausted, its duration is over, or a signal or Ctrl+C ends it.
+
+    Report and sinks get every record.
+    """
     began_s = time.monotonic()
     # A recording looks at the state after each of its steps, and a pace is one of single steps.
     walk = step_through if sinks or config.real_time else run_through
     try:
-        for done in walk(engine, config):
+        for done in walk(engine, config, stop=stop):
             report.add(done)
             if sinks and isinstance(done, StepRecord):
                 _hand_out(done, sinks, notice)
             on_progress(done.end_s)
     except KeyboardInterrupt:
-        report.interrupted = True
+        stop.number = signal.SIGINT
+    if stop.number is not None:
         notice(f"interrupted at {engine.clock_s:.1f} s: the report tells of what was served until then")
     report.wall_s = time.monotonic() - began_s
-    report.close(engine.clock_s if report.interrupted else config.duration_s or engine.clock_s)
+    report.close(config.duration_s or engine.clock_s if stop.number is None else engine.clock_s)
     return report
 
 
-def step_through(engine: Engine, config: EngineConfig) -> Iterator[StepRecord]:
+def step_through(engine: Engine, config: EngineConfig, *, stop: StopSignals | None = None) -> Iterator[StepRecord]:
     """Every record of an engine until it is exhausted or the config's duration is over, at the config's pace."""
-    for _ in _turns(engine, config):
+    for _ in _turns(engine, config, stop or StopSignals()):
         record = engine.step()
         if record is not None:
             yield record
 
 
 def run_through(
-    engine: Engine, config: EngineConfig, ahead: Callable[[], Ahead] = lambda: Ahead()
+    engine: Engine,
+    config: EngineConfig,
+    ahead: Callable[[], Ahead] = lambda: Ahead(),
+    *,
+    stop: StopSignals | None = None,
 ) -> Iterator[StepRecord | Stretch]:
     """As `step_through`, but flat out, with stretches in place of records where there are any.
 
     `ahead` says how far the engine can go before the caller may want to change something.
     """
     until_s = math.inf if config.duration_s is None else config.duration_s
-    for _ in _turns(engine, config):
+    for _ in _turns(engine, config, stop or StopSignals()):
         free = ahead()
         done = run_stretch(engine, min(until_s, free.until_s), free.steps) or engine.step()
         if done is not None:
             yield done
 
 
-def _turns(engine: Engine, config: EngineConfig) -> Iterator[None]:
-    """Before each step until the engine is exhausted or the config's duration is over, at the config's pace."""
+def _turns(engine: Engine, config: EngineConfig, stop: StopSignals) -> Iterator[None]:
+    """Before each step until the engine is exhausted, the config's duration is over or `stop` was asked for, at the
+    config's pace."""
     began_s = time.monotonic()
     until_s = config.duration_s
     while until_s is None or engine.clock_s < until_s:
@@ -118,20 +134,21 @@ def _turns(engine: Engine, config: EngineConfig) -> Iterator[None]:
             wake_s in (None, math.inf) or (until_s is not None and wake_s >= until_s)
         ):
             return
-        _keep_pace(engine, config, began_s, wake_s)
+        stop.sleep(_ahead_s(engine, config, began_s, wake_s))
+        if stop.number is not None:
+            return
         yield
 
 
-def _keep_pace(engine: Engine, config: EngineConfig, began_s: float, wake_s: float | None) -> None:
-    """Wait where waiting is meant: for the wall clock under `--real-time`, for an arrival on a real clock."""
+def _ahead_s(engine: Engine, config: EngineConfig, began_s: float, wake_s: float | None) -> float:
+    """Seconds to wait: for the wall clock under `--real-time`, for an arrival on a real clock."""
     if engine.clock.simulated and not config.real_time:
-        return
+        return 0.0
     ahead_s = engine.clock_s - (time.monotonic() - began_s) if engine.clock.simulated else 0.0
     if not engine.num_unfinished and wake_s is not None:
         now_s = time.monotonic() - began_s if engine.clock.simulated else engine.clock_s
         ahead_s = wake_s - now_s
-    if ahead_s > 0:
-        time.sleep(ahead_s)
+    return ahead_s
 
 
 def _hand_out(record: StepRecord, sinks: dict[str, Sink], notice: Callable[[str], None]) -> None:

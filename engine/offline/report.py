@@ -1,44 +1,77 @@
-"""What a run came to: one JSON document, or a page of text."""
+"""What a run came to: one JSON document. `report_text` is the same for reading."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec.structs import astuple
+from schedtop.engine.contract.cohort import SHARES, Cohort
+from schedtop.engine.contract.lives import Lives
+from schedtop.engine.contract.lost_hits import PrefixMemory
 from schedtop.engine.contract.percentiles import Percentiles
 from schedtop.engine.contract.slo import Slo, served
-from schedtop.engine.contract.telemetry import MOST_DRAFTS, StepRecord, Totals, draft_positions
+from schedtop.engine.contract.telemetry import (
+    MOST_DRAFTS,
+    Snapshot,
+    StepRecord,
+    Totals,
+    draft_positions,
+    hit_rate,
+)
+from schedtop.engine.contract.workload_notes import as_document
+from schedtop.engine.offline.classes import Classes
+from schedtop.engine.offline.held_back import HeldBack
+from schedtop.engine.offline.report_text import duration_text, percent_text, report_text
 
 if TYPE_CHECKING:
     from schedtop.engine.step.stretch import Stretch
 
-SHARES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
+__all__ = ["SHARES", "Report", "duration_text", "percent_text", "report_text", "totals_since"]
+
+
+LATENCIES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
 
 
 class Report:
     """Accumulates step records; figures are since the session's start, as its totals are.
 
-    `drafter` names who drafts, where that is known.
-    `wall_s`, `interrupted` and `unrecorded` (its recording is not whole) are for the caller to set; `close` says how
-    long the run went on after its last record.
+    Latencies are those of a cohort (`engine.contract.cohort`): who still waits at the end is part of it. `drafter`
+    names who drafts, where that is known; `workload` is a header's description of it; `block_size` is needed for
+    lost hits.
+    `wall_s`, `stopped_by` (a signal) and `unrecorded` (its recording is not whole) are for the caller to set; `close`
+    says how long the run went on after its last record.
     """
 
-    def __init__(self, slo: Slo | None = None, drafter: str | None = None) -> None:
+    def __init__(self, slo: Slo | None = None, drafter: str | None = None, block_size: int | None = None) -> None:
         self.slo = slo
         self.drafter = drafter
         self.clock_s = 0.0
         self.wall_s: float | None = None
-        self.interrupted = False
+        self.stopped_by: int | None = None
         self.unrecorded = False
         self.totals = Totals()
         self.num_good = 0
         self._served = 0
+        self._running = self._waiting = 0
+        self._lives = Lives(keep_gaps=slo is not None and slo.itl_s is not None)
+        self._classes = Classes()
+        self._prefixes = None if block_size is None else PrefixMemory(block_size)
         self._ttft_s, self._tpot_s, self._e2e_s = Percentiles(), Percentiles(), Percentiles()
         self._itl_s = Percentiles("f")
         self._peak_blocks = 0
         self._pool_blocks = 0
+        self.workload: Mapping[str, Any] = {}
+        self._held_back = HeldBack()
         self._drafts = np.zeros((2, MOST_DRAFTS), dtype=np.int64)
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """The first record is not that of a session's start: `snapshot` is the state before it."""
+        self.totals, self.clock_s = snapshot.totals, snapshot.clock_s
+        self._lives.begin(snapshot)
+        self._classes.begin(snapshot)
+        self._running, self._waiting = len(snapshot.running), len(snapshot.waiting)
 
     def add(self, record: StepRecord | Stretch) -> None:
         """Take in the next record, or many steps at once."""
@@ -48,14 +81,38 @@ class Report:
             self._itl_s.add_bytes(record.itl_s)
         for _, ttft_s in record.ttft_s:
             self._ttft_s.add(ttft_s)
+        self._held_back.add(record)
         if record.finishes:
             self._add_finishes(record)
-        if isinstance(record, StepRecord) and record.draft_tokens:
-            self._drafts += draft_positions(record)
+        self._running = record.running
+        if isinstance(record, StepRecord):
+            self._add_step(record)
+        else:
+            self._add_stretch(record)
         blocks = record.blocks
         used = blocks.held + blocks.shared
         if used >= self._peak_blocks:
             self._peak_blocks, self._pool_blocks = used, used + blocks.cached_free + blocks.empty
+
+    def _add_step(self, record: StepRecord) -> None:
+        self._waiting = record.waiting
+        if record.draft_tokens:
+            self._drafts += draft_positions(record)
+        if record.arrivals or record.ttft_s or record.admissions:
+            self._classes.add(record, self._lives)
+            if self._prefixes is not None:
+                self._prefixes.add(record)
+        self._lives.add(record)
+
+    def _add_stretch(self, stretch: Stretch) -> None:
+        """Every row got an output in each step; nobody came, and who ended did so in the last."""
+        numbers = stretch.columns[0]
+        self._lives.deliver(numbers, stretch.end_s)
+        if self.slo is not None and self.slo.itl_s is not None:
+            gaps_s = np.frombuffer(stretch.itl_s, dtype=np.float32)
+            self._lives.keep(np.tile(numbers, len(gaps_s) // max(1, len(numbers))), gaps_s)
+        for finish in stretch.finishes:
+            self._lives.of.pop(finish.number, None)
 
     def close(self, clock_s: float) -> None:
         """The run went on to `clock_s`, if it did not end later than that."""
@@ -72,15 +129,23 @@ class Report:
             if finish.e2e_s is not None:
                 self._e2e_s.add(finish.e2e_s)
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values; what cannot be known is None. `goodput` is there if an SLO was given."""
-        totals = self.totals
+    def as_dict(self, since: Totals | None = None, start_s: float = 0.0) -> dict[str, Any]:
+        """Plain JSON values; what cannot be known is None. `goodput` is there if an SLO was given.
+
+        `since` and `start_s`: totals are what was counted after these, and the time is from then on.
+        """
+        totals = self.totals if since is None else totals_since(since, self.totals)
+        clock_s = self.clock_s - start_s
         document: dict[str, Any] = {
             "requests": {
                 "submitted": totals.submitted,
                 "finished": totals.finished,
+                "kv_capacity": totals.kv_capacity,
                 "refused": totals.refused,
                 "aborted": totals.aborted,
+                "running": self._running,
+                "waiting": self._waiting,
+                "by_class": self._classes.document(self._lives, self.clock_s),
             },
             "tokens": {
                 "prompt": totals.prompt_tokens,
@@ -88,43 +153,79 @@ class Report:
                 "scheduled": totals.scheduled_tokens,
                 "recomputed": totals.recomputed_tokens,
                 "cached": totals.cached_tokens,
+                "aborted_prefill": totals.aborted_prefill_tokens,
             },
-            "ttft_s": _summary(self._ttft_s),
-            "itl_s": _summary(self._itl_s),
-            "tpot_s": _summary(self._tpot_s),
-            "e2e_s": _summary(self._e2e_s),
+            **{name: found.document() for name, found in self.cohorts().items()},
             "preemptions": totals.preemptions,
-            "hit_rate": _ratio(totals.cached_tokens, totals.prompt_tokens),
+            "hit_rate": hit_rate(totals),
             "steps": totals.steps,
             "budget_use": {
                 "tokens": _ratio(totals.scheduled_tokens, totals.token_budget),
                 "rows": _ratio(totals.input_rows, totals.input_budget),
             },
             "peak_kv_usage": _ratio(self._peak_blocks, self._pool_blocks),
-            "clock_s": self.clock_s,
+            "clock_s": clock_s,
             "wall_s": self.wall_s,
+            **self._held_back.as_document(),
         }
-        if totals.draft_tokens:
-            document["drafts"] = self._describe_drafts()
-        if self.slo is not None:
-            document["goodput"] = {
-                "slo": str(self.slo),
-                "share": _ratio(self.num_good, self._served),
-                "per_s": _ratio(self.num_good, self.clock_s),
-                "met": self.num_good,
-                "n": self._served,
+        if self.workload:
+            document["workload"] = as_document(self.workload)
+        if "client_waits_s" in self.workload:
+            document["client_wait_s"] = _summary(self.workload["client_waits_s"])
+        if self._prefixes is not None and (found := self._prefixes.found).prompt_tokens:
+            document["lost_hits"] = {
+                "tokens": found.lost_tokens,
+                "share": found.lost_share,
+                "unbounded_hit_rate": found.unbounded_hit_rate,
             }
+        if totals.draft_tokens:
+            document["drafts"] = self._describe_drafts(totals)
+        if self.slo is not None:
+            document["goodput"] = self._judge(self.slo, clock_s)
         return document
 
-    def _describe_drafts(self) -> dict[str, Any]:
-        verified, rejected = self.totals.draft_tokens, self.totals.rejected_draft_tokens
-        drafted, accepted = self._drafts.tolist()
+    @property
+    def num_open(self) -> int:
+        """Requests that are in flight."""
+        return len(self._lives.of)
+
+    def cohorts(self) -> dict[str, Cohort]:
+        """Each latency's cohort, by its name in the document."""
+        unended = self._lives.unended(self.clock_s)
+        return {
+            "ttft_s": self._ttft_s.cohort(unended.ttft_s),
+            "itl_s": self._itl_s.cohort(unended.itl_s),
+            "tpot_s": self._tpot_s.cohort(unended.tpot_s),
+            "e2e_s": self._e2e_s.cohort(unended.e2e_s),
+        }
+
+    def _judge(self, slo: Slo, clock_s: float) -> dict[str, Any]:
+        """Requests known to be within every bound, among those known to be within or past one."""
+        past_open = self._lives.num_past(slo, self.clock_s)
+        judged = self._served + past_open
+        return {
+            "slo": str(slo),
+            "share": _ratio(self.num_good, judged),
+            "per_s": _ratio(self.num_good, clock_s),
+            "met": self.num_good,
+            "n": judged,
+            "past_open": past_open,
+            "open": self.num_open - past_open,
+        }
+
+    def _describe_drafts(self, totals: Totals) -> dict[str, Any]:
+        verified = totals.draft_tokens
+        # A recording from before agreed drafts were counted has those that became outputs.
+        accepted = max(totals.accepted_draft_tokens, verified - totals.rejected_draft_tokens)
+        drafted, agreed = self._drafts.tolist()
         return {
             "by": self.drafter,
+            "drafts": totals.drafts,
             "verified": verified,
-            "accepted": verified - rejected,
-            "accepted_share": _ratio(verified - rejected, verified),
-            "by_position": [_ratio(held, all) for held, all in zip(accepted, drafted, strict=True) if all],
+            "accepted": accepted,
+            "accepted_share": _ratio(accepted, verified),
+            "mean_length": 1 + accepted / totals.drafts if totals.drafts else None,
+            "by_position": [_ratio(held, all) for held, all in zip(agreed, drafted, strict=True) if all],
         }
 
     def as_text(self) -> str:
@@ -137,72 +238,13 @@ def totals_since(before: Totals, totals: Totals) -> Totals:
     return Totals(*(new - old for old, new in zip(astuple(before), astuple(totals), strict=True)))
 
 
-def report_text(document: dict[str, Any]) -> str:
-    """A report's document for reading; `n/a` is unknown."""
-    budget, clock_s = document["budget_use"], document["clock_s"]
-    rate = _ratio(document["tokens"]["output"], clock_s)
-    lines = [
-        _line("requests", ", ".join(f"{count:,} {name}" for name, count in document["requests"].items())),
-        _line("tokens", ", ".join(f"{count:,} {name}" for name, count in document["tokens"].items())),
-        _line("throughput", "n/a" if rate is None else f"{rate:,.1f} output tokens/s"),
-        _line("", "".join(f"{name:>10}" for name in SHARES) + f"{'n':>13}"),
-        *(_latency_line(name, document[f"{name}_s"]) for name in ("ttft", "itl", "tpot", "e2e")),
-        _line("preemptions", f"{document['preemptions']:,}"),
-        _line("hit rate", f"{percent_text(document['hit_rate'])} of the prompt tokens of first admissions"),
-        _line("budget use", f"{percent_text(budget['tokens'])} of tokens, {percent_text(budget['rows'])} of rows"),
-        _line("peak KV usage", percent_text(document["peak_kv_usage"])),
-        _line("steps", f"{document['steps']:,}"),
-        _line(
-            "time",
-            f"{duration_text(clock_s)} on the engine's clock, {duration_text(document['wall_s'])} of wall time",
-        ),
-    ]
-    if "drafts" in document:
-        lines.insert(-1, _line("drafts", drafts_text(document["drafts"])))
-    if "goodput" in document:
-        good = document["goodput"]
-        share = (
-            f"{percent_text(good['share'])} ({good['met']:,} of {good['n']:,} finished requests met {good['slo']})"
-        )
-        lines.insert(8, _line("goodput", share))
-    return "\n".join(lines)
-
-
-def drafts_text(drafts: dict[str, Any]) -> str:
-    """Who drafted and what held; by position, the first draft first."""
-    by = f" by {drafts['by']}" if drafts["by"] else ""
-    places = ", ".join(percent_text(share) for share in drafts["by_position"])
-    held = f"{percent_text(drafts['accepted_share'])} accepted"
-    return f"{drafts['verified']:,} verified{by}, {held}" + (f"; by position {places}" if places else "")
-
-
-def _summary(values: Percentiles) -> dict[str, float | int | None]:
-    return {**{name: values.percentile(share) for name, share in SHARES.items()}, "n": values.count}
+def _summary(values_s: Sequence[float]) -> dict[str, Any]:
+    """As a latency of whom nobody still waits."""
+    values = Percentiles()
+    for value_s in values_s:
+        values.add(value_s)
+    return values.cohort().document()
 
 
 def _ratio(part: float, whole: float) -> float | None:
     return part / whole if whole else None
-
-
-def _line(name: str, text: str) -> str:
-    return f"{name:<15}{text}".rstrip()
-
-
-def _latency_line(name: str, summary: dict[str, float | int | None]) -> str:
-    return _line(
-        name.upper(), "".join(f"{duration_text(summary[key]):>10}" for key in SHARES) + f"{summary['n']:>13,}"
-    )
-
-
-def percent_text(share: float | None) -> str:
-    """A share as `12.3 %`; `n/a` is unknown."""
-    return "n/a" if share is None else f"{100 * share:.1f} %"
-
-
-def duration_text(seconds: float | None) -> str:
-    """A time in ms below a second; `n/a` is unknown."""
-    if seconds is None:
-        return "n/a"
-    if seconds < 0.9995:
-        return f"{seconds * 1e3:.1f} ms"
-    return f"{seconds:.2f} s" if seconds < 99.995 else f"{seconds:,.0f} s"

@@ -123,7 +123,7 @@ def encode_batch(records: Sequence[StepRecord], block_size: int, tables: Tables)
     batch = Batch(
         num_records=len(records),
         ints=[pack(differences(column)) for column in ints.values()],
-        counts=[pack(_growth(name, totals[name], ints)) for name in _COUNTS],
+        counts=[pack(_growth(name, totals[name], ints)) for name in _COUNTS],  # new ones last: readers pad
         pool=[pack(differences(_longs(column))) for column in _columns_of(Blocks, columns["blocks"]).values()],
         times=pack_times(TimeColumns(busy_s=totals["busy_s"], **{name: columns[name] for name in _TIMES})),
         blocks=pack_blocks(_moves(columns), columns["changed_blocks"], tables),
@@ -146,7 +146,7 @@ def decode_batch(data: bytes, block_size: int, tables: Tables) -> list[StepRecor
         raise ColumnError("a batch of impossible size")
     ints = {name: sums(unpack(column, n)) for name, column in zip(_INTS, batch.ints, strict=True)}
     times = unpack_times(batch.times, n)
-    counts = [_regrow(name, column, ints) for name, column in zip(_COUNTS, batch.counts, strict=True)]
+    counts = [_regrow(name, column, ints) for name, column in zip(_COUNTS, batch.counts, strict=False)]
     pool = [sums(unpack(column, n)).tolist() for column in batch.pool]
     columns: dict[str, Any] = {name: column.tolist() for name, column in ints.items()}
     columns |= {name: [bool(value) for value in columns[name]] for name in _BOOLS}
@@ -157,6 +157,7 @@ def decode_batch(data: bytes, block_size: int, tables: Tables) -> list[StepRecor
     for name, places in zip(_TUPLES, batch.event_places, strict=False):
         columns[name] = _spread(columns[name], np.flatnonzero(unpack(places, n)).tolist(), n)
     columns["blocks"] = [Blocks(*row) for row in zip(*pool, strict=True)]
+    counts += [[0] * n for _ in _COUNTS[len(counts) :]]  # of a version that did not count these yet
     columns["totals"] = _rebuild(Totals, dict(zip(_COUNTS, counts, strict=True)) | {"busy_s": times.busy_s})
     columns["grown"], columns["grown_blocks"] = unpack_gains(batch.blocks, n)
     columns["changed_blocks"] = unpack_changes(batch.blocks, _moves(columns), tables)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import struct
 import zlib
+from collections.abc import Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -27,6 +28,9 @@ MAX_RAW_BYTES = 64 << 20
 """Of one frame: bounds what a reader allocates, whatever a file claims."""
 
 _SYNC = b"\xf5ST\xaf"
+_WINDOW_BYTES = 1 << 20
+_MOST_TRIES = 1 << 18
+"""A crafted file may be full of what looks like frames: looking for the next one must end."""
 _HEAD = struct.Struct("<4sB3xIIIIQQdd5I2f")
 _CHECK = struct.Struct("<I")
 HEAD_BYTES = _HEAD.size + _CHECK.size
@@ -115,6 +119,29 @@ def parse_head(data: bytes) -> Head:
     if not known or raw_bytes > MAX_RAW_BYTES or payload_bytes > 2 * MAX_RAW_BYTES:
         raise FrameError("damaged")
     return Head(Kind(kind), payload_bytes, raw_bytes, crc, Span(*rest[:5]), Marks(*rest[5:]))
+
+
+def moved_down(frame: Frame, num_missing: int) -> Frame:
+    """The frame as it counts where so many records before it are missing."""
+    span = frame.head.span
+    return frame._replace(head=frame.head._replace(span=span._replace(first=span.first - num_missing)))
+
+
+def find_frames(fd: int, at: int, size: int, kind: Kind) -> Iterator[int]:
+    """Where frames of `kind` may begin from byte `at` on, judged by their heads alone. Raises `OSError`."""
+    tries = 0
+    while at < size and tries < _MOST_TRIES:
+        window = os.pread(fd, _WINDOW_BYTES, at)
+        place = window.find(_SYNC)
+        while place >= 0 and tries < _MOST_TRIES:
+            tries += 1
+            try:
+                if parse_head(os.pread(fd, HEAD_BYTES, at + place)).kind is kind:
+                    yield at + place
+            except FrameError:
+                pass
+            place = window.find(_SYNC, place + 1)
+        at += max(1, len(window) - len(_SYNC) + 1)
 
 
 def read_payload(fd: int, frame: Frame) -> bytes:

@@ -1,4 +1,7 @@
-"""Reads a recording: any step, any stretch, and what is worth jumping to. Damage costs only what lies behind it."""
+"""Reads a recording: any step, any stretch, and what is worth jumping to.
+
+Damage costs what lies up to the next keyframe.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import os
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,6 +36,8 @@ from schedtop.engine.recording.frames import (
     Marks,
     RecordingError,
     check_mark,
+    find_frames,
+    moved_down,
     parse_head,
     read_payload,
 )
@@ -64,6 +70,27 @@ _HAS_MARK: dict[Mark, Callable[[StepRecord], bool]] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Records that damage costs. `index` is that of the first one after it; the bytes are where the damage begins and
+    where the next keyframe does. `last_step` is the last one before, `next_step` the one that the keyframe follows."""
+
+    index: int
+    num_missing: int
+    last_step: int
+    next_step: int
+    at_byte: int
+    to_byte: int
+
+    @property
+    def words(self) -> str:
+        """One clause for the operator."""
+        where = f"damaged from byte {self.at_byte} to {self.to_byte}"
+        if self.next_step <= self.last_step:
+            return f"{where}: no step is missing"
+        return f"{where}: steps {self.last_step + 1} to {self.next_step} are missing"
+
+
 class _Chunk(NamedTuple):
     """Decoded records, and the block tables after the last of them."""
 
@@ -77,10 +104,16 @@ class Recording:
     `truncated` is None for a whole file, otherwise one line that says what is missing. Raises `RecordingError` for
     a file that is no recording or of which nothing can be read; methods raise it when they come upon damage in a
     file too large to have been checked at the start (`check` forces or forbids that check).
+
+    Behind damage reading goes on at the next keyframe, unless `read_on` is False: `gaps` says where records are
+    missing, and indices count those that are there.
     """
 
-    def __init__(self, path: str | Path, *, check: bool | None = None) -> None:
+    def __init__(self, path: str | Path, *, check: bool | None = None, read_on: bool = True) -> None:
         self.path = str(path)
+        self.gaps: list[Gap] = []
+        self._read_on = read_on
+        self._num_missing = 0
         self.truncated: str | None = None
         self.num_records = 0
         self._chunks: list[Frame] = []
@@ -111,24 +144,46 @@ class Recording:
     def _open(self, check: bool | None) -> None:
         size = os.fstat(self._fd).st_size
         check_mark(os.pread(self._fd, MARK_BYTES, 0), self.path)
-        end, problem = self._scan(size, size <= CHECKED_BYTES if check is None else check)
+        check = size <= CHECKED_BYTES if check is None else check
+        end, problem = self._scan(MARK_BYTES, size, check)
+        while self._read_on and end < size and not self._closed_whole and self._bridge(end, size):
+            end, problem = self._scan(self.gaps[-1].to_byte, size, check)
         if not hasattr(self, "header"):
             raise RecordingError(f"{self.path} is damaged in its first bytes: nothing can be read")
         if not self._keyframes:
             raise RecordingError(f"{self.path} is cut off before its first step: nothing can be read")
         self.num_steps = self._last_step()
-        self.truncated = self._describe_end(size - end, problem)
+        gaps = [gap.words for gap in self.gaps]
+        end_words = self._describe_end(size - end, problem)
+        self.truncated = "; ".join([*gaps, *([end_words] if end_words else [])]) or None
 
-    def _scan(self, size: int, check: bool) -> tuple[int, str | None]:
-        """Index the frames up to the first bad one; returns where the good ones end, and what is wrong there."""
-        at = MARK_BYTES
+    def _bridge(self, at: int, size: int) -> bool:
+        """Find the keyframe after the damage at byte `at`, and what is missing before it; False if there is none."""
+        if not self._keyframes:
+            return False
+        for start in find_frames(self._fd, at + 1, size, Kind.KEYFRAME):
+            try:
+                frame = Frame(start + HEAD_BYTES, parse_head(os.pread(self._fd, HEAD_BYTES, start)))
+                snapshot = decode_keyframe(read_payload(self._fd, frame))
+            except _UNREADABLE:
+                continue
+            missing = frame.head.span.first - self._num_missing - self.num_records
+            if missing < 0:
+                continue
+            self._num_missing += missing
+            self.gaps.append(Gap(self.num_records, missing, self._last_step(), snapshot.step, at, start))
+            return True
+        return False
+
+    def _scan(self, at: int, size: int, check: bool) -> tuple[int, str | None]:
+        """Index the frames from byte `at` up to the first bad one; where the good ones end, and what is wrong there."""
         while at < size and not self._closed_whole:
             try:
                 frame = Frame(at + HEAD_BYTES, parse_head(os.pread(self._fd, HEAD_BYTES, at)))
                 self._admit(frame, size, check)
             except FrameError as error:
                 return at, str(error)
-            self._index(frame)
+            self._index(frame if not self._num_missing else moved_down(frame, self._num_missing))
             at = frame.payload_at + frame.head.payload_bytes
         return at, None
 
@@ -137,7 +192,7 @@ class Recording:
         head, first = frame.head, frame.payload_at == MARK_BYTES + HEAD_BYTES
         if frame.payload_at + head.payload_bytes > size:
             raise FrameError("cut off")
-        fits = (head.kind is Kind.HEADER) == first and head.span.first == self.num_records
+        fits = (head.kind is Kind.HEADER) == first and head.span.first == self.num_records + self._num_missing
         if not fits or (head.kind is Kind.STEPS) != (0 < head.span.num <= MAX_RECORDS):
             raise FrameError("damaged")
         if head.kind is Kind.STEPS and not self._keyframes:
@@ -255,9 +310,10 @@ class Recording:
         place = max(0, bisect_right(self._texts, start, key=lambda frame: frame.head.span.first) - 1)
         decoder = msgspec.msgpack.Decoder(list[tuple[int, int, str]])
         for frame in self._texts[place:]:
+            missing = sum(gap.num_missing for gap in self.gaps if gap.to_byte <= frame.payload_at)
             for index, number, text in self._decode(frame, decoder.decode):
-                if index >= start:
-                    yield index, TextDelta(number, text)
+                if index - missing >= start:
+                    yield index - missing, TextDelta(number, text)
 
     # Finding
 

@@ -14,10 +14,12 @@ import msgspec
 import numpy as np
 import zstandard
 from schedtop.engine.contract.telemetry import FinishReason, Header, Snapshot, StepRecord, TextDelta
+from schedtop.engine.contract.written_files import PRIVATE_FILE
 from schedtop.engine.recording.batch import MAX_ROWS, encode_batch
 from schedtop.engine.recording.blocks import MAX_IDS, Tables, tables_of
 from schedtop.engine.recording.frames import MARK, MAX_RAW_BYTES, Kind, Marks, RecordingError, Span, make_frame
 from schedtop.engine.recording.keyframes import encode_keyframe
+from schedtop.engine.recording.lost_file import NEW_FILE, Loss, copy_bytes, loss_of, open_beside
 from schedtop.engine.recording.seconds import encode_seconds, sample, second_of
 
 BATCH_RECORDS = 256
@@ -48,19 +50,34 @@ def _refusal(path: str, error: OSError) -> str:
     return f"cannot write {path}: {error.strerror or error}"
 
 
+class RecordingMovedError(OSError):
+    """The recording is not where it was asked for, because another took that file away; this was told before."""
+
+
 class RecordingWriter:
     """A sink that keeps every record. `snapshot` is called in the engine's thread, between steps.
 
     Raises `RecordingError` when the file cannot be begun or exists. `write` raises `OSError` once the file can take
     no more; what was written before stays readable. Without `keep_text`, previews and texts are left out.
+
+    A file that is removed, replaced or cut while it is written goes on in a new one beside it; `notice` is told
+    so, in the engine's thread.
     """
 
     def __init__(
-        self, path: str | Path, header: Header, snapshot: Callable[[], Snapshot], *, keep_text: bool = False
+        self,
+        path: str | Path,
+        header: Header,
+        snapshot: Callable[[], Snapshot],
+        *,
+        keep_text: bool = False,
+        notice: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.path = str(path)
         self._snapshot = snapshot
         self._keep_text = keep_text
+        self._notice = notice
+        self._num_told = self._restarts = 0
         self._queue: deque[StepRecord | Snapshot | TextDelta] = deque()
         self._since_keyframe = 0
         self._wake = threading.Event()
@@ -75,10 +92,13 @@ class RecordingWriter:
         """Queue one record; waits only if the disk is far behind. Raises `OSError` when recording has ended."""
         if self._file.error is not None or len(self._queue) >= MAX_QUEUED:
             self._check_room()
+        if self._num_told < len(self._file.losses):
+            self._tell_losses()
         self._queue.append(record)
         self._since_keyframe += 1
-        if self._since_keyframe >= self._file.segment_records:
+        if self._since_keyframe >= self._file.segment_records or self._restarts != self._file.restarts:
             self._since_keyframe = 0
+            self._restarts = self._file.restarts
             self._queue.append(self._snapshot())
         if self._since_keyframe % BATCH_RECORDS == 0:
             self._wake.set()
@@ -89,7 +109,10 @@ class RecordingWriter:
             self._queue.append(delta)
 
     def close(self) -> None:
-        """Write what is queued and the end mark. Raises `OSError` if the recording is not whole."""
+        """Write what is queued and the end mark.
+
+        Raises `OSError` if the recording is not whole, `RecordingMovedError` if it is not where it should be.
+        """
         if self._closing:
             return
         self._closing = True
@@ -97,8 +120,16 @@ class RecordingWriter:
         self._thread.join(2 * STALLED_S)
         if self._thread.is_alive():
             raise OSError(f"cannot write {self.path}: the disk took nothing for {2 * STALLED_S:g} s")
+        self._tell_losses()
         if self._file.error is not None:
             raise OSError(self._file.error)
+        if self._file.losses:
+            raise RecordingMovedError(self._file.losses[-1])
+
+    def _tell_losses(self) -> None:
+        for line in self._file.losses[self._num_told :]:
+            self._num_told += 1
+            self._notice(line)
 
     def _check_room(self) -> None:
         deadline_s = time.monotonic() + STALLED_S
@@ -139,8 +170,12 @@ class _File:
 
     def __init__(self, path: str, header: Header, keep_text: bool) -> None:
         self.error: str | None = None
+        self.losses: list[str] = []
+        self.wants_keyframe = False
+        self.restarts = 0
         self.segment_records = SEGMENT_RECORDS
-        self._path = path
+        self._path = self._asked_path = path
+        self._header = header
         self._keep_text = keep_text
         self._block_size = header.block_size
         self._zstd = zstandard.ZstdCompressor(level=_LEVEL)
@@ -154,41 +189,78 @@ class _File:
         self._keyframe_bytes = self._segment_bytes = 0
         self._size = 0
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            self._fd = os.open(path, NEW_FILE, PRIVATE_FILE)
         except OSError as error:
             raise RecordingError(_refusal(path, error)) from None
         try:
-            self._append(MARK)
-            self._frame(Kind.HEADER, msgspec.msgpack.encode(header), Span())
+            self._write_start()
         except OSError as error:
             os.close(self._fd)
             os.unlink(path)
             raise RecordingError(_refusal(path, error)) from None
+
+    def _write_start(self) -> None:
+        self._append(MARK)
+        self._frame(Kind.HEADER, msgspec.msgpack.encode(self._header), Span())
+
+    def _stay_whole(self) -> None:
+        """Go on beside the file where another took it away; what it held goes along where we still have it."""
+        loss = loss_of(self._fd, self._path, self._size)
+        if loss is None:
+            return
+        lost, before = self._path, self._fd
+        self._fd, self._path = open_beside(self._asked_path)
+        try:
+            if loss is Loss.CHANGED:
+                self._start_over()
+            else:
+                copy_bytes(before, self._fd, self._size)
+        finally:
+            os.close(before)
+        kept = "what it held is lost, " if loss is Loss.CHANGED else ""
+        self.losses.append(f"{lost} {loss} while it was written: {kept}the recording goes on in {self._path}")
+
+    def _start_over(self) -> None:
+        """Without what came before, nothing can be read until there is a keyframe."""
+        self._batch, self._texts, self._open_second, self._weight = [], [], [], 0
+        self._num_records, self._last, self._size = 0, None, 0
+        self.wants_keyframe = True
+        self.restarts += 1
+        self._write_start()
 
     def add(self, item: StepRecord | Snapshot | TextDelta) -> None:
         """Take one queued item; full batches and keyframes are written at once."""
         self._guard(lambda: self._take(item))
 
     def _take(self, item: StepRecord | Snapshot | TextDelta) -> None:
+        if self.wants_keyframe and not isinstance(item, Snapshot):
+            return
         if isinstance(item, StepRecord):
             self._add_record(item)
         elif isinstance(item, TextDelta):
             self._texts.append((self._num_records + len(self._batch), item.number, item.text))
         else:
             self.flush()
+            self.wants_keyframe = False
             self._guard(lambda: self._write_keyframe(item))
 
     def flush(self) -> None:
         """Write what was added."""
+        if self._batch or self._texts:
+            self._guard(self._stay_whole)
         if self._batch or self._texts:
             self._guard(self._write_batch)
 
     def close(self) -> None:
         """Mark the end and close."""
         self.flush()
+        self._guard(self._stay_whole)
         self._guard(self._write_end)
         if self.error is None:
             os.close(self._fd)
+            if self.wants_keyframe:  # a file that was begun when nothing was left to record
+                os.unlink(self._path)
+                self.losses[-1] += ", where nothing came any more"
 
     def _add_record(self, record: StepRecord) -> None:
         weight = len(record.rows) // 36 + len(record.changed_blocks) // 4

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 from schedtop.engine.handoff.plan import IntArray, StepResult
 from schedtop.engine.handoff.request import Request
+from schedtop.engine.handoff.stop_strings import StopStrings
 from tokenizers import Tokenizer as TokenTable
 from tokenizers.decoders import DecodeStream
 
@@ -16,37 +17,21 @@ class OutputText:
 
     def __init__(self, table: TokenTable, stop: tuple[str, ...]) -> None:
         self._table = table
-        self._stop = stop
+        self._stops = StopStrings(stop)
         self._stream = DecodeStream(skip_special_tokens=True)
-        self._held = ""
-        self.stopped = False
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that is complete."""
+        return self._stops.stopped
 
     def push(self, token_id: int) -> str:
         """The text that became certain with one more token; sets `stopped` when a stop string is complete."""
-        piece = self._stream.step(self._table, token_id) or ""
-        if not self._stop or not piece:
-            return piece
-        text = self._held + piece
-        ends = [place for place in (text.find(stop) for stop in self._stop) if place >= 0]
-        if ends:
-            self.stopped, self._held = True, ""
-            return text[: min(ends)]
-        keep = max(_overlap(text, stop) for stop in self._stop)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
+        return self._stops.push(self._stream.step(self._table, token_id) or "")
 
     def flush(self) -> str:
         """What was held back, once nothing more comes."""
-        held, self._held = self._held, ""
-        return held
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of `text` that begins `stop`, short of all of it."""
-    for size in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0
+        return self._stops.flush()
 
 
 class Texts:

@@ -35,10 +35,11 @@ PARTS: dict[str, tuple[tuple[type, str], ...]] = {
 
 
 class Profile:
-    """Seconds by part, and the number of steps."""
+    """Seconds by part, and the number of steps. `device` says what ran them."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
+        self.device = ""
         self.steps = 0
         self.drafting = False
 
@@ -53,11 +54,12 @@ class Profile:
         return {name: (1e3 * spent_s / self.steps, spent_s / whole_s) for name, spent_s in parts.items()}
 
     def as_text(self) -> str:
-        """One line per part."""
+        """The device, then one line per part."""
         if not self.steps:
             return "no steps of a model on a CPU were run: nothing to profile"
         width = max(map(len, PARTS))
-        return "\n".join(f"{name:{width}} {ms:9.2f} ms {share:6.1%}" for name, (ms, share) in self.shares().items())
+        parts = [f"{name:{width}} {ms:9.2f} ms {share:6.1%}" for name, (ms, share) in self.shares().items()]
+        return "\n".join([f"{'device':{width}} {self.device}", *parts])
 
 
 @contextmanager
@@ -82,7 +84,9 @@ def _timed(owner: Any, name: str, part: str, profile: Profile) -> Iterator[None]
         began_s = time.perf_counter()
         result = inner(*arguments, **named)
         profile.seconds[part] += time.perf_counter() - began_s
-        profile.steps += part == STEP
+        if part == STEP:
+            profile.steps += 1
+            profile.device = getattr(arguments[0].info, "device", "")
         profile.drafting = False
         return result
 

@@ -7,6 +7,8 @@ from schedtop.engine.contract.telemetry import Admission, FinishReason, Head, Li
 from schedtop.engine.handoff.plan import PLACEHOLDER, Started
 from schedtop.engine.handoff.request import Request, Status
 from schedtop.engine.kv.manager import Hit
+from schedtop.engine.scheduler.adapters import open_slots
+from schedtop.engine.scheduler.chunks import planned_tokens, shorten
 from schedtop.engine.scheduler.deferral import pass_deferred
 from schedtop.engine.scheduler.ending import end_request, stop_at
 from schedtop.engine.scheduler.queues import urgency
@@ -27,6 +29,7 @@ class AdmissionPass:
         self.token_left = state.limits.token_budget - used
         self.input_left = state.limits.input_budget - used - slots * self.num_running_scheduled
         self.num_running_before = table.size
+        self.slots = open_slots(state)
 
     def run(self) -> None:
         """Admit from the head until something stops it; notes the limiter and the head's reason."""
@@ -34,12 +37,18 @@ class AdmissionPass:
             head = self.stop_before_look()
             if head is None:
                 self.planned.last_look = request
+                if self.slots is not None and self.slots.pass_over(request):
+                    continue
                 head = self._try_admit(request)
             if head is not None:
-                self.planned.head = head
-                self.planned.limiter = Limiter(head.reason)
+                self.stop(head)
                 return
         pass_deferred(self.state, self.planned, stopped=self.stop_before_look() is not None)
+
+    def stop(self, head: Head) -> None:
+        """Nobody behind this head is looked at."""
+        self.planned.head = head
+        self.planned.limiter = Limiter(head.reason)
 
     def stop_before_look(self) -> Head | None:
         """Limits that stop the pass whoever is at the head."""
@@ -53,10 +62,12 @@ class AdmissionPass:
         return None
 
     def _try_admit(self, request: Request) -> Head | None:
+        return self._admit_with(request, self.state.kv.look_up(request, request.num_tokens))
+
+    def _admit_with(self, request: Request, hit: Hit) -> Head | None:
         state, planned = self.state, self.planned
-        hit = state.kv.look_up(request, request.num_tokens)
         wanted = request.num_tokens - hit.num_tokens
-        drafts = self._padding(hit) if wanted == 1 else 0
+        drafts = self._padding(request, hit) if wanted == 1 else 0
         room = min(self.token_left, self.input_left - state.config.draft_slots)
         if drafts and wanted + drafts > room:
             return self._budget_head(request, wanted + drafts)
@@ -66,16 +77,26 @@ class AdmissionPass:
                 return None
             return Head(request.number, Limiter.CHUNKING_OFF, chunk, room)
         chunk = min(chunk, room)
-        if not state.table.size:
+        if state.shrinks:
+            chunk, drafts = self._shorten(request, hit, chunk, drafts)
+            if not chunk or (state.kv.keeps_states and state.kv.shares_new_state(hit, planned_tokens(state))):
+                return self._shortened_head(request)
+        if state.is_empty(request):
             # Under a window, a chunk of a raised budget can ask for more than the whole pool at once.
-            chunk = min(chunk, state.kv.pool.num_blocks * state.kv.block_size - hit.num_tokens)
+            chunk = state.kv.most_tokens(hit, chunk)
         short = state.kv.shortage(
             hit, chunk, request.num_tokens, state.limits.reserve_full_isl, reserve=state.table.size > 0
         )
         if short is not None:
+            if state.encoder is not None:
+                state.encoder.give_back()
             return Head(request.number, short.reason, short.need, short.have, short.reserve)
-        state.waiting.pop()
+        self._leave_queue(request)
         self._admit(request, hit, chunk, drafts)
+        if self.slots is not None:
+            self.slots.add(request)
+        if state.encoder is not None:
+            state.encoder.charge()
         self.token_left -= chunk
         self.input_left -= chunk + state.config.draft_slots
         planned.limiter = Limiter.NONE
@@ -83,16 +104,32 @@ class AdmissionPass:
             planned.limiter = Limiter.TOKEN_BUDGET if self.token_left <= 0 else Limiter.INPUT_BUDGET
         return None
 
+    def _shorten(self, request: Request, hit: Hit, chunk: int, drafts: int) -> tuple[int, int]:
+        """The chunk and its drafts; a padded one that must end earlier goes without its padding."""
+        request.junction = hit.junction
+        shorter = shorten(self.state, request, hit.num_tokens, request.num_tokens, chunk)
+        return (1, 0) if drafts and 0 < shorter < chunk else (shorter, drafts)
+
+    def _shortened_head(self, request: Request) -> Head:
+        """No token of a chunk that must end early could be taken."""
+        encoder = self.state.encoder
+        if encoder is None:
+            return self._budget_head(request, 1)
+        encoder.give_back()
+        if encoder.missing is None:
+            return self._budget_head(request, 1)
+        return Head(request.number, Limiter.ENCODER, encoder.missing.length, encoder.left)
+
     def _end_stranded(self, request: Request, need: int) -> bool:
         """Without chunking, a sequence that outgrew every budget would wait for ever: it ends with its outputs."""
         state = self.state
-        if state.table.size or need <= step_room(state):
+        if not state.is_empty(request) or need <= step_room(state):
             return False
-        state.waiting.pop()
+        self._leave_queue(request)
         self.planned.ended.append(end_request(state, request, FinishReason.REFUSED, self.planned.now_s))
         return True
 
-    def _padding(self, hit: Hit) -> int:
+    def _padding(self, request: Request, hit: Hit) -> int:
         """Placeholder drafts that keep a pure decode batch uniform when a one-token request joins it."""
         state, k = self.state, self.state.limits.num_speculative_tokens
         if not k or hit.num_tokens + k + 2 > state.config.max_model_len:
@@ -105,15 +142,23 @@ class AdmissionPass:
         cap = state.chunk_cap()
         if cap is not None and cap < 1 + k:
             return 0
-        return 0 if self._padding_is_impossible(hit, k) else k
+        return 0 if self._padding_is_impossible(request, hit, k) else k
 
-    def _padding_is_impossible(self, hit: Hit, k: int) -> bool:
+    def _padding_is_impossible(self, request: Request, hit: Hit, k: int) -> bool:
         """With nothing running, padding that no budget or pool could ever hold must not hold the request back."""
         state = self.state
-        if state.table.size:
+        if not state.is_empty(request):
             return False
         short = state.kv.shortage(hit, 1 + k, hit.num_tokens + 1, state.limits.reserve_full_isl, reserve=False)
         return 1 + k > step_room(state) or short is not None
+
+    def _leave_queue(self, request: Request) -> None:
+        self.state.waiting.remove(request)
+
+    def _take(self, request: Request, hit: Hit, chunk: int) -> None:
+        """Take the blocks of a hit, and those for the chunk behind it."""
+        self.state.kv.admit(request, hit, chunk)
+        self.state.kv.release_before_window(request, hit.num_tokens)
 
     def _budget_head(self, request: Request, need: int) -> Head:
         limits = self.state.limits
@@ -123,8 +168,7 @@ class AdmissionPass:
 
     def _admit(self, request: Request, hit: Hit, chunk: int, drafts: int) -> None:
         state, planned = self.state, self.planned
-        state.kv.admit(request, hit, chunk)
-        state.kv.release_before_window(request, hit.num_tokens)
+        self._take(request, hit, chunk)
         resumed = request.status is Status.PREEMPTED
         waited_s = planned.now_s - request.queued_since_s
         if resumed:
@@ -133,10 +177,10 @@ class AdmissionPass:
             request.first_scheduled_s = planned.now_s
             request.cached_tokens = hit.num_tokens
         request.status = Status.RUNNING
-        row = state.table.append(request, hit.num_tokens, stop_at(state, request))
-        num_full = min(hit.num_tokens + chunk, request.num_tokens) // state.kv.block_size
-        state.kv.register(request, num_full)
-        state.table.next_full[row] = (num_full + 1) * state.kv.block_size
+        known = min(hit.num_tokens + chunk, request.num_tokens)
+        state.kv.register(request, known)
+        row = state.table.append(request, hit.num_tokens, stop_at(state, request), state.kv.standing(request))
+        state.table.next_full[row] = state.kv.next_full(known)
         state.table.tokens[row] = chunk
         if drafts:
             state.table.num_spec[row] = drafts

@@ -46,12 +46,14 @@ def decodes_ahead(state: State) -> Outlook | None:
         return None
     if not size or np.count_nonzero(table.decoding[:size]) < size:
         return None
-    if table.has_drafts or limits.num_speculative_tokens or table.num_with_stops or state.kv.window is not None:
+    if table.has_drafts or limits.num_speculative_tokens or table.num_with_stops or not state.kv.at_once:
+        return None
+    if state.encoder is not None and state.encoder.is_holding:
         return None
     if size > limits.token_budget or size * (1 + state.config.draft_slots) > limits.input_budget:
         return None
     head = deferred_head(state)
-    if state.waiting.head() is not None:
+    if state.waiting.ready:
         table.tokens[:size] = 1
         # Only limits hold still: blocks run out, and the reason with them.
         head = AdmissionPass(state, PlannedStep(0.0)).stop_before_look()

@@ -1,4 +1,4 @@
-"""Deferred requests: admission passes over those that are not ready, without blocking anybody behind them."""
+"""Who admission passes over without blocking anybody behind: those not ready, and those whose adapter is not in."""
 
 from __future__ import annotations
 
@@ -21,17 +21,26 @@ def pass_deferred(state: State, planned: PlannedStep, stopped: bool) -> None:
     """The waiting pass has admitted everybody who is ready. `stopped`: a limit kept it from looking further."""
     planned.looked_at_all = not stopped
     planned.head = deferred_head(state)
+    shut = state.waiting.ready.shut()
+    if shut and not (
+        planned.head and state.waiting.place(state.requests[planned.head.number]) < state.waiting.place(shut[0])
+    ):
+        planned.head = Head(shut[0].number, Limiter.LORA, state.config.max_loras)
     if planned.head is not None and planned.limiter is Limiter.NONE:
         planned.limiter = Limiter(planned.head.reason)
 
 
 def skipped(state: State, planned: PlannedStep) -> list[Request]:
     """Those that the step's waiting pass looked at and passed over, in order. To be asked before anything else."""
-    deferred = state.waiting.deferred
-    if planned.looked_at_all:
-        return list(deferred)
-    if planned.last_look is None:
-        return []
     place = state.waiting.place
+    passed_over = [*state.waiting.deferred, *planned.passed_over]
+    if planned.passed_over:
+        passed_over.sort(key=place)
+    if shut := state.waiting.ready.shut():
+        passed_over = sorted([*passed_over, *shut], key=place)
+    if planned.looked_at_all:
+        return [*planned.held_back, *passed_over]
+    if planned.last_look is None:
+        return planned.held_back
     last = place(planned.last_look)
-    return [request for request in deferred if place(request) < last]
+    return [*planned.held_back, *(request for request in passed_over if place(request) < last)]

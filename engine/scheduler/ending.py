@@ -13,8 +13,10 @@ from schedtop.engine.scheduler.state import State
 def stop_at(state: State, request: Request) -> int:
     """`num_tokens` at which a request ends by length: its own limit, the model's, or the pool's.
 
-    The last token needs no slot, so a pool of c tokens carries a sequence of c + 1.
+    The last token needs no slot, so a pool of c tokens carries a sequence of c + 1. A pooling request never gets there.
     """
+    if state.config.pooling:
+        return request.num_tokens + 1
     limit = min(request.num_prompt_tokens + request.max_tokens, state.config.max_model_len)
     capacity = state.kv.capacity_tokens
     return limit if capacity is None else min(limit, capacity + 1)
@@ -24,14 +26,21 @@ def reason_of(state: State, request: Request, stopped: bool) -> FinishReason:
     """Why a request ends that has all its outputs; `stopped`: the last of them is a stop token."""
     if stopped:
         return FinishReason.STOP
-    if request.num_tokens < min(request.num_prompt_tokens + request.max_tokens, state.config.max_model_len):
+    if not state.config.pooling and request.num_tokens < min(
+        request.num_prompt_tokens + request.max_tokens, state.config.max_model_len
+    ):
         return FinishReason.KV_CAPACITY
     return FinishReason.LENGTH
 
 
 def end_request(state: State, request: Request, reason: FinishReason, now_s: float) -> Finish:
     """Free a request's blocks and sum up its life. It must have left the queue or be about to leave the table."""
-    state.kv.free(request)
+    if state.loads is None:
+        state.kv.free(request)
+    else:
+        state.loads.give_back(state, request)
+    if state.encoder is not None:
+        state.encoder.leave(request)
     request.status = Status.FINISHED
     state.gone.append(request.number)
     state.num_finished += 1

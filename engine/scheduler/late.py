@@ -42,10 +42,11 @@ class Late(NamedTuple):
     finishes: list[Finish]
     output_tokens: int
     rejected_drafts: int
+    accepted_drafts: int
     ended_before: list[int]
 
 
-NO_LATE = Late([], [], 0, 0, [])
+NO_LATE = Late([], [], 0, 0, 0, [])
 
 
 def find_present(table: RequestTable, batch: Batch) -> Present:
@@ -74,8 +75,9 @@ def settle_late(
     state: State, batch: Batch, result: StepResult, places: list[int], itl_s: npt.NDArray[np.float32], now_s: float
 ) -> Late:
     """Give preempted requests their outputs, which may end them; results of ended ones are thrown away."""
-    late = Late([], [], 0, 0, [])
-    outputs = rejected = 0
+    late = Late([], [], 0, 0, 0, [])
+    outputs = rejected = accepted = 0
+    all_agreed = result.num_sampled - 1 if result.accepted is None else result.accepted
     for place in places:
         number = batch.plan.numbers.item(place)
         column = place if isinstance(batch.busy, slice) else batch.busy.item(place)
@@ -84,7 +86,8 @@ def settle_late(
         if request is None:
             late.ended_before.append(number)
             continue
-        sampled = result.sampled[place, : result.num_sampled[place]].tolist()
+        pooled = state.config.pooling and bool(batch.plan.samples[place])
+        sampled = [] if pooled else result.sampled[place, : result.num_sampled[place]].tolist()
         if sampled and request.first_token_s is None:
             request.first_token_s = now_s
             late.first_tokens.append((number, now_s - request.arrival_s))
@@ -93,17 +96,20 @@ def settle_late(
         if ids:
             itl_s[column] = _deliver(request, ids, now_s)
         num_drafts = batch.plan.drafts.item(place)
-        accepted = min(max(len(ids) - 1, 0), num_drafts)
-        batch.columns[EMITTED, column], batch.columns[ACCEPTED, column] = len(ids), accepted
-        outputs, rejected = outputs + len(ids), rejected + num_drafts - accepted
+        agreed = min(max(all_agreed.item(place), 0), num_drafts)
+        batch.columns[EMITTED, column], batch.columns[ACCEPTED, column] = len(ids), agreed
+        outputs, accepted = outputs + len(ids), accepted + agreed
+        rejected += num_drafts - min(max(len(ids) - 1, 0), num_drafts)
         request.num_late -= 1
-        if stopped or request.num_tokens >= stop_at(state, request):
+        if stopped or pooled or request.num_tokens >= stop_at(state, request):
             _tell_preemption(state, batch, number)
             state.waiting.remove(request)
+            if state.loads is not None:
+                state.loads.keep(state, request, 0)
             late.finishes.append(end_request(state, request, reason_of(state, request, stopped), now_s))
         elif not request.num_late:
             state.waiting.make_ready(request)
-    return late._replace(output_tokens=outputs, rejected_drafts=rejected)
+    return late._replace(output_tokens=outputs, rejected_drafts=rejected, accepted_drafts=accepted)
 
 
 def _until_end(state: State, request: Request, ids: list[int]) -> tuple[list[int], bool]:

@@ -16,7 +16,7 @@ def set_out(state: State, samples: BoolArray, busy: slice | RowArray) -> None:
     """A step sets out: its tokens are in flight, and with asynchronous scheduling its outputs are expected."""
     table, size, config = state.table, state.table.size, state.config
     table.in_flight[:size] += table.tokens[:size]
-    if not config.async_scheduling:
+    if not config.async_scheduling or config.pooling:
         return
     rows = np.flatnonzero(samples[busy]) if isinstance(busy, slice) else busy[samples[busy]]
     table.num_expected[rows] += 1 + table.drafts[rows]
@@ -35,7 +35,7 @@ def hold_back(state: State, first: int, wanted: IntArray) -> None:
     """
     table, size, config = state.table, state.table.size, state.config
     computed = table.num_computed[first:size]
-    np.minimum(wanted, config.max_model_len - 1 - computed, out=wanted)
+    np.minimum(wanted, config.max_model_len - (not config.pooling) - computed, out=wanted)
     under_way = table.num_expected[first:size] - table.num_tokens[first:size]
     wanted[(under_way > 0) & (computed + 2 - under_way >= table.stop_at[first:size])] = 0
     if config.pipeline_depth > 1:

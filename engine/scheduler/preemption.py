@@ -30,8 +30,11 @@ def preempt(state: State, planned: PlannedStep, row: int, for_request: Request) 
     was_planned = row < table.requests.index(for_request) and table.tokens.item(row) > 0
     usage_before = kv.pool.usage
     if was_planned and not state.config.cache_unexecuted_blocks:
-        kv.unregister(request, num_computed // kv.block_size)
-    freed = kv.free(request)
+        kv.unregister(request, num_computed)
+    if state.encoder is not None:
+        state.encoder.leave(request)
+        state.encoder.drop_plan(request)
+    freed = kv.free(request) if state.loads is None else state.loads.give_back(state, request)
     planned.new_blocks.pop(request.number, None)
     table.remove([row])
     request.status = Status.PREEMPTED

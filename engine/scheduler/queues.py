@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import merge
 
 from schedtop.engine.contract.telemetry import Deferral
@@ -21,40 +21,129 @@ def urgency(request: Request) -> tuple[int, float, int]:
     return (request.priority, request.arrival_s, request.number)
 
 
+class Line:
+    """Requests that are ready, in order of `place`."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._requests: deque[Request] = deque()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._requests)
+
+    def head(self) -> Request | None:
+        return self._requests[0] if self._requests else None
+
+    def first(self) -> Request | None:
+        """The first of all, also of those that are passed over."""
+        return self.head()
+
+    def shut(self) -> list[Request]:
+        """Those that the last waiting pass passed over, in order."""
+        return []
+
+    def pop(self) -> Request:
+        return self._requests.popleft()
+
+    def insert(self, request: Request) -> None:
+        requests, place = self._requests, self.place
+        if not requests or place(request) > place(requests[-1]):
+            requests.append(request)
+        elif place(request) < place(requests[0]):
+            requests.appendleft(request)
+        else:
+            insort(requests, request, key=place)
+
+    def remove(self, request: Request) -> None:
+        if self._requests[0] is request:
+            self._requests.popleft()
+        else:
+            self._requests.remove(request)
+
+
+class AdapterLines(Line):
+    """One line per adapter: while an adapter does not fit, all who ask for it are passed over at once."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self._lines: dict[int, Line] = {}
+        self.closed: set[int] = set()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    def __iter__(self) -> Iterator[Request]:
+        return merge(*self._lines.values(), key=self.place)
+
+    def head(self) -> Request | None:
+        """The first whose adapter's line is open."""
+        return self._first_of(line for adapter, line in self._lines.items() if adapter not in self.closed)
+
+    def first(self) -> Request | None:
+        return self._first_of(self._lines.values())
+
+    def shut(self) -> list[Request]:
+        return list(
+            merge(*(line for adapter, line in self._lines.items() if adapter in self.closed), key=self.place)
+        )
+
+    def _first_of(self, lines: Iterable[Line]) -> Request | None:
+        heads = [head for line in lines if (head := line.head()) is not None]
+        return min(heads, key=self.place, default=None)
+
+    def pop(self) -> Request:
+        head = self.head()
+        assert head is not None, "popped only where there is a head"
+        self.remove(head)
+        return head
+
+    def insert(self, request: Request) -> None:
+        self._lines.setdefault(request.adapter, Line(self.place)).insert(request)
+
+    def remove(self, request: Request) -> None:
+        line = self._lines[request.adapter]
+        line.remove(request)
+        if not line:
+            del self._lines[request.adapter]
+
+
 class WaitingQueue:
     """Requests in order of `place`, those that are ready apart from the `deferred` ones.
 
     `num_deferred` counts the latter by reason; `deferrals` tells who became deferred or ready, until it is taken.
     """
 
-    def __init__(self, place: Place) -> None:
-        self.place = place
-        self._ready: deque[Request] = deque()
+    def __init__(self, ready: Line) -> None:
+        self.place = ready.place
+        self.ready = ready
         self.deferred: list[Request] = []
         self._front = self._back = 0
         self.num_deferred: Counter[str] = Counter()
         self.deferrals: list[Deferral] = []
 
     def __len__(self) -> int:
-        return len(self._ready) + len(self.deferred)
+        return len(self.ready) + len(self.deferred)
 
     def __iter__(self) -> Iterator[Request]:
         """All of them, in order."""
-        return merge(self._ready, self.deferred, key=self.place) if self.deferred else iter(self._ready)
+        return merge(self.ready, self.deferred, key=self.place) if self.deferred else iter(self.ready)
 
     def head(self) -> Request | None:
         """The first that is ready."""
-        return self._ready[0] if self._ready else None
+        return self.ready.head()
 
     @property
     def first_number(self) -> int:
         """The head's number; if nobody is ready, that of the first who waits; -1 if nobody does."""
-        waiting = self._ready or self.deferred
-        return waiting[0].number if waiting else -1
+        first = self.ready.first() or next(iter(self.deferred), None)
+        return -1 if first is None else first.number
 
     def pop(self) -> Request:
         """The head, which leaves; there must be one."""
-        return self._ready.popleft()
+        return self.ready.pop()
 
     def add(self, request: Request) -> None:
         """First come first served: at the end."""
@@ -74,13 +163,7 @@ class WaitingQueue:
             self.num_deferred[request.deferred.value] += 1
             self.deferrals.append(Deferral(request.number, request.deferred.value))
             return
-        ready, place = self._ready, self.place
-        if not ready or place(request) > place(ready[-1]):
-            ready.append(request)
-        elif place(request) < place(ready[0]):
-            ready.appendleft(request)
-        else:
-            insort(ready, request, key=place)
+        self.ready.insert(request)
 
     def make_ready(self, request: Request) -> None:
         """From now on an ordinary request, at the place it kept."""
@@ -89,7 +172,7 @@ class WaitingQueue:
 
     def remove(self, request: Request) -> None:
         if request.deferred is None:
-            self._ready.remove(request)
+            self.ready.remove(request)
         else:
             self._leave_deferred(request)
 
@@ -101,5 +184,11 @@ class WaitingQueue:
         self.deferrals.append(Deferral(request.number))
 
 
-def open_queue(policy: str) -> WaitingQueue:
-    return WaitingQueue(urgency if policy == "priority" else lambda request: (request.place,))
+def _order_put(request: Request) -> tuple[float]:
+    return (request.place,)
+
+
+def open_queue(policy: str, by_adapter: bool = False) -> WaitingQueue:
+    """The queue of a policy; `by_adapter`: adapters are limited."""
+    place: Place = urgency if policy == "priority" else _order_put
+    return WaitingQueue(AdapterLines(place) if by_adapter else Line(place))

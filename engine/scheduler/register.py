@@ -12,6 +12,9 @@ def register(state: State, rows: RowArray, num_known: IntArray) -> None:
     if not rows.size:
         return
     table, kv = state.table, state.kv
+    if not kv.one_group:
+        _register_one_by_one(state, rows, num_known)
+        return
     num_full = num_known // kv.block_size
     table.next_full[rows] = (num_full + 1) * kv.block_size
     if not kv.caching:
@@ -29,5 +32,13 @@ def register(state: State, rows: RowArray, num_known: IntArray) -> None:
             request.num_registered = count
         else:
             table.flush(row)
-            kv.register(request, count)
+            kv.register(request, count * kv.block_size)
     kv.pool.register(blocks, keys)
+
+
+def _register_one_by_one(state: State, rows: RowArray, num_known: IntArray) -> None:
+    table, kv = state.table, state.kv
+    for row, known in zip(rows.tolist(), num_known.tolist(), strict=True):
+        table.flush(row)
+        kv.register(table.requests[row], known)
+        table.next_full[row] = kv.next_full(known)

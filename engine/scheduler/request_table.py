@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.telemetry import ROW_FIELDS
 from schedtop.engine.handoff.request import Request
+from schedtop.engine.kv.manager import Standing
 
 IntArray = npt.NDArray[np.int32]
 RowArray = npt.NDArray[np.intp]
@@ -26,7 +27,8 @@ COLUMNS = (
     "num_spec",  # draft tokens waiting for verification
     "room",  # tokens that its block table has slots for
     "next_full",  # tokens at which its next block is full
-    "num_released",  # blocks released before the window
+    "next_release",  # computed tokens from which a block can be given back
+    "num_released",  # blocks given back: no later token needs them
     "stop_at",  # num_tokens at which the request ends by length
     "high_water",  # most tokens it had computed before a preemption
     "mid_prompt",  # 1: its last scheduled chunk left tokens without state
@@ -67,6 +69,7 @@ class RequestTable:
     num_spec: IntArray
     room: IntArray
     next_full: IntArray
+    next_release: IntArray
     num_released: IntArray
     stop_at: IntArray
     high_water: IntArray
@@ -78,7 +81,7 @@ class RequestTable:
     in_flight: IntArray
     next_step: IntArray
 
-    def __init__(self, block_size: int, windowed: bool = False, ahead: bool = False, capacity: int = 64) -> None:
+    def __init__(self, ahead: bool = False, capacity: int = 64) -> None:
         self.size = 0
         self.layout = 0
         self.requests: list[Request] = []
@@ -86,8 +89,6 @@ class RequestTable:
         self.num_with_stops = 0
         self.num_recomputing = 0
         self.has_drafts = False
-        self.block_size = block_size
-        self.windowed = windowed
         self.ahead = ahead
         self._free_slots: list[int] = []
         self.data = np.zeros((len(COLUMNS), 0), dtype=np.int32)
@@ -130,7 +131,7 @@ class RequestTable:
         self.flushed[: self.size] += shift
         self.cursor[: self.size] += shift
 
-    def append(self, request: Request, num_computed: int, stop_at: int) -> int:
+    def append(self, request: Request, num_computed: int, stop_at: int, standing: Standing) -> int:
         """Add a request at rest as the last row, with `num_computed` tokens already in its blocks.
 
         The caller sets `next_full`, which depends on the chunk it is admitted with.
@@ -150,9 +151,7 @@ class RequestTable:
         self.request[row] = request.number
         self.num_computed[row] = num_computed
         self.num_tokens[row] = self.num_expected[row] = request.num_tokens
-        self.room[row] = len(request.block_ids) * self.block_size
-        self.num_released[row] = request.num_released
-        self.blocks[row] = len(request.block_ids) - request.num_released
+        self.room[row], self.next_release[row], self.num_released[row], self.blocks[row] = standing
         self.stop_at[row] = stop_at
         self.high_water[row] = request.high_water
         self.slot[row] = slot = self._free_slots.pop()
@@ -191,15 +190,10 @@ class RequestTable:
         rows[self.request[rows] != numbers] = -1
         return rows
 
-    def note_blocks(self, rows: RowArray) -> None:
-        """Bring the counters of some rows up to their requests' block tables."""
-        requests = [self.requests[row] for row in rows.tolist()]
-        held = np.array([len(request.block_ids) for request in requests], dtype=np.int32)
-        self.room[rows] = held * self.block_size
-        if self.windowed:
-            self.num_released[rows] = released = [request.num_released for request in requests]
-            held -= np.array(released, dtype=np.int32)
-        self.blocks[rows] = held
+    def note_blocks(self, rows: RowArray, standings: Sequence[Standing]) -> None:
+        """Bring the counters of some rows up to their requests' blocks."""
+        columns = np.array(standings, dtype=np.int32).reshape(-1, 4).T
+        self.room[rows], self.next_release[rows], self.num_released[rows], self.blocks[rows] = columns
 
     def append_outputs(
         self,

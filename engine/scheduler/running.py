@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from schedtop.engine.contract.telemetry import Limiter
+from schedtop.engine.scheduler.chunks import cut, plan_in_turn
 from schedtop.engine.scheduler.overlap import await_results, hold_back
 from schedtop.engine.scheduler.preemption import pick_victim, preempt
 from schedtop.engine.scheduler.register import register
@@ -15,12 +16,14 @@ def run_pass(state: State, planned: PlannedStep) -> None:
     """Set `tokens` of every row and take the blocks for them, preempting where the pool runs out."""
     row: int | None = 0
     while row is not None and row < state.table.size:
-        _plan_tokens(state, planned, row)
-        row = _take_blocks(state, planned, row)
+        end = _plan_tokens(state, planned, row)
+        row = _take_blocks(state, planned, row, end)
+    if state.encoder is not None:
+        state.encoder.charge()
 
 
-def _plan_tokens(state: State, planned: PlannedStep, first: int) -> None:
-    """Give rows from `first` on as many tokens as their gaps want and the budgets leave."""
+def _plan_tokens(state: State, planned: PlannedStep, first: int) -> int:
+    """Give rows from `first` on as many tokens as their gaps want and the budgets leave; returns up to which row."""
     table, limits, size = state.table, state.limits, state.table.size
     slots = state.config.draft_slots
     computed = table.num_computed[first:size]
@@ -40,36 +43,27 @@ def _plan_tokens(state: State, planned: PlannedStep, first: int) -> None:
         given = table.tokens[:first]
         token_left -= int(given.sum())
         input_left -= int(given.sum()) + slots * int(np.count_nonzero(given))
-    total = int(wanted.sum())
     planned.limiter = Limiter.NONE
+    if state.shrinks:
+        return plan_in_turn(state, planned, first, token_left, input_left)
+    total = int(wanted.sum())
     if total > token_left or total + slots * (size - first) > input_left:
-        planned.limiter = _cut(wanted, token_left, input_left, slots)
+        planned.limiter = cut(wanted, token_left, input_left, slots)
+    return size
 
 
-def _cut(wanted: IntArray, token_left: int, input_left: int, slots: int) -> Limiter:
-    """Shorten the first row that the budgets cannot serve whole, and give nothing to those behind it."""
-    active = wanted > 0
-    before = np.cumsum(wanted) - wanted
-    token_room = token_left - before
-    input_room = input_left - before - slots * np.cumsum(active)
-    room = np.minimum(token_room, input_room)
-    row = int(np.argmax(active & (wanted > room)))
-    wanted[row] = max(int(room[row]), 0)
-    wanted[row + 1 :] = 0
-    return Limiter.TOKEN_BUDGET if token_room[row] <= input_room[row] else Limiter.INPUT_BUDGET
-
-
-def _take_blocks(state: State, planned: PlannedStep, first: int) -> int | None:
+def _take_blocks(state: State, planned: PlannedStep, first: int, behind: int) -> int | None:
     """Serve the rows from `first` on that need blocks or fill one; others need nothing.
 
-    Returns the row to plan again from after a preemption changed what follows; None when the pass is over.
+    Rows from `behind` on are not planned yet. Returns the row to plan from next, again if a preemption changed what
+    follows; None when the pass is over.
     """
     table, kv, size = state.table, state.kv, state.table.size
     end = table.num_computed[first:size] + table.tokens[first:size]
     known = np.minimum(end, table.num_tokens[first:size])
     short = end > table.room[first:size]
-    if kv.window is not None:
-        short |= _leaves_window(state, first)
+    if not kv.at_once:
+        short |= _can_release(state, first)
     short_rows = short.nonzero()[0]
     full_rows = (known >= table.next_full[first:size]).nonzero()[0]
     if full_rows.size:  # a row that is passed over may have got to know its block's last token meanwhile
@@ -79,24 +73,22 @@ def _take_blocks(state: State, planned: PlannedStep, first: int) -> int | None:
         # As if rows were served one by one: those before the failed one have registered their blocks.
         full_rows = full_rows[full_rows < failed - first]
     register(state, first + full_rows, known[full_rows])
-    return None if failed is None else _make_room(state, planned, failed, end.item(failed - first))
+    return behind if failed is None else _make_room(state, planned, failed, end.item(failed - first))
 
 
-def _leaves_window(state: State, first: int) -> BoolArray:
-    """Rows from `first` on, scheduled in this step, that hold blocks wholly before their attention window."""
-    table, kv, size = state.table, state.kv, state.table.size
-    assert kv.window is not None
+def _can_release(state: State, first: int) -> BoolArray:
+    """Rows from `first` on, scheduled in this step, that hold blocks which no later token needs."""
+    table, size = state.table, state.table.size
     applied = table.num_computed[first:size] - table.in_flight[first:size]
-    before = np.maximum(applied - kv.window + 1, 0) // kv.block_size
-    leaves: BoolArray = (before > table.num_released[first:size]) & (table.tokens[first:size] > 0)
-    return leaves
+    released: BoolArray = (applied >= table.next_release[first:size]) & (table.tokens[first:size] > 0)
+    return released
 
 
 def _grow(state: State, planned: PlannedStep, rows: RowArray, needs: IntArray) -> int | None:
     """Give each row slots for `needs` tokens in all; returns the first row that the pool cannot serve."""
     table, kv = state.table, state.kv
     counts = -((table.room[rows] - needs) // kv.block_size)
-    blocks = None if kv.window is not None else kv.pool.take(int(counts.sum()))
+    blocks = kv.pool.take(int(counts.sum())) if kv.at_once else None
     if blocks is None:
         return _grow_one_by_one(state, planned, rows, needs)
     start, requests, new_blocks = 0, table.requests, planned.new_blocks
@@ -122,7 +114,7 @@ def _grow_one_by_one(state: State, planned: PlannedStep, rows: RowArray, needs: 
             break
         if blocks:
             planned.new_blocks[request.number] = blocks
-    table.note_blocks(rows)
+    table.note_blocks(rows, [kv.standing(table.requests[row]) for row in rows.tolist()])
     return failed
 
 
@@ -131,10 +123,13 @@ def _make_room(state: State, planned: PlannedStep, row: int, need: int) -> int |
     table, kv = state.table, state.kv
     request = table.requests[row]
     while (blocks := kv.grow(request, need)) is None:
-        if table.size == 1 and (_drop_drafts(state) or await_results(state) or _shorten_chunk(state)):
+        if _is_alone(state) and (_drop_drafts(state) or await_results(state) or _shorten_chunk(state)):
             need = table.num_computed.item(0) + table.tokens.item(0)
             continue
         victim = pick_victim(state)
+        if state.loads is not None and state.loads.store.consumes and table.in_flight.item(victim):
+            table.tokens[row : table.size] = 0
+            return None
         preempt(state, planned, victim, request)
         if victim == row:
             table.tokens[row : table.size] = 0
@@ -142,11 +137,16 @@ def _make_room(state: State, planned: PlannedStep, row: int, need: int) -> int |
         row -= victim < row
     planned.new_blocks[request.number] = blocks
     rows = np.array([row])
-    table.note_blocks(rows)
+    table.note_blocks(rows, [kv.standing(request)])
     known = min(need, table.num_tokens.item(row))
     if known >= table.next_full.item(row):
         register(state, rows, np.array([known]))
     return row + 1
+
+
+def _is_alone(state: State) -> bool:
+    """One request runs, and no other holds a block."""
+    return state.table.size == 1 and (state.loads is None or state.holds_all(state.table.requests[0]))
 
 
 def _drop_drafts(state: State) -> bool:
@@ -160,9 +160,10 @@ def _drop_drafts(state: State) -> bool:
 
 def _shorten_chunk(state: State) -> bool:
     """Under a window, a chunk of a raised budget can ask for more than the pool at once: it takes what there is."""
-    table, kv = state.table, state.kv
-    fits = table.room.item(0) + kv.pool.num_free * kv.block_size - table.num_computed.item(0)
-    if not 0 < fits < table.tokens.item(0):
+    table = state.table
+    wanted = table.tokens.item(0)
+    fits = state.kv.most_growth(table.requests[0], table.num_computed.item(0), wanted)
+    if not 0 < fits < wanted:
         return False
     table.tokens[0] = fits
     return True

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.contract.telemetry import ROW_FIELDS, Finish
+from schedtop.engine.contract.telemetry import ROW_FIELDS, Finish, RowFlag
 from schedtop.engine.handoff.plan import StepResult
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.ending import end_request, reason_of
 from schedtop.engine.scheduler.late import NO_LATE, find_present, in_order_of, settle_late
 from schedtop.engine.scheduler.overlap import newly_known
@@ -14,7 +17,7 @@ from schedtop.engine.scheduler.register import register
 from schedtop.engine.scheduler.request_table import IntArray, RequestTable, RowArray
 from schedtop.engine.scheduler.state import Batch, PlannedStep, State
 
-ACCEPTED, EMITTED = ROW_FIELDS.index("accepted"), ROW_FIELDS.index("emitted")
+ACCEPTED, EMITTED, FLAGS = (ROW_FIELDS.index(name) for name in ("accepted", "emitted", "flags"))
 
 
 class Settled(msgspec.Struct, frozen=True):
@@ -30,16 +33,25 @@ class Settled(msgspec.Struct, frozen=True):
     finishes: list[Finish]
     output_tokens: int
     rejected_drafts: int
+    accepted_drafts: int
     ended_before: list[int]
 
 
 def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Settled:
     """Apply a worker's result to the rows it was planned for. `now_s`: when the outputs are delivered."""
     table, columns = state.table, batch.columns
+    cut: dict[int, int] = {}
+    failures: list[Finish] = []
+    if state.loads is not None:
+        state.loads.free_due(state)
+        failures, cut = state.loads.settle_failures(state, batch, now_s)
+        for place in np.flatnonzero(np.isin(batch.plan.numbers, list(cut))).tolist():
+            result.num_sampled[place] = 0
     present = find_present(table, batch)
     rows, at = present.rows, present.at
     drafts = None if batch.plan.draft_token_ids is None else present.of(batch.plan.drafts)
-    sampled, emitted = present.of(result.sampled), present.of(result.num_sampled)
+    sampled, num_sampled = present.of(result.sampled), present.of(result.num_sampled)
+    emitted = np.zeros_like(num_sampled) if state.config.pooling else num_sampled
     if drafts is not None:
         emitted = np.minimum(emitted, table.stop_at[rows] - table.num_tokens[rows])
     stopped: list[int] = []
@@ -48,10 +60,12 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
     if result.stopped:
         ended = set(result.stopped)
         stopped += [row for row, request in enumerate(table.requests) if request.number in ended]
-    rejected = 0
+    rejected = accepted = 0
     if drafts is not None:
-        columns[ACCEPTED, at] = accepted = np.minimum(np.maximum(emitted - 1, 0), drafts)
-        rejected = _reject_drafts(state, rows, drafts - accepted)
+        held = num_sampled - 1 if result.accepted is None else present.of(result.accepted)
+        columns[ACCEPTED, at] = agreed = np.minimum(np.maximum(held, 0), drafts)
+        accepted = int(agreed.sum())
+        rejected = _reject_drafts(state, rows, drafts - np.minimum(np.maximum(emitted - 1, 0), drafts))
     num_outputs = int(np.count_nonzero(emitted))
     all_got = num_outputs == len(emitted)
     gaps_s, first_rows = _note_deliveries(table, rows, emitted, now_s, all_got)
@@ -69,21 +83,38 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
         _keep_drafts(table, rows, result.drafts, result.num_drafts, emitted)
     if state.config.max_concurrent_batches > 1:
         table.in_flight[rows] -= present.of(batch.plan.tokens)
+    if cut:
+        failures += state.loads.cut_rows(state, cut, now_s) if state.loads is not None else []
     first_tokens = _first_tokens(table, first_rows, now_s)
     size = table.size
     ends = (table.num_tokens[:size] >= table.stop_at[:size]).nonzero()[0].tolist()
+    if state.config.pooling:
+        ends = np.arange(size)[rows][(columns[FLAGS, at] & RowFlag.SAMPLED) > 0].tolist()
+    if state.encoder is not None and state.encoder.is_holding:
+        state.encoder.settle(_computed(state, rows, {*ends, *stopped}))
     finishes = finish(state, sorted({*ends, *stopped}), set(stopped), now_s) if ends or stopped else []
     late = settle_late(state, batch, result, present.late, itl_s, now_s) if present.late else NO_LATE
+    if state.loads is not None:
+        state.loads.report(state)
     return Settled(
         planned=batch.planned,
         rows=columns.tobytes(),
         itl_s=itl_s.tobytes(),
         first_tokens=first_tokens + late.first_tokens,
-        finishes=in_order_of(batch, finishes, late.finishes),
+        finishes=[*failures, *in_order_of(batch, finishes, late.finishes)],
         output_tokens=num_outputs + late.output_tokens,
         rejected_drafts=rejected + late.rejected_drafts,
+        accepted_drafts=accepted + late.accepted_drafts,
         ended_before=late.ended_before,
     )
+
+
+def _computed(state: State, rows: RowArray | slice, ends: set[int]) -> Iterator[tuple[Request, int, bool]]:
+    """Of each row, the tokens computed for certain, and whether it ends."""
+    table, size = state.table, state.table.size
+    certain = table.num_computed[:size] - table.num_expected[:size] + table.num_tokens[:size]
+    for row in np.arange(size)[rows].tolist():
+        yield table.requests[row], certain.item(row), row in ends
 
 
 def _note_deliveries(
@@ -156,6 +187,8 @@ def finish(state: State, rows: list[int], stopped: set[int], now_s: float) -> li
     finishes = []
     for row in rows:
         request = table.rest(row)
+        if state.loads is not None:
+            state.loads.keep(state, request, table.num_computed.item(row) - table.in_flight.item(row))
         finishes.append(end_request(state, request, reason_of(state, request, row in stopped), now_s))
     if rows:
         table.remove(rows)

@@ -5,22 +5,26 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from schedtop.engine.contract.config import SchedulerConfig
+from schedtop.engine.contract.config import SchedulerConfig, knob_values
+from schedtop.engine.contract.knobs import LIVE, in_force, with_followers
 from schedtop.engine.contract.telemetry import Admission, Finish, Head, Limiter, Preemption
 from schedtop.engine.handoff.plan import Started, StepPlan
 from schedtop.engine.handoff.request import Request
-from schedtop.engine.kv.manager import KVManager
+from schedtop.engine.kv.open import open_kv
+from schedtop.engine.scheduler.images import open_encoder
 from schedtop.engine.scheduler.queues import WaitingQueue, open_queue
 from schedtop.engine.scheduler.request_table import IntArray, RequestTable, RowArray
 
+if TYPE_CHECKING:
+    from schedtop.engine.scheduler.loads import Loads
 
-@dataclass(slots=True)
+
+@dataclass(frozen=True, slots=True)
 class Limits:
-    """The live limits. `seq_cap` is the admission cap: `max_num_active_seqs` if given, else `max_num_seqs`."""
+    """The live limits, each the value in force of the knob that is called so (or is `also` called so)."""
 
-    max_num_seqs: int
     token_budget: int
     input_budget: int
     seq_cap: int
@@ -29,16 +33,11 @@ class Limits:
     num_speculative_tokens: int
 
     @classmethod
-    def of(cls, config: SchedulerConfig) -> Limits:
-        return cls(
-            token_budget=config.max_num_scheduled_tokens or config.max_num_batched_tokens,
-            input_budget=config.max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-            seq_cap=config.max_num_active_seqs or config.max_num_seqs,
-            long_prefill_token_threshold=config.long_prefill_token_threshold,
-            reserve_full_isl=config.scheduler_reserve_full_isl,
-            num_speculative_tokens=config.num_speculative_tokens,
-        )
+    def of(cls, values: Mapping[str, Any]) -> Limits:
+        return cls(**{name: in_force(values, _KNOB_OF_LIMIT[name]) for name in cls.__slots__})
+
+
+_KNOB_OF_LIMIT = {knob.also or knob.name: knob.name for knob in LIVE}
 
 
 @dataclass(slots=True)
@@ -62,6 +61,9 @@ class PlannedStep:
     head: Head | None = None
     last_look: Request | None = None
     looked_at_all: bool = False
+    held_back: list[Request] = field(default_factory=list)
+    passed_over: list[Request] = field(default_factory=list)
+    lost: dict[int, Request] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -85,19 +87,34 @@ class State:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self.limits = Limits.of(config)
-        self.kv = KVManager(config)
-        self.table = RequestTable(config.block_size, config.sliding_window is not None, config.async_scheduling)
-        self.waiting: WaitingQueue = open_queue(config.policy)
+        self.knobs = knob_values(config)
+        self.limits = Limits.of(self.knobs)
+        self.kv = open_kv(config)
+        self.table = RequestTable(config.async_scheduling)
+        self.encoder = open_encoder(config)
+        self.shrinks = self.kv.keeps_states or config.prefill_lookahead > 1 or self.encoder is not None
+        self.waiting: WaitingQueue = open_queue(config.policy, by_adapter=config.max_loras > 0)
         self.requests: dict[int, Request] = {}
         self.num_finished = 0
         self.num_planned = 0
         self.under_way: deque[Batch] = deque()
         self.gone: list[int] = []
+        self.loads: Loads | None = None
 
     @property
     def num_unfinished(self) -> int:
-        return self.table.size + len(self.waiting)
+        return len(self.requests)
+
+    def is_empty(self, request: Request) -> bool:
+        """Nobody runs, and nobody but this request, if anybody, holds a block."""
+        if self.table.size:
+            return False
+        return self.loads is None or self.holds_all(request)
+
+    def holds_all(self, request: Request) -> bool:
+        """Whatever is not free is this request's."""
+        own = {block for table in self.kv.tables(request) for block in table} - {-1}
+        return len(own) + self.kv.pool.num_free == self.kv.pool.num_blocks
 
     def chunk_cap(self) -> int | None:
         """Most tokens of one request in one step (the long-prefill threshold); None: no cap."""
@@ -109,28 +126,8 @@ class State:
         return threshold
 
     def set_limits(self, values: Mapping[str, Any]) -> None:
-        """Apply checked knob values.
-
-        `max_num_batched_tokens` sets both budgets unless the other is given too; likewise `max_num_seqs` the cap.
-        """
-        limits = self.limits
-        for name, value in values.items():
-            match name:
-                case "max_num_batched_tokens":
-                    limits.input_budget = limits.token_budget = value
-                case "max_num_seqs":
-                    limits.max_num_seqs = limits.seq_cap = value
-                case "long_prefill_token_threshold":
-                    limits.long_prefill_token_threshold = value
-                case "watermark":
-                    self.kv.set_watermark(value)
-                case "scheduler_reserve_full_isl":
-                    limits.reserve_full_isl = value
-                case "enable_prefix_caching":
-                    self.kv.caching = value
-                case "num_speculative_tokens":
-                    limits.num_speculative_tokens = value
-        if "max_num_scheduled_tokens" in values:
-            limits.token_budget = values["max_num_scheduled_tokens"] or limits.input_budget
-        if "max_num_active_seqs" in values:
-            limits.seq_cap = values["max_num_active_seqs"] or limits.max_num_seqs
+        """Apply checked knob values."""
+        self.knobs |= with_followers(values)
+        self.limits = Limits.of(self.knobs)
+        self.kv.set_watermark(self.knobs["watermark"])
+        self.kv.caching = self.knobs["enable_prefix_caching"]

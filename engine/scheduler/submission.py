@@ -13,13 +13,13 @@ def refuse(state: State, request: Request) -> Refusal | None:
     prompt, config = request.num_prompt_tokens, state.config
     if prompt < 1:
         return _refusal(request, "the prompt is empty: it needs at least 1 token", 1, 0)
-    if request.max_tokens < 1:
+    if request.max_tokens < 1 and not config.pooling:
         return _refusal(
             request, f"max_tokens is {request.max_tokens}: it must be at least 1", 1, request.max_tokens
         )
-    if prompt >= config.max_model_len:
+    if prompt > config.max_model_len or (prompt == config.max_model_len and not config.pooling):
         text = f"the prompt has {prompt} tokens; max_model_len {config.max_model_len} leaves room for no output"
-        return _refusal(request, text, prompt + 1, config.max_model_len)
+        return _refusal(request, text, prompt + 1, config.max_model_len, "--max-model-len")
     return _refuse_blocks(state, request) or _refuse_unchunked(state, request)
 
 
@@ -29,7 +29,7 @@ def _refuse_blocks(state: State, request: Request) -> Refusal | None:
         return None
     need = blocks_for(request.num_prompt_tokens, state.kv.block_size)
     have = state.kv.pool.num_blocks
-    return _refusal(request, f"the prompt needs {need} KV blocks, the pool has {have}", need, have)
+    return _refusal(request, f"the prompt needs {need} KV blocks, the pool has {have}", need, have, "--num-blocks")
 
 
 def _refuse_unchunked(state: State, request: Request) -> Refusal | None:
@@ -37,7 +37,7 @@ def _refuse_unchunked(state: State, request: Request) -> Refusal | None:
     if state.config.enable_chunked_prefill or request.num_prompt_tokens <= room:
         return None
     text = f"the prompt has {request.num_prompt_tokens} tokens; without chunked prefill a step takes {room}"
-    return _refusal(request, text, request.num_prompt_tokens, room)
+    return _refusal(request, text, request.num_prompt_tokens, room, "--max-num-batched-tokens")
 
 
 def step_room(state: State) -> int:
@@ -45,5 +45,5 @@ def step_room(state: State) -> int:
     return min(state.limits.token_budget, state.limits.input_budget - state.config.draft_slots)
 
 
-def _refusal(request: Request, reason: str, need: int, capacity: int) -> Refusal:
-    return Refusal(request.number, request.id, reason, need, capacity)
+def _refusal(request: Request, reason: str, need: int, capacity: int, setting: str = "") -> Refusal:
+    return Refusal(request.number, request.id, reason, need, capacity, setting)

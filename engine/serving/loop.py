@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
+from schedtop.engine.channel.peer import Peer
 from schedtop.engine.channel.protocol import Sink, encode
 from schedtop.engine.channel.server import ChannelServer
 from schedtop.engine.contract.telemetry import (
@@ -15,7 +16,6 @@ from schedtop.engine.contract.telemetry import (
     Abort,
     Drain,
     EndTrial,
-    Header,
     Incoming,
     Notice,
     Pause,
@@ -25,9 +25,12 @@ from schedtop.engine.contract.telemetry import (
     Snapshot,
     StepOnce,
     StepRecord,
+    Submit,
     TextDelta,
 )
-from schedtop.engine.serving.trial import Trials, Tunable
+from schedtop.engine.serving.clients import Clients
+from schedtop.engine.serving.steppable import KnobOutcome, Steppable
+from schedtop.engine.serving.trial import Trials
 
 POLL_GAP_S = 0.001
 """The channel is looked at no more often than this while steps follow each other without a pause."""
@@ -36,37 +39,6 @@ DRAIN_WITHIN_S = 3.0
 """Wall time that in-flight requests get to finish once the engine was told to end."""
 REBASE_S = 1.0
 """A simulated clock this far behind the wall clock is not chased: paced time goes on from where it is."""
-
-
-class Outcome(Protocol):
-    """What became of a knob change."""
-
-    @property
-    def ok(self) -> bool: ...
-    @property
-    def text(self) -> str: ...
-    @property
-    def knobs_version(self) -> int: ...
-    @property
-    def warnings(self) -> list[str]: ...
-
-
-class Steppable(Tunable, Protocol):
-    """What the loop needs of an engine."""
-
-    @property
-    def header(self) -> Header: ...
-    @property
-    def num_unfinished(self) -> int: ...
-    def snapshot(self) -> Snapshot: ...
-    def step(self) -> StepRecord | None: ...
-    def tell(self) -> StepRecord | None: ...
-    def next_wake_s(self) -> float | None: ...
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
-    def step_once(self) -> object: ...
-    def abort(self, number: int) -> bool: ...
-    def drain(self) -> None: ...
 
 
 @runtime_checkable
@@ -103,7 +75,9 @@ class ServiceLoop:
 
     A sink that raises `OSError` is reported and removed from `sinks`. `real_time` paces a simulated clock;
     `duration_s` ends the run at that engine time, the end of the workload does unless `stay`. `notices` are told
-    once it serves. The first step waits up to `join_within_s` of wall time for a console.
+    once it serves. The first step waits up to `join_within_s` of wall time for a console. `for_clients`: requests
+    come from clients, too, so that the end of the workload is no end of work. `on_drain` is called once no new request
+    is taken. `refused` commands, by type, get that answer.
     """
 
     def __init__(
@@ -117,7 +91,10 @@ class ServiceLoop:
         stay: bool = True,
         notices: Sequence[str] = (),
         join_within_s: float = 0.0,
+        for_clients: bool = False,
+        on_drain: Callable[[], object] = lambda: None,
         report: Callable[[str], None] = lambda line: None,
+        refused: Mapping[type, str] = {},
     ) -> None:
         self._engine = engine
         self._server = server
@@ -126,7 +103,10 @@ class ServiceLoop:
         self._stay = stay
         self._notices = notices
         self._join_within_s = join_within_s
+        self._for_clients = for_clients
+        self._on_drain = on_drain
         self._report = report
+        self._refused = refused
         self._simulated = engine.header.simulated_clock
         self._pace = Pace(engine.clock_s) if real_time and self._simulated else None
         self._next_poll_s = 0.0
@@ -136,6 +116,7 @@ class ServiceLoop:
         self._told_end_of_work = False
         self._knobs_version = engine.snapshot().knobs_version
         self._trials = Trials(engine, self._tell)
+        self._clients = Clients(engine, server, self._arrival_s)
         self.last_step = 0
 
     def run(self) -> str:
@@ -145,15 +126,23 @@ class ServiceLoop:
             self.notice("info", text)
         self._await_console()
         while (reason := self._end_reason()) is None:
+            self.tick()
             self._trials.check()
             record = self._engine.tell() if self._too_early() else self._engine.step()
             if record is not None:
                 self._hand_out(record)
                 self._hand_out_texts()
+                if not self._pace:
+                    self._clients.hand_out(record)
                 self._keep_pace()
+                if self._pace:  # a client gets its tokens when the device would have them
+                    self._clients.hand_out(record)
             if record is None or not record.executed:
                 self._idle()
         return reason
+
+    def tick(self) -> None:
+        """Called before each step; for what a loop has to do beside."""
 
     def end(self, reason: str, within_s: float | None = DRAIN_WITHIN_S) -> None:
         """Take no new requests and end when none is in flight, at the latest `within_s` (None: no limit) from now.
@@ -161,6 +150,7 @@ class ServiceLoop:
         Asked twice, it ends at once. Only leaves a note for the loop, so a signal handler may call it.
         """
         self._asked = (reason, 0.0 if self._asked else within_s)
+        self._clients.draining = True
 
     def notice(self, level: str, text: str) -> None:
         """One line for the consoles and the log."""
@@ -191,6 +181,7 @@ class ServiceLoop:
         reason, within_s = self._asked
         if self._ending is None:
             self._ending = reason
+            self._on_drain()
             self._engine.drain()
         if within_s is not None and self._end_by_s is None:
             self._end_by_s, self._pace = time.monotonic() + within_s, None
@@ -207,6 +198,16 @@ class ServiceLoop:
             return max(engine.clock_s, self._pace.now_s())
         wake_s = engine.next_wake_s()
         return engine.clock_s if wake_s is None or math.isinf(wake_s) else max(engine.clock_s, wake_s)
+
+    def _arrival_s(self) -> float:
+        """Now, on the engine's clock: never later than the step that may take what arrives."""
+        engine = self._engine
+        if not self._pace:
+            return engine.clock_s
+        now_s = self._pace.now_s()
+        if not engine.num_unfinished and not engine.paused:
+            engine.skip_to(now_s)
+        return min(now_s, engine.clock_s)
 
     def _too_early(self) -> bool:
         """A step would make an idle simulated clock jump to an arrival that paced time has not reached."""
@@ -272,7 +273,7 @@ class ServiceLoop:
 
     def _tell_end_of_work(self) -> None:
         """Once, when nothing is in flight and nothing will come: a rate of 0 can be raised again."""
-        if self._engine.num_unfinished or self._ending is not None or self._told_end_of_work:
+        if self._for_clients or self._engine.num_unfinished or self._ending is not None or self._told_end_of_work:
             return
         if self._engine.snapshot().knobs.get("rate") == 0:
             return
@@ -292,11 +293,15 @@ class ServiceLoop:
     def _take_commands(self, timeout_s: float) -> bool:
         commands = self._server.poll(timeout_s)
         for peer, command in commands:
-            self._server.reply(peer, self._obey(command))
+            self._server.reply(peer, self._obey(peer, command))
         return bool(commands)
 
-    def _obey(self, command: Incoming) -> Reply:
+    def _obey(self, peer: Peer, command: Incoming) -> Reply:
         try:
+            if (why_not := self._refused.get(type(command))) is not None:
+                raise ValueError(why_not)
+            if isinstance(command, Submit):
+                return self._clients.submit(peer, command, self._knobs_version)
             outcome = self._apply(command)
         except (ValueError, TypeError) as error:
             return Reply(command.id, ok=False, text=str(error), knobs_version=self._knobs_version)
@@ -305,7 +310,7 @@ class ServiceLoop:
         self._knobs_version = outcome.knobs_version
         return Reply(command.id, outcome.ok, outcome.text, outcome.knobs_version, list(outcome.warnings))
 
-    def _apply(self, command: Incoming) -> Outcome | str:
+    def _apply(self, command: Incoming) -> KnobOutcome | str:
         engine = self._engine
         match command:
             case SetKnobs():

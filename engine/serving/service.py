@@ -1,7 +1,8 @@
 """The engine's process: `python -m schedtop.engine.serving.service [CONFIG.json]`.
 
 Without an argument the first line of stdin is the `EngineConfig` as JSON, and stdin is the owner's lifeline: when
-it ends, the engine drains and exits. Exit codes: 0 orderly end, 1 the engine failed, 2 a setting cannot be used.
+it ends, the engine drains and exits. Exit codes: 0 orderly end, 1 the engine failed or its recording is not whole and
+where it was asked for, 2 a setting cannot be used.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ from types import FrameType
 
 import msgspec
 from schedtop.engine.channel.listen import default_address
-from schedtop.engine.channel.protocol import ChannelError
+from schedtop.engine.channel.protocol import ChannelError, Sink
 from schedtop.engine.channel.server import ChannelServer
 from schedtop.engine.channel.stale_sockets import remove_leftovers
 from schedtop.engine.contract.config import ConfigError, EngineConfig
+from schedtop.engine.contract.harmless import one_line
 from schedtop.engine.contract.telemetry import Bye, Drain, Reply, Stage
-from schedtop.engine.serving.loop import ServiceLoop, Steppable
+from schedtop.engine.serving.http_process import HttpProcess, start_http
+from schedtop.engine.serving.loop import DRAIN_WITHIN_S, ServiceLoop
 from schedtop.engine.serving.quiet_exit import leave
 from schedtop.engine.serving.sinks import check_sinks, open_sinks
+from schedtop.engine.serving.steppable import Steppable
 from schedtop.engine.step.garbage import calm_collector
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -40,10 +44,15 @@ class StopLoading(BaseException):
 
 
 class Life:
-    """Why the process should end: asked by a signal, by the owner's absence or by a command."""
+    """Why the process should end: asked by a signal, by the owner's absence or by a command.
 
-    def __init__(self) -> None:
+    Requests in flight get `drain_within_s` to finish (None: as long as they take, until a second signal).
+    """
+
+    def __init__(self, drain_within_s: float | None = DRAIN_WITHIN_S) -> None:
         self.loop: ServiceLoop | None = None
+        self._drain_within_s = drain_within_s
+        self.code = 0
         self._reason: str | None = None
         self._armed = False
         self._waker, self.wakes = socket.socketpair()
@@ -67,11 +76,16 @@ class Life:
         finally:
             self._armed = False
 
-    def end(self, reason: str) -> None:
-        """End the process in order; callable from any thread."""
+    def end(self, reason: str, code: int = 0) -> None:
+        """End the process in order, with that exit code; callable from any thread."""
         if self._reason is None:
-            self._reason = reason
+            self._reason, self.code = reason, code
         signal.raise_signal(signal.SIGTERM)
+
+    def tell(self, text: str) -> None:
+        """One line for the operator, once the engine serves."""
+        if self.loop is not None:
+            self.loop.notice("info", text)
 
     def wake(self) -> None:
         """Make a `poll` that waits on `wakes` return."""
@@ -82,7 +96,7 @@ class Life:
         if self._reason is None:
             self._reason = f"the engine got {signal.Signals(number).name}"
         if self.loop is not None:
-            self.loop.end(self._reason)
+            self.loop.end(self._reason, self._drain_within_s)
         elif self._armed:
             self._armed = False
             raise StopLoading(self._reason)
@@ -163,41 +177,70 @@ def main(arguments: list[str] | None = None) -> int:
 def serve(config: EngineConfig, owned: bool = False) -> int:
     """Run one engine until it ends; `owned`: stdin's end is the owner's. Returns the exit code."""
     try:
-        server = ChannelServer(config.socket or default_address())
+        server = ChannelServer(
+            config.socket or default_address(), token_file=config.token_file, read_only=config.read_only
+        )
     except (ConfigError, ChannelError) as error:
         return _fail(str(error), 2)
     if not server.address.startswith("tcp:"):
         remove_leftovers(Path(server.address).parent)
-    life = Life()
+    try:
+        http = start_http(config, server.address)
+    except ConfigError as error:
+        server.close(Bye(reason=str(error), step=0))
+        return _fail(str(error), 2)
+    life = Life(None if http else DRAIN_WITHIN_S)
     life.install()
     server.watch(life.wakes, lambda: life.wakes.recv(4096))
     if owned:
         _watch_owner(server, life)
     else:
         _log(f"listening on {server.address}")
+        _log(server.who_may_connect)
+    if http is not None:
+        http.watch(server, lambda text: life.tell(f"HTTP at {text}"), lambda why: life.end(f"HTTP: {why}", 1))
     code, reason, step = 0, "", 0
     try:
         with ExitStack() as stack:
-            loop = _load(config, owned, server, life, stack)
+            loop, sinks = _load(config, owned, server, life, stack, http)
             try:
                 reason = loop.run()
             finally:
                 step = loop.last_step
+        if config.record is not None and "recording" not in sinks:
+            code = 1
     except StopLoading as stop:
         reason = str(stop)
     except ConfigError as error:
         reason, code = str(error), _fail(str(error), 2)
+    except MemoryError:
+        reason = "not enough memory: give it more, or ask for a smaller model or pool"
+        code = _fail(reason, 1)
     except Exception as error:
         with suppress(OSError):
             traceback.print_exc()
         reason = f"the engine failed: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         code = _fail(reason, 1)
     server.close(Bye(reason=reason, step=step))
+    if http is not None:
+        http.close()
+    if life.code and not code:
+        return _fail(reason, life.code)
     return code
 
 
-def _load(config: EngineConfig, owned: bool, server: ChannelServer, life: Life, stack: ExitStack) -> ServiceLoop:
-    """Everything built and checked, the cheap checks first; consoles are greeted meanwhile."""
+def _load(
+    config: EngineConfig,
+    owned: bool,
+    server: ChannelServer,
+    life: Life,
+    stack: ExitStack,
+    http: HttpProcess | None,
+) -> tuple[ServiceLoop, dict[str, Sink]]:
+    """Everything built and checked, the cheap checks first; consoles are greeted meanwhile.
+
+    The loop and its sinks; one that fails is taken out of them.
+    """
     check_sinks(config)
     notices: list[str] = []
 
@@ -220,18 +263,21 @@ def _load(config: EngineConfig, owned: bool, server: ChannelServer, life: Life, 
         calm_collector()
         # As stages they are gone before anybody reads them.
         notices += getattr(getattr(engine, "worker", None), "notices", ())
+        sinks = open_sinks(config, engine, stack, tell)
         life.loop = ServiceLoop(
             engine,
             server,
-            open_sinks(config, engine, stack, tell),
+            sinks,
             real_time=config.real_time,
             duration_s=config.duration_s,
-            stay=owned or config.workload is None,
+            stay=owned or config.workload is None or http is not None,
             notices=notices,
             join_within_s=config.join_within_s,
+            for_clients=http is not None,
+            on_drain=lambda: None if http is None else http.drain(),
             report=_log,
         )
-    return life.loop
+    return life.loop, sinks
 
 
 def _build(config: EngineConfig, stage: Callable[[str], None]) -> Steppable:
@@ -259,8 +305,7 @@ def _fail(line: str, code: int) -> int:
 
 def _log(line: str) -> None:
     with suppress(OSError):  # an owner that died does not read on
-        shown = "".join(char if char.isprintable() else "?" for char in line)
-        print(f"schedtop engine: {shown}", file=sys.stderr, flush=True)
+        print(f"schedtop engine: {one_line(line)}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 from schedtop.engine.channel.protocol import Sink
 from schedtop.engine.contract.config import ConfigError, EngineConfig
-from schedtop.engine.serving.loop import Steppable
+from schedtop.engine.serving.steppable import Steppable
 
 
 def check_sinks(config: EngineConfig) -> None:
@@ -57,10 +57,10 @@ def _open_recording(
     stack: ExitStack,
     notice: Callable[[str], None],
 ) -> None:
-    from schedtop.engine.recording import RecordingError, RecordingWriter
+    from schedtop.engine.recording import RecordingError, RecordingMovedError, RecordingWriter
 
     try:
-        writer = RecordingWriter(path, engine.header, engine.snapshot, keep_text=keep_text)
+        writer = RecordingWriter(path, engine.header, engine.snapshot, keep_text=keep_text, notice=notice)
     except RecordingError as error:
         raise ConfigError(str(error)) from None
 
@@ -69,7 +69,8 @@ def _open_recording(
             writer.close()
         except OSError as error:
             if "recording" in sinks:  # otherwise it was told when it happened
-                notice(f"recording is not whole: {error.strerror or error}")
+                if not isinstance(error, RecordingMovedError):
+                    notice(f"recording is not whole: {error.strerror or error}")
                 del sinks["recording"]
 
     sinks["recording"] = writer

@@ -1,51 +1,18 @@
-"""Commit-confirmed: a change that goes back by itself unless it is confirmed, or at once when an SLO breaks.
-
-An SLO breaks when the p95 of the last `WATCH_S` is past its bound, of at least `MIN_SAMPLES`. What has not ended
-counts as soon as it is past the bound: a wait for a first token is a TTFT, a running or preempted request without a
-token since is a gap. For ITL that alone would not do, because a request that is served gives hundreds of short gaps
-while one that starves gives a single long one: it breaks, too, when more than `MOST_STARVED` of the requests that
-have begun to answer are past it, over all looks of those seconds.
-"""
+"""Commit-confirmed: a change that goes back by itself unless it is confirmed, or at once when it breaks an SLO."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import msgspec
-import numpy as np
-from schedtop.engine.contract.telemetry import EndTrial, FloatArray, Notice, SetKnobs, StepRecord, Trial, itl_column
-
-if TYPE_CHECKING:
-    from schedtop.engine.scheduler.open_latencies import SecondsArray, Unended
-    from schedtop.engine.serving.loop import Outcome
+from schedtop.engine.contract.telemetry import EndTrial, Notice, SetKnobs, StepRecord, Trial
+from schedtop.engine.serving.steppable import KnobOutcome, Tunable
+from schedtop.engine.serving.watched import KINDS, SETTLE_S, Recent, Watched
 
 MAX_TRIAL_S = 86_400.0
-WATCH_S = 5.0
-"""An SLO is judged over the last seconds of the engine's clock."""
-SETTLE_S = 1.0
-"""What was under way when the change came is not its doing."""
 JUDGE_EVERY_S = 0.25
-MIN_SAMPLES = 20
-MOST_STARVED = 0.25
-"""Above what a pool under pressure has preempted at any time (up to a seventh of its requests), which is no news."""
-
-
-class Tunable(Protocol):
-    """What trials need of an engine."""
-
-    @property
-    def clock_s(self) -> float: ...
-    @property
-    def knobs(self) -> Mapping[str, Any]: ...
-    @property
-    def paused(self) -> bool: ...
-    def unended(self) -> Unended: ...
-    def set_knobs(
-        self, values: dict[str, Any], expected_version: int | None, by: str, dry_run: bool
-    ) -> Outcome: ...
 
 
 class Trials:
@@ -62,6 +29,7 @@ class Trials:
         self._until_s = self._judge_at_s = 0.0
         self._number = 0
         self._watched: list[Watched] = []
+        self._recent = self._since = Recent()
 
     @property
     def pending(self) -> Trial | None:
@@ -72,7 +40,7 @@ class Trials:
         """Seconds of wall time until the pending trial is over by itself; infinite without one."""
         return max(0.0, self._until_s - self._now()) if self._trial else float("inf")
 
-    def set_knobs(self, command: SetKnobs) -> Outcome:
+    def set_knobs(self, command: SetKnobs) -> KnobOutcome:
         """Carry out a change, for good or on trial. Raises `ValueError` for a trial that cannot begin."""
         on_trial = command.trial_s is not None and not command.dry_run
         if on_trial:
@@ -101,10 +69,10 @@ class Trials:
         return text
 
     def watch(self, record: StepRecord) -> None:
-        """Take in a step that ran."""
+        """Take in a record, on trial or not: a change is judged against the time before it."""
+        self._recent.take(record)
         if self._trial is not None:
-            for watched in self._watched:
-                watched.take(record)
+            self._since.take(record)
 
     def check(self) -> None:
         """Take back what ran out of time or broke an SLO."""
@@ -121,7 +89,9 @@ class Trials:
             return ""
         self._judge_at_s = now_s + JUDGE_EVERY_S
         unended = self._engine.unended()
-        return next((breach for watched in self._watched if (breach := watched.breach(now_s, unended))), "")
+        return next(
+            (breach for watched in self._watched if (breach := watched.breach(now_s, self._since, unended))), ""
+        )
 
     def _refuse(self, command: SetKnobs) -> None:
         seconds = command.trial_s or 0.0
@@ -130,8 +100,8 @@ class Trials:
         if not 0 < seconds <= MAX_TRIAL_S:
             raise ValueError(f"a trial of {seconds:g} s: must be above 0 and at most {MAX_TRIAL_S:g}")
         for kind, bound_s in command.slo_s.items():
-            if kind not in Watched.KINDS or not bound_s > 0:
-                raise ValueError(f"a trial cannot watch {kind}={bound_s:g} s: it knows {', '.join(Watched.KINDS)}")
+            if kind not in KINDS or not bound_s > 0:
+                raise ValueError(f"a trial cannot watch {kind}={bound_s:g} s: it knows {', '.join(KINDS)}")
 
     def _begin(
         self, before: dict[str, Any], values: dict[str, Any], seconds: float, slo_s: Mapping[str, float]
@@ -139,8 +109,11 @@ class Trials:
         self._number += 1
         self._until_s = self._now() + seconds
         trial = self._trial = Trial(self._number, values, before, seconds, dict(slo_s))
-        from_s = self._judge_at_s = self._engine.clock_s + SETTLE_S
-        self._watched = [Watched(kind, bound_s, from_s) for kind, bound_s in slo_s.items()]
+        now_s = self._engine.clock_s
+        self._judge_at_s = now_s + SETTLE_S
+        unended = self._engine.unended()
+        self._watched = [Watched(kind, bound_s, self._recent, unended, now_s) for kind, bound_s in slo_s.items()]
+        self._since = Recent(self._judge_at_s)
         words = f"{_words(values)} on trial: goes back to {_words(before)} in {seconds:g} s unless confirmed"
         self._tell(Notice("info", words, trial))
 
@@ -172,63 +145,6 @@ class Trials:
     def _over(self, words: str, level: str = "info") -> None:
         trial, self._trial, self._watched = self._trial, None, []
         self._tell(Notice(level, words, trial and msgspec.structs.replace(trial, left_s=0.0)))
-
-
-class Watched:
-    """Latencies of the last seconds against one bound, from `from_s` on."""
-
-    KINDS = ("ttft", "itl")
-
-    def __init__(self, kind: str, bound_s: float, from_s: float) -> None:
-        self._kind, self._bound_s, self._from_s = kind, bound_s, from_s
-        self._ended: deque[tuple[float, FloatArray]] = deque()
-        self._looks: deque[tuple[float, int, int]] = deque()
-
-    def take(self, record: StepRecord) -> None:
-        """Take in the latencies that a step ended."""
-        if record.start_s < self._from_s:
-            return
-        if self._kind == "itl":
-            found = itl_column(record)
-            found = found[~np.isnan(found)]
-        else:
-            found = np.array([seconds for _, seconds in record.ttft_s], dtype=np.float32)
-        if len(found):
-            self._ended.append((record.end_s, found))
-        _forget(self._ended, record.end_s)
-
-    def breach(self, now_s: float, unended: Unended) -> str:
-        """What broke; empty while nothing did."""
-        _forget(self._ended, now_s)
-        open_s = unended.itl if self._kind == "itl" else unended.ttft
-        late_s = open_s[open_s > self._bound_s]
-        return self._late(late_s) or (self._starved(now_s, len(open_s), len(late_s)) if self._kind == "itl" else "")
-
-    def _late(self, late_s: SecondsArray) -> str:
-        found = np.concatenate([late_s, *(part for _, part in self._ended)])
-        if len(found) < MIN_SAMPLES or (p95_s := float(np.quantile(found, 0.95))) <= self._bound_s:
-            return ""
-        words = f"{self._kind.upper()} p95 {_time(p95_s)} broke its SLO of {_time(self._bound_s)}"
-        return words + (f", {len(late_s)} of {len(found)} still without a token" if len(late_s) else "")
-
-    def _starved(self, now_s: float, num: int, num_late: int) -> str:
-        """Judge by requests over the looks of the last seconds: p95 over gaps hardly sees who gets none."""
-        self._looks.append((now_s, num, num_late))
-        _forget(self._looks, now_s)
-        looked, late = (sum(look[place] for look in self._looks) for place in (1, 2))
-        if looked < MIN_SAMPLES or late <= MOST_STARVED * looked or not num_late:
-            return ""
-        return f"ITL broke its SLO of {_time(self._bound_s)}: {num_late} of {num} requests got no token for longer"
-
-
-def _forget(parts: deque[Any], now_s: float) -> None:
-    """Drop what is older than the seconds that are judged."""
-    while parts and parts[0][0] < now_s - WATCH_S:
-        parts.popleft()
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1000:.4g} ms"
 
 
 def _words(values: Mapping[str, Any]) -> str:

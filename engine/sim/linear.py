@@ -73,6 +73,8 @@ def read_calibration(path: Path) -> Calibration:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not a device file that schedtop calibrate wrote: it is no text") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: not a device file that schedtop calibrate wrote: nested too deeply") from None
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: not a device file that schedtop calibrate wrote: {error}") from None
     cost = calibration.cost

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.sim.devices import GPUS_PER_NODE, Gpu
-from schedtop.engine.sim.models import KV_BYTES, ModelShape
-from schedtop.engine.sim.roofline import ACTIVATION_BYTES, local_kv_heads
+from schedtop.engine.sim.models import ModelShape
+from schedtop.engine.sim.roofline import ACTIVATION_BYTES
 
 RESERVED_BYTES = 1e9
 """Runtime context, communication buffers and captured graphs, which vLLM's profile takes off the pool too."""
@@ -74,7 +74,7 @@ def pool_blocks(model: ModelShape, gpu: Gpu, settings: PoolSettings) -> int:
     if left <= 0:
         raise ConfigError(_does_not_fit(model, gpu, usable, settings))
     layers = -(-model.layers // stages)
-    block_bytes = settings.block_size * 2 * layers * local_kv_heads(model, ranks) * model.head_dim * KV_BYTES
+    block_bytes = settings.block_size * layers * model.local_kv_numbers(ranks) * model.kv_number_bytes
     if given is None and left < block_bytes:
         raise ConfigError(
             f"--gpu-memory-utilization {share:g} leaves {left / 1e6:.1f} MB of {gpu.name} for the KV cache, and one"
@@ -90,7 +90,7 @@ def pool_blocks(model: ModelShape, gpu: Gpu, settings: PoolSettings) -> int:
 
 def _occupied_bytes(model: ModelShape, max_num_batched_tokens: int, ranks: int, stages: int) -> float:
     """Memory of one GPU that the pool cannot have: weights, the largest step's activations, the runtime's own."""
-    live = LIVE_HIDDEN_STATES * model.hidden + 3 * model.mlp * max(model.active_experts, 1) / ranks
+    live = LIVE_HIDDEN_STATES * model.hidden + 3 * model.active_mlp / ranks
     activations = max_num_batched_tokens * live * ACTIVATION_BYTES
     return model.stage_weight_bytes(stages) / ranks + activations + RESERVED_BYTES
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-KV_BYTES = 2
-"""Bytes of one cached number: the KV cache is bf16, also under FP8 weights."""
+KV_NUMBER_BYTES = 2
+"""Bytes of one cached number: the KV cache is bf16 unless it is asked to be FP8, also under FP8 weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder's dimensions. `mlp` is one expert's width where `experts` > 0; every layer is then a mixture.
+    """A decoder's dimensions.
 
-    `layer_weight_bytes` is 2 (bf16) or 1 (FP8) per weight inside the layers; embedding and head stay bf16.
+    `mlp` is the width of one expert where `experts` > 0, else of the MLP. `dense_layers` of the layers have no experts
+    but an MLP of `dense_mlp`; every other layer also has an MLP of `shared_mlp` for all tokens. `gated` MLPs have three
+    matrices, others two. `windowed_layers` attend to the last `window` positions only. `latent` is the width of a
+    token's compressed state in a layer (MLA) in place of keys and values; `attention_params` are a layer's attention
+    weights where they do not follow from the heads. `layer_weight_bytes` is the size of a weight inside the layers:
+    2 (bf16), 1 (FP8), or about half a byte; embedding and head stay bf16.
     """
 
     name: str
@@ -28,7 +33,17 @@ class ModelShape:
     qk_norm: bool = False
     experts: int = 0
     active_experts: int = 0
-    layer_weight_bytes: int = 2
+    layer_weight_bytes: float = 2
+    dense_layers: int = 0
+    dense_mlp: int = 0
+    shared_mlp: int = 0
+    gated: bool = True
+    windowed_layers: int = 0
+    window: int = 0
+    latent: int = 0
+    attention_params: int = 0
+    kv_number_bytes: int = KV_NUMBER_BYTES
+    fp8_arithmetic: bool = True
 
     @property
     def embedding_params(self) -> int:
@@ -36,39 +51,56 @@ class ModelShape:
         return self.vocab * self.hidden
 
     @property
+    def expert_layers(self) -> int:
+        """Layers whose MLP is `mlp`, with `experts` of them or a single one."""
+        return self.layers - self.dense_layers
+
+    @property
     def expert_params(self) -> int:
-        """Gate, up and down projections of one MLP or expert."""
-        return 3 * self.hidden * self.mlp
+        """The projections of one MLP or expert."""
+        return self._mlp_params(self.mlp)
 
     @property
-    def shared_layer_params(self) -> int:
-        """Weights of one layer that every token uses: attention, norms, router."""
-        attention = 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
+    def active_mlp(self) -> int:
+        """Width of the widest MLP that one token goes through."""
+        return max(self.mlp * max(self.active_experts, 1) + self.shared_mlp, self.dense_mlp)
+
+    @property
+    def fixed_params(self) -> int:
+        """Weights inside the layers that every token uses, whichever experts it reaches: attention, norms, routers."""
+        attention = self.attention_params or 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
         norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
-        return attention + norms + self.hidden * self.experts
+        beside_experts = self.hidden * self.experts + self._mlp_params(self.shared_mlp)
+        dense = self.dense_layers * self._mlp_params(self.dense_mlp)
+        return self.layers * (attention + norms) + self.expert_layers * beside_experts + dense
 
     @property
-    def layer_params(self) -> int:
-        return self.shared_layer_params + max(self.experts, 1) * self.expert_params
+    def layers_params(self) -> int:
+        """All weights inside the layers."""
+        return self.fixed_params + self.expert_layers * max(self.experts, 1) * self.expert_params
 
     @property
-    def active_layer_params(self) -> int:
-        """Weights of one layer that one token is multiplied with."""
-        return self.shared_layer_params + max(self.active_experts, 1) * self.expert_params
+    def active_layers_params(self) -> int:
+        """Weights inside the layers that one token is multiplied with."""
+        return self.fixed_params + self.expert_layers * max(self.active_experts, 1) * self.expert_params
 
     @property
     def params(self) -> int:
         ends = self.embedding_params * (1 if self.tied else 2)
-        return self.layers * self.layer_params + ends + self.hidden
+        return self.layers_params + ends + self.hidden
 
     @property
-    def weight_bytes(self) -> int:
-        in_layers = self.layers * self.layer_params
-        return in_layers * self.layer_weight_bytes + (self.params - in_layers) * 2
+    def weight_bytes(self) -> float:
+        return self.layers_params * self.layer_weight_bytes + (self.params - self.layers_params) * 2
+
+    @property
+    def kv_numbers_per_layer(self) -> int:
+        """Numbers cached for one token in one layer."""
+        return self.latent or 2 * self.kv_heads * self.head_dim
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return 2 * self.layers * self.kv_heads * self.head_dim * KV_BYTES
+        return self.layers * self.kv_numbers_per_layer * self.kv_number_bytes
 
     def distinct_experts(self, tokens: float) -> float:
         """Experts of one layer that `tokens` tokens reach, if each draws its own evenly and independently.
@@ -80,11 +112,21 @@ class ModelShape:
         missed: float = (1 - self.active_experts / self.experts) ** tokens
         return self.experts * (1 - missed)
 
-    def stage_weight_bytes(self, stages: int) -> int:
+    def local_kv_numbers(self, ranks: int) -> int:
+        """Numbers that one of `ranks` tensor-parallel ranks caches for a token in a layer.
+
+        Fewer KV heads than ranks are held by several; a latent state by all.
+        """
+        return self.latent or 2 * max(self.kv_heads // ranks, 1) * self.head_dim
+
+    def stage_weight_bytes(self, stages: int) -> float:
         """Weights of the fullest of `stages` pipeline stages; with several, the ends share no matrix."""
-        in_layers = -(-self.layers // stages) * self.layer_params * self.layer_weight_bytes
+        in_layers = -(-self.layers // stages) * self.layers_params / self.layers * self.layer_weight_bytes
         ends = self.embedding_params * 2 * (1 if self.tied or stages > 1 else 2)
         return in_layers + ends
+
+    def _mlp_params(self, width: int) -> int:
+        return (3 if self.gated else 2) * self.hidden * width
 
 
 _TABLE = (

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 from schedtop.engine.sim.devices import Gpu
 from schedtop.engine.sim.features import StepFeatures
-from schedtop.engine.sim.models import KV_BYTES, ModelShape
-
-MEMORY_SHARE = 0.8
-"""Of peak bandwidth, when streaming weights and cache: an L4 reaches 81 % in batch-1 decode, where launches hide
-behind reading (arXiv 2605.30571); Calculon's A100 file has 75 % at 10 MB and 90 % from 100 MB."""
+from schedtop.engine.sim.models import ModelShape
 
 MATRIX_SHARE = 0.6
 """Of peak arithmetic in the projections of a forward pass. The best shapes of a bare matrix product reach 80 %
@@ -27,9 +24,6 @@ ATTENTION_SHARE = 0.5
 
 LINK_SHARE = 0.8
 """Of one direction's link bandwidth in a large all-reduce: 365 to 370 of 450 GB/s (NVIDIA/nccl issue 1455)."""
-
-ROW_S = 4e-6
-"""Per request: passes over a row of float logits (5 MB at a 150k vocabulary), batch bookkeeping on the host."""
 
 ACTIVATION_BYTES = 2
 
@@ -60,23 +54,27 @@ class Roofline:
         self.ranks = tensor_parallel_size
         self.stages = pipeline_parallel_size
         flops = gpu.tflops * 1e12
-        matrix_flops = flops * (gpu.fp8_factor if model.layer_weight_bytes == 1 else 1)
-        self._bytes_s = gpu.bandwidth_gb_s * 1e9 * MEMORY_SHARE
+        fast = model.layer_weight_bytes == 1 and model.fp8_arithmetic
+        matrix_flops = flops * (gpu.fp8_factor if fast else 1)
+        self._bytes_s = gpu.bandwidth_gb_s * 1e9 * gpu.weights_share
         self._link_bytes_s = gpu.link_gb_s / 2 * 1e9 * LINK_SHARE
 
         head_params = model.embedding_params / self.ranks
-        self._fixed_weight_bytes = 2 * head_params + (
-            model.layers * model.shared_layer_params * model.layer_weight_bytes / self.ranks
-        )
-        self._expert_bytes = model.layers * model.expert_params * model.layer_weight_bytes / self.ranks
-        token_flops = 2 * model.layers * model.active_layer_params / self.ranks
+        weight_bytes = model.layer_weight_bytes / self.ranks
+        self._fixed_weight_bytes = 2 * head_params + model.fixed_params * weight_bytes
+        self._expert_bytes = model.expert_layers * model.expert_params * weight_bytes
+        token_flops = 2 * model.active_layers_params / self.ranks
         self._token_s = token_flops / (matrix_flops * MATRIX_SHARE)
         self._head_s = 2 * head_params / (flops * MATRIX_SHARE)
-        local_kv = 2 * model.layers * local_kv_heads(model, self.ranks) * model.head_dim * KV_BYTES
-        self._kv_token_s = local_kv / self._bytes_s
+        layer_kv_s = (
+            model.local_kv_numbers(self.ranks) * model.kv_number_bytes / (gpu.bandwidth_gb_s * 1e9 * gpu.kv_share)
+        )
+        self._kv_token_s = (model.layers - model.windowed_layers) * layer_kv_s
+        self._windowed_kv_token_s = model.windowed_layers * layer_kv_s
         pair_flops = 4 * model.layers * model.heads * model.head_dim / self.ranks
         self._pair_s = pair_flops / (flops * ATTENTION_SHARE)
         self._fixed_s = gpu.step_s + model.layers * gpu.layer_s
+        self._prefill_s = model.layers * gpu.prefill_layer_s
 
     def step_s(self, features: StepFeatures) -> float:
         """Seconds of a step."""
@@ -89,19 +87,28 @@ class Roofline:
 
         - matrices: the slower of reading the weights the tokens reach and 2 FLOPs per token and weight; the
           output head works on one position per request.
-        - KV read: every row's context once.
+        - KV read: every row's context once; layers with a window read no more than that of each row.
         - attention: 4 FLOPs per (query, key) pair, head dimension, head and layer, on top of the reading.
         - collectives: see `_collectives_s`.
-        - overhead: fixed per step and layer, and per request.
+        - overhead: fixed per step and layer, more per layer where a row has several tokens, and per request.
         """
         arithmetic_s = features.tokens * self._token_s + features.requests * self._head_s
         return StepTerms(
             max(self.weights_read_bytes(features.tokens) / self._bytes_s, arithmetic_s),
-            features.kv_tokens * self._kv_token_s,
+            self._kv_read_s(features),
             features.attention_pairs * self._pair_s,
             self._collectives_s(features.tokens),
-            self._fixed_s + features.requests * ROW_S,
+            self._fixed_s
+            + (self._prefill_s if features.attention_pairs else 0.0)
+            + features.requests * self.gpu.row_s,
         )
+
+    def _kv_read_s(self, features: StepFeatures) -> float:
+        read_s = features.kv_tokens * self._kv_token_s
+        if self._windowed_kv_token_s:
+            in_windows = features.tokens - features.requests + features.requests * self.model.window
+            read_s += np.minimum(features.kv_tokens, in_windows) * self._windowed_kv_token_s
+        return read_s
 
     def weights_read_bytes(self, tokens: float) -> float:
         """Bytes of weights one GPU (of each stage) reads for a step of `tokens` tokens; the embedding's are few."""
@@ -121,8 +128,3 @@ class Roofline:
             return hops_s
         share = 2 * (self.ranks - 1) / self.ranks
         return hops_s + (2 * self.model.layers + 1) * (latency_s + share * payload_s)
-
-
-def local_kv_heads(model: ModelShape, ranks: int) -> int:
-    """KV heads one of `ranks` tensor-parallel ranks holds; fewer heads than ranks are held by several."""
-    return max(model.kv_heads // ranks, 1)

@@ -9,10 +9,11 @@ from typing import Protocol
 
 from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.contract.nearest_name import did_you_mean
-from schedtop.engine.sim.devices import GPUS, Gpu
+from schedtop.engine.sim.devices import GPUS, Gpu, read_gpu
 from schedtop.engine.sim.features import StepCost
 from schedtop.engine.sim.linear import Calibration, read_calibration
 from schedtop.engine.sim.memory import PoolSettings, check_parallel, pool_blocks
+from schedtop.engine.sim.model_config import read_shape
 from schedtop.engine.sim.models import FP8_SUFFIX, MODELS, ModelShape, find_model
 from schedtop.engine.sim.roofline import Roofline
 
@@ -164,23 +165,38 @@ class CalibratedDevice:
 def parse_device(spec: str) -> SimDevice:
     """The device that `sim:MODEL@GPU` or `sim:@FILE.toml` names.
 
+    MODEL may be the path of a `config.json` or of a folder with one, GPU that of a TOML file (`read_gpu`).
     Raises `ConfigError` for anything else, with the known names and the nearest one.
     """
     body = spec.removeprefix(PREFIX)
-    model_name, at, gpu_name = body.partition("@")
+    model_name, at, gpu_name = body.rpartition("@")
     if body == spec or not at or not gpu_name:
         raise ConfigError(f"device {spec!r}: write sim:MODEL@GPU, as in sim:llama-3.1-8b@h100, or sim:@FILE.toml")
     if not model_name:
         path = Path(gpu_name).expanduser()
         return CalibratedDevice(path, read_calibration(path))
-    model_name, gpu_name = model_name.lower(), gpu_name.lower()
-    shape = find_model(model_name)
-    if shape is None:
-        raise ConfigError(_unknown("model", model_name, MODELS, f" (each also with {FP8_SUFFIX})"))
-    gpu = GPUS.get(gpu_name)
-    if gpu is None:
-        raise ConfigError(_unknown("GPU", gpu_name, GPUS))
-    return PresetDevice(shape, gpu)
+    shape = _find_shape(model_name)
+    return PresetDevice(shape, _find_gpu(gpu_name))
+
+
+def _find_gpu(name: str) -> Gpu:
+    gpu = GPUS.get(name.lower())
+    if gpu is not None:
+        return gpu
+    if name.endswith(".toml"):
+        return read_gpu(Path(name).expanduser())
+    raise ConfigError(_unknown("GPU", name.lower(), GPUS, "; or give the path of a .toml file"))
+
+
+def _find_shape(name: str) -> ModelShape:
+    shape = find_model(name.lower())
+    if shape is not None:
+        return shape
+    path = Path(name).expanduser()
+    if path.exists() or "/" in name:
+        return read_shape(path)
+    note = f" (each also with {FP8_SUFFIX}); or give the path of a config.json"
+    raise ConfigError(_unknown("model", name.lower(), MODELS, note))
 
 
 def _unknown(kind: str, name: str, known: Iterable[str], note: str = "") -> str:

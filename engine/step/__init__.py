@@ -1,1 +1,1 @@
-"""step."""
+"""One step of the engine: arrivals, plan, execution, settling, and its record."""

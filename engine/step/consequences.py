@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from schedtop.engine.contract.config import SchedulerConfig
-from schedtop.engine.contract.knobs import BY_NAME, KnobError, check_value
+from schedtop.engine.contract.knobs import BY_NAME, KnobError, check_value, in_force, with_followers
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.state import State
 
@@ -24,8 +24,9 @@ def check_change(
         if knob is not None and not knob.live:
             raise KnobError(f"{name} is set at start-up only: restart with {knob.option}")
         typed[name] = check_value(name, value, config.ceilings)
-    _check_rows(config, {**now, **typed})
-    _check_unchunked(config, state, {**now, **typed}, typed)
+    after = {**now, **with_followers(typed)}
+    _check_rows(config, after)
+    _check_unchunked(config, state, after, typed)
     return typed
 
 
@@ -45,7 +46,7 @@ def _check_unchunked(
     if config.enable_chunked_prefill or not budgets:
         return
     longest = max(state.requests.values(), key=_unfinished_tokens, default=None)
-    room = min(_token_budget(knobs, typed), knobs["max_num_batched_tokens"] - config.draft_slots)
+    room = min(in_force(knobs, "max_num_scheduled_tokens"), knobs["max_num_batched_tokens"] - config.draft_slots)
     if longest is not None and _unfinished_tokens(longest) > room:
         raise KnobError(
             f"{min(budgets)}={typed[min(budgets)]}: chunked prefill is off and request {longest.id} has"
@@ -57,22 +58,15 @@ def _unfinished_tokens(request: Request) -> int:
     return request.num_prompt_tokens + len(request.output_token_ids)
 
 
-def _token_budget(knobs: Mapping[str, Any], typed: Mapping[str, Any]) -> int:
-    # Setting max_num_batched_tokens alone sets both budgets.
-    if "max_num_batched_tokens" in typed and "max_num_scheduled_tokens" not in typed:
-        return int(typed["max_num_batched_tokens"])
-    return int(knobs.get("max_num_scheduled_tokens") or knobs["max_num_batched_tokens"])
-
-
 def warnings_for(state: State, now: Mapping[str, Any], typed: Mapping[str, Any]) -> list[str]:
     """What a checked change will do to what runs and waits now, in an operator's words."""
-    knobs, lines = {**now, **typed}, []
+    knobs, lines = {**now, **with_followers(typed)}, []
     running, table = state.table.size, state.table
     cap = typed.get("max_num_active_seqs") or typed.get("max_num_seqs")
     if cap is not None and cap < running:
         lines.append(f"{running} running, cap {cap}: {running - cap} must finish first")
     if {"max_num_batched_tokens", "max_num_scheduled_tokens"} & typed.keys():
-        budget = min(_token_budget(knobs, typed), knobs["max_num_batched_tokens"])
+        budget = min(in_force(knobs, "max_num_scheduled_tokens"), knobs["max_num_batched_tokens"])
         gaps = table.num_tokens[:running] - table.num_computed[:running]
         decoding = int(np.count_nonzero(gaps == 1))
         if decoding > budget:

@@ -11,9 +11,9 @@ from typing import Any
 import msgspec
 import numpy as np
 from schedtop.engine.contract.config import knob_values
-from schedtop.engine.contract.knobs import KnobError
-from schedtop.engine.contract.telemetry import Header, KnobChange, Reply, Snapshot, StepRecord
-from schedtop.engine.handoff.plan import StepPlan, StepResult, Worker
+from schedtop.engine.contract.knobs import KnobError, with_followers
+from schedtop.engine.contract.telemetry import Header, KnobChange, Refusal, Reply, Snapshot, StepRecord
+from schedtop.engine.handoff.plan import IntArray, StepPlan, StepResult, Worker
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.open_latencies import Unended, look
 from schedtop.engine.scheduler.scheduler import Scheduler
@@ -30,7 +30,8 @@ NOTHING = StepResult(np.zeros((0, 1), dtype=np.int32), np.zeros(0, dtype=np.int3
 class Engine:
     """One scheduler, one worker, one clock. It is driven from outside and waits for nobody.
 
-    `texts` is the output text that the last step made certain, by request number, where the worker has any.
+    `texts` is the output text that the last step made certain, by request number, where the worker has any;
+    `sampled` are the last step's outputs as the worker returned them, int32 (rows, width).
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Engine:
         self.knobs_version = 0
         self.paused = False
         self.texts: dict[int, str] = {}
+        self.sampled: IntArray = np.zeros((0, 1), dtype=np.int32)
         self.num_turns = 0
         self._max_under_way = scheduler.config.max_concurrent_batches
         self._schedule_s: deque[float | None] = deque()
@@ -112,7 +114,7 @@ class Engine:
         """Run a plan; returns when its results were there, how long the device had it, and the results."""
         began_s = time.perf_counter()
         result = self.worker.execute(plan)
-        self.texts = result.texts
+        self.texts, self.sampled = result.texts, result.sampled
         if not self.clock.simulated:
             return self.clock.advance(None), time.perf_counter() - began_s, result
         if self._stages is None:
@@ -155,22 +157,24 @@ class Engine:
         return self.observer.idle_record(self.clock_s, self.knobs_version, self.paused)
 
     def skip_to(self, time_s: float) -> None:
-        """Steps up to `time_s` were taken elsewhere (see `stretch`)."""
+        """Pass time without stepping: nothing was to be done, or steps were taken elsewhere (see `stretch`)."""
         self.clock.skip_to(time_s)
         self._last_end_s = time_s
         self._told_paused = self.paused
 
-    def submit(self, request: Request) -> None:
-        """Queue a request; one that can never be served is refused, which the next record tells."""
+    def submit(self, request: Request) -> Refusal | None:
+        """Queue a request; one that can never be served is refused, which the next record tells, too."""
         refusal = self.scheduler.add(request)
         self.observer.note_arrival(request, refusal)
+        return refusal
 
     def abort(self, number: int) -> bool:
         """End one request; False if there is none with this number."""
+        prefill_tokens = self.scheduler.prefill_tokens(number)
         finish = self.scheduler.abort(number, self.clock_s)
         if finish is None:
             return False
-        self.observer.note_finish(finish)
+        self.observer.note_abort(finish, prefill_tokens)
         return True
 
     def next_wake_s(self) -> float | None:
@@ -217,16 +221,12 @@ class Engine:
         return self._reply(True, "checked" if dry_run else "applied", warnings)
 
     def _apply(self, typed: dict[str, Any], by: str) -> None:
+        typed = with_followers(typed)
         self.scheduler.set_limits(typed)
         if "rate" in typed and self.source is not None:
             self.source.set_rate(typed["rate"], self.clock_s)
         if "num_speculative_tokens" in typed and hasattr(self.worker, "num_speculative_tokens"):
             self.worker.num_speculative_tokens = typed["num_speculative_tokens"]
-        if "max_num_batched_tokens" in typed:
-            # It sets both budgets, so a token budget set earlier no longer holds.
-            typed.setdefault("max_num_scheduled_tokens", None)
-        if "max_num_seqs" in typed:
-            typed.setdefault("max_num_active_seqs", None)  # it replaces the admission cap, too
         for name, value in typed.items():
             if self.knobs.get(name) != value:
                 self.observer.note_knob(KnobChange(name, self.knobs.get(name), value, by))

@@ -85,8 +85,9 @@ class Observer:
         self.counts["submitted_prompt_tokens"] += request.num_prompt_tokens
         self._queued_s[request.number] = request.queued_since_s
 
-    def note_finish(self, finish: Finish) -> None:
-        """An end outside a step: an abort."""
+    def note_abort(self, finish: Finish, prefill_tokens: int) -> None:
+        """An end outside a step, with the prompt tokens that were computed for nothing."""
+        self.counts["aborted_prefill_tokens"] += prefill_tokens
         self._events.finishes.append(finish)
         self._count_finishes([finish])
 
@@ -255,7 +256,7 @@ class Observer:
         state = self.scheduler.state
         pool, table = state.kv.pool, state.table
         stored = int(np.add.reduce(table.num_computed[: table.size])) - pool.num_extra_refs * state.kv.block_size
-        if state.kv.window is not None:
+        if not state.kv.at_once:
             stored -= int(table.num_released[: table.size].sum()) * state.kv.block_size
         return Blocks(
             held=pool.num_blocks - pool.num_free - pool.num_shared,
@@ -281,6 +282,9 @@ class Observer:
         counts["token_budget"] += planned.token_budget
         counts["input_rows"] += self._input_rows(plan, tokens)
         counts["input_budget"] += planned.input_budget
+        if plan.draft_token_ids is not None:
+            counts["drafts"] += int(np.count_nonzero(plan.drafts))
+            counts["accepted_draft_tokens"] += settled.accepted_drafts
         counts["busy_s"] += timing.end_s - timing.start_s
         for started in planned.started:
             if started.resumed:
@@ -288,6 +292,8 @@ class Observer:
             counts["admitted"] += 1
             counts["prompt_tokens"] += started.request.num_prompt_tokens
             counts["cached_tokens"] += started.request.cached_tokens
+            if self.scheduler.state.kv.caching:
+                counts["cache_queries"] += started.request.num_prompt_tokens
         counts["reused_tokens"] += sum(entry.cached_tokens for entry in planned.admissions if entry.resumed)
 
     def skip(self, steps: int, totals: Totals, finishes: list[Finish]) -> None:
@@ -304,6 +310,8 @@ class Observer:
                 self.counts["aborted"] += 1
             elif finish.reason == FinishReason.REFUSED:
                 self.counts["refused"] += 1
+            elif finish.reason == FinishReason.KV_CAPACITY:
+                self.counts["kv_capacity"] += 1
             else:
                 self.counts["finished"] += 1
 

@@ -9,14 +9,17 @@ from typing import Any
 
 import msgspec
 from schedtop.engine.contract.config import ConfigError, EngineConfig
+from schedtop.engine.contract.harmless import page
 from schedtop.engine.contract.slo import Slo
 from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.decide_again.divergence import Divergence, first_difference
 from schedtop.engine.decide_again.scenario import Scenario, check_changes
+from schedtop.engine.offline.held_back import held_back_lines
 from schedtop.engine.offline.report import Report
+from schedtop.engine.offline.report_text import told_lines
 from schedtop.engine.step.engine import Engine
 from schedtop.engine.step.stretch import Stretch, records_of
-from schedtop.engine.whatif.compared_figures import change_text, setting_text, shown, value_text
+from schedtop.engine.whatif.compared_figures import change_text, setting_text, shown_in
 
 OnProgress = Callable[[float], None]
 
@@ -59,9 +62,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         """A side-by-side table, and below it where the runs part."""
         head = ("", "base", "variant", "difference")
         rows = [head]
-        for figure in shown(self.base):
+        for figure in shown_in(self.base, self.variant):
             base, variant = figure.of(self.base), figure.of(self.variant)
-            texts = (value_text(figure, base), value_text(figure, variant), change_text(figure, base, variant))
+            texts = (figure.text(self.base), figure.text(self.variant), change_text(figure, base, variant))
             rows.append((figure.label, *texts))
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         lines = [f"{self.source} on {self.device}", self._changes_text(), *self.notes, ""]
@@ -69,7 +72,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             f"{name:<{widths[0]}}  {base:>{widths[1]}}  {variant:>{widths[2]}}  {step}".rstrip()
             for name, base, variant, step in rows
         ]
-        return "\n".join([*lines, "", self.verdict()])
+        return page([*lines, "", self.verdict(), *self._told()])
+
+    def _told(self) -> list[str]:
+        """What to know of the base, and of the variant where it is not the same."""
+        base = held_back_lines(self.base)
+        variant = [line for line in held_back_lines(self.variant) if line not in base]
+        return [*told_lines(self.base), *(f"variant: {line}" for line in variant)]
 
     def verdict(self) -> str:
         """No change, or where the runs part and in what."""
@@ -109,8 +118,8 @@ def compare(
             old.update((name, setting(base, name)) for name in typed)
 
     sides = (
-        _Side(base_run.run(base), Report(slo), on_progress),
-        _Side(variant_run.run(variant), Report(slo), lambda clock_s: None),
+        _Side(base_run.run(base), _report(base, slo), on_progress),
+        _Side(variant_run.run(variant), _report(variant, slo), lambda clock_s: None),
     )
     divergence = _run_both(sides, on_step)
     steps = base.observer.step
@@ -135,11 +144,18 @@ def compare(
 
 def run(scenario: Scenario, slo: Slo | None = None) -> dict[str, Any]:
     """The report's document of one run, without wall time: the same for the same scenario."""
-    engine, report = scenario.build(), Report(slo)
+    engine = scenario.build()
+    report = _report(engine, slo)
     for done in scenario.run(engine):
         report.add(done)
     report.close(scenario.config.duration_s or engine.clock_s)
     return report.as_dict()
+
+
+def _report(engine: Engine, slo: Slo | None) -> Report:
+    report = Report(slo, block_size=engine.header.block_size)
+    report.workload = engine.header.workload
+    return report
 
 
 @dataclass(slots=True)
@@ -188,7 +204,7 @@ def setting(engine: Engine, name: str) -> Any:
 
 def _differences(base: dict[str, Any], variant: dict[str, Any]) -> list[Difference]:
     rows = []
-    for figure in shown(base):
+    for figure in shown_in(base, variant):
         old, new = figure.of(base), figure.of(variant)
         step = None if old is None or new is None else new - old
         relative = step / old if step is not None and old else None

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from schedtop.engine.offline.report import SHARES, duration_text, percent_text
+from schedtop.engine.offline.report_text import duration_text, percent_text
+
+SHARES = ("p50", "p95", "p99")
+"""The percentiles that runs are compared by."""
 
 Document = Mapping[str, Any]
 
@@ -24,6 +27,15 @@ class Figure:
     unit: str
     better: int = 0
 
+    def is_bound(self, document: Document) -> bool:
+        """Requests still open could only raise it."""
+        part = document.get(self.path[0])
+        return isinstance(part, Mapping) and self.path[-1] in part.get("lower_bound", ())
+
+    def text(self, document: Document) -> str:
+        """Its value for reading; `>` says that it is a lower bound."""
+        return (">" if self.is_bound(document) else "") + value_text(self, self.of(document))
+
     def of(self, document: Document) -> float | None:
         """Its value in a report's document; None where it is unknown."""
         value: Any = document
@@ -37,11 +49,13 @@ class Figure:
 def _latencies(name: str) -> tuple[Figure, ...]:
     label, part = name.upper(), f"{name}_s"
     shares = (Figure(f"{name}_{share}_s", f"{label} {share}", (part, share), "s", -1) for share in SHARES)
-    return (*shares, Figure(f"{name}_n", f"{label} n", (part, "n"), ""))
+    counts = (Figure(f"{name}_{count}", f"{label} {count}", (part, count), "") for count in ("n", "open"))
+    return (*shares, *counts)
 
 
 GOODPUT = Figure("goodput", "goodput", ("goodput", "share"), "share", 1)
 REFUSED = Figure("refused", "refused", ("requests", "refused"), "", -1)
+CUT_OFF = Figure("kv_capacity", "cut off", ("requests", "kv_capacity"), "", -1)
 THROUGHPUT = Figure("output_tokens_per_s", "throughput", ("tokens", "output"), "per_s", 1)
 FIGURES: tuple[Figure, ...] = (
     *_latencies("ttft"),
@@ -50,6 +64,7 @@ FIGURES: tuple[Figure, ...] = (
     THROUGHPUT,
     GOODPUT,
     Figure("finished", "finished", ("requests", "finished"), "", 1),
+    CUT_OFF,
     REFUSED,
     Figure("preemptions", "preemptions", ("preemptions",), "", -1),
     Figure("recomputed_tokens", "recomputed tokens", ("tokens", "recomputed"), "", -1),
@@ -65,8 +80,18 @@ BY_NAME = {figure.name: figure for figure in FIGURES}
 
 
 def shown(document: Document) -> list[Figure]:
-    """The figures a document can have: goodput only under an SLO."""
-    return [figure for figure in FIGURES if figure is not GOODPUT or "goodput" in document]
+    """The figures a document can have: goodput only under an SLO, what is open only where anything is."""
+    return [
+        figure
+        for figure in FIGURES
+        if (figure is not GOODPUT or "goodput" in document)
+        and (figure.path[-1] not in ("open", "kv_capacity") or figure.of(document))
+    ]
+
+
+def shown_in(*documents: Document) -> list[Figure]:
+    """The figures that any of these documents can have."""
+    return [figure for figure in FIGURES if any(figure in shown(document) for document in documents)]
 
 
 def value_text(figure: Figure, value: float | None) -> str:

@@ -144,10 +144,12 @@ def _expected(header: Header, known: Sequence[Arrival], rate: float, clock_s: fl
 def _run(engine: Engine, until_s: float, horizon_s: float) -> Figures:
     """From now to `until_s`, which is `horizon_s` on."""
     report = Report()
+    report.begin(engine.snapshot())
+    start = report.totals
     for done in run_through(engine, EngineConfig(duration_s=until_s)):
         report.add(done)
-    document = report.as_dict()
-    document["clock_s"] = horizon_s
+    report.close(until_s)
+    document = report.as_dict(start, until_s - horizon_s)
     return {figure.name: figure.of(document) for figure in FORETOLD}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from schedtop.engine.whatif.compared_figures import BY_NAME, GOODPUT, REFUSED, Document, Figure
+from schedtop.engine.whatif.compared_figures import BY_NAME, CUT_OFF, GOODPUT, REFUSED, Document, Figure
 
 LATENCIES = (BY_NAME["ttft_p95_s"], BY_NAME["itl_p95_s"])
 WITHOUT_SLO = BY_NAME["e2e_p95_s"]
@@ -17,9 +17,15 @@ Documents = Sequence[Document | None]
 def objectives(with_slo: bool) -> tuple[Figure, ...]:
     """What runs are judged by; the first decides the winner, the others break its ties.
 
-    A refused request has no latency and is no part of the goodput: runs that refuse more would look better for it.
+    A refused request has no latency and is no part of the goodput, an answer that is cut off ends early: runs with
+    more of them would look better for it.
     """
-    return (REFUSED, GOODPUT if with_slo else WITHOUT_SLO, *LATENCIES)
+    return (REFUSED, CUT_OFF, decisive(with_slo), *LATENCIES)
+
+
+def decisive(with_slo: bool) -> Figure:
+    """What decides among runs that serve everybody."""
+    return GOODPUT if with_slo else WITHOUT_SLO
 
 
 def pareto_set(documents: Documents, with_slo: bool) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile, zip_longest
@@ -24,18 +25,18 @@ from schedtop.engine.decide_again.scenario import (
     set_knobs,
 )
 from schedtop.engine.offline.headless import Ahead, run_through
-from schedtop.engine.offline.report import Report, totals_since
+from schedtop.engine.offline.report import LATENCIES, Report
 from schedtop.engine.recording.reader import Recording
 from schedtop.engine.sim.spec import parse_device
 from schedtop.engine.step.engine import Engine
 from schedtop.engine.step.stretch import records_of
 from schedtop.engine.whatif.compare import setting
-from schedtop.engine.whatif.compared_figures import Figure, change_text, shown, value_text
+from schedtop.engine.whatif.compared_figures import change_text, shown_in
 from schedtop.engine.whatif.course_of_run import Course, Tracer, courses, size_s
+from schedtop.engine.whatif.verdict import CANNOT_TELL, verdict
 
-NOTABLE = 0.01
-"""Differences below this share are neither better nor worse."""
-
+RUN_ON, LEAST_RUN_ON_S = 20.0, 600.0
+"""Base and variant go on for up to so many times the recorded stretch, and so many seconds more, for the unserved."""
 OnProgress = Callable[[str, float], None]
 """Gets what is being done, and a share of it."""
 
@@ -56,7 +57,10 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure of the three runs as text. `verdict` is `better`, `worse`, `same`, or empty for neither."""
+    """One figure of the three runs as text, `>` before a lower bound.
+
+    `verdict` is `better`, `worse`, `same`, `cannot tell` where bounds overlap, or empty for neither.
+    """
 
     name: str
     label: str
@@ -72,8 +76,10 @@ class Rerun(msgspec.Struct, frozen=True, kw_only=True):
 
     `start_s` is where they begin on the recording's clock, after `step`. `exact`: the base is the recording, step
     for step; else `drift` is the first step it decides otherwise. `divergence` is where base and variant part; None:
-    every step is the same. `unfinished` requests were in flight when the recording ended: then all runs end with it,
-    else when everything is served. `sizes_s` are the sizes of latencies in the courses.
+    every step is the same. `unfinished` requests were in flight when the recording ended: then counts, rates and
+    courses end with it, and latencies are those of all its requests, for which base and variant go on beyond its end;
+    `unserved` of them had no end in the base and in the variant even then. `sizes_s` are the sizes of latencies in the
+    courses.
     """
 
     device: str
@@ -93,33 +99,54 @@ class Rerun(msgspec.Struct, frozen=True, kw_only=True):
     rows: list[Row]
     unfinished: int
     notes: list[str]
+    unserved: tuple[int, int] = (0, 0)
 
 
 @dataclass(slots=True)
 class Run:
-    """One of the runs while it is made; `start_s` and `before` are clock and totals where it begins."""
+    """One of the runs while it is made, from `start`, the state where it begins.
+
+    `report` is of what was recorded, up to `end_s`; `whole` goes on until everybody is served.
+    """
 
     records: Iterator[StepRecord]
-    start_s: float
-    before: Totals
-    report: Report
+    start: Snapshot
+    slo: Slo | None
+    end_s: float = math.inf
+    report: Report = field(init=False)
+    whole: Report = field(init=False)
     tracer: Tracer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.tracer = Tracer(self.start_s)
-        self.report.totals = self.before
-        self.report.close(self.start_s)
+        self.tracer = Tracer(self.start.clock_s)
+        self.report = self.whole = self._begun()
+
+    def _begun(self) -> Report:
+        report = Report(self.slo)
+        report.begin(self.start)
+        return report
+
+    @property
+    def start_s(self) -> float:
+        return self.start.clock_s
+
+    def count_until(self, end_s: float) -> None:
+        """What comes later than `end_s` is for latencies alone."""
+        self.end_s, self.whole = end_s, self._begun()
+        self.records = _until(self.records, end_s + RUN_ON * (end_s - self.start_s) + LEAST_RUN_ON_S)
 
     def take(self, record: StepRecord) -> None:
-        self.report.add(record)
-        self.tracer.add(record)
+        self.whole.add(record)
+        if record.end_s <= self.end_s + ROUNDING_S:
+            self.tracer.add(record)
+            if self.report is not self.whole:
+                self.report.add(record)
 
     def document(self) -> dict[str, Any]:
-        """The figures since `start_s`; to be asked for once."""
-        report = self.report
-        report.totals = totals_since(self.before, report.totals)
-        report.clock_s -= self.start_s
-        return report.as_dict()
+        """Counts and rates of the recorded stretch; latencies and goodput of all its requests."""
+        before, whole = self.start.totals, self.whole.as_dict()
+        document = self.report.as_dict(before, self.start_s)
+        return document | {name: whole[name] for name in (*LATENCIES, "goodput") if name in whole}
 
 
 def rerun(question: Question, on_progress: OnProgress = lambda what, share: None) -> Rerun:
@@ -164,7 +191,7 @@ class Stage:
     def __post_init__(self) -> None:
         if self.unfinished:
             for run in (self.base, self.variant):
-                run.records = _until(run.records, run.start_s + self.span_s)
+                run.count_until(run.start_s + self.span_s)
 
 
 def _from_start(recording: Recording, scenario: Scenario, changes: dict[str, Any], slo: Slo | None) -> Stage:
@@ -178,11 +205,11 @@ def _from_start(recording: Recording, scenario: Scenario, changes: dict[str, Any
     engines = base.build(), variant.build()
     begin_s = zero_s(recording)
     runs = [
-        Run(one.records(engine), 0.0, Totals(), Report(slo))
+        Run(one.records(engine), engine.snapshot(), slo)
         for one, engine in zip((base, variant), engines, strict=True)
     ]
     return Stage(
-        recorded=Run(recording.records(), begin_s, Totals(), Report(slo)),
+        recorded=Run(recording.records(), msgspec.structs.replace(snapshot, clock_s=begin_s), slo),
         base=runs[0],
         variant=runs[1],
         start=0,
@@ -218,11 +245,11 @@ def _from_step(
         old["rate"] = recording.header.workload.get("rate")
     set_knobs(variant, changes)
     runs = [
-        Run(_going_on(engine, fork, held), fork.clock_s, engine.observer.totals(), Report(slo))
+        Run(_going_on(engine, fork, held), engine.snapshot(), slo)
         for engine, held in ((base, ()), (variant, tuple(changes)))
     ]
     return Stage(
-        recorded=Run(recording.records(index + 1), fork.clock_s, record.totals, Report(slo)),
+        recorded=Run(recording.records(index + 1), _as_recorded(fork, record, base), slo),
         base=runs[0],
         variant=runs[1],
         start=index + 1,
@@ -234,6 +261,11 @@ def _from_step(
         span_s=recording.end_s - fork.clock_s,
         notes=fork.notes,
     )
+
+
+def _as_recorded(fork: Fork, record: StepRecord, base: Engine) -> Snapshot:
+    """The state after `record`: the requests are those of an engine that stands there."""
+    return msgspec.structs.replace(base.snapshot(), clock_s=fork.clock_s, totals=record.totals)
 
 
 def _unfinished(recording: Recording) -> int:
@@ -263,14 +295,14 @@ def _play(
     beside.rest()
     if stage.unfinished:
         for run in (stage.base, stage.variant):
-            run.report.close(run.start_s + stage.span_s)
+            run.report.close(run.end_s)
     measured = not recording.header.simulated_clock
     recorded, base, variant = courses([run.tracer for run in (stage.recorded, stage.base, stage.variant)])
     return Rerun(
         device=stage.device,
         step=0 if question.index is None else recording.record(question.index).step,
         start_s=stage.recorded.start_s,
-        num_steps=stage.base.report.totals.steps - stage.base.before.steps,
+        num_steps=stage.base.report.totals.steps - stage.base.start.totals.steps,
         changes=stage.changes,
         measured=measured,
         exact=beside.same and not measured,
@@ -284,6 +316,7 @@ def _play(
         rows=_rows(stage),
         unfinished=stage.unfinished,
         notes=[*scenario.notes, *stage.notes],
+        unserved=(stage.base.whole.num_open, stage.variant.whole.num_open),
     )
 
 
@@ -310,11 +343,11 @@ def _share(stage: Stage, run: Run, record: StepRecord) -> float:
     """How far a run has come: in time where that ends it, else in requests."""
     if stage.unfinished:
         return min(1.0, (record.end_s - run.start_s) / stage.span_s) if stage.span_s > 0 else 1.0
-    return (_ended(record.totals) - _ended(run.before)) / max(1, stage.num_requests)
+    return (_ended(record.totals) - _ended(run.start.totals)) / max(1, stage.num_requests)
 
 
 def _ended(totals: Totals) -> int:
-    return totals.finished + totals.refused + totals.aborted
+    return totals.finished + totals.kv_capacity + totals.refused + totals.aborted
 
 
 def _in_decisions(found: Divergence | None) -> Divergence | None:
@@ -363,33 +396,20 @@ class _Beside:
 
 def _rows(stage: Stage) -> list[Row]:
     recorded, base, variant = (run.document() for run in (stage.recorded, stage.base, stage.variant))
+    cohorts = stage.base.whole.cohorts(), stage.variant.whole.cohorts()
     rows = []
-    for figure in shown(base):
-        values = [figure.of(document) for document in (recorded, base, variant)]
-        old, new = values[1:]
-        texts = [value_text(figure, value) for value in values]
-        verdict = _verdict(figure, old, new)
+    for figure in shown_in(base, variant):
+        said = verdict(figure, (base, variant), cohorts)
+        change = change_text(figure, figure.of(base), figure.of(variant))
         rows.append(
             Row(
                 name=figure.name,
                 label=figure.label,
-                recorded=texts[0],
-                base=texts[1],
-                variant=texts[2],
-                change="=" if verdict == "same" else change_text(figure, old, new),
-                verdict=verdict,
+                recorded=figure.text(recorded),
+                base=figure.text(base),
+                variant=figure.text(variant),
+                change={"same": "=", CANNOT_TELL: CANNOT_TELL}.get(said, change),
+                verdict=said,
             )
         )
     return rows
-
-
-def _verdict(figure: Figure, old: float | None, new: float | None) -> str:
-    """`same` if both read alike, `better` or `worse`, or empty where nobody can say."""
-    if old is None or new is None:
-        return ""
-    if value_text(figure, old) == value_text(figure, new):
-        return "same"
-    gain = (new - old) * figure.better
-    if not gain or abs(gain) < NOTABLE * abs(old):
-        return ""
-    return "better" if gain > 0 else "worse"

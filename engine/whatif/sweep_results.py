@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 from schedtop.engine.contract.config import ConfigError
-from schedtop.engine.files.write import named
+from schedtop.engine.contract.written_files import named
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -7,8 +7,11 @@ import io
 from typing import Any
 
 import msgspec
+from schedtop.engine.contract.harmless import page
+from schedtop.engine.offline.report_text import told_lines
 from schedtop.engine.whatif.compared_figures import (
     BY_NAME,
+    CUT_OFF,
     FIGURES,
     GOODPUT,
     REFUSED,
@@ -17,11 +20,12 @@ from schedtop.engine.whatif.compared_figures import (
     setting_text,
     value_text,
 )
-from schedtop.engine.whatif.ranking import objectives, pareto_set, ranked
+from schedtop.engine.whatif.ranking import decisive, objectives, pareto_set, ranked
 from schedtop.engine.whatif.sweep_results import Outcome
 
 SHOWN = (
     "refused",
+    "kv_capacity",
     "goodput",
     "ttft_p50_s",
     "ttft_p95_s",
@@ -112,7 +116,12 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
             rows.append([mark, *(setting_text(value) for value in point.values()), *_cells(figures, outcome)])
         widths = [max(len(row[column]) for row in rows if column < len(row)) for column in range(len(rows[0]))]
         lines = ["  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=False)) for row in rows]
-        return "\n".join([f"{self.source} on {self.device}", *self.notes, "", *lines, "", self.verdict()])
+        return page([f"{self.source} on {self.device}", *self.notes, "", *lines, "", self.verdict(), *self._told()])
+
+    def _told(self) -> list[str]:
+        """What to know of the settings as they are, or of the first run there is."""
+        documents = [self.documents[self.base], *self.documents]
+        return told_lines(next((document for document in documents if document is not None), {}))
 
     def verdict(self) -> str:
         """One line: the winner, and by how much over the next one and over the settings as they are."""
@@ -123,7 +132,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         assert best is not None
         figure = self._decisive(order)
         if figure is None:
-            figure = objectives(self.slo is not None)[1]
+            figure = decisive(self.slo is not None)
             return (
                 f"no difference: {figure.label} is {value_text(figure, figure.of(best))} in all {len(order)} runs"
             )
@@ -147,7 +156,9 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     def _is_worth_a_column(self, name: str) -> bool:
         if name == GOODPUT.name:
             return self.slo is not None
-        return name != REFUSED.name or any(document and REFUSED.of(document) for document in self.documents)
+        if name not in (REFUSED.name, CUT_OFF.name):
+            return True
+        return any(document and BY_NAME[name].of(document) for document in self.documents)
 
     def _lead(self, figure: Figure, place: int) -> str:
         winner, other = self.winner, self.documents[place]
@@ -164,4 +175,4 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
 def _cells(figures: list[Figure], outcome: Outcome) -> list[str]:
     if outcome.report is None:
         return [f"not run: {outcome.error}"]
-    return [value_text(figure, figure.of(outcome.report)) for figure in figures]
+    return [figure.text(outcome.report) for figure in figures]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from schedtop.engine.workload.fields import TimeParser, date_stamps, plain_seconds, token_count
 from schedtop.engine.workload.files import Line
-from schedtop.engine.workload.trace import BadRowError, Tally, Trace, TraceRow
+from schedtop.engine.workload.trace import BadRowError, Tally, Trace, TraceError, TraceRow, note_unused
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +81,17 @@ def csv_trace(header: Line, lines: Iterator[Line], tally: Tally) -> Trace | None
     for fmt in CSV_FORMATS:
         if fmt.columns <= set(lower):
             places = {column: (lower.index(column), names[lower.index(column)]) for column in lower}
-            return Trace(fmt.name, _rows(fmt, places, len(names), lines, tally), timed=fmt.time is not None)
+            rows = _rows(fmt, places, len(names), lines, tally)
+            trace = Trace(fmt.name, rows, timed=fmt.time is not None, times=_TIMES[fmt.parser])
+            note_unused((name for name in names if name.lower() not in fmt.columns), trace.notes)
+            return trace
+    for sign, word in ((b"\t", "tabs"), (b";", "semicolons")):
+        if sign in header[1] and csv_trace((header[0], header[1].replace(sign, b",")), iter(()), tally):
+            raise TraceError(f"{tally.name}:{header[0]}: its columns are separated by {word}: write commas")
     return None
+
+
+_TIMES: dict[Callable[[], TimeParser], str] = {plain_seconds: "seconds", date_stamps: "dates"}
 
 
 def _rows(
@@ -109,7 +118,7 @@ def _rows(
             elif fmt.zero_drops is None:
                 raise BadRowError(f"{prompt_name if not prompt else output_name} is 0")
             else:
-                tally.drop(fmt.zero_drops[0 if not prompt else 1])
+                tally.drop(fmt.zero_drops[0 if not prompt else 1], number)
         except BadRowError as error:
             tally.reject(number, error)
 

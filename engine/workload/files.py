@@ -18,6 +18,15 @@ MAX_LINE_BYTES = 2**28
 Line = tuple[int, bytes]
 
 _BOM = b"\xef\xbb\xbf"
+_UTF_16 = "UTF-16 text: convert it with iconv -f UTF-16 -t UTF-8"
+_UNREAD = {
+    b"\xfd7zXZ\0": "packed with xz: unpack it, or pack it with gzip or zstd",
+    b"BZh": "packed with bzip2: unpack it, or pack it with gzip or zstd",
+    b"PK\x03\x04": "a zip archive: unpack it and name the file in it",
+    b"\xff\xfe": _UTF_16,
+    b"\xfe\xff": _UTF_16,
+}
+"""What files begin with that are not read, and what to do with them."""
 _LFS = b"version https://git-lfs"
 _ZSTD_FEED_BYTES = 1024
 """Small on purpose: four packed bytes can unfold to 128 KiB."""
@@ -34,6 +43,10 @@ def open_file(path: Path) -> io.BufferedReader:
     problem = None
     if not head:
         problem = "the file is empty"
+    elif kind := next((kind for magic, kind in _UNREAD.items() if head.startswith(magic)), None):
+        problem = f"it is {kind}"
+    elif len(head) > 4 and (not any(head[:64:2]) or not any(head[1:64:2])):  # without a byte-order mark
+        problem = f"it is {_UTF_16}"
     elif head.startswith(_LFS):
         problem = "a Git LFS pointer, not the data it stands for: fetch it with git lfs pull"
     if problem:

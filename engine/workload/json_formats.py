@@ -13,7 +13,7 @@ from schedtop.engine.workload.fields import seconds, token_count
 from schedtop.engine.workload.files import Line
 from schedtop.engine.workload.results import result_trace
 from schedtop.engine.workload.tokens import TEXT_BYTES_PER_TOKEN
-from schedtop.engine.workload.trace import BadRowError, PrefixIds, Tally, Trace, TraceRow
+from schedtop.engine.workload.trace import BadRowError, PrefixIds, Tally, Trace, TraceRow, note_unused
 
 DEFAULT_OUTPUT_TOKENS = 256
 """vLLM bench's own default where a prompt names no output length."""
@@ -32,11 +32,12 @@ class IdFormat:
 
     name: str
     units_per_s: float
+    times: str
     block_tokens: int
 
 
-MOONCAKE = IdFormat("Mooncake JSONL", 1000.0, 512)
-BAILIAN = IdFormat("Bailian JSONL", 1.0, 16)
+MOONCAKE = IdFormat("Mooncake JSONL", 1000.0, "milliseconds", 512)
+BAILIAN = IdFormat("Bailian JSONL", 1.0, "seconds", 16)
 
 
 def json_trace(first: Line, lines: Iterator[Line], tally: Tally) -> Trace | None:
@@ -50,7 +51,10 @@ def json_trace(first: Line, lines: Iterator[Line], tally: Tally) -> Trace | None
     every = chain([first], lines)
     if {"timestamp", "input_length", "output_length"} <= keys:
         fmt = BAILIAN if {"chat_id", "parent_chat_id", "turn"} & keys else MOONCAKE
-        return Trace(fmt.name, _id_rows(fmt, every, tally), block_tokens=fmt.block_tokens)
+        rows = _id_rows(fmt, every, tally)
+        trace = Trace(fmt.name, rows, block_tokens=fmt.block_tokens, exact_ids=True, times=fmt.times)
+        note_unused(keys, trace.notes)
+        return trace
     if "prompt" in keys:
         notes = [
             f"a prompt without output_tokens gets {DEFAULT_OUTPUT_TOKENS}",

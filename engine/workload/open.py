@@ -83,6 +83,8 @@ def check_spec(spec: WorkloadSpec) -> None:
         check_value("rate", spec.rate)
     except KnobError as error:
         raise ConfigError(str(error)) from None
+    if spec.rate == 0 and spec.source not in BY_NAME:
+        raise ConfigError(f"{shown(spec, 'rate')}: nothing of {spec.source} would ever arrive; give a rate above 0")
     for name in ("scale", "time_scale"):
         if not 0 < getattr(spec, name) <= MAX_SCALE:
             raise ConfigError(f"{shown(spec, name)}: must be above 0 and at most {MAX_SCALE:g}")

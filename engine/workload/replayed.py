@@ -17,12 +17,16 @@ from schedtop.engine.workload.order import WINDOW_ROWS, ByArrival
 from schedtop.engine.workload.paced import Ask, PacedSource, Tempo
 from schedtop.engine.workload.recognise import open_trace
 from schedtop.engine.workload.shown import shown
-from schedtop.engine.workload.trace import Tally, Trace, TraceError, TraceRow
+from schedtop.engine.workload.trace import BadRowError, Tally, Trace, TraceError, TraceRow
 
 TEXT_WINDOW_ROWS = 2000
 """As `WINDOW_ROWS`, for rows that hold a text each."""
 UNTIMED_RATE = 1.0
 """Requests/s where neither the file nor the operator says."""
+
+SHORT_S = 1.0
+LONG_GAP_S = 120.0
+"""A trace with less between its first and last arrival, or more between two, may be in another unit of time."""
 
 Own = tuple[float, TraceRow]
 
@@ -36,7 +40,7 @@ def trace_source(path: Path, spec: WorkloadSpec, block_size: int, build: Request
     trace = open_trace(path, tally)
     _check_fit(path, trace, spec)
     width = spec.prefix_block_tokens or trace.block_tokens
-    rows = _watched(trace.rows, width, tally)
+    rows = _watched(trace.rows, width, tally) if width and trace.exact_ids else trace.rows
     order = ByArrival(rows, tally, WINDOW_ROWS)
     selected = islice(_timed(order, spec) if trace.timed else _poisson(rows, spec.seed), spec.limit)
     window = TEXT_WINDOW_ROWS if trace.texts else WINDOW_ROWS
@@ -45,10 +49,16 @@ def trace_source(path: Path, spec: WorkloadSpec, block_size: int, build: Request
         raise TraceError(f"{path}: {_nothing(spec, tally)}")
     tempo, pace = _tempo(path, trace, spec, ahead)
     description = _describe(path, trace, spec, width, block_size) | pace
+    if trace.timed:
+        description["times"] = trace.times
+        if doubt := _doubt(trace.times, len(ahead), pace["span_s"]):
+            description["notes"] = [*description.get("notes", ()), doubt]
+    if trace.client_waits_s:
+        description["client_waits_s"] = trace.client_waits_s
     description["requests"] = len(ahead) if len(ahead) <= window else None
     _add_counts(description, order, tally)
     prefix = trace.format.split()[0].lower()
-    asks = (_ask(row, own_s, spec, width, prefix) for own_s, row in chain(ahead, selected))
+    asks = (_ask(row, own_s, spec, width, prefix, tally) for own_s, row in chain(ahead, selected))
     return PacedSource(_closing(asks, description, order, tally), tempo, build, description)
 
 
@@ -64,13 +74,13 @@ def _check_fit(path: Path, trace: Trace, spec: WorkloadSpec) -> None:
             raise ConfigError(f"{shown(spec, name)}: {path} ({trace.format}) has no times")
 
 
-def _watched(rows: Iterator[TraceRow], width: int | None, tally: Tally) -> Iterator[TraceRow]:
-    """The rows; ids that do not cover the prompt to within one of `width` tokens are noticed."""
+def _watched(rows: Iterator[TraceRow], width: int, tally: Tally) -> Iterator[TraceRow]:
+    """The rows; one whose ids are not as many as its prompt has blocks of `width` tokens is a bad row."""
+    reason = f"more or fewer prefix ids than the prompt has at {width} tokens an id (--prefix-block-tokens)"
     for row in rows:
-        if width and row.prefix_ids is not None:
-            spare = len(row.prefix_ids) * width - row.prompt_tokens
-            if not -width < spare < width:
-                tally.noticed[f"more or fewer prefix ids than the prompt has at {width} tokens an id"] += 1
+        if row.prefix_ids is not None and len(row.prefix_ids) != -(-row.prompt_tokens // width):
+            tally.reject(row.line, BadRowError(reason, f"{row.prompt_tokens} tokens, {len(row.prefix_ids)} ids"))
+            continue
         yield row
 
 
@@ -115,6 +125,18 @@ def _tempo(path: Path, trace: Trace, spec: WorkloadSpec, ahead: list[Own]) -> tu
     return Tempo(own_rate, spec.time_scale, spec.rate), {"own_rate": own_rate, "span_s": span_s}
 
 
+def _doubt(times: str, num: int, span_s: float) -> str | None:
+    """Why the unit of time may be another one than the format's."""
+    if times == "milliseconds" and num > 1 and span_s < SHORT_S:
+        return f"all arrivals lie within {span_s:.3g} s: if the file's times are seconds, give --time-scale 1000"
+    if times == "seconds" and num > 1 and span_s / (num - 1) > LONG_GAP_S:
+        gap_s = span_s / (num - 1)
+        return (
+            f"a request comes every {gap_s:,.0f} s: if the file's times are milliseconds, give --time-scale 0.001"
+        )
+    return None
+
+
 def _describe(path: Path, trace: Trace, spec: WorkloadSpec, width: int | None, block_size: int) -> dict[str, Any]:
     given = {
         field.name: getattr(spec, field.name)
@@ -131,6 +153,8 @@ def _describe(path: Path, trace: Trace, spec: WorkloadSpec, width: int | None, b
 
 def _add_counts(description: dict[str, Any], order: ByArrival, tally: Tally) -> None:
     description.update(tally.counts())
+    if tally.first_lines:
+        description["first_lines"] = dict(tally.first_lines)
     if order.inversions:
         description["inversions"] = order.inversions
 
@@ -146,9 +170,12 @@ def _nothing(spec: WorkloadSpec, tally: Tally) -> str:
     return f"no request{window}" + (f" (passed over: {passed})" if passed else "")
 
 
-def _ask(row: TraceRow, own_s: float, spec: WorkloadSpec, width: int | None, prefix: str) -> Ask:
+def _ask(row: TraceRow, own_s: float, spec: WorkloadSpec, width: int | None, prefix: str, tally: Tally) -> Ask:
     scale = spec.scale
-    output = _capped(round(row.output_tokens * scale), spec.max_output_tokens)
+    wanted = round(row.output_tokens * scale)
+    output = _capped(wanted, spec.max_output_tokens)
+    if output < wanted:
+        tally.notice(f"output cut to {shown(spec, 'max_output_tokens')}", row.line)
     prompt, shared_width = row.prompt_tokens, 0
     if row.prefix_ids is not None and width:
         # Whole ids and the part of the last one scale apart, so that what was shared stays shared.
@@ -157,6 +184,8 @@ def _ask(row: TraceRow, own_s: float, spec: WorkloadSpec, width: int | None, pre
         prompt = full * shared_width + min(math.ceil(part * scale), shared_width)
     else:
         prompt = round(prompt * scale)
+    if spec.max_prompt_tokens is not None and prompt > spec.max_prompt_tokens:
+        tally.notice(f"prompt cut to {shown(spec, 'max_prompt_tokens')}", row.line)
     return Ask(
         own_s,
         row.line,

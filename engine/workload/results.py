@@ -34,6 +34,7 @@ def result_trace(lines: Iterator[Line], tally: Tally) -> Trace:
     else:
         trace.rate = _rate(first[1].get("request_rate"))
         trace.notes.append("the result has no start_times")
+    trace.client_waits_s = _client_waits(first[1].get("queue_times"))
     return trace
 
 
@@ -91,7 +92,7 @@ def _rows(runs: Iterator[tuple[int, dict[str, Any]]], timed: bool, tally: Tally)
                 tally.reject(line, error)
                 continue
             if error_text or not output_tokens or not prompt_tokens:
-                tally.drop("failed request")
+                tally.drop("failed request", line)
                 continue
             yield TraceRow(ordinal, None if time_s is None else offset_s + time_s, prompt_tokens, output_tokens)
         offset_s += _duration(run, span_s)
@@ -108,6 +109,13 @@ def _lists(run: dict[str, Any], timed: bool) -> dict[str, list[Any]]:
         elif not isinstance(values, list) or len(values) != length:
             raise BadRowError(f"{name} is not a list with one entry per request")
     return lists  # type: ignore[return-value]
+
+
+def _client_waits(values: object) -> list[float]:
+    """How long each request of the first run waited in the client, which limits how many it sends at once."""
+    if not isinstance(values, list):
+        return []
+    return [float(value) for value in values if isinstance(value, int | float) and value >= 0]
 
 
 def _start(value: object) -> float:

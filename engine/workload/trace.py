@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,16 +49,21 @@ class TraceRow:
 class Trace:
     """An opened trace: rows in file order, and what a reader knows about all of them.
 
-    `block_tokens`: prompt tokens per prefix id. `rate`: requests/s, for a format without times (`inf`: all at
-    once). `texts`: prompts are texts. `notes` are facts an operator should see, one line each.
+    `block_tokens`: prompt tokens per prefix id; with `exact_ids` the last id may
+    stand for fewer, and every token has one. `rate`: requests/s, for a format without times (`inf`: all at
+    once). `texts`: prompts are texts. `notes` are facts an operator should see, one line each. `times` is the unit of
+    its time stamps, in words. `client_waits_s` are waits that the client measured, which no engine sees.
     """
 
     format: str
     rows: Iterator[TraceRow]
     timed: bool = True
     block_tokens: int | None = None
+    exact_ids: bool = False
     rate: float | None = None
     texts: bool = False
+    times: str = "seconds"
+    client_waits_s: list[float] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
 
@@ -74,16 +79,25 @@ class Tally:
         self.bad: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
         self.noticed: Counter[str] = Counter()
+        self.first_lines: dict[str, int] = {}
 
     def reject(self, line: int, error: BadRowError) -> None:
         """Count a bad row; raises `TraceError` with file, line and reason unless bad rows are to be skipped."""
         if not self.skip_bad:
             raise TraceError(f"{self.name}:{line}: {error}") from None
-        self.bad[error.reason] += 1
+        self._count(self.bad, error.reason, line)
 
-    def drop(self, reason: str) -> None:
+    def drop(self, reason: str, line: int) -> None:
         """Count a row that its format says is no request to serve."""
-        self.dropped[reason] += 1
+        self._count(self.dropped, reason, line)
+
+    def notice(self, reason: str, line: int) -> None:
+        """Count a row that is used otherwise than it stands there."""
+        self._count(self.noticed, reason, line)
+
+    def _count(self, counter: Counter[str], reason: str, line: int) -> None:
+        counter[reason] += 1
+        self.first_lines.setdefault(reason, line)
 
     def counts(self) -> dict[str, dict[str, int]]:
         """What was counted so far, by reason; kinds of which there is nothing are left out."""
@@ -113,6 +127,21 @@ def register_reader(reader: FileReader) -> None:
     """Let `reader` be tried on every trace file, before the text formats; a second one of its name replaces it."""
     READERS[:] = [other for other in READERS if other.name != reader.name]
     READERS.append(reader)
+
+
+SERVING_COLUMNS = frozenset(
+    [
+        *("priority", "session_id", "session id", "lora", "lora_name", "numimages", "images"),
+        *("delay", "think_time", "tool_wait_s", "cached_input_tokens"),
+    ]
+)
+"""What would change how requests are served, and is not taken from a trace."""
+
+
+def note_unused(names: Iterable[str], notes: list[str]) -> None:
+    """Note which columns or keys, lower-case, say something that is not used."""
+    if unused := [name for name in names if name.lower() in SERVING_COLUMNS]:
+        notes.append(f"not used: {', '.join(unused)}")
 
 
 def _short(value: object) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from links import EngineLink, PlayedLink
@@ -12,6 +13,7 @@ from schedtop.console.app import ConsoleApp
 from schedtop.console.options import ConsoleOptions
 from schedtop.console.screens.live import LiveScreen
 from synthetic import SyntheticEngine
+from textual.message_pump import MessagePump
 from textual.pilot import Pilot
 
 PATIENCE_S = 60.0
@@ -40,7 +42,20 @@ class Operator:
         return self.text
 
     async def settle(self) -> None:
+        """Let everything that keys set going be done: a key goes from the app to a widget and up to its screen."""
+        for _ in range(3):
+            for pump in (self.app, self.app.focused, self.app.screen):
+                if pump is not None:
+                    await self._drain(pump)
         await self.pilot.pause()
+
+    @staticmethod
+    async def _drain(pump: MessagePump) -> None:
+        """Wait until a widget has dealt with all messages that it has now, also on a busy machine."""
+        done = asyncio.Event()
+        if pump.is_running and pump.call_later(done.set):
+            with suppress(TimeoutError):  # it may end meanwhile
+                await asyncio.wait_for(done.wait(), 2.0 if not pump.is_attached else PATIENCE_S)
 
     @property
     def lines(self) -> list[str]:
@@ -62,13 +77,14 @@ class Seat(Operator):
         """Let the feed take all messages and the screen draw them."""
         until_s = time.monotonic() + PATIENCE_S
         while time.monotonic() < until_s:
-            await self.pilot.pause(0.005)
+            await super().settle()
             taken = self.link.taken or self.app.feed.status.state in ("lost", "ended")
-            if taken and self.app._next_frame is None:
+            if taken and self.app.next_frame is None:
                 break
-        await self.pilot.pause()
+            await asyncio.sleep(0.005)
+        await super().settle()
         self.app.paint()
-        await self.pilot.pause()
+        await super().settle()
 
     async def steps(self, num: int) -> str:
         assert isinstance(self.link, EngineLink)
@@ -91,13 +107,13 @@ async def seated(
     link: PlayedLink | None = None,
     reopen: Callable[[], PlayedLink] | None = None,
     now: Callable[[], float] = time.monotonic,
-    foretell: Any = None,
+    make_forecast: Any = None,
     **options: Any,
 ) -> AsyncIterator[Seat]:
     if link is None:
         link = EngineLink(SyntheticEngine(rate=12.0, num_blocks=300), steps)
     settings = ConsoleOptions(**({"theme": "dark", "ttft_slo_s": 0.5, "itl_slo_s": 0.08} | options))
-    app = ConsoleApp(link, settings, reopen, now, foretell)
+    app = ConsoleApp(link, settings, reopen, now, make_forecast)
     async with app.run_test(size=size) as pilot:
         seat = Seat(app, pilot, link)
         await seat.settle()

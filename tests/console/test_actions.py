@@ -1,4 +1,4 @@
-"""The key table, rows and filters, the desk, layouts."""
+"""The key table, rows and filters, the staging, layouts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedtop.console.actions import ACTIONS, SCOPES, ActionError, Registry, key_name, load_keymap
+from schedtop.console.actions import ACTIONS, PANELS, SCOPES, ActionError, Registry, key_name, load_keymap
 from schedtop.console.drawing import layout
 from schedtop.console.drawing.stacked_columns import column_levels, shares
-from schedtop.console.knobs.staged import KnobDesk
-from schedtop.console.life.request_list import Filter, Table
+from schedtop.console.knobs.staged import Staging
+from schedtop.console.life.request_list import Filter, RequestList
 from schedtop.console.past.history import History
 from schedtop.console.screens import base
 from schedtop.engine.contract.knobs import KnobError
@@ -28,7 +28,7 @@ def test_every_action_is_carried_out_by_some_screen() -> None:
     folder = Path(base.__file__).parents[1]
     known = "".join(path.read_text() for path in folder.rglob("*.py"))
     for action in ACTIONS:
-        assert f"def do_{action.id}(" in known, action.id
+        assert f"def do_{action.id}(" in known or action.title[6:] in PANELS, action.id
 
 
 def test_digits_mean_the_same_everywhere() -> None:
@@ -75,12 +75,12 @@ def test_key_names_are_short() -> None:
     assert [key_name(key) for key in ("ctrl+p", "question_mark", "full_stop", "j")] == ["^P", "?", ".", "j"]
 
 
-def table() -> tuple[Table, History]:
+def table() -> tuple[RequestList, History]:
     engine = SyntheticEngine(rate=12.0, num_blocks=300)
     history = History()
     for message in (engine.header(), engine.snapshot(), *engine.records(150)):
         history.apply(message)
-    return Table(history, history.now()), history
+    return RequestList(history, history.now()), history
 
 
 @pytest.mark.parametrize("column", ["id", "state", "kv", "age", "ttft", "itl", "out", "progress", "preempt"])
@@ -122,30 +122,30 @@ def test_filters(words: str, test: object) -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ("kv>2x", "kv>2x: 2x is no number"),
-        ("r-04 kv>2ms", "kv>2ms: 2ms is no number"),
-        ("age>2h", "age>2h: 2h is no number (s or ms may follow one)"),
-        ("kv>", "kv> what? As kv>40"),
-        ("ttft<=", "ttft<= what? As ttft<=40ms"),
+        ("kv>2x", "kv>2x: 2x is not a number"),
+        ("r-04 kv>2ms", "kv>2ms: 2ms is not a number"),
+        ("age>2h", "age>2h: 2h is not a number (s or ms may follow one)"),
+        ("kv>", "kv> needs a number, as in kv>40"),
+        ("ttft<=", "ttft<= needs a number, as in ttft<=40ms"),
         ("blocks>4", "blocks>4: compare prompt, cached, out, kv, preempt, priority, progress, age, ttft, itl"),
         ("state=decode", "state=decode: write decode alone"),
-        ("!", "! what? As !decode"),
+        ("!", "! needs a word after it, as in !decode"),
     ],
 )
 def test_a_word_that_is_not_understood_is_named_with_what_is_possible(words: str, problem: str) -> None:
     assert Filter(words).problems == [problem]
 
 
-def desk() -> KnobDesk:
+def staging() -> Staging:
     engine = SyntheticEngine()
     history = History()
     history.apply(engine.header())
     history.apply(engine.snapshot())
-    return KnobDesk(history)
+    return Staging(history)
 
 
 def test_nudging_stays_on_the_grid_and_within_bounds() -> None:
-    made = desk()
+    made = staging()
     made.stage("max_num_scheduled_tokens", 65)
     made.nudge("max_num_scheduled_tokens", 1)
     assert made.staged["max_num_scheduled_tokens"] == 128
@@ -158,14 +158,14 @@ def test_nudging_stays_on_the_grid_and_within_bounds() -> None:
 
 
 def test_a_value_equal_to_the_present_one_is_not_staged() -> None:
-    made = desk()
+    made = staging()
     made.nudge("max_num_seqs", 1)
     made.nudge("max_num_seqs", -1)
     assert not made.staged
 
 
 def test_auto_and_switches() -> None:
-    made = desk()
+    made = staging()
     made.stage("max_num_scheduled_tokens", "auto")
     assert made.staged == {"max_num_scheduled_tokens": None}
     made.nudge("enable_prefix_caching", -1)

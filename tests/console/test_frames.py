@@ -23,7 +23,7 @@ async def test_keys_between_frames_of_telemetry_add_none(monkeypatch: pytest.Mon
         later, asked = loop.call_later, []
 
         def call_later(delay_s: float, callback: Any, *args: Any, **more: Any) -> asyncio.TimerHandle:
-            if callback == app._paint_frame:
+            if callback == app.paint_frame:
                 asked.append(delay_s)
                 delay_s = 3600.0
             return later(delay_s, callback, *args, **more)
@@ -33,7 +33,7 @@ async def test_keys_between_frames_of_telemetry_add_none(monkeypatch: pytest.Mon
             app.on_data_arrived(DataArrived())
             app.paint()
         assert len(asked) == 1
-        app._paint_frame()
+        app.paint_frame()
         app.on_data_arrived(DataArrived())
         assert len(asked) == 2
 
@@ -59,7 +59,7 @@ async def test_all_panels_show_one_step_unless_records_rain_in(monkeypatch: pyte
             for _ in range(5):
                 for _ in range(records):
                     app.history.apply(seat.link.engine.run_step())
-                app._paint_frame()
+                app.paint_frame()
             assert drawn == {"Queue": 5, "Requests": times}
 
 
@@ -67,29 +67,29 @@ async def test_a_key_is_answered_while_the_next_frame_is_still_due() -> None:
     async with seated() as seat:
         app = seat.app
         await seat.press("3")
-        if app._next_frame is not None:
-            app._next_frame.cancel()
+        if app.next_frame is not None:
+            app.next_frame.cancel()
         # It never comes: what is seen, the key has drawn.
-        app._next_frame = due = asyncio.get_running_loop().call_later(3600.0, app._paint_frame)
+        app.next_frame = due = asyncio.get_running_loop().call_later(3600.0, app.paint_frame)
         await seat.pilot.press("1")
         await seat.pilot.pause()
-        assert "[1] Batch " in seat.text and "[3]Requests " in seat.text
-        assert app._next_frame is due
+        assert "[1] Timeline " in seat.text and "[3]Requests " in seat.text
+        assert app.next_frame is due
 
 
 async def test_a_key_that_acts_on_the_panel_it_turns_to_draws_all_of_it() -> None:
     async with seated() as seat:
         app, screen = seat.app, seat.app.live_screen
         await seat.press("1")
-        if app._next_frame is not None:
-            app._next_frame.cancel()
-        app._next_frame = asyncio.get_running_loop().call_later(3600.0, app._paint_frame)
-        before = [line.text for line in screen.requests._strips]
+        if app.next_frame is not None:
+            app.next_frame.cancel()
+        app.next_frame = asyncio.get_running_loop().call_later(3600.0, app.paint_frame)
+        before = [line.text for line in screen.requests.strips]
         screen.action_act("panel_3")
-        assert [line.text for line in screen.requests._strips][1:] == before[1:]
+        assert [line.text for line in screen.requests.strips][1:] == before[1:]
         screen.action_act("panel_1")
         screen.action_act("sort_right")
-        after = [line.text for line in screen.requests._strips]
+        after = [line.text for line in screen.requests.strips]
         assert screen.focused is screen.requests
         assert after[1:] != before[1:]  # the titles mark the column
 

@@ -111,7 +111,7 @@ def test_a_gap_is_kept_until_a_snapshot_and_totals_stay_right() -> None:
     history.apply(after)
     assert history.live.queue("fcfs") == [job.arrival.number for job in engine.waiting]
     assert [event.describe() for event in history.events if event.kind == "G"] == [
-        "50 records missing; totals stay right"
+        "50 records missing; totals are still exact"
     ]
     assert history.at(after.seq).state.classes.tolist() == engine.classes.tolist()  # type: ignore[union-attr]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,6 +120,68 @@ def test_a_bad_preset_name_is_refused(tmp_path: Path, name: str) -> None:
         save_preset(tmp_path, name, {})
 
 
+OWN_FILE = """\
+# what the night shift uses
+[night] # from 22:00
+max_num_seqs = 12   # not more
+turbo = "a knob of a later version"
+
+[slip]
+max_num_seqs = "many"
+
+[other]
+watermark = 0.05
+"""
+
+
+def test_saving_keeps_what_was_written_by_hand(tmp_path: Path) -> None:
+    """Comments, unknown knobs and presets that cannot be read are the operator's."""
+    path = tmp_path / "presets.toml"
+    path.write_text(OWN_FILE)
+    path.chmod(0o640)
+    save_preset(tmp_path, "day", {"max_num_seqs": 64, "max_num_active_seqs": None})
+    added = '\n[day]\nmax_num_seqs = 64\nmax_num_active_seqs = "auto"\n'
+    assert path.read_text() == OWN_FILE + added and path.stat().st_mode & 0o777 == 0o640
+    save_preset(tmp_path, "night", {"max_num_seqs": 13})
+    assert path.read_text() == OWN_FILE.replace("max_num_seqs = 12 ", "max_num_seqs = 13 ") + added
+    assert [entry.name for entry in tmp_path.iterdir()] == ["presets.toml"]
+
+
+def test_a_linked_preset_file_stays_a_link(tmp_path: Path) -> None:
+    kept = tmp_path / "dotfiles" / "presets.toml"
+    kept.parent.mkdir()
+    kept.write_text(OWN_FILE)
+    (tmp_path / "presets.toml").symlink_to(kept)
+    save_preset(tmp_path, "day", {"max_num_seqs": 64})
+    assert (tmp_path / "presets.toml").is_symlink() and "[day]" in kept.read_text()
+
+
+@pytest.mark.parametrize(
+    "text", ["[night]\nmax_num_seqs = \n", "x = " + "[" * 5000, "a = 1\nb = \xff".encode("latin-1")]
+)
+def test_nothing_is_saved_over_a_file_that_cannot_be_read(tmp_path: Path, text: str | bytes) -> None:
+    path = tmp_path / "presets.toml"
+    before = text.encode() if isinstance(text, str) else text
+    path.write_bytes(before)
+    with pytest.raises(PresetError, match="nothing was saved"):
+        save_preset(tmp_path, "day", {"max_num_seqs": 64})
+    assert path.read_bytes() == before
+    assert len(load_presets(tmp_path)[1]) == 1
+
+
+def test_a_write_that_fails_leaves_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "presets.toml"
+    path.write_text(OWN_FILE)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        save_preset(tmp_path, "day", {"max_num_seqs": 64})
+    assert path.read_text() == OWN_FILE and len(list(tmp_path.iterdir())) == 1
+
+
 def test_a_broken_preset_file_is_told_and_the_rest_stays(tmp_path: Path) -> None:
     (tmp_path / "presets.toml").write_text("[a]\nmax_num_seqs = 0\n[b]\nmax_num_seqs = 4\n")
     presets, problems = load_presets(tmp_path)
@@ -126,7 +189,7 @@ def test_a_broken_preset_file_is_told_and_the_rest_stays(tmp_path: Path) -> None
     assert len(problems) == 1 and "max_num_seqs=0" in problems[0]
     (tmp_path / "presets.toml").write_text("nonsense [")
     presets, problems = load_presets(tmp_path)
-    assert presets == list(BUILT_IN) and "left out" in problems[0]
+    assert presets == list(BUILT_IN) and "is not valid TOML" in problems[0]
 
 
 @pytest.mark.parametrize("size", [WIDE, COMPACT, STRIP, (300, 80)])
@@ -142,7 +205,7 @@ async def test_the_screen_opens_and_escape_returns(size: tuple[int, int]) -> Non
 async def test_a_preset_is_staged_then_applied() -> None:
     async with seated() as seat:
         await seat.press("K", "tab", "down", "enter")
-        assert seat.app.desk.staged == {
+        assert seat.app.staging.staged == {
             "max_num_scheduled_tokens": None,
             "long_prefill_token_threshold": 0,
             "watermark": 0.0,
@@ -164,7 +227,7 @@ async def test_a_change_is_sent_once_however_often_enter_is_pressed() -> None:
     link = SlowLink(SyntheticEngine(rate=12.0, num_blocks=300), 60)
     async with seated(link=link) as seat:
         text = await seat.press("6", "down", "down", "-", "enter")
-        assert "sent, not answered yet" in text and "sent max_num_seqs" in seat.lines[-1]
+        assert "sent, no answer yet" in text and "sent max_num_seqs" in seat.lines[-1]
         assert "not answered the last change yet" in await seat.press("enter")
         (sent,) = (command for command in seat.asked(SetKnobs) if not command.dry_run)
         EngineLink.answer(link, sent)
@@ -183,7 +246,7 @@ async def test_after_a_broken_link_a_change_can_be_sent_anew() -> None:
         while not second.taken:
             await seat.pilot.pause(0.01)
         await seat.settle()
-        assert seat.app.desk.staged == {"max_num_seqs": 15} and "1 staged" in seat.text
+        assert seat.app.staging.staged == {"max_num_seqs": 15} and "1 staged" in seat.text
         await seat.press("enter")
         assert seat.app.history.live.knobs["max_num_seqs"] == 15
 
@@ -192,12 +255,12 @@ async def test_after_a_broken_link_a_change_can_be_sent_anew() -> None:
 async def test_nothing_is_staged_while_a_past_step_is_shown(keys: tuple[str, ...]) -> None:
     async with seated() as seat:
         await seat.press("6", "-", "enter")
-        await seat.press("1", "left", "left")
+        await seat.press("1", "z", "left", "left")
         text = await seat.press(*keys)
         assert "a past step is shown; End returns to the present" in text
-        assert not seat.app.desk.staged
+        assert not seat.app.staging.staged
         await seat.press("end", *keys[-1:])
-        assert seat.app.desk.staged
+        assert seat.app.staging.staged
 
 
 async def test_a_preset_above_a_ceiling_is_refused_whole(tmp_path: Path) -> None:
@@ -205,7 +268,7 @@ async def test_a_preset_above_a_ceiling_is_refused_whole(tmp_path: Path) -> None
     async with seated(config_dir=tmp_path) as seat:
         text = await seat.press("K", "tab", "G", "enter")
         assert "wide cannot be staged" in text and "must be at most 64" in text
-        assert not seat.app.desk.staged
+        assert not seat.app.staging.staged
 
 
 async def test_present_values_become_a_preset(tmp_path: Path) -> None:
@@ -219,14 +282,14 @@ async def test_a_trial_counts_down_and_is_confirmed() -> None:
     clock = Clock()
     async with seated(now=clock) as seat:
         text = await seat.press("6", "down", "down", "-", "c")
-        assert "seconds until it goes back unless confirmed or once an SLO breaks (30)" in text
+        assert "seconds until it reverts unless confirmed or once an SLO breaks (30)" in text
         text = await seat.press("enter")
-        assert "On trial: max_num_seqs 15. Goes back in 30 s" in text
+        assert "On trial: max_num_seqs 15. Reverts in 30 s" in text
         asked = seat.asked(SetKnobs)[-1]
         assert asked.trial_s == 30.0 and asked.slo_s == {"ttft": 0.5, "itl": 0.08}
         clock.now_s += 12.0
         await seat.settle()
-        assert "Goes back in 18 s" in seat.text
+        assert "Reverts in 18 s" in seat.text
         text = await seat.press("c")
         assert "confirmed" in text and "On trial" not in text
         assert seat.asked(EndTrial)[-1].keep
@@ -236,7 +299,7 @@ async def test_a_trial_counts_down_and_is_confirmed() -> None:
 async def test_a_trial_is_as_long_as_was_typed_and_ended_by_hand() -> None:
     async with seated() as seat:
         assert "no change is on trial" in await seat.press("6", "r")
-        assert "not a number of seconds" in await seat.press("down", "down", "-", "c", *"soon", "enter")
+        assert "enter a number of seconds" in await seat.press("down", "down", "-", "c", *"soon", "enter")
         await seat.press(*["backspace"] * 4, *"120", "enter")
         assert seat.asked(SetKnobs)[-1].trial_s == 120.0
         text = await seat.press("r")
@@ -275,8 +338,8 @@ async def test_what_is_staged_is_never_taken_for_what_is_on_trial() -> None:
         link.push(Notice("info", "on trial", link.trial))
         await seat.settle()
         text = await seat.press("c")
-        assert "r ends the trial, Esc drops what you staged: watermark 0.1 is on trial" in text
-        assert not seat.asked(EndTrial) and seat.app.desk.staged == {"max_num_seqs": 15}
+        assert "watermark 0.1 is on trial: revert it (r) first" in text
+        assert not seat.asked(EndTrial) and seat.app.staging.staged == {"max_num_seqs": 15}
         await seat.press("r", "c", "enter")
         assert [end.keep for end in seat.asked(EndTrial)] == [False]
         assert seat.app.history.live.knobs["max_num_seqs"] == 15
@@ -290,9 +353,9 @@ async def test_a_refused_value_stays_to_be_corrected(size: tuple[int, int], type
     async with seated(size) as seat:
         await seat.press("6", "home", "down", "down", "equals_sign", *["backspace"] * 2, *typed, "enter")
         assert f"max_num_seqs (1..64): {typed}" in seat.lines[-1] and lack in seat.lines[-1]
-        assert not seat.app.desk.staged and seat.live.typing
+        assert not seat.app.staging.staged and seat.live.typing
         await seat.press(*["backspace"] * len(typed), *"12", "enter")
-        assert seat.app.desk.staged == {"max_num_seqs": 12} and not seat.live.typing
+        assert seat.app.staging.staged == {"max_num_seqs": 12} and not seat.live.typing
 
 
 async def test_keys_that_edit_take_their_turn_however_fast_they_come() -> None:
@@ -315,7 +378,7 @@ async def test_keys_that_edit_take_their_turn_however_fast_they_come() -> None:
             seat.app.post_message(Key(key, key if len(key) == 1 else None))
         await seat.settle()
         # 9998 is refused and stays to be edited, with the cursor at its end.
-        assert seat.app.desk.staged == {"max_num_seqs": 21} and not seat.live.typing
+        assert seat.app.staging.staged == {"max_num_seqs": 21} and not seat.live.typing
         for key in ("equals_sign", *["backspace"] * 2, "9", "enter", "c", "enter"):
             seat.app.post_message(Key(key, key if len(key) == 1 else None))
         await seat.settle()
@@ -325,7 +388,7 @@ async def test_keys_that_edit_take_their_turn_however_fast_they_come() -> None:
 async def test_nothing_typed_changes_nothing() -> None:
     async with seated() as seat:
         text = await seat.press("6", "home", "down", "down", "equals_sign", *["backspace"] * 2, "enter")
-        assert "nothing was typed: max_num_seqs stays 16" in text and not seat.app.desk.staged
+        assert "nothing was typed: max_num_seqs stays 16" in text and not seat.app.staging.staged
         await seat.press("up", "equals_sign", *["backspace"] * 8, "enter")
         assert not seat.live.typing and "nothing was typed" not in seat.text  # empty is auto
 
@@ -357,7 +420,7 @@ class Fake:
 async def test_what_staged_values_are_expected_to_do_is_shown() -> None:
     asked: list[dict[str, object]] = []
 
-    def foretell(header: object, snapshot: object, staged: Mapping[str, object], recent: object) -> Fake:
+    def make_forecast(header: object, snapshot: object, staged: Mapping[str, object], recent: object) -> Fake:
         asked.append(dict(staged))
         return Fake(
             10.0,
@@ -366,21 +429,22 @@ async def test_what_staged_values_are_expected_to_do_is_shown() -> None:
             {"itl_p95_s": Sure(-0.020, 0.002), "output_tokens_per_s": Sure(1.0, 5.0)},
         )
 
-    async with seated(foretell=foretell) as seat:
+    async with seated(make_forecast=make_forecast) as seat:
         await seat.press("K", "down", "minus")
         await seat.settle()
         assert asked[-1] == {"max_num_scheduled_tokens": 448}
         assert "expected over the next 10 s" in seat.text
         assert (
-            "ITL p95 50.0→30.0 ms ±2.0 better" in seat.text and "out tok/s" not in seat.text.split("[9]")[0][-900:]
+            "ITL p95 50.0 ms→30.0 ms ±2.0 ms better" in seat.text
+            and "out tok/s" not in seat.text.split("[9]")[0][-900:]
         )
 
 
 async def test_why_there_is_no_forecast_is_said() -> None:
-    def foretell(*_: object) -> Fake:
+    def make_forecast(*_: object) -> Fake:
         raise ValueError("cuda is a real device")
 
-    async with seated(foretell=foretell) as seat:
+    async with seated(make_forecast=make_forecast) as seat:
         await seat.press("K", "down", "minus")
         await seat.settle()
         assert "no forecast: cuda is a real device" in seat.text

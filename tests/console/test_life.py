@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from schedtop.console.life.phases import PHASES, at_times
-from schedtop.console.life.request_life import Life, LifeReader, read_life
-from schedtop.console.life.request_list import Table
+from schedtop.console.life.reader import LifeReader, read_life
+from schedtop.console.life.request_life import Life
+from schedtop.console.life.request_list import RequestList
 from schedtop.console.past.history import History
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
@@ -132,7 +133,7 @@ def test_a_starved_request_is_starved_and_its_open_gap_names_who_got_the_tokens(
     for life in found:
         own = life.visits[-1]
         assert own.tokens == 0 and life.split()["starved"] > 0
-        assert Table(history, history.now()).row(life.number).state == "starved"
+        assert RequestList(history, history.now()).row(life.number).state == "starved"
         if not life.open_is_slow:
             continue
         blame = next(blame for blame in life.blames if blame.words.startswith("no token since: "))
@@ -170,7 +171,7 @@ def test_one_classification_for_table_and_life() -> None:
         looked += 1
         if looked == 8:
             engine.set_knobs({"max_num_scheduled_tokens": 1})
-        table = Table(history, history.now())
+        table = RequestList(history, history.now())
         for number in history.live.running():
             life, row = read_life(history, history.now(), number), table.row(number)
             assert life is not None and life.visits
@@ -228,6 +229,6 @@ def test_blocks_of_a_request_are_known_when_a_console_has_just_joined() -> None:
     engine = engine_of()
     run(engine, 200)
     history = told(engine.header, engine.snapshot())
-    table = Table(history, history.now())
+    table = RequestList(history, history.now())
     rows = [table.row(number) for number in history.live.running()]
     assert rows and all(row.kv > 0 for row in rows)

@@ -86,6 +86,7 @@ async def test_tokens_by_class_add_up_to_the_steps_tokens_also_in_past_steps() -
 @pytest.mark.parametrize("size", [(160, 60), (80, 60)])
 async def test_drafts_by_position(size: tuple[int, int]) -> None:
     async with seated(size) as seat:
+        await seat.press("1", "z")
         (line,) = (line for line in seat.lines if "drafts accepted" in line)
         steps = seat.app.view.history.steps(seat.app.view.edge, DRAFT_STEPS)
         drafted, accepted = sum(draft_positions(record) for record in steps)
@@ -97,7 +98,7 @@ async def test_drafts_by_position(size: tuple[int, int]) -> None:
 async def test_an_inspected_step_holds_while_new_ones_come_and_end_returns() -> None:
     async with seated() as seat:
         newest = seat.app.history.live.step
-        text = await seat.press("1", "left", "left")
+        text = await seat.press("1", "z", "left", "left")
         assert f"step {newest - 2}" in text and "PAUSED" in text
         text = await seat.steps(30)
         assert f"step {newest - 2} " in text and "PAUSED +32 steps" in text
@@ -134,7 +135,7 @@ async def test_a_paused_engine_is_not_late_and_makes_no_tokens() -> None:
         header = seat.live.header
         assert "ENGINE PAUSED" in seat.lines[0] and "step/s" not in seat.lines[0] and "tok/s" not in seat.lines[0]
         assert ("age", "1m40s", "text") in header.fields(wide=True)
-        await seat.press("1", "left", "left")
+        await seat.press("1", "z", "left", "left")
         assert "engine paused" in seat.lines[0] and "step/s" in seat.lines[0], "that step was in full work"
         assert ("age", "1m40s", "text") in header.fields(wide=True)
         await seat.press("end", "P")
@@ -145,7 +146,7 @@ async def test_a_paused_engine_is_not_late_and_makes_no_tokens() -> None:
 
 async def test_right_past_the_newest_step_is_live_again() -> None:
     async with seated() as seat:
-        await seat.press("1", "left")
+        await seat.press("1", "z", "left")
         assert "PAUSED" in seat.text
         await seat.press("right")
         await seat.press("right")
@@ -180,7 +181,7 @@ async def test_the_engine_is_paused_stepped_and_resumed() -> None:
 
 async def test_steps_share_columns_when_asked() -> None:
     async with seated() as seat:
-        assert "2 steps/column" in await seat.press("1", "+")
+        assert "2 steps/column" in await seat.press("1", "z", "+")
         text = await seat.press("+", "-", "-")
         assert "steps/column" not in text
 
@@ -202,7 +203,7 @@ async def test_what_is_typed_stands_beside_the_question_it_answers() -> None:
     async with seated() as seat:
         await seat.press("6", "down", "down", "-")
         text = await seat.press("c", *"12")
-        assert "seconds until it goes back" in text and "(30): 12" in text
+        assert "seconds until it reverts" in text and "(30): 12" in text
         await seat.press("escape")
         assert "filter: chat" in await seat.press("slash", *"chat")
 
@@ -211,24 +212,24 @@ async def test_what_is_typed_stands_beside_the_question_it_answers() -> None:
 async def test_what_is_wrong_with_a_text_is_said_while_it_is_typed(size: tuple[int, int]) -> None:
     async with seated(size) as seat:
         await seat.press("slash", *"kv>2x")
-        assert "filter: kv>2x" in seat.lines[-1] and "2x is no number" in seat.lines[-1]
+        assert "filter: kv>2x" in seat.lines[-1] and "2x is not a number" in seat.lines[-1]
         assert "no number" not in await seat.press("backspace")
         await seat.press("x", "enter")
-        assert "kv>2x: 2x is no number" in seat.lines[-1]
+        assert "kv>2x: 2x is not a number" in seat.lines[-1]
         await seat.press("escape", "6", "home", "down", "down", "equals_sign", *["backspace"] * 2, *"99")
         assert "max_num_seqs (1..64): 99" in seat.lines[-1] and "must be at most 64" in seat.lines[-1]
         await seat.press("escape", "-", "c", *"so")
-        assert seat.lines[-1].startswith(" seconds until") and "not a number" in seat.lines[-1]
+        assert seat.lines[-1].startswith(" seconds until") and "a number" in seat.lines[-1]
         assert ": so " in seat.lines[-1]
         await seat.press("escape")
-        assert not seat.live.typing and seat.app.desk.staged
+        assert not seat.live.typing and seat.app.staging.staged
 
 
 async def test_what_is_not_understood_filters_nothing() -> None:
     async with seated() as seat:
-        shown = list(seat.live.requests._listed)
+        shown = list(seat.live.requests.listed)
         text = await seat.press("slash", *"kv>2x", "enter")
-        assert seat.live.requests._listed == shown and "not understood" in text
+        assert seat.live.requests.listed == shown and "not understood" in text
 
 
 async def test_a_filter_is_seen_also_where_tabs_hide_the_title() -> None:
@@ -252,14 +253,14 @@ async def test_sorting_inverting_following_freezing_and_matching() -> None:
         assert table.sort == "age"
         await seat.press("less_than_sign", "less_than_sign")
         assert table.sort == "progress"
-        shown = list(table._listed)
+        shown = list(table.listed)
         await seat.press("I")
-        assert not table.descending and table._listed != shown
+        assert not table.descending and table.listed != shown
         text = await seat.press("f", "F")
         assert "following" in text and "order frozen" in text
-        order = list(table._listed)
+        order = list(table.listed)
         await seat.steps(3)
-        assert [number for number in table._listed if number in order] == [n for n in order if n in table._listed]
+        assert [number for number in table.listed if number in order] == [n for n in order if n in table.listed]
         first = table.selected
         await seat.press("n")
         assert table.selected != first
@@ -284,10 +285,10 @@ async def test_no_column_of_the_table_is_cut(policy: str, width: int) -> None:
     async with seated((width, 40), link=PlayedLink(messages)) as seat:
         table = seat.live.requests
         await seat.press("3")
-        columns = table._columns(table.size.width)
+        columns = table.columns(table.size.width)
         assert sum(size for _, _, size in columns) + 2 <= table.size.width
         assert ("priority" in [name for name, _, _ in columns]) is (policy == "priority")
-        shown = [table._table.row(number) for number in table._listed[:3]]
+        shown = [table.list.row(number) for number in table.listed[:3]]
         assert shown and all(row.id in seat.text for row in shown)
 
 
@@ -295,13 +296,13 @@ async def test_moving_through_the_table() -> None:
     async with seated() as seat:
         table = seat.live.requests
         await seat.press("3", "g")
-        assert table.selected == table._listed[0]
+        assert table.selected == table.listed[0]
         await seat.press("j", "down", "k")
-        assert table.selected == table._listed[1]
+        assert table.selected == table.listed[1]
         await seat.press("G")
-        assert table.selected == table._listed[-1]
+        assert table.selected == table.listed[-1]
         await seat.press("pageup", "pagedown", "home")
-        assert table.selected == table._listed[0]
+        assert table.selected == table.listed[0]
 
 
 async def test_the_latency_window_is_chosen_and_shown() -> None:
@@ -342,6 +343,7 @@ async def test_a_lowered_cap_shows_what_still_drains() -> None:
 
 async def test_a_step_far_back_is_in_sight_with_the_steps_around_it() -> None:
     async with seated(steps=600) as seat:
+        await seat.press("1", "z")
         width = seat.live.batch_panel.size.width
         first = seat.app.history.records[0].seq
         seat.app.view.pin(first + 100)
@@ -351,7 +353,7 @@ async def test_a_step_far_back_is_in_sight_with_the_steps_around_it() -> None:
         assert f"columns {shown[0].step}-{shown[-1].step}" in seat.lines[1]
         assert f"oldest {shown[0].step}" in seat.text and f"up to {shown[-1].step}, newest 600" in seat.text
         assert "▲" in seat.text
-        text = await seat.press("1", "right")
+        text = await seat.press("right")
         assert seat.live.batch_panel.shown_steps() == shown, "what is in sight stays"
         await seat.press("g")
         shown = seat.live.batch_panel.shown_steps()
@@ -398,7 +400,7 @@ async def test_no_key_is_lost_however_fast_they_come() -> None:
 
     async with seated() as seat:
         await burst(seat, "6", "home", "down", "down", "-", "-")
-        assert seat.app.desk.staged == {"max_num_seqs": 14}
+        assert seat.app.staging.staged == {"max_num_seqs": 14}
         await burst(seat, "c", "4", "5", "enter")
         assert seat.asked(SetKnobs)[-1].trial_s == 45.0
         await burst(seat, "1", "5", "enter")
@@ -406,23 +408,23 @@ async def test_no_key_is_lost_however_fast_they_come() -> None:
         await burst(seat, "3", "/", *"r-04", "enter")
         assert seat.live.requests.filter.words == "r-04" and not seat.live.typing
         await burst(seat, "K", "tab", "down", "enter")
-        assert "watermark" in seat.app.desk.staged
+        assert "watermark" in seat.app.staging.staged
         await burst(seat, "escape", "escape", "q", "y")
-        assert seat.app._exit
+        assert seat.app.return_code is not None
 
 
 async def test_a_knob_at_its_bound_says_so() -> None:
     async with seated() as seat:
         text = await seat.press("6", "+")
-        assert "max_num_batched_tokens 2048 is as far as it goes: 1..2048" in text
-        assert not seat.app.desk.staged
+        assert "max_num_batched_tokens 2048 is at its limit: 1..2048" in text
+        assert not seat.app.staging.staged
 
 
 async def test_an_out_of_range_value_is_refused_with_its_bound() -> None:
     async with seated() as seat:
         await seat.press("6", "down", "down", "equals_sign", *["backspace"] * 2, *"9999", "enter")
         assert "must be at most 64" in seat.text and "max_seqs_ceiling" in seat.text
-        assert not seat.live.desk.staged and not seat.asked(SetKnobs)
+        assert not seat.live.staging.staged and not seat.asked(SetKnobs)
 
 
 async def test_a_refused_change_says_why_and_stays_staged() -> None:
@@ -432,9 +434,9 @@ async def test_a_refused_change_says_why_and_stays_staged() -> None:
     async with seated(link=link) as seat:
         await seat.press("6", "down", "down", "-", "enter")
         assert "knobs were changed meanwhile" in seat.text
-        assert seat.live.desk.staged == {"max_num_seqs": 15}
+        assert seat.live.staging.staged == {"max_num_seqs": 15}
         await seat.press("escape")
-        assert not seat.live.desk.staged
+        assert not seat.live.staging.staged
 
 
 async def test_launch_values_are_staged_in_one_key() -> None:
@@ -442,7 +444,9 @@ async def test_launch_values_are_staged_in_one_key() -> None:
         await seat.press("6", "-", "enter", "down", "+", "enter")
         await seat.press("R")
         launch = SyntheticEngine(rate=12.0).knobs
-        assert seat.live.desk.staged and all(launch[name] == value for name, value in seat.live.desk.staged.items())
+        assert seat.live.staging.staged and all(
+            launch[name] == value for name, value in seat.live.staging.staged.items()
+        )
 
 
 async def test_read_only_changes_nothing() -> None:
@@ -485,14 +489,14 @@ async def test_quitting_asks_while_requests_are_in_flight(answer: str) -> None:
         assert isinstance(seat.app.screen, QuitScreen)
         await seat.pilot.press(answer)
         await seat.pilot.pause()
-        assert seat.app._exit is (answer == "y")
+        assert (seat.app.return_code is not None) is (answer == "y")
 
 
 async def test_quitting_an_empty_engine_asks_nothing() -> None:
     async with seated(steps=0) as seat:
         assert "No requests" in seat.text
         await seat.pilot.press("q")
-        assert seat.app._exit
+        assert seat.app.return_code is not None
 
 
 async def test_the_palette_finds_and_runs_an_action() -> None:
@@ -573,11 +577,15 @@ async def test_clicking_selects_a_row_and_sorts_by_a_title() -> None:
         table = seat.live.requests
         await seat.pilot.click("#requests", offset=(5, 4))
         await seat.settle()
-        assert table.selected == table._listed[2]
+        assert table.selected == table.listed[2]
         await seat.pilot.click("#requests", offset=(20, 1))
         await seat.settle()
         assert table.sort == "state"
-        await seat.pilot.click("#batch", offset=(60, 6))
+        await seat.pilot.click("#batch", offset=(80, 6))
+        await seat.settle()
+        assert seat.app.view.cursor_s is not None
+        await seat.press("z")
+        await seat.pilot.click("#batch", offset=(120, 6))
         await seat.settle()
         assert seat.app.view.pinned is not None
 
@@ -596,7 +604,7 @@ async def test_loading_shows_the_stage_and_its_seconds() -> None:
     async with seated(link=PlayedLink([Stage("loading weights", 3.0)]), now=lambda: 100.0) as seat:
         assert "LOADING" in seat.text and "loading weights, 3." in seat.text
         await seat.pilot.press("q")
-        assert seat.app._exit
+        assert seat.app.return_code is not None
 
 
 async def test_an_empty_engine_says_how_to_send_a_request() -> None:
@@ -604,7 +612,7 @@ async def test_an_empty_engine_says_how_to_send_a_request() -> None:
     async with seated(link=PlayedLink([engine.header(workload={}), engine.snapshot()])) as seat:
         assert "No requests" in seat.text and "--workload" in seat.text
     async with seated(steps=0) as seat:
-        assert "No requests" in seat.text and "The workload mixed sends none now" in seat.text
+        assert "No requests" in seat.text and "The workload mixed is not sending any now" in seat.text
 
 
 async def test_a_stopped_engine_leaves_its_history_and_takes_no_knobs() -> None:
@@ -612,8 +620,8 @@ async def test_a_stopped_engine_leaves_its_history_and_takes_no_knobs() -> None:
         seat.link.push(Bye("drained: nothing in flight", 150))
         await seat.settle()
         assert "STOPPED" in seat.text and "at step 150: drained: nothing in flight" in seat.text
-        assert "step 149" in await seat.press("1", "left")
-        assert "no engine takes commands" in await seat.press("6", "+")
+        assert "step 149" in await seat.press("1", "z", "left")
+        assert "not connected to an engine" in await seat.press("6", "+")
         assert not seat.asked(SetKnobs)
 
 
@@ -656,7 +664,7 @@ async def test_a_lost_engine_fades_counts_and_comes_back_with_a_visible_gap() ->
 async def test_another_protocol_is_one_clear_line() -> None:
     header = SyntheticEngine().header(protocol=99)
     async with seated(link=PlayedLink([header])) as seat:
-        assert "the engine speaks protocol 99" in seat.text
+        assert "the engine uses protocol 99" in seat.text
 
 
 async def test_text_from_outside_stays_text() -> None:
@@ -711,7 +719,7 @@ async def test_a_broken_theme_is_a_notice_and_a_good_one_is_offered(tmp_path: Pa
     (themes / "mine.toml").write_text(good)
     async with seated(config_dir=tmp_path, theme="mine") as seat:
         assert seat.app.view.palette.theme.name == "mine"
-        assert "theme broken.toml left out" in seat.text
+        assert "theme broken.toml skipped" in seat.text
 
 
 async def test_keys_can_be_changed_by_the_user(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from links import EngineLink
-from schedtop.console.life.request_life import read_life, sharers
+from schedtop.console.life.reader import read_life, sharers
 from schedtop.console.past.history import History
 from schedtop.console.screens.live import LiveScreen
 from schedtop.console.screens.request import RequestScreen
@@ -220,6 +220,6 @@ async def test_what_came_before_the_console_is_blank() -> None:
         seat.app.show_request(number)
         await seat.settle()
         title, bar, _, parts = seat.lines[1:5]
-        assert "part of it is not known" in title
+        assert "partly unknown" in title
         assert "    " in bar
         assert "unknown" in parts and "prefill 0.0s" not in parts

@@ -49,7 +49,7 @@ async def test_ids_and_priorities_are_whole_under_priority(size: tuple[int, int]
     async with seated(size, link=link) as seat:
         await seat.press("3")
         table = seat.live.requests
-        rows = [table._table.row(number) for number in table._listed]
+        rows = [table.list.row(number) for number in table.listed]
         drawn = [table.render_line(y).text.split() for y in range(table.size.height)]
         titles = next(words for words in drawn if words[0] == "ID")
         assert titles[-1] == "PRIO"
@@ -80,13 +80,15 @@ async def test_an_empty_table_says_why() -> None:
         assert "has ended after 0 requests" in seat.text, "the limit says so to a console that came later"
     begin = [engine.header(), engine.snapshot()]
     async with seated(link=PlayedLink(begin)) as seat:
-        assert "The workload mixed sends none now" in seat.text and "how many it sends a second" in seat.text
+        assert (
+            "The workload mixed is not sending any now" in seat.text and "how many it sends per second" in seat.text
+        )
         seat.link.push(Notice("info", f"{WORKLOAD_ENDED}: no more requests will come"))
         await seat.settle()
-        assert "has ended after 0 requests" in seat.text and "how many it sends a second" not in seat.text
+        assert "has ended after 0 requests" in seat.text and "how many it sends per second" not in seat.text
         seat.link.push(Bye("stopped", 0))
         await seat.settle()
-        assert "The engine stopped: none will come" in seat.text
+        assert "The engine stopped; no more will arrive" in seat.text
 
 
 @pytest.mark.parametrize("size", [WIDE, COMPACT, STRIP])
@@ -132,7 +134,7 @@ async def test_another_engine_is_told_for_a_while() -> None:
         while not second.taken and time.monotonic() < until_s:
             await seat.pilot.pause(0.01)
         await seat.settle()
-        assert "Another engine answers here, started at" in seat.lines[1]
+        assert "A new engine (started at" in seat.lines[1]
         clock.now_s += 31.0
         await seat.settle()
         assert "Another engine" not in seat.lines[1]

@@ -70,12 +70,12 @@ def test_milliseconds_keep_three_digits(seconds: float | None, words: str) -> No
 def test_a_time_never_carries_two_units() -> None:
     assert [text.ms_unit(seconds) for seconds in (0.0467, 99.9, 115.2, None)] == [
         "46.7 ms",
-        "99900 ms",
-        "115s",
+        "99.9 s",
+        "115 s",
         "-",
     ]
-    assert text.times([0.0707, 16.124, None]) == (["70.7", "16124", "-"], "ms")
-    assert text.times([0.0707, 54.57, 137.4]) == (["0.1", "54.6", "137"], "s")
+    assert text.times([0.0707, 16.124, None]) == (["0.07", "16.1", "-"], "s")
+    assert text.times([0.0707, 54.57, 137.4]) == (["0.07", "54.6", "137"], "s")
     assert text.times([]) == ([], "ms")
 
 

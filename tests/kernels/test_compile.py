@@ -1,8 +1,7 @@
-"""Every kernel compiles for a GPU, whether or not this machine has one."""
+"""Every kernel compiles for the GPUs there are, whether or not this machine has one, and no half type spills."""
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +11,15 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton")
 
+PROGRAM = Path(__file__).parents[2] / "benchmarks" / "compile_kernels.py"
 
-def test_every_kernel_compiles_for_compute_capability_9() -> None:
+
+def test_kernels_compile_for_every_gpu() -> None:
     # The interpreter of the other tests and the compiler cannot share a process.
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    program = Path(__file__).with_name("compile_for_gpu.py")
     done = subprocess.run(
-        [sys.executable, program], env=environment, capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, PROGRAM, "--quick"], capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("paged_attention_kernel") >= 10
+    for arch in (80, 89, 90, 100):
+        assert f"sm_{arch} gemma2-2b prefill paged_attention_kernel" in done.stdout
+    assert "sample bfloat16" in done.stdout

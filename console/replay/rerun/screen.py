@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 from schedtop.console.drawing import layout
 from schedtop.console.replay.rerun.charts import GUTTER, ChartsPanel
 from schedtop.console.replay.rerun.verdict import FiguresPanel, PartingPanel, ProgressPanel
 from schedtop.console.screens.base import ConsoleScreen, TooSmall
-from schedtop.console.screens.common_commands import EverywhereCommands
+from schedtop.console.screens.common_commands import CommonCommands
 from schedtop.console.widgets.header import HeaderBar
 
 if TYPE_CHECKING:
     from schedtop.console.actions import Registry
-    from schedtop.console.replay.app import ReplayApp
+    from schedtop.console.replay.player import Player
+    from schedtop.console.replay.rerun.overlay import Overlay
+    from schedtop.console.replay.rerun.runs import Reruns
     from schedtop.console.view import View
     from schedtop.console.widgets.panel import Drawn, Panel
     from textual.app import ComposeResult
@@ -27,9 +29,9 @@ class RerunScreen(ConsoleScreen):
 
     AUTO_FOCUS: ClassVar[str | None] = None
 
-    def __init__(self, view: View, registry: Registry, app: ReplayApp) -> None:
+    def __init__(self, view: View, registry: Registry, player: Player, reruns: Reruns, overlay: Overlay) -> None:
         super().__init__(view, registry)
-        self.reruns, self.overlay = app.reruns, app.overlay
+        self.player, self.reruns, self.overlay = player, reruns, overlay
         self.header = HeaderBar(view, id="header")
         self.charts = ChartsPanel(view, self.overlay, id="charts")
         self.figures = FiguresPanel(view, self.overlay, id="figures")
@@ -38,7 +40,7 @@ class RerunScreen(ConsoleScreen):
         self.pages: tuple[Panel, ...] = (self.charts, self.figures, self.parting)
         self.page: Panel = self.charts
         self.small = TooSmall()
-        self.commands = (RerunCommands(self), EverywhereCommands(self))
+        self.commands = (RerunCommands(self), CommonCommands(self))
 
     def compose(self) -> ComposeResult:
         yield from self.drawn
@@ -126,16 +128,12 @@ class RerunCommands:
     def __init__(self, screen: RerunScreen) -> None:
         self.screen = screen
 
-    @property
-    def replay(self) -> ReplayApp:
-        return cast("ReplayApp", self.screen.app)
-
     def why_not(self, name: str) -> str | None:
         overlay = self.screen.overlay
         if not name.startswith(("moment_", "span_", "rerun_over")):
             return None
         if self.screen.busy or overlay.outcome is None:
-            return "there is no re-run yet"
+            return "no re-run yet"
         match name:
             case "moment_parting" if overlay.parting_s is None:
                 return "every step is the same"
@@ -146,7 +144,7 @@ class RerunCommands:
     def do_back(self) -> None:
         self.screen.reruns.cancel()
         self.screen.reruns.failed = ""
-        self.screen.console.pop_screen()
+        self.screen.app.pop_screen()
 
     def do_next_panel(self) -> None:
         self._turn(1)
@@ -189,10 +187,10 @@ class RerunCommands:
         overlay = self.screen.overlay
         assert overlay.outcome is not None and overlay.outcome.divergence is not None
         overlay.choose(overlay.parting_s or 0.0)
-        self.screen.say(f"runs part at step {overlay.outcome.divergence.step}; Enter shows it in the replay")
+        self.screen.say(f"runs diverge at step {overlay.outcome.divergence.step}; Enter shows it in the replay")
 
     def do_moment_show(self) -> None:
-        overlay, player = self.screen.overlay, self.replay.player
+        overlay, player = self.screen.overlay, self.screen.player
         outcome = overlay.outcome
         assert outcome is not None
         at_s = outcome.start_s + overlay.moment_s
@@ -201,9 +199,9 @@ class RerunCommands:
             found = player.history.source.index_of_step(outcome.divergence.step)
         player.pause()
         player.move(player.last if found is None else found)
-        self.screen.console.pop_screen()
-        words = "the recording ends before that" if found is None else "as recorded"
-        self.replay.live_screen.say(f"{words}; v shows the re-run again")
+        self.screen.app.pop_screen()
+        words = "the recording ends earlier" if found is None else "as recorded"
+        self.screen.console.front.say(f"{words}; v shows the re-run again")
 
     def do_span_shorter(self) -> None:
         self._zoom(1)
@@ -213,9 +211,9 @@ class RerunCommands:
 
     def _zoom(self, direction: int) -> None:
         if not self.screen.overlay.zoom(direction):
-            self.screen.say("this is as close as it goes" if direction > 0 else "this is all of it")
+            self.screen.say("cannot zoom in further" if direction > 0 else "the whole run is shown")
 
     def do_rerun_over(self) -> None:
         overlay = self.screen.overlay
         overlay.over_recorded = not overlay.over_recorded
-        self.screen.say(f"the area is: {overlay.under_name}")
+        self.screen.say(f"compared with: {overlay.under_name}")

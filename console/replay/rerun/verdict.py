@@ -25,8 +25,8 @@ class FiguresPanel(RunsPanel):
 Figures of the whole stretch that was run again. The difference is between two runs that can be compared: the one as
 recorded and the one with changed knobs, both simulated if the recording is of a real device. A difference that does
 not show in the figures is called none (=), one of less than 1 % is neither better nor worse.
-If requests were in flight when the recording ended, all runs end with it and latencies are of what came before;
-else all runs serve every request."""
+If requests were in flight when the recording ended, counts and rates end with it; latencies are of the same requests
+in both runs, which go on until those are served. > is a lower bound: some are not served yet."""
 
     def headline(self) -> Pieces:
         outcome = self.overlay.outcome
@@ -155,7 +155,11 @@ def made(outcome: Outcome) -> list[tuple[str, str]]:
         )
     if outcome.unfinished:
         many = text.plural(outcome.unfinished, "request")
-        lines.append((f"The recording ends with {many} in flight: all runs end with it.", "muted"))
+        words = f"The recording ends with {many} in flight: for latencies the re-runs go on until they are served."
+        lines.append((words, "muted"))
+        if any(outcome.unserved):
+            words = "Not served even then: {} as it was, {} with the change.".format(*outcome.unserved)
+            lines.append((words, "warn"))
     else:
         lines.append(("All runs serve every request.", "muted"))
     return lines
@@ -165,7 +169,7 @@ class ProgressPanel(UnnumberedPanel):
     """In the place of all others while a run is under way, or came to nothing."""
 
     TITLE: ClassVar[str] = "Re-run"
-    HELP: ClassVar[str] = "The recording is run again twice, as it was and with the changed knobs. Esc gives up."
+    HELP: ClassVar[str] = "The recording is run again twice, as it was and with the changed knobs. Esc cancels."
 
     def __init__(self, view: View, reruns: Reruns, *, id: str) -> None:
         super().__init__(view, id=id)
@@ -179,7 +183,7 @@ class ProgressPanel(UnnumberedPanel):
         palette = self.view.palette
         if self.reruns.doing is None:
             pieces = wrap(self.reruns.failed, width - 4)
-            head = Line().add("  no re-run", palette["breach"])
+            head = Line().add("  Re-run failed", palette["breach"])
             return [Line(), head, *(Line().add(f"  {piece}", palette["text"]) for piece in pieces)]
         what, share = self.reruns.doing
         cells = min(60, width - 12)
@@ -192,4 +196,4 @@ class ProgressPanel(UnnumberedPanel):
 
     def _hint(self) -> Line:
         palette = self.view.palette
-        return Line().add("  Esc", palette["accent"]).add(" gives up", palette["muted"])
+        return Line().add("  Esc", palette["accent"]).add(" cancels", palette["muted"])

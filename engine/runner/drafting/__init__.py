@@ -1,1 +1,1 @@
-"""drafting."""
+"""Draft tokens: by prompt look-up, or by a small model."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from schedtop.engine.runner.batch import Batch
-from schedtop.engine.runner.gpu.kernel_modules import is_silu, replace_modules
+from schedtop.engine.runner.gpu.kernel_modules import gates_by_silu, replace_modules
 from schedtop.engine.runner.models.fused import TorchOperations
 from schedtop.engine.runner.models.general import GeneralDecoder
 from schedtop.engine.runner.models.llama import LeanDecoder, LeanLayer
@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 class KernelOperations(TorchOperations):
     """Norm and gate on kernels; a gate that is not SiLU stays on torch. `x` of `add_norm` is overwritten."""
 
-    def __init__(self, activation: Any) -> None:
+    def __init__(self, activation: Any, is_silu: bool) -> None:
         super().__init__(activation)
-        self._is_silu = is_silu(activation)
+        self._is_silu = is_silu
 
     def add_norm(
         self, x: torch.Tensor, more: torch.Tensor | None, weight: torch.Tensor, eps: float
@@ -44,7 +44,8 @@ class KernelLeanDecoder(LeanDecoder):
     def __init__(self, model: PreTrainedModel, attention: Any, max_model_len: int) -> None:
         activation: Any = model.model.layers[0].mlp.act_fn
         self._torch_operations = TorchOperations(activation)
-        super().__init__(model, attention, max_model_len, KernelOperations(activation))
+        operations = KernelOperations(activation, gates_by_silu(model.config))
+        super().__init__(model, attention, max_model_len, operations)
         self._table: torch.Tensor | None = rotary_table(self._cos, self._sin)
         self._positions = torch.empty(0, dtype=torch.int64)
 

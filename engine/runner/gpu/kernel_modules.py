@@ -1,52 +1,47 @@
-"""Modules of transformers that do what a kernel does, found by comparing the two, and made to call it."""
+"""Modules of transformers that do what a kernel does, by the table of families, made to call it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
+from schedtop.engine.runner.models.families import FAMILIES
 from transformers import PreTrainedModel
-
-Forward = Callable[[torch.Tensor], torch.Tensor]
-
-MLP_PARTS = ("gate_proj", "up_proj", "down_proj")
-PROBE_ROWS = 3
-TOLERANCES = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 
 
 def replace_modules(model: PreTrainedModel) -> list[Any]:
-    """Give every norm and gated MLP of `model` a kernel's `forward` where both agree; those modules.
+    """Give every norm and every MLP gated by SiLU a kernel's `forward`; those modules.
 
     Deleting a module's `forward` undoes it.
     """
-    replaced = []
-    for module in model.modules():
-        for forward in candidates(module):
-            if agree(module, forward):
-                module.forward = forward
-                replaced.append(module)
-                break
+    family, replaced = FAMILIES[model.config.model_type], []
+    for module in map(as_any, model.modules()):
+        kind = type(module).__name__
+        if kind == family.norm:
+            module.forward = partial(norm_forward, module.weight.detach(), norm_eps(module), family.add_one)
+        elif kind == family.mlp and gates_by_silu(model.config):
+            module.forward = partial(mlp_forward, module)
+        else:
+            continue
+        replaced.append(module)
     return replaced
 
 
-def candidates(module: Any) -> Iterator[Forward]:
-    """What `module` may compute, going by its name and parts."""
-    name = type(module).__name__
-    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-    if name.endswith("RMSNorm") and eps is not None and getattr(module, "weight", None) is not None:
-        for add_one in (False, True):
-            yield partial(norm_forward, module.weight.detach(), float(eps), add_one)
-    gated = all(isinstance(getattr(module, part, None), torch.nn.Linear) for part in MLP_PARTS)
-    if gated and is_silu(getattr(module, "act_fn", None)):
-        yield partial(mlp_forward, module)
+def as_any(module: torch.nn.Module) -> Any:
+    """A module whose attributes are not torch's to know."""
+    return module
 
 
-def is_silu(activation: Any) -> bool:
-    """Whether a function of tensors is SiLU. GELU is close to it near zero, where a model's own values may lie."""
-    x = torch.linspace(-6, 6, 49)
-    return callable(activation) and torch.allclose(activation(x), torch.nn.functional.silu(x), atol=1e-6)
+def norm_eps(module: Any) -> float:
+    """Gemma's norms name it otherwise than the others."""
+    return float(module.eps if hasattr(module, "eps") else module.variance_epsilon)
+
+
+def gates_by_silu(config: Any) -> bool:
+    """Whether a model's MLPs are gated by SiLU, the only activation with a kernel. Gemma names its own elsewhere."""
+    name = getattr(config, "hidden_activation", None) or config.hidden_act
+    return name in ("silu", "swish")
 
 
 def norm_forward(weight: torch.Tensor, eps: float, add_one: bool, x: torch.Tensor) -> torch.Tensor:
@@ -64,13 +59,3 @@ def mlp_forward(module: Any, x: torch.Tensor) -> torch.Tensor:
     gate, up = (part(x).flatten(0, -2) for part in (module.gate_proj, module.up_proj))
     out: torch.Tensor = module.down_proj(silu_mul(gate, up).view(*x.shape[:-1], -1))
     return out
-
-
-@torch.inference_mode()
-def agree(module: Any, forward: Forward) -> bool:
-    """Whether `forward` gives what `module` does, on random rows."""
-    weight = module.weight if hasattr(module, "weight") else module.gate_proj.weight
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1, PROBE_ROWS, weight.shape[-1], generator=generator).to(weight)
-    theirs, ours = module(x).float(), forward(x).float()
-    return bool((theirs - ours).norm() <= TOLERANCES[weight.dtype] * theirs.norm())

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from huggingface_hub import model_info, snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.utils.tqdm import disable_progress_bars
 from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.runner.loading.model_files import ModelFiles, check_folder
@@ -27,7 +27,7 @@ def fetch(files: ModelFiles) -> ModelFiles:
     try:
         folder = snapshot_download(files.source, allow_patterns=WANTED, local_files_only=True)
         check_folder(files.name, Path(folder))
-    except (LocalEntryNotFoundError, ConfigError):
+    except (LocalEntryNotFoundError, HFValidationError, ConfigError):
         folder = _download(files.source)
         check_folder(files.name, Path(folder))
     return ModelFiles(files.name, folder)

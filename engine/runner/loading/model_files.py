@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,16 +11,13 @@ from typing import Any
 
 from schedtop.engine.contract.config import ConfigError, EngineConfig
 from schedtop.engine.runner.loading.pull import PULLABLE, pulled_path
+from schedtop.engine.runner.models.families import FAMILIES
 
 DEFAULT_MODEL = "smollm2"
 """Served when only a device is named."""
 
 NEEDS = ("torch", "transformers", "gguf", "accelerate")
 """Modules of the `engine` extra without which no model is loaded."""
-
-LEAN_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-MODEL_TYPES = LEAN_MODEL_TYPES | {"gemma2", "gemma3_text", "smollm3"}
-"""Architectures that are served, as `model_type` of a configuration names them."""
 
 GGUF_MAGIC = b"GGUF"
 
@@ -75,6 +73,12 @@ def check_dtype(dtype: str, device: str) -> None:
         raise ConfigError("dtype float16 is slow and coarse on a CPU: use bfloat16 or float32")
 
 
+_HUB_ID = re.compile(
+    r"(?=.{3,96}$)(?!.*(?:--|\.\.|\.git$))[a-z0-9](?:[\w.-]*\w)?/\w(?:[\w.-]*\w)?", re.ASCII | re.IGNORECASE
+)
+"""OWNER/NAME as the hub gives them out."""
+
+
 def find_model(name: str) -> ModelFiles:
     """The files of a model given as folder, GGUF file, hub id or pullable name. Raises `ConfigError`."""
     if name in PULLABLE:
@@ -95,7 +99,7 @@ def find_model(name: str) -> ModelFiles:
     except (ValueError, RuntimeError) as error:  # a name that no file system has
         if isinstance(error, ConfigError):
             raise
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
+    if _HUB_ID.fullmatch(name):
         return ModelFiles(name, name, on_hub=True)
     known = ", ".join(PULLABLE)
     raise ConfigError(f"no model {name!r}: give a model folder, a .gguf file, a hub id (owner/name) or {known}")
@@ -138,8 +142,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def check_model_type(name: str, model_type: str) -> None:
     """Raises `ConfigError` for an architecture that is not served."""
-    if model_type not in MODEL_TYPES:
-        served = ", ".join(sorted(MODEL_TYPES))
+    if model_type not in FAMILIES:
+        served = ", ".join(sorted(FAMILIES))
         raise ConfigError(f"model {name}: architecture {model_type!r} is not served; these are: {served}")
 
 

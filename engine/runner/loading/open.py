@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from schedtop.engine.build import MAX_MODEL_LEN, check_settings
 from schedtop.engine.contract.config import ConfigError, EngineConfig
 from schedtop.engine.contract.knobs import BY_NAME
+from schedtop.engine.contract.start_settings import check_settings
 from schedtop.engine.handoff.request import SamplingParams
+from schedtop.engine.runner.batch import Decoder
 from schedtop.engine.runner.detokenize import Texts
 from schedtop.engine.runner.drafting.draft_model import DraftModel, scratch_columns
 from schedtop.engine.runner.forward import Forward
-from schedtop.engine.runner.gpu.backend import choose_kernels, make_graphs, make_kernel_decoder
+from schedtop.engine.runner.gpu.backend import make_graphs
 from schedtop.engine.runner.gpu.graphs import DecodeGraphs
 from schedtop.engine.runner.gpu.kernel_sampler import KernelSampler
 from schedtop.engine.runner.gpu.torch_fallback import GuardedDecoder
@@ -25,15 +26,11 @@ from schedtop.engine.runner.loading.hub import fetch
 from schedtop.engine.runner.loading.hugepages import advise_huge_pages
 from schedtop.engine.runner.loading.model_files import ModelFiles, look_up, look_up_draft
 from schedtop.engine.runner.loading.pool_memory import Tenant, pool_blocks
+from schedtop.engine.runner.loading.route import describe_route, make_attention, make_decoder, route_name
 from schedtop.engine.runner.loading.tokenizer import Tokenizer, load_tokenizer
-from schedtop.engine.runner.loading.weights import choose_dtype, load_config, load_weights
-from schedtop.engine.runner.models.attention import Attention
-from schedtop.engine.runner.models.fused import NativeAttention, NativeOperations, can_attend
-from schedtop.engine.runner.models.general import GeneralDecoder
+from schedtop.engine.runner.loading.weights import check_rope, choose_dtype, load_config, load_weights
 from schedtop.engine.runner.models.kv_cache import CacheShape, PagedCache
-from schedtop.engine.runner.models.llama import LeanDecoder, is_lean, layer_window
-from schedtop.engine.runner.models.native import load_native
-from schedtop.engine.runner.models.soft_capped_attention import torch_attention
+from schedtop.engine.runner.models.llama import layer_window
 from schedtop.engine.runner.worker import ModelWorker
 from transformers import PreTrainedModel
 
@@ -50,7 +47,7 @@ OnStage = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the rest of the engine needs to know of an open model.
+    """What the rest of the engine needs to know of an open model. `device` says which code runs it as well.
 
     `sliding_window` is given only where every layer has it, so that blocks before it may be released. `defaults`
     are scheduler settings that suit the device, for those not set. `sampling` is the model's own advice.
@@ -107,7 +104,9 @@ def open_model(
     device = choose_device(config.device)
 
     def before_weights(model_config: Any, tokenizer: Tokenizer | None) -> None:
-        on_input(ModelInput(model_config.vocab_size, _model_len(model_config, checked), tokenizer))
+        longest = _model_len(model_config, checked)
+        check_rope(files.name, model_config, longest)
+        on_input(ModelInput(model_config.vocab_size, longest, tokenizer))
 
     loaded = load_model(files, config.dtype, device, on_stage, before_weights)
     defaults = {**device_defaults(device), **(DRAFT_DEFAULTS if config.draft_model is not None else {})}
@@ -117,14 +116,16 @@ def open_model(
     notices: list[str] = []
 
     def tell(line: str) -> None:
-        notices.append(line)
-        on_stage(line)
+        if line not in notices:  # a draft model may have the same to tell
+            notices.append(line)
+            on_stage(line)
 
     tenants = [_host(loaded, device, settings, kernels, tell)]
+    on_stage(f"running {files.name} on {describe_route(tenants[0].decoder)}")
     _advise_huge_pages(loaded, device, move=True)
     draft = None
     if config.draft_model is not None:
-        draft = load_draft(config.draft_model, loaded, config.dtype, device, on_stage)
+        draft = load_draft(config.draft_model, loaded, config.dtype, device, on_stage, settings["max_model_len"])
         tenants.append(_host(draft, device, settings, kernels, tell, scratch_blocks(settings)))
     on_stage("sizing the KV cache")
     num_blocks: int = settings.get("num_blocks") or pool_blocks(config, tenants, device, settings)
@@ -136,7 +137,7 @@ def open_model(
         drafter = _make_drafter(tenants[1], num_blocks, device, settings, _common_window(loaded.model), tell)
     worker = _make_worker(tenants[0], loaded, device, config.seed, settings, tell, drafter)
     worker.notices = notices
-    worker.info = info = _describe(loaded, draft, device, num_blocks, defaults)
+    worker.info = info = _describe(loaded, draft, device, tenants[0].decoder, num_blocks, defaults)
     return worker, info
 
 
@@ -163,9 +164,17 @@ def load_model(
     return Loaded(files, model, dtype, tokenizer, model.num_parameters() * dtype.itemsize)
 
 
-def load_draft(name: str, served: Loaded, dtype_name: str, device: torch.device, on_stage: OnStage) -> Loaded:
+def load_draft(
+    name: str, served: Loaded, dtype_name: str, device: torch.device, on_stage: OnStage, max_model_len: int
+) -> Loaded:
     """A model that drafts for `served`. Raises `ConfigError` if its token ids mean something else."""
-    draft = load_model(look_up_draft(name), dtype_name, device, on_stage)
+    draft = load_model(
+        look_up_draft(name),
+        dtype_name,
+        device,
+        on_stage,
+        lambda config, tokenizer: check_rope(f"--draft-model {name}", config, max_model_len),
+    )
     sizes = (draft.model.config.vocab_size, served.model.config.vocab_size)
     if sizes[0] != sizes[1]:
         raise ConfigError(
@@ -218,36 +227,6 @@ def cache_shape(model: PreTrainedModel, block_size: int, dtype: torch.dtype) -> 
     )
 
 
-def make_attention(cache: PagedCache, config: Any, device: torch.device) -> Attention:
-    """Paged attention for a model's configuration, on the device the cache lies on, without Triton."""
-    soft_cap = layer_soft_cap(config)
-    native = load_native(cache.shape.dtype, device)
-    if soft_cap is None and native is not None and can_attend(cache, config.num_attention_heads):
-        return NativeAttention(cache, native)
-    return torch_attention(cache, soft_cap)
-
-
-def _make_decoder(
-    model: PreTrainedModel,
-    shape: CacheShape,
-    device: torch.device,
-    settings: dict[str, Any],
-    kernels: bool | None,
-    tell: OnStage,
-) -> LeanDecoder | GeneralDecoder | GuardedDecoder:
-    """The fastest route for the model, with a cache just large enough to try it."""
-    cache, config = PagedCache(shape, 1, device), model.config
-    wanted = device.type == "cuda" if kernels is None else kernels
-    if wanted and choose_kernels(shape, config.num_attention_heads, device, tell):
-        return make_kernel_decoder(model, cache, _model_len(config, settings), layer_soft_cap(config), tell)
-    attention = make_attention(cache, config, device)
-    if not is_lean(model):
-        return GeneralDecoder(model, attention)
-    native = load_native(shape.dtype, device) if config.hidden_act == "silu" else None
-    operations = None if native is None else NativeOperations(native)
-    return LeanDecoder(model, attention, _model_len(config, settings), operations)
-
-
 def _host(
     loaded: Loaded,
     device: torch.device,
@@ -258,7 +237,10 @@ def _host(
 ) -> Tenant:
     """The model on its fastest route, yet without a cache to serve from."""
     shape = cache_shape(loaded.model, _setting(settings, "block_size"), loaded.dtype)
-    decoder = _make_decoder(loaded.model, shape, device, settings, kernels, tell)
+    # A cache just large enough to try the route.
+    decoder = make_decoder(
+        loaded.model, PagedCache(shape, 1, device), device, settings["max_model_len"], kernels, tell
+    )
 
     def use_cache(cache: PagedCache) -> None:
         if isinstance(decoder, GuardedDecoder):
@@ -332,12 +314,17 @@ def _make_graphs(tenant: Tenant, settings: dict[str, Any], tell: OnStage) -> Dec
 
 
 def _describe(
-    loaded: Loaded, draft: Loaded | None, device: torch.device, num_blocks: int, defaults: dict[str, Any]
+    loaded: Loaded,
+    draft: Loaded | None,
+    device: torch.device,
+    decoder: Decoder,
+    num_blocks: int,
+    defaults: dict[str, Any],
 ) -> ModelInfo:
     model = loaded.model
     return ModelInfo(
         model=loaded.files.name,
-        device=describe_device(device),
+        device=f"{describe_device(device)}, {route_name(decoder)}",
         dtype=str(loaded.dtype).removeprefix("torch."),
         vocab_size=model.config.vocab_size,
         max_model_len=model.config.max_position_embeddings,
@@ -353,12 +340,7 @@ def _describe(
 
 def _model_len(config: Any, settings: dict[str, Any]) -> int:
     """The longest sequence that will be served, in tokens."""
-    return int(settings.get("max_model_len") or min(config.max_position_embeddings, MAX_MODEL_LEN))
-
-
-def layer_soft_cap(config: Any) -> float | None:
-    """The cap on attention scores of Gemma 2, the only family served that has one."""
-    return getattr(config, "attn_logit_softcapping", None) if config.model_type == "gemma2" else None
+    return int(settings.get("max_model_len") or config.max_position_embeddings)
 
 
 def _common_window(model: PreTrainedModel) -> int | None:

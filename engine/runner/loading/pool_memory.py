@@ -18,7 +18,7 @@ CPU_POOL_BYTES = 1 << 30
 
 
 LARGEST_STEP_TOKENS = 16_384
-"""What live limits may be raised to by default (see `build.scheduler_config`)."""
+"""What live limits may be raised to by default (see `start_settings.scheduler_config`)."""
 
 MOST_LOGITS = 1024
 

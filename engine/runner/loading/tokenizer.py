@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from schedtop.engine.contract.config import ConfigError
+from schedtop.engine.contract.config import ConfigError, EngineConfig
 from schedtop.engine.handoff.request import TokenIds
-from schedtop.engine.runner.loading.model_files import ModelFiles
+from schedtop.engine.runner.detokenize import OutputText
+from schedtop.engine.runner.loading.hub import fetch
+from schedtop.engine.runner.loading.model_files import ModelFiles, look_up
 from schedtop.engine.runner.loading.weights import reading
 from tokenizers import Tokenizer as TokenTable
 from transformers import AutoTokenizer
@@ -42,13 +44,21 @@ class Tokenizer:
 
         Raises `ConfigError` if the model has no template or the template refuses the messages.
         """
+        return self.encode_plain(self.render_chat(messages), special=False)
+
+    def render_chat(self, messages: Sequence[Message]) -> str:
+        """The text of a conversation by the chat template, special tokens included. Raises as `encode_chat` does."""
         if not self.has_chat_template:
             raise ConfigError("the model has no chat template: give a prompt instead of messages")
         try:
-            text = self._inner.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            text: str = self._inner.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
         except Exception as error:  # the template is code from the model's files
             raise ConfigError(f"the chat template refuses the messages: {' '.join(str(error).split())}") from None
-        return np.array(self._inner(text, add_special_tokens=False)["input_ids"], dtype=np.int32)
+        return text
+
+    def encode_plain(self, text: str, special: bool = True) -> TokenIds:
+        """As `encode`, but safe from several threads; `special`: with the special tokens the model begins with."""
+        return np.array(self.table.encode(text, add_special_tokens=special).ids, dtype=np.int32)
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files into a model folder."""
@@ -67,3 +77,29 @@ def load_tokenizer(files: ModelFiles) -> Tokenizer:
     if not getattr(inner, "is_fast", False):
         raise ConfigError(f"model {files.name}: only tokenizers with a tokenizer.json are served")
     return Tokenizer(inner)
+
+
+class ModelTexts:
+    """A model's tokenizer as the HTTP server uses it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    @classmethod
+    def open(cls, config: EngineConfig) -> ModelTexts:
+        """The tokenizer of the config's model, which the engine has loaded. Raises `ConfigError`."""
+        return cls(load_tokenizer(fetch(look_up(config))))
+
+    def encode(self, text: str, special: bool = True) -> TokenIds:
+        return self._tokenizer.encode_plain(text, special)
+
+    def encode_chat(self, messages: Sequence[Message]) -> TokenIds:
+        return self._tokenizer.encode_chat(messages)
+
+    def output(self, stop: tuple[str, ...]) -> OutputText:
+        return OutputText(self._tokenizer.table, stop)
+
+    def token(self, token_id: int) -> str:
+        """The text of one token by itself, special ones too."""
+        text: str = self._tokenizer.table.decode([token_id], skip_special_tokens=False)
+        return text

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.runner.loading.model_files import ModelFiles, check_dtype, check_model_type
+from schedtop.engine.runner.models.families import FIXED_ROPE, GROWING_ROPE
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
@@ -56,6 +57,26 @@ def load_config(files: ModelFiles) -> Any:
     if size % 2 or size > 256:
         raise ConfigError(f"model {files.name}: head size {size} is not served: it must be even and at most 256")
     return config
+
+
+def check_rope(name: str, config: Any, max_model_len: int) -> None:
+    """Raises `ConfigError` for rotary positions that would come out wrong for sequences of `max_model_len` tokens."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    by_layer_type = [each for each in rope.values() if isinstance(each, dict)]
+    for each in by_layer_type or [rope]:
+        kind = each.get("rope_type", "default")
+        if kind in FIXED_ROPE:
+            continue
+        if kind not in GROWING_ROPE:
+            raise ConfigError(f"model {name}: rope_type {kind!r} is not served")
+        longest = config.max_position_embeddings
+        if kind == "longrope":
+            longest = each.get("original_max_position_embeddings") or longest
+        if max_model_len > longest:
+            raise ConfigError(
+                f"model {name}: past {longest} tokens its rope_type {kind!r} moves every token of a sequence, which"
+                f" a cache of keys cannot follow: set --max-model-len {longest}"
+            )
 
 
 def choose_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from typing import Protocol
 
@@ -11,7 +10,7 @@ import torch
 from schedtop.engine.handoff.plan import IntArray
 from schedtop.engine.runner.batch import Batch, LongArray
 from schedtop.engine.runner.models.kv_cache import PagedCache
-from schedtop.engine.runner.models.native import MAX_BLOCK_SIZE, MAX_HEAD_SIZE, MAX_SHARED_HEADS
+from schedtop.engine.runner.models.native import MAX_BLOCK_SIZE, MAX_HEAD_SIZE, MAX_SHARED_HEADS, Native
 
 SHORT_QUERY = 8
 """Rows with at most this many tokens are attended token by token, longer ones in tiles."""
@@ -64,8 +63,8 @@ class TorchOperations:
 class NativeOperations:
     """The compiled ones, for the CPU; the activation is SiLU. Inputs are dense but for the rows of `rotate`'s."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        self._add_norm, self._rotate, self._silu_mul = library.add_norm, library.rotate, library.silu_mul
+    def __init__(self, native: Native) -> None:
+        self._add_norm, self._rotate, self._silu_mul = native.add_norm, native.rotate, native.silu_mul
 
     def add_norm(
         self, x: torch.Tensor, more: torch.Tensor | None, weight: torch.Tensor, eps: float
@@ -73,7 +72,7 @@ class NativeOperations:
         rows, width = x.shape
         out = torch.empty_like(x)
         total = x if more is None else torch.empty_like(x)
-        other = None if more is None else more.data_ptr()
+        other = 0 if more is None else more.data_ptr()
         threads = torch.get_num_threads()
         self._add_norm(
             x.data_ptr(), other, weight.data_ptr(), total.data_ptr(), out.data_ptr(), rows, width, eps, threads
@@ -96,9 +95,10 @@ class NativeOperations:
 class NativeAttention:
     """Reads the paged cache in place, without gathering or padding."""
 
-    def __init__(self, cache: PagedCache, library: ctypes.CDLL) -> None:
+    def __init__(self, cache: PagedCache, native: Native) -> None:
         self.cache = cache
-        self._attend, self._attend_tiles = library.attend, library.attend_tiles
+        self.instructions = native.instructions
+        self._attend, self._attend_tiles = native.attend, native.attend_tiles
         self._flat = [
             (keys.flatten(0, 1), values.flatten(0, 1))
             for keys, values in zip(cache.keys, cache.values, strict=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 
 import torch
-from schedtop.engine.runner.models.native import load_native
+from schedtop.engine.runner.models.native import Native, load_native
 
 PACK_ROWS = 8
 """Batch rows the packed layout is chosen for; it serves any number of rows."""
@@ -35,18 +34,18 @@ class PackedLinear(Linear):
 
 
 class NativeLinear(Linear):
-    """The weight in the panels of `linear.c`, whose products keep a few rows at the speed of memory."""
+    """The weight in the panels of `c/linear.h`, whose products keep a few rows at the speed of memory."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, library: ctypes.CDLL) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, native: Native) -> None:
         self._outputs, inputs = weight.shape
-        self._pairs, width = inputs // 2, library.panel_width()
+        self._pairs, width = inputs // 2, native.panel_width
         padded = torch.nn.functional.pad(weight, (0, 0, 0, -self._outputs % width))
         panels = padded.view(-1, width, self._pairs, 2).transpose(1, 2).contiguous()
         super().__init__(panels, bias)
-        self._linear = library.linear
+        self._linear = native.linear
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        x, bias = x.contiguous(), None if self._bias is None else self._bias.data_ptr()
+        x, bias = x.contiguous(), 0 if self._bias is None else self._bias.data_ptr()
         out = x.new_empty((x.shape[0], self._outputs))
         where = (x.data_ptr(), self._weight.data_ptr(), bias, out.data_ptr())
         self._linear(*where, x.shape[0], self._pairs, self._outputs, torch.get_num_threads())
@@ -63,13 +62,13 @@ def can_pack(weight: torch.Tensor) -> bool:
     )
 
 
-def load_products(weight: torch.Tensor) -> ctypes.CDLL | None:
-    """The compiled products for weights like this one; None where the processor or the compiler lacks them."""
-    library = load_native(weight.dtype, weight.device)
-    return library if library is not None and library.panel_width() else None
+def load_products(weight: torch.Tensor) -> Native | None:
+    """The compiled products for weights like this one; None where the processor or the build lacks them."""
+    native = load_native(weight.dtype, weight.device)
+    return native if native is not None and native.panel_width else None
 
 
-def make_linear(modules: Sequence[torch.nn.Linear], products: ctypes.CDLL | None = None) -> Linear:
+def make_linear(modules: Sequence[torch.nn.Linear], products: Native | None = None) -> Linear:
     """One linear layer that gives the outputs of all `modules`, side by side; their own weights are let go."""
     weights = [module.weight.detach() for module in modules]
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)

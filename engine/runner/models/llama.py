@@ -6,16 +6,16 @@ Normalization", 2019), rotary positions (Su et al., "RoFormer", 2021), grouped-q
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from schedtop.engine.runner.batch import Batch
-from schedtop.engine.runner.loading.model_files import LEAN_MODEL_TYPES
 from schedtop.engine.runner.models.attention import Attention
+from schedtop.engine.runner.models.families import FAMILIES, FIXED_ROPE, GROWING_ROPE
 from schedtop.engine.runner.models.fused import Operations, TorchOperations
 from schedtop.engine.runner.models.linear import Linear, load_products, make_linear
+from schedtop.engine.runner.models.native import Native
 from transformers import PreTrainedModel
 
 
@@ -35,11 +35,11 @@ class LeanLayer:
 
 
 def is_lean(model: PreTrainedModel) -> bool:
-    """Whether the lean route computes this model exactly; rotary tables must not depend on the sequence."""
+    """Whether the lean route computes this model exactly. What is served of a growing rope has not grown yet."""
     rope = getattr(model.config, "rope_parameters", None) or {}
     return (
-        model.config.model_type in LEAN_MODEL_TYPES
-        and rope.get("rope_type", "default") in ("default", "linear", "llama3", "yarn")
+        FAMILIES[model.config.model_type].lean
+        and rope.get("rope_type", "default") in (*FIXED_ROPE, *GROWING_ROPE)
         and rope.get("partial_rotary_factor", 1.0) == 1.0
     )
 
@@ -134,7 +134,7 @@ def layer_window(layer: Any, config: Any) -> int | None:
     return getattr(layer.self_attn, "sliding_window", None)
 
 
-def _take_layer(layer: Any, window: int | None, products: ctypes.CDLL | None) -> LeanLayer:
+def _take_layer(layer: Any, window: int | None, products: Native | None) -> LeanLayer:
     attention, mlp = layer.self_attn, layer.mlp
 
     def norm(module: Any) -> torch.Tensor | None:

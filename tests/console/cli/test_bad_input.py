@@ -9,7 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from schedtop.console.actions import ActionError, load_keymap
+from schedtop.console.cli.errors import exit_code_of
 from schedtop.console.cli.main import main
+from schedtop.console.knobs.presets import load_presets
+from schedtop.themes.load import ThemeError, read_theme
 
 WHOLE = {
     "config": {"num_blocks": 64, "block_size": 16},
@@ -319,3 +323,44 @@ def test_an_output_that_cannot_be_written_is_named() -> None:
         ended = subprocess.run([*program, "run", "--limit", "1", "--json"], stdout=full, stderr=subprocess.PIPE)
     assert ended.returncode == 2
     assert ended.stderr == b"schedtop: standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["models/my model", "a/..", "A/é", "x/", "../x", "-a/b", "o/n.git", "a/b/c", "a--b/c"]
+)
+def test_a_name_that_only_looks_like_a_hub_id_is_no_model(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    assert "give a model folder" in refused(["run", "--model", name], capsys)
+
+
+DEEP = "x = " + "[" * 5000
+
+
+def test_a_device_file_nested_too_deeply_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "device.toml"
+    path.write_text(DEEP)
+    assert "not a device file" in refused(["run", "--device", f"sim:@{path}"], capsys)
+
+
+def test_settings_nested_too_deeply_are_named(tmp_path: Path) -> None:
+    for name in ("presets.toml", "keys.toml", "deep.toml"):
+        (tmp_path / name).write_text(DEEP)
+    assert load_presets(tmp_path)[1] == ["presets.toml is nested too deeply"]
+    with pytest.raises(ActionError, match=r"keys\.toml is nested too deeply"):
+        load_keymap(tmp_path / "keys.toml")
+    with pytest.raises(ThemeError, match="nested too deeply"):
+        read_theme(tmp_path / "deep.toml")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        OSError(12, "Cannot allocate memory"),
+        RuntimeError("can't start new thread"),
+        ImportError("libblas.so: failed to map segment from shared object"),
+    ],
+)
+def test_a_lack_of_memory_is_one_line(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(error) == 1
+    assert capsys.readouterr().err.startswith("schedtop: not enough memory")

@@ -34,9 +34,8 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.fixture(autouse=True)
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No model is here, and nothing is compiled for a test that is refused."""
+    """No model is here."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("SCHEDTOP_NATIVE", "0")
 
 
 @pytest.fixture(scope="session")

@@ -41,6 +41,20 @@ def cut(good: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
+def flipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording of several segments with one wrong bit in its middle."""
+    path = tmp_path_factory.mktemp("flipped") / "run.schedtop"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
+        for name, value in (("BATCH_RECORDS", 16), ("SEGMENT_RECORDS", 64), ("KEYFRAME_SHARE", 1e9)):
+            patch.setattr(f"schedtop.engine.recording.writer.{name}", value)
+        main(["run", "--workload", "pressure", "--num-blocks", "900", "--duration", "6", "--record", str(path)])
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    return path
+
+
+@pytest.fixture(scope="module")
 def bad(good: Path) -> dict[str, Path]:
     """Files that are no recording of which anything can be read."""
     contents = {
@@ -87,6 +101,29 @@ def test_a_truncated_file_is_used_as_far_as_it_goes(
     assert code == 0
     told = err.splitlines()[0]
     assert told.startswith(f"schedtop: {cut}: ") and "last good step is" in told
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, "explain", "whatif"])
+def test_a_flipped_byte_is_named_and_the_rest_is_used(
+    capsys: pytest.CaptureFixture[str], command: str, flipped: Path, tmp_path: Path
+) -> None:
+    more = {"explain": ["explain", str(flipped)], "whatif": ["whatif", str(flipped), "--set", "max_num_seqs=64"]}
+    arguments = more.get(command) or filled(command, flipped, tmp_path / "out")
+    code, out, err = call(capsys, *arguments)
+    assert code == 0, err
+    if command in ("verify", "diff"):
+        assert "the file is damaged there" in err, "what is decided again must be known from the beginning"
+    else:
+        assert re.search(r"steps \d+ to \d+ are missing", err + out)
+
+
+def test_info_marks_the_totals_of_a_recording_with_a_gap(capsys: pytest.CaptureFixture[str], flipped: Path) -> None:
+    _, out, _ = call(capsys, "info", str(flipped), "--json")
+    document = json.loads(out)
+    (gap,) = document["gaps"]
+    assert document["records"] + gap["num_missing"] >= document["steps"] > gap["next_step"] > gap["last_step"]
+    _, out, _ = call(capsys, "info", str(flipped))
+    assert f"{gap['num_missing']} records are missing: totals count them, percentiles do not" in out
 
 
 @pytest.mark.parametrize("command", COMMANDS)

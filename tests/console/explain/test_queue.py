@@ -80,7 +80,7 @@ def test_the_watermark_as_the_limiter() -> None:
     assert told["free_blocks"] == pytest.approx(np.mean([h.have for h in heads if h.have is not None]))
     assert all(h.need is not None and h.have is not None and h.need <= h.have for h in heads)
     assert [(a.knob, a.direction, a.now) for a in finding.advice] == [("watermark", "down", "0.4")]
-    assert set(run.findings()) == {"watermark-holds"}
+    assert set(run.findings()) == {"overload", "watermark-holds"}
 
 
 def test_no_watermark_is_another_limiter() -> None:

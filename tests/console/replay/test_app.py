@@ -13,7 +13,7 @@ from links import PlayedLink
 from schedtop.console.app import ConsoleApp
 from schedtop.console.options import ConsoleOptions
 from schedtop.console.replay.app import ReplayApp
-from schedtop.console.replay.timeline import Timeline, clock
+from schedtop.console.replay.timeline import RecordingMarks, clock
 from schedtop.console.screens.explain import ExplainScreen
 from schedtop.engine.recording import Recording, RecordingError
 from seat import COMPACT, STRIP, WIDE, Clock, Operator
@@ -56,6 +56,7 @@ def drawn(app: ConsoleApp) -> dict[str, list[str]]:
     with app.history.lock:
         app.view.look()
         app.live_screen.requests.selected = None
+        app.live_screen.batch_panel.zoomed = True  # the timeline of a recording shows what is still to come
         return {
             name: ["".join(piece for piece, _ in line.pieces) for line in panel.lines(100, 14)]
             for name, panel in app.live_screen.panels.items()
@@ -112,7 +113,7 @@ async def test_stepping_both_ways(recording: Recording) -> None:
         assert "begins here" in await seat.press("comma")
         await seat.press("full_stop", "full_stop", "full_stop", "comma")
         assert seat.step == 3
-        await seat.press("1", "right", "right", "left")
+        await seat.press("1", "z", "right", "right", "left")
         assert seat.step == 4
         await seat.press("end")
         assert seat.step == recording.num_steps and "REPLAY ENDED" in seat.lines[0]
@@ -154,9 +155,9 @@ async def test_a_recording_takes_no_commands_and_says_so(recording: Recording) -
     """Knobs are staged for a re-run only."""
     async with seated(recording) as seat:
         assert "a recording: stage values for a re-run" in await seat.press("6")
-        assert "this is a recording" in await seat.press("P")
-        assert "this replay cannot run its recording again" in await seat.press("plus", "enter")
-        assert seat.app.live_screen.desk.staged and not seat.app.history.live.paused
+        assert "a recording cannot be changed" in await seat.press("P")
+        assert "this recording cannot be re-run" in await seat.press("plus", "enter")
+        assert seat.app.live_screen.staging.staged and not seat.app.history.live.paused
 
 
 async def test_quitting_does_not_ask(recording: Recording) -> None:
@@ -220,7 +221,7 @@ async def test_damage_found_while_reading_pauses_with_one_line(told: Any, tmp_pa
 
 
 def test_the_timeline_places_every_mark(recording: Recording, told: Any) -> None:
-    timeline = Timeline(recording)
+    timeline = RecordingMarks(recording)
     while not timeline.done:
         timeline.look(5000)
     shown = {name for _, name in timeline.marks}
@@ -242,3 +243,15 @@ async def test_a_click_on_the_timeline_goes_there(recording: Recording) -> None:
 )
 def test_times_are_as_fine_as_the_recording_is_short(at_s: float, span_s: float, words: str) -> None:
     assert clock(at_s, span_s) == words
+
+
+async def test_the_timeline_goes_to_where_its_cursor_stands(recording: Recording) -> None:
+    async with seated(recording) as seat:
+        while seat.app.history.ladder.share < 1:
+            seat.app.history.ladder.read_on(1.0)
+        await seat.press("1", "+", "+", "+")
+        assert "─ all ─" in seat.text and seat.step == 1
+        await seat.press(*["right"] * 20)
+        assert seat.step == 1, "the cursor alone has moved"
+        await seat.press("enter")
+        assert seat.step > 20 and "Batch" in seat.text

@@ -9,7 +9,7 @@ import pytest
 from rerun_here import Here
 from schedtop.console.options import ConsoleOptions
 from schedtop.console.replay.app import ReplayApp, ReplayScreen
-from schedtop.console.replay.timeline import Timeline
+from schedtop.console.replay.timeline import RecordingMarks
 from schedtop.engine.contract.telemetry import Snapshot
 from schedtop.engine.recording import Recording
 from schedtop.engine.whatif.rerun import Question
@@ -37,7 +37,7 @@ def test_both_runs(
         await pilot.pause()
         with app.history.lock:
             app.player.move(app.player.history.source.index_of_step(250))
-            app.desk.stage("max_num_seqs", 6)
+            app.staging.stage("max_num_seqs", 6)
         await pilot.press("r")
         while app.reruns.doing is not None:
             await pilot.pause(0.02)
@@ -63,9 +63,11 @@ def test_replay(snap_compare: Any, recording: Recording, theme: str, size: tuple
         screen = app.live_screen
         assert isinstance(screen, ReplayScreen)
         # Mark by mark: how a file was cut into chunks is a matter of its writer's pace.
-        timeline = screen.timeline.timeline = Timeline(app.player.history.source)
+        timeline = screen.timeline.timeline = RecordingMarks(app.player.history.source)
         while not timeline.done:
             timeline.look(10**6)
+        while app.history.ladder.share < 1:
+            app.history.ladder.read_on(1.0)
         app.paint()
         await pilot.pause()
 

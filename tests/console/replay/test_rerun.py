@@ -69,7 +69,7 @@ class Seat(Operator):
     async def stage(self, name: str, value: str) -> str:
         """Type a value for a knob in its panel."""
         await self.press("6", "g")
-        names = [knob.name for knob in self.app.desk.live_knobs()]
+        names = [knob.name for knob in self.app.staging.live_knobs()]
         await self.press(*["down"] * names.index(name), "equals_sign")
         self.app.live_screen.prompt.value = value
         return await self.press("enter")
@@ -155,7 +155,7 @@ async def test_the_first_difference_is_one_key_away_and_leads_to_its_step(record
         outcome = seat.app.reruns.outcome
         assert outcome is not None and outcome.divergence is not None
         await seat.press("G")
-        assert f"runs part at step {outcome.divergence.step}" in await seat.press("d")
+        assert f"runs diverge at step {outcome.divergence.step}" in await seat.press("d")
         text = await seat.press("enter")
         assert seat.app.screen is seat.app.live_screen and seat.step == outcome.divergence.step
         assert "v shows the re-run again" in text
@@ -182,7 +182,7 @@ async def test_from_the_start_settings_of_the_start_can_be_changed(recording: Re
     async with seated(recording) as seat:
         await seat.go(100)
         await seat.stage("policy", "priority")
-        assert "policy is set at start-up only: b re-runs from the start" in await seat.press("r")
+        assert "policy can only be set at start-up: b re-runs from the start" in await seat.press("r")
         assert not seat.asked
         await seat.press("b")
         assert "re-run with policy fcfs→priority" in await seat.outcome()
@@ -204,8 +204,8 @@ async def test_refused_values_name_their_bounds_and_are_not_staged(recording: Re
         text = await seat.stage("watermark", "0.9")
         assert "must be at most 0.5" in text and "0.9" in text
         await seat.press("escape")
-        assert "stage a knob first" in await seat.press("r")
-        assert not seat.asked and not seat.app.desk.staged
+        assert "stage a change first" in await seat.press("r")
+        assert not seat.asked and not seat.app.staging.staged
 
 
 async def test_esc_gives_up_and_the_replay_is_as_it_was(recording: Recording) -> None:
@@ -215,13 +215,13 @@ async def test_esc_gives_up_and_the_replay_is_as_it_was(recording: Recording) ->
         await seat.stage("watermark", "0.2")
         await seat.press("r")
         text = await seat.until(lambda: seat.app.reruns.doing == ("running both", 0.25))
-        assert "25%" in text and "Esc gives up" in text and "watermark=0.2 from step 40" in text
-        assert "d difference" not in text and seat.app.screen.why_not("moment_parting") == "there is no re-run yet"  # type: ignore[attr-defined]
+        assert "25%" in text and "Esc cancels" in text and "watermark=0.2 from step 40" in text
+        assert "d difference" not in text and seat.app.screen.why_not("moment_parting") == "no re-run yet"  # type: ignore[attr-defined]
         await seat.press("escape")
         assert run.given_up.is_set() and seat.app.reruns.doing is None
         assert seat.app.screen is seat.app.live_screen and seat.step == 40
-        assert seat.app.desk.staged == {"watermark": 0.2}
-        assert "nothing was run again yet" in await seat.press("v")
+        assert seat.app.staging.staged == {"watermark": 0.2}
+        assert "no re-run yet" in await seat.press("v")
 
 
 async def test_why_there_is_no_outcome_is_one_line(recording: Recording) -> None:
@@ -233,7 +233,7 @@ async def test_why_there_is_no_outcome_is_one_line(recording: Recording) -> None
         await seat.stage("watermark", "0.2")
         await seat.press("b")
         text = await seat.outcome()
-        assert "no re-run" in text and "the recording begins at step 5 of its engine" in text
+        assert "Re-run failed" in text and "the recording begins at step 5 of its engine" in text
         await seat.press("escape")
         assert seat.app.screen is seat.app.live_screen
 
@@ -285,7 +285,7 @@ async def test_a_run_that_ends_while_one_looks_elsewhere_says_so(recording: Reco
         assert seat.app.screen is seat.app.live_screen and seat.app.reruns.doing is not None
         run.given_up.set()
         text = await seat.until(lambda: seat.app.reruns.doing is None)
-        assert "the re-run is done: v shows it" in text
+        assert "re-run finished: v shows it" in text
         assert "Both runs" in await seat.press("v")
 
 
@@ -327,7 +327,7 @@ async def test_a_real_device_is_compared_in_simulation_and_this_is_said(real: Pa
             assert "simulated as recorded" in text and "simulated with max_num_seqs" in text
             assert "recorded on cpu, 2 threads" in text and "off by" in text
             assert "as rec." in text and "changed" in text
-            assert "the area is: recorded" in await seat.press("o")
+            assert "compared with: recorded" in await seat.press("o")
 
 
 async def test_keys_are_in_help_palette_and_footer(recording: Recording) -> None:

@@ -21,8 +21,15 @@ def fake() -> ModuleType:
     return module
 
 
+@pytest.fixture(autouse=True)
+def own_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file where engines and consoles of a test find the token; nobody has made it yet."""
+    monkeypatch.setenv("SCHEDTOP_TOKEN_FILE", str(tmp_path / "own" / "token"))
+    return tmp_path / "own" / "token"
+
+
 @pytest.fixture(params=["unix", "tcp"])
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ChannelServer]:
+def server(request: pytest.FixtureRequest, tmp_path: Path, own_token: Path) -> Iterator[ChannelServer]:
     """A listening server with small outboxes, on either kind of address."""
     address = str(tmp_path / "engine.sock") if request.param == "unix" else "tcp:127.0.0.1:0"
     with ChannelServer(address, outbox_bytes=1 << 16, max_peers=3) as server:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from schedtop.engine.channel import ChannelClient, ChannelClosedError, ChannelError, ChannelServer, encode
 from schedtop.engine.channel import listen as listening
 from schedtop.engine.channel.protocol import FrameBuffer, decode_incoming, decode_outgoing, frame, parse_address
+from schedtop.engine.channel.token_file import read_token, token_path
 from schedtop.engine.contract import telemetry as t
 
 
@@ -146,7 +147,7 @@ def test_unread_replies_stop_the_reading_of_commands(server: ChannelServer, fake
     """A console that asks without ever reading cannot make the engine hoard answers."""
     server.ready(fake.header(), lambda: fake.snapshot(0))
     sock = raw(server)
-    sock.sendall(b"".join(frame(encode(t.Join(0, t.PROTOCOL)))))
+    sock.sendall(b"".join(frame(encode(t.Join(0, t.PROTOCOL, read_token(token_path()))))))
     sock.setblocking(False)
     ask = b"".join(frame(encode(t.Pause(1)))) * 500
     stalled = 0

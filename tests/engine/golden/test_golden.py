@@ -210,3 +210,23 @@ def test_knobs_that_would_be_read_as_another_type_still_mean_their_value(tmp_pat
     path.write_text(json.dumps(changed(knobs=[{"step": 0, "set": {"max_num_batched_tokens": "2"}}])))
     verdict = verify(read_case(path))
     assert verdict.finished == 1 and verdict.steps == 3
+
+
+FIELD = Path(__file__).parents[2] / "golden" / "field"
+
+
+def test_drafts_are_counted_as_vllm_counts_them() -> None:
+    """Four requests of four outputs with three drafts: what the model agreed with past an end is accepted, too."""
+    verdict = verify(read_case(FIELD / "spec-short-outputs.json"))
+    assert verdict.equal
+    assert (verdict.draft_tokens, verdict.accepted_draft_tokens) == (18, 10)
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_every_request_of_a_case_is_somewhere(path: Path) -> None:
+    case = read_case(path)
+    assert case.steps is not None
+    half = msgspec.structs.replace(case, steps=case.steps[: len(case.steps) // 2])
+    for verdict in (verify(case), verify(half)):
+        ended = verdict.finished + verdict.kv_capacity + verdict.refused + verdict.aborted
+        assert verdict.submitted == ended + verdict.running + verdict.waiting

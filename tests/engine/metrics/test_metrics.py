@@ -12,27 +12,33 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract import telemetry as t
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.metrics import MetricsError, start_metrics
-from schedtop.engine.metrics.counts import Buckets, one_two_five
+from schedtop.engine.metrics.collector import MetricsCollector
+from schedtop.engine.metrics.counts import Buckets, Counts, one_two_five
+from schedtop.engine.metrics.page_text import page_text
 
-FIXTURE = Path(__file__).parents[4] / "shared/fixtures/vllm-0.32-metrics-under-load.txt"
+FIXTURE = Path(__file__).parent / "vllm-0.32-plain-under-load.txt"
+"""The page of a live vLLM 0.32 on a CPU, serving under load."""
 
-# What this engine has no notion of, so that it must be absent rather than 0.
-UNKNOWN = (
-    "vllm:estimated_",
-    "vllm:external_prefix_cache",
-    "vllm:mm_cache",
-    "vllm:engine_sleep_state",
-    "vllm:admission_rejections",
-)
-UNKNOWN_VALUES = {
-    "finished_reason": {"error", "repetition"},
-    "source": {"external_kv_transfer", "host", "p2p", "disk", "external_unspecified"},
+# What this page leaves out, absent rather than 0 (docs/serving.md says the same).
+LEFT_OUT = {
+    "vllm:estimated_": "a GPU's arithmetic and memory traffic, which nobody measures here",
+    "vllm:external_prefix_cache": "there is no KV cache outside the pool",
+    "vllm:mm_cache": "only text is served",
+    "vllm:engine_sleep_state": "this engine does not sleep",
+    "vllm:admission_rejections": "requests are turned away by the HTTP server, whose page has it",
 }
+UNKNOWN = tuple(LEFT_OUT)
+UNKNOWN_VALUES = {"source": {"external_kv_transfer", "host", "p2p", "disk", "external_unspecified"}}
 
 Samples = dict[str, list[tuple[dict[str, str], float]]]
 
@@ -82,8 +88,6 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def vllm() -> Samples:
-    if not FIXTURE.exists():
-        pytest.skip("the page is not beside this checkout")
     return parse(FIXTURE.read_text())
 
 
@@ -140,6 +144,8 @@ def test_counters_are_the_records_totals(served: Served) -> None:
     for reason in ("stop", "length", "abort"):
         assert served.value("vllm:request_success_total", finished_reason=reason) == reasons.count(reason)
     assert reasons.count("abort") == 1
+    for reason in ("error", "repetition"):
+        assert served.value("vllm:request_success_total", finished_reason=reason) == 0, "there from the start"
     steps = {str(limiter): 0 for limiter in t.Limiter}
     for record in served.records:
         steps[record.limiter] += record.executed
@@ -230,3 +236,51 @@ def test_token_edges_follow_the_model_length() -> None:
     assert one_two_five(2048) == (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
     assert one_two_five(1) == (1,)
     assert one_two_five(5)[-1] == 5
+
+
+def test_a_request_cut_off_by_a_full_pool_is_a_length_to_vllms_dashboards() -> None:
+    scheduler = {"num_blocks": 8, "max_model_len": 1024}
+    engine = build_engine(EngineConfig(workload=None, scheduler=scheduler))
+    counts = Counts(engine.header)
+    engine.submit(Request("r", np.arange(20, dtype=np.int32), 500, client_wait_s=3.0))
+    while engine.num_unfinished:
+        record = engine.step()
+        assert record is not None
+        counts.write(record)
+    samples = parse(page_text(MetricsCollector(engine.header, counts).collect()).decode())
+    ended = {labels.get("finished_reason"): n for labels, n in samples["vllm:request_success_total"]}
+    assert ended == {"stop": 0, "length": 1, "abort": 0, "error": 0, "repetition": 0}
+    own = {labels["reason"]: n for labels, n in samples["schedtop_requests_finished_total"]}
+    assert own["kv_capacity"] == 1 and own["length"] == 0
+    ((_, ttft_s),) = samples["vllm:time_to_first_token_seconds_sum"]
+    ((_, e2e_s),) = samples["vllm:e2e_request_latency_seconds_sum"]
+    ((_, wait_s),) = samples["schedtop_client_wait_seconds_sum"]
+    assert wait_s == 3.0 < ttft_s < e2e_s, "what came before the scheduler is in vLLM's figures"
+    ((_, queue_s),) = samples["vllm:request_queue_time_seconds_sum"]
+    assert queue_s == 0.0
+    ((labels, _),) = samples["vllm:cache_config_info"]
+    assert labels["num_gpu_blocks"] == "9", "with the null block"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["a", "b:c", "vllm:x"]), st.text(max_size=9), st.floats() | st.integers()),
+        max_size=9,
+    )
+)
+def test_the_page_is_written_as_prometheus_writes_it(samples: list[tuple[str, str, float]]) -> None:
+    class Families(Collector):
+        def collect(self) -> Iterator[Metric]:
+            for kind in (GaugeMetricFamily, CounterMetricFamily):
+                family = kind("some:thing", 'A "thing" with \\ and\nlines.')
+                for label, text, value in samples:
+                    suffix = "_total" if kind is CounterMetricFamily else ""
+                    family.add_sample(f"some:thing{suffix}", {"name": label, "text": text}, value)
+                    family.add_sample("some:thing_created", {"name": label}, 1.5e9)
+                yield family
+
+    registry = CollectorRegistry()
+    registry.register(Families())
+    if any(isinstance(value, int) and abs(value) > 2**53 for *_, value in samples):
+        return
+    assert page_text(registry.collect()) == generate_latest(registry)

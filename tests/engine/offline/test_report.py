@@ -58,16 +58,28 @@ def test_the_document_has_exactly_the_promised_keys() -> None:
         "peak_kv_usage",
         "clock_s",
         "wall_s",
+        "refusals",
+        "cut_outputs",
     ]
-    assert [*document["requests"]] == ["submitted", "finished", "refused", "aborted"]
-    assert [*document["tokens"]] == ["prompt", "output", "scheduled", "recomputed", "cached"]
-    assert [*document["itl_s"]] == ["p50", "p95", "p99", "n"]
+    assert [*document["requests"]] == [
+        "submitted",
+        "finished",
+        "kv_capacity",
+        "refused",
+        "aborted",
+        "running",
+        "waiting",
+        "by_class",
+    ]
+    assert [*document["tokens"]] == ["prompt", "output", "scheduled", "recomputed", "cached", "aborted_prefill"]
+    assert [*document["itl_s"]] == ["mean", "p50", "p90", "p95", "p99", "n", "open", "at_most", "lower_bound"]
     assert [*document["budget_use"]] == ["tokens", "rows"]
 
 
 def test_what_is_unknown_is_null() -> None:
     document = Report(SLO).as_dict()
-    assert document["ttft_s"] == {"p50": None, "p95": None, "p99": None, "n": 0}
+    figures = dict.fromkeys(("mean", "p50", "p90", "p95", "p99"))
+    assert document["ttft_s"] == {**figures, "n": 0, "open": 0, "at_most": {}, "lower_bound": []}
     unknown = (document["hit_rate"], document["peak_kv_usage"], document["wall_s"], document["goodput"]["share"])
     assert unknown == (None, None, None, None)
     assert document["budget_use"] == {"tokens": None, "rows": None}
@@ -114,7 +126,7 @@ def test_shares(report: Report) -> None:
     assert document["budget_use"]["tokens"] == totals.scheduled_tokens / totals.token_budget
     usage = [(b.held + b.shared) / (b.held + b.shared + b.cached_free + b.empty) for b in (r.blocks for r in run())]
     assert document["peak_kv_usage"] == max(usage) <= 1
-    assert document["hit_rate"] == totals.cached_tokens / totals.prompt_tokens
+    assert document["hit_rate"] == totals.cached_tokens / totals.cache_queries
     assert document["clock_s"] == run()[-1].end_s
 
 
@@ -135,7 +147,7 @@ def test_text_is_plain_and_has_every_figure(report: Report) -> None:
     text = report.as_text()
     assert text.isascii()
     assert "\x1b" not in text
-    assert all(line == line.rstrip() and len(line) <= 100 for line in text.splitlines())
+    assert all(line == line.rstrip() and len(line) <= 110 for line in text.splitlines())
     for part in ("30 submitted", "TTFT", "ITL", "TPOT", "E2E", "goodput", "peak KV usage", "1.25 s of wall time"):
         assert part in text
     columns = [line for line in text.splitlines() if line.startswith(("TTFT", "ITL", "TPOT", "E2E"))]

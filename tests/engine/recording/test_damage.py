@@ -43,16 +43,69 @@ def small(run: Any, tmp_path: Path, short_chunks: None) -> bytes:
 
 
 def read_all(path: Path, expected: list[t.StepRecord], check: bool | None = None) -> tuple[int, str | None]:
-    """Everything a reader can ask of a damaged file; returns how much came back, which must be a true prefix."""
+    """Everything a reader can ask of a damaged file; returns how much came back, all of which must be true."""
     with Recording(path, check=check) as recording:
         got = list(recording.records())
-        assert got == expected[: len(got)]
+        assert got == there(recording, expected)[: len(got)]
         assert recording.num_records == len(got)
         recording.seconds(0, 1000)
         recording.find(Mark.KNOB, 0)
         recording.keyframe_before(max(0, len(got) - 1))
         list(recording.texts())
         return len(got), recording.truncated
+
+
+def there(recording: Recording, expected: list[t.StepRecord]) -> list[t.StepRecord]:
+    """`expected` without what the recording says is missing."""
+    left = list(expected)
+    for gap in recording.gaps:
+        del left[gap.index : gap.index + gap.num_missing]
+    return left
+
+
+def test_a_flipped_byte_costs_what_lies_before_the_next_keyframe(
+    run: Any, tmp_path: Path, short_chunks: None
+) -> None:
+    path = run.record_to(tmp_path / "run.schedtop")
+    with Recording(path) as whole:
+        middle = whole.timeline()[len(whole.timeline()) // 2][0]
+        flipped_step = whole.record(middle).step
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    num, truncated = read_all(path, run.records)
+    assert len(run.records) - 60 <= num < len(run.records)
+    with Recording(path) as recording:
+        (gap,) = recording.gaps
+        first, last = run.records[gap.index].step, run.records[gap.index + gap.num_missing - 1].step
+        assert truncated == f"damaged from byte {gap.at_byte} to {gap.to_byte}: steps {first} to {last} are missing"
+        assert (recording.num_steps, recording.end_s) == (run.records[-1].step, run.records[-1].end_s)
+        assert recording.index_of_step(last) == gap.index, "a step that is missing leads to the next one there is"
+        assert abs(first - flipped_step) < 200
+        for index in range(0, num, 7):
+            snapshot, start = recording.keyframe_before(index)
+            assert start <= index and not start < gap.index <= index, "no state is carried across the gap"
+            assert snapshot.seq < recording.record(start).seq
+    with Recording(path, read_on=False) as recording:
+        assert list(recording.records()) == run.records[: gap.index] and not recording.gaps
+        assert recording.truncated and "the file is damaged there" in recording.truncated
+
+
+def test_two_gaps_and_a_cut_end_are_all_told(run: Any, tmp_path: Path, short_chunks: None) -> None:
+    path = run.record_to(tmp_path / "run.schedtop")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1
+    data[2 * len(data) // 3] ^= 1
+    path.write_bytes(data[:-3])
+    _, truncated = read_all(path, run.records)
+    assert truncated and truncated.count("are missing; ") == 2 and truncated.endswith(str(run.records[-1].step))
+
+
+def test_what_only_looks_like_frames_ends_the_search(small: bytes, run: Any, tmp_path: Path) -> None:
+    path = tmp_path / "crafted.schedtop"
+    path.write_bytes(small[:-300] + b"\xf5ST\xaf" * (1 << 20))
+    _, truncated = read_all(path, run.records)
+    assert truncated and "cannot be read" in truncated
 
 
 def test_cut_at_any_byte_the_prefix_is_recovered(small: bytes, run: Any, tmp_path: Path) -> None:

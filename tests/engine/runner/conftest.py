@@ -18,12 +18,12 @@ from schedtop.engine.runner.gpu.backend import make_kernel_decoder
 from schedtop.engine.runner.gpu.kernel_decoders import KernelGeneralDecoder
 from schedtop.engine.runner.gpu.kernel_sampler import KernelSampler
 from schedtop.engine.runner.gpu.torch_fallback import GuardedDecoder
-from schedtop.engine.runner.loading.open import layer_soft_cap
+from schedtop.engine.runner.loading.route import layer_soft_cap
 from schedtop.engine.runner.models.fused import NativeAttention, NativeOperations
 from schedtop.engine.runner.models.general import GeneralDecoder
 from schedtop.engine.runner.models.kv_cache import CacheShape, PagedCache
 from schedtop.engine.runner.models.llama import LeanDecoder, is_lean, layer_window
-from schedtop.engine.runner.models.native import load_native
+from schedtop.engine.runner.models.native import Native, native_choices
 from schedtop.engine.runner.models.soft_capped_attention import torch_attention
 from schedtop.engine.runner.worker import ModelWorker
 from schedtop.engine.scheduler.scheduler import Scheduler
@@ -63,12 +63,23 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 64,
 }
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "factor": 2.0,
+    "short_factor": [1.0, 1.3, 1.7, 2.5],
+    "long_factor": [2.0, 4.0, 9.0, 20.0],
+    "original_max_position_embeddings": MODEL_LEN,
+}
+DYNAMIC_ROPE = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
 CONFIGS: dict[str, Callable[[], Any]] = {
     "llama": lambda: LlamaConfig(**COMMON, head_dim=8, tie_word_embeddings=True),
     "llama-bias": lambda: LlamaConfig(
         **COMMON, head_dim=16, attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3_ROPE
     ),
     "llama-yarn": lambda: LlamaConfig(**COMMON, head_dim=8, rope_parameters=YARN_ROPE),
+    "llama-longrope": lambda: LlamaConfig(**COMMON, head_dim=8, rope_parameters=LONG_ROPE),
+    "llama-dynamic": lambda: LlamaConfig(**COMMON, head_dim=8, rope_parameters=DYNAMIC_ROPE),
     "qwen2": lambda: Qwen2Config(**COMMON),
     "qwen2-window": lambda: Qwen2Config(**COMMON, use_sliding_window=True, sliding_window=20, max_window_layers=1),
     "qwen3": lambda: Qwen3Config(**COMMON, head_dim=8),
@@ -242,15 +253,21 @@ def build_decoder(
     if route.startswith("kernels"):
         return kernel_decoder(model, route, cache, config.max_model_len, tell)
     attention, operations = torch_attention(cache, layer_soft_cap(model.config)), None
-    if route == "native":
-        library = load_native(torch.float32, CPU)
-        if library is None:
-            pytest.skip("no C compiler here")
-        attention, operations = NativeAttention(cache, library), NativeOperations(library)
+    if route.startswith("native"):
+        native = pick_native(torch.float32, route.partition(":")[2])
+        attention, operations = NativeAttention(cache, native), NativeOperations(native)
     if route == "general":
         return GeneralDecoder(model, attention)
     assert is_lean(model)
     return LeanDecoder(model, attention, config.max_model_len, operations)
+
+
+def pick_native(dtype: torch.dtype, instructions: str = "") -> Native:
+    """The compiled routines for an instruction set, or the best there are."""
+    for choice in native_choices(dtype):
+        if instructions in ("", choice.instructions):
+            return choice
+    pytest.skip(f"no compiled routines here for {instructions or dtype}")
 
 
 def refuse(line: str) -> None:
@@ -290,6 +307,8 @@ class Lab:
     """What the tests of this folder build from."""
 
     vocab = VOCAB
+    pick_native = staticmethod(pick_native)
+    build_config = staticmethod(build_config)
     build_model = staticmethod(build_model)
     layer_window = staticmethod(layer_window)
     reference = staticmethod(cache(Reference))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from schedtop.engine.runner.batch import Batch
 from schedtop.engine.runner.models.fused import NativeAttention
 from schedtop.engine.runner.models.kv_cache import CacheShape, PagedCache
-from schedtop.engine.runner.models.native import load_native
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -56,17 +57,23 @@ def by_definition(
 SHAPES = [(9, 3, 64, 16), (4, 4, 64, 8), (8, 2, 128, 16), (5, 1, 24, 5), (4, 2, 80, 16), (2, 1, 256, 256)]
 """Query heads, key heads, head size, block size."""
 
+INSTRUCTIONS = ("avx512-bf16", "avx512", "avx2", "baseline")
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("instructions", INSTRUCTIONS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("window", [None, 21])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_equals_the_definition(
-    dtype: torch.dtype, shape: tuple[int, int, int, int], window: int | None, threads: int
+    lab: Any,
+    dtype: torch.dtype,
+    instructions: str,
+    shape: tuple[int, int, int, int],
+    window: int | None,
+    threads: int,
 ) -> None:
-    library = load_native(dtype, CPU)
-    if library is None:
-        pytest.skip("no C compiler here")
+    native = lab.pick_native(dtype, instructions)
     heads, kv_heads, size, block_size = shape
     rng = np.random.default_rng(7)
     torch.manual_seed(7)
@@ -77,7 +84,7 @@ def test_equals_the_definition(
     # As the decoder gives it: rows of query, key and value side by side.
     qkv = torch.randn(len(batch.positions), heads + 2 * kv_heads, size).to(dtype)
     query, key, value = qkv.split([heads, kv_heads, kv_heads], dim=1)
-    attention = NativeAttention(cache, library)
+    attention = NativeAttention(cache, native)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

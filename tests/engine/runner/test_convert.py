@@ -68,7 +68,6 @@ def write_gguf(path: Path, seed: int) -> Path:
 @pytest.fixture(autouse=True)
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("SCHEDTOP_NATIVE", "0")  # nothing is compiled anew for an empty cache
 
 
 @pytest.fixture

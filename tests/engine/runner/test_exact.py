@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from schedtop.engine.runner.models.families import FAMILIES
 
+LEAN = ("llama", "llama-bias", "llama-yarn", "llama-longrope", "qwen2", "qwen2-window", "qwen3", "mistral")
 ROUTES = [
-    *(
-        (name, "lean")
-        for name in ("llama", "llama-bias", "llama-yarn", "qwen2", "qwen2-window", "qwen3", "mistral")
-    ),
-    *((name, "native") for name in ("llama", "llama-bias", "qwen2-window", "qwen3", "mistral")),
-    *((name, "general") for name in ("llama", "qwen2-window", "qwen3", "mistral", "smollm3", "gemma2", "gemma3")),
+    *((name, "lean") for name in LEAN),
+    *((name, "native") for name in ("llama", "llama-bias", "llama-dynamic", "qwen2-window", "qwen3", "mistral")),
+    *(("llama", f"native:{instructions}") for instructions in ("avx2", "baseline")),
+    *((name, "general") for name in ("llama-longrope", "qwen2-window", "qwen3", "mistral")),
+    *((name, "general") for name in ("smollm3", "gemma2", "gemma3")),
 ]
 each_route = pytest.mark.parametrize(("name", "route"), ROUTES)
 
@@ -77,3 +78,10 @@ def test_arrivals_and_aborts_between_steps(lab: Any) -> None:
     wanted = expected(lab, "llama", prompts, 20)
     assert outputs[3] == wanted[3][: len(outputs[3])]
     assert [o for i, o in enumerate(outputs) if i != 3] == [w for i, w in enumerate(wanted) if i != 3]
+
+
+def test_every_family_is_tried_on_each_of_its_routes(lab: Any) -> None:
+    tried = {(lab.build_config(name).model_type, route) for name, route in ROUTES}
+    for model_type, family in FAMILIES.items():
+        assert (model_type, "general") in tried
+        assert not family.lean or {(model_type, "lean"), (model_type, "native")} <= tried

@@ -14,7 +14,7 @@ from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import EngineConfig
 from schedtop.engine.handoff.request import Request, SamplingParams
 from schedtop.engine.runner.gpu.backend import choose_kernels
-from schedtop.engine.runner.gpu.kernel_modules import is_silu, replace_modules
+from schedtop.engine.runner.gpu.kernel_modules import replace_modules
 from schedtop.engine.runner.gpu.kernel_sampler import KernelSampler, setting_arrays
 from schedtop.engine.runner.gpu.torch_fallback import GuardedDecoder
 from schedtop.engine.runner.loading.open import open_model
@@ -132,14 +132,28 @@ def test_open_model_on_kernels(lab: Any, tmp_path: Path, monkeypatch: pytest.Mon
     assert not opened[0][0].notices
 
 
-def test_modules_are_replaced_only_where_they_agree(lab: Any) -> None:
-    def names(model: str) -> set[str]:
-        return {type(module).__name__ for module in replace_modules(lab.build_model(f"{model}@kernels"))}
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3", "smollm3", "gemma2", "gemma3"])
+def test_a_replaced_module_computes_what_its_own_code_does(lab: Any, name: str) -> None:
+    torch.manual_seed(3)
+    model = lab.build_model(f"{name}@kernels")
+    replaced = replace_modules(model)
+    gelu = name.startswith("gemma")  # whose gate has no kernel
+    kinds = {type(module).__name__[-3:] for module in replaced}
+    assert kinds == ({"orm"} if gelu else {"orm", "MLP"})
+    norms = [module for module in model.modules() if type(module).__name__.endswith("Norm")]
+    assert set(norms) <= set(replaced)
+    for module in replaced:
+        weight = module.weight if hasattr(module, "weight") else module.gate_proj.weight
+        x = torch.randn(1, 3, weight.shape[-1])
+        with torch.inference_mode():
+            ours, theirs = module(x), type(module).forward(module, x)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
-    assert names("smollm3") == {"SmolLM3RMSNorm", "SmolLM3MLP"}
-    assert names("gemma2") == {"Gemma2RMSNorm"}  # its gate is GELU
-    assert is_silu(torch.nn.SiLU())
-    assert not is_silu(torch.nn.GELU(approximate="tanh"))
+
+def test_another_activation_keeps_its_own_code(lab: Any) -> None:
+    model = lab.build_model("smollm3@kernels")
+    model.config.hidden_act = "gelu"
+    assert {type(module).__name__ for module in replace_modules(model)} == {"SmolLM3RMSNorm"}
 
 
 def test_sampled_tokens_do_not_depend_on_the_batch() -> None:

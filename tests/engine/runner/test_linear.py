@@ -18,10 +18,10 @@ ROWS = (1, 2, 7, 8, 9, 15, 16, 17, 63, 64, 65, 130)
 
 def make(kind: type[Linear], weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
     if kind is NativeLinear:
-        library = load_products(weight)
-        if library is None:
-            pytest.skip("this processor does not multiply bfloat16, or there is no compiler")
-        return NativeLinear(weight, bias, library)
+        products = load_products(weight)
+        if products is None:
+            pytest.skip("this processor does not multiply bfloat16, or the routines are not built")
+        return NativeLinear(weight, bias, products)
     if kind is PackedLinear and not can_pack(weight):
         pytest.skip("this processor does not multiply bfloat16")
     return kind(weight, bias)

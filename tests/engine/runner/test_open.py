@@ -76,6 +76,16 @@ def test_reads_the_models_files(saved: Path) -> None:
     assert stages
 
 
+def test_a_growing_rope_is_served_as_far_as_it_has_not_grown(folder: Path) -> None:
+    edit("config.json", rope_parameters=LONG_ROPE)(folder)
+    with pytest.raises(ConfigError, match="set --max-model-len 128"):
+        open_model(settings(folder, scheduler={"max_model_len": 129, "num_blocks": 9}))
+    open_model(settings(folder, scheduler={"max_model_len": 128, "num_blocks": 9}))
+    edit("config.json", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})(folder)
+    with pytest.raises(ConfigError, match="'dynamic'"):
+        open_model(settings(folder, scheduler={"max_model_len": 513, "num_blocks": 9}))
+
+
 def test_bfloat16_where_the_processor_has_it(saved: Path) -> None:
     _, info = open_model(settings(saved, dtype="auto", scheduler={"num_blocks": "8"}))
     assert info.dtype == ("bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32")
@@ -111,6 +121,15 @@ def name_a_part(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": parts}))
 
 
+LONG_ROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0] * 4,
+    "long_factor": [2.0] * 4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
+
 DAMAGES: list[tuple[Callable[[Path], None], str]] = [
     (lambda folder: (folder / "config.json").unlink(), "no config.json"),
     (truncate("config.json"), "not valid JSON"),
@@ -120,6 +139,7 @@ DAMAGES: list[tuple[Callable[[Path], None], str]] = [
     (drop_a_weight, "1 weights are missing or misshapen"),
     (truncate("tokenizer.json"), "its tokenizer cannot be read"),
     (edit("config.json", model_type="gpt2"), "architecture 'gpt2' is not served"),
+    (edit("config.json", rope_parameters=LONG_ROPE), "rope_type 'longrope' moves every token"),
     (edit("config.json", model_type="frobnicate"), "architecture 'frobnicate' is not served"),
     (edit("config.json", model_type=None), "names no model_type"),
     (edit("config.json", hidden_size="wide"), "its configuration cannot be read"),

@@ -7,18 +7,32 @@ from typing import Any
 import msgspec
 from hypothesis import strategies as st
 from schedtop.engine.contract.config import SchedulerConfig
-from schedtop.engine.golden.case import Case, CaseAbort, CaseKnob, CaseRequest
+from schedtop.engine.contract.kv_groups import Entry, KVGroup
+from schedtop.engine.golden.asked import CaseImage, CaseRequest
+from schedtop.engine.golden.case import Case, CaseAbort, CaseKnob
 
 LAST_ARRIVAL = 15
 LAST_EVENT = 40
 
 
 @st.composite
-def configs(draw: st.DrawFn) -> SchedulerConfig:
-    """Any scheduler that can schedule something."""
+def configs(draw: st.DrawFn, further: bool = False) -> SchedulerConfig:
+    """Any scheduler that can schedule something; `further`: with KV groups, adapters and drafters' caches, too."""
     slots = draw(st.sampled_from([0, 0, 0, 1, 3]))
     block_size = draw(st.sampled_from([4, 1, 2, 4, 8, 16]))
+    groups = draw(st.none() | st.none() | kv_groups(block_size)) if further else None
+    drafts = draw(st.sampled_from([0, 0, 1, 2, 4]))
+    drafter = further and drafts > 0 and draw(st.booleans())
+    intervals = [None, None, 0, 2 * block_size, 4 * block_size] if further else [None]
     return SchedulerConfig(
+        kv_groups=groups,
+        prefix_cache_retention_interval=draw(st.sampled_from(intervals)),
+        drop_last_cached_block=drafter,
+        num_lookahead_tokens=drafts if drafter else 0,
+        prefill_lookahead=draw(st.sampled_from([1, drafts])) if drafter else 0,
+        encoder_budget=None if drafter else draw(st.sampled_from([None, None, 8, 12])) if further else None,
+        pooling=further and draw(st.sampled_from([False, False, False, True])),
+        max_loras=draw(st.sampled_from([0, 0, 1, 2])) if further else 0,
         block_size=block_size,
         num_blocks=max(1, draw(st.integers(24, 96) | st.integers(1, 96)) // block_size),
         max_num_batched_tokens=draw(st.integers(slots + 1, 64)),
@@ -33,9 +47,26 @@ def configs(draw: st.DrawFn) -> SchedulerConfig:
         scheduler_reserve_full_isl=draw(st.booleans()),
         long_prefill_token_threshold=draw(st.sampled_from([0, 0, 1, 3, 8, 20])),
         long_prefill_token_threshold_adaptive=draw(st.booleans()),
-        num_speculative_tokens=draw(st.sampled_from([0, 0, 1, 2, 4])),
+        num_speculative_tokens=drafts,
         draft_slots=slots,
-        sliding_window=draw(st.none() | st.none() | st.integers(1, 40)),
+        sliding_window=draw(st.none() | st.none() | st.integers(1, 40)) if groups is None else None,
+    )
+
+
+def kv_groups(block_size: int) -> st.SearchStrategy[tuple[Entry, ...]]:
+    """Layouts of some models; block sizes that divide twice the usual one."""
+    window = st.integers(1, 40)
+    twice = 2 * block_size
+    return st.one_of(
+        st.tuples(st.just("full"), window),
+        st.tuples(st.just("full"), window, window),
+        st.tuples(window, window),
+        st.tuples(st.just("full"), st.just("full")),
+        st.tuples(st.just("full"), st.builds(KVGroup, window=window, block_size=st.just(twice))),
+        st.tuples(st.just(KVGroup(full=True, block_size=twice)), window),
+        st.just(("full", KVGroup(mamba="align"))),
+        st.just(("full", KVGroup(mamba="align"), KVGroup(mamba="align"))),
+        st.just(("full", KVGroup(mamba="none"))),
     )
 
 
@@ -45,6 +76,19 @@ def prompt_parts(draw: st.DrawFn, own_seed: int) -> list[tuple[int, int]]:
     shared, own = draw(st.sampled_from([0, 4, 8, 16, 33])), draw(st.sampled_from([0, 1, 1, 2, 7, 20, 60]))
     parts = [(draw(st.integers(1, 2)), shared), (own_seed, own)]
     return [part for part in parts if part[1]]
+
+
+@st.composite
+def images(draw: st.DrawFn, parts: list[tuple[int, int]]) -> list[CaseImage]:
+    """Images that any encoder can take, one after the other within the prompt; those of a name are alike."""
+    found: list[CaseImage] = []
+    place, end = draw(st.integers(0, 9)), sum(length for _, length in parts)
+    for name, length in draw(st.lists(st.sampled_from([("cat", 3), ("dog", 8), (None, 5)]), max_size=3)):
+        if place + length > end:
+            break
+        found.append(CaseImage(place, length, name))
+        place += length + draw(st.sampled_from([0, 1, 7]))
+    return found
 
 
 def knob_values(config: SchedulerConfig) -> st.SearchStrategy[dict[str, Any]]:
@@ -68,17 +112,22 @@ def knob_values(config: SchedulerConfig) -> st.SearchStrategy[dict[str, Any]]:
 @st.composite
 def cases(draw: st.DrawFn, most_requests: int = 10) -> Case:
     """A case with requests, knob changes and aborts; some of its requests may be impossible."""
-    config = draw(configs())
+    config = draw(configs(further=True))
     count = draw(st.integers(3, most_requests) | st.integers(1, 3))
+    prompts = [draw(prompt_parts(100 + ordinal)) for ordinal in range(count)]
     requests = [
         CaseRequest(
             id=f"r{ordinal}",
             arrival_step=draw(st.integers(0, LAST_ARRIVAL)),
-            max_tokens=draw(st.integers(8, 40) | st.integers(1, 40)),
-            prompt_parts=draw(prompt_parts(100 + ordinal)),
+            max_tokens=0 if config.pooling else draw(st.integers(8, 40) | st.integers(1, 40)),
+            prompt_parts=parts,
             priority=draw(st.integers(0, 2)),
+            lora=draw(st.sampled_from([None, None, 1, 2, 3])),
+            cache_salt=draw(st.sampled_from([None, None, None, "red"])),
+            images=draw(images(parts)) if config.encoder_budget else [],
+            skip_reading_prefix_cache=draw(st.sampled_from([False, False, False, True])),
         )
-        for ordinal in range(count)
+        for ordinal, parts in enumerate(prompts)
     ]
     steps = st.integers(0, LAST_EVENT)
     knobs = st.lists(st.builds(CaseKnob, step=steps, set=knob_values(config)), max_size=4)

@@ -20,7 +20,8 @@ def replay(requests: list[CaseRequest], **config: Any) -> list[CaseStep]:
     case = Case(config=SchedulerConfig(**settings), requests=requests)
     steps = list(islice(CaseRun(case).steps(), MOST_STEPS))
     assert len(steps) < MOST_STEPS, f"{steps[-1].waiting} wait for ever"
-    assert [plainly(step) for step in steps] == list(islice(plain_run(case).steps(), MOST_STEPS))
+    plain = list(islice(plain_run(case).steps(), MOST_STEPS))
+    assert [plainly(step, want) for step, want in zip(steps, plain, strict=True)] == plain
     return steps
 
 

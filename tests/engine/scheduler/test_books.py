@@ -163,7 +163,8 @@ class SchedulerBooks(RuleBasedStateMachine):
         rows = np.frombuffer(settled.rows, dtype=np.int32).reshape(len(ROW_FIELDS), -1)
         columns = dict(zip(ROW_FIELDS, rows.tolist(), strict=True))
         for index, number in enumerate(columns["request"]):
-            rejected = columns["drafts"][index] - columns["accepted"][index]
+            accepted, emitted = columns["accepted"][index], columns["emitted"][index]
+            rejected = columns["drafts"][index] - min(accepted, max(emitted - 1, 0))
             self.scheduled[number] = self.scheduled.get(number, 0) + columns["tokens"][index]
             self.rejected[number] = self.rejected.get(number, 0) + rejected
 

@@ -22,7 +22,7 @@ def test_the_scheduler_decides_as_the_plain_one(case: Case) -> None:
     pairs = zip_longest(real.steps(), plain.steps())
     for have, want in islice(pairs, longest_run(case)):
         assert have is not None and want is not None, "one ended before the other"
-        assert plainly(have) == want
+        assert plainly(have, want) == want
         ends |= {finish.number: finish.reason for finish in real.scheduler.planned.ended}
     ends |= {finish.number: finish.reason for finish in real.finishes}
     ends |= {refusal.number: "refused" for refusal in real.refusals}

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
+from schedtop.engine.build import build_engine
+from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
 from schedtop.engine.contract.telemetry import SetKnobs
 from schedtop.engine.handoff.request import Request
-from schedtop.engine.serving.trial import MIN_SAMPLES, SETTLE_S, WATCH_S, Trials
+from schedtop.engine.serving.trial import Trials
+from schedtop.engine.serving.watched import MIN_SAMPLES, SETTLE_S, WATCH_S
 from schedtop.engine.step.engine import Engine
 
 from tests.engine.harness import STEP_S, Script, ask, engine_of
+from tests.engine.harness import step as stepped
 
 ROOMY = {"num_blocks": 4000, "max_model_len": 4000}
 
@@ -20,12 +25,10 @@ def told(engine: Engine, before: int, steps: int, slo_s: dict[str, float], **kno
     said: list[str] = []
     trials = Trials(engine, lambda notice: said.append(notice.text), now=lambda: 0.0)
     for _ in range(before):
-        engine.step()
+        trials.watch(stepped(engine))
     assert trials.set_knobs(SetKnobs(1, knobs, trial_s=3600.0, slo_s=slo_s)).ok
     for _ in range(steps):
-        record = engine.step()
-        assert record is not None
-        trials.watch(record)
+        trials.watch(stepped(engine))
         trials.check()
         if trials.pending is None:
             break
@@ -102,3 +105,34 @@ def test_what_has_not_ended_is_what_a_snapshot_tells() -> None:
         seen["itl"] += len(gaps)
         seen["preempted"] += sum(r.status == "preempted" and r.last_token_s is not None for r in requests)
     assert all(seen.values()), seen
+
+
+def under_pressure(change: dict[str, Any], slo_s: dict[str, float], seconds: float = 12.0) -> list[str]:
+    """An overloaded pool whose SLO is broken for long; then a change on trial."""
+    config = EngineConfig(
+        device="sim:llama-3.1-8b@h100", workload=WorkloadSpec(source="pressure"), scheduler={"num_blocks": 2000}
+    )
+    said: list[str] = []
+    engine = build_engine(config)
+    trials = Trials(engine, lambda notice: said.append(notice.text), now=lambda: 0.0)
+    while engine.clock_s < 22.0:
+        trials.watch(stepped(engine))
+    assert trials.set_knobs(SetKnobs(1, change, trial_s=3600.0, slo_s=slo_s)).ok
+    while engine.clock_s < 22.0 + seconds and trials.pending is not None:
+        trials.watch(stepped(engine))
+        trials.check()
+    return said[1:]
+
+
+def test_a_cure_is_not_taken_back_for_what_was_broken_before() -> None:
+    assert under_pressure({"watermark": 0.05}, {"ttft": 1.0}) == []
+
+
+def test_what_was_broken_must_not_get_worse() -> None:
+    (words,) = under_pressure({"max_num_batched_tokens": 8}, {"ttft": 1.0})
+    assert "was past its SLO of 1 s and gets worse" in words and "outputs/s served" in words
+
+
+def test_a_change_that_starves_is_caught_where_ttft_is_broken_already() -> None:
+    (words,) = under_pressure({"max_num_scheduled_tokens": 4}, {"ttft": 1.0, "itl": 0.2})
+    assert "ITL" in words or "gets worse" in words

@@ -29,7 +29,7 @@ def test_shape_gives_the_published_figures(name: str) -> None:
 
 def test_mixture_activates_a_tenth_of_its_weights() -> None:
     model = MODELS["qwen3-30b-a3b"]
-    active = model.layers * model.active_layer_params + 2 * model.embedding_params
+    active = model.active_layers_params + 2 * model.embedding_params
     assert active == pytest.approx(3.35e9, rel=0.01)
 
 
@@ -45,7 +45,7 @@ def test_fp8_halves_the_layers_and_leaves_the_ends() -> None:
     whole, half = MODELS["llama-3.1-8b"], find_model("llama-3.1-8b-fp8")
     assert half is not None
     assert half.params == whole.params
-    assert whole.weight_bytes - half.weight_bytes == whole.layers * whole.layer_params
+    assert whole.weight_bytes - half.weight_bytes == whole.layers_params
 
 
 def test_stages_hold_all_layers_between_them() -> None:

@@ -206,9 +206,11 @@ def test_unreadable_calibrations(tmp_path: Path) -> None:
     assert "binary.toml: not a device file" in refusal(f"sim:@{file}")
 
 
-def test_documentation_names_every_preset_and_its_example_loads(tmp_path: Path) -> None:
+def test_documentation_names_every_preset_and_its_examples_load(tmp_path: Path) -> None:
     text = (Path(__file__).parents[3] / "docs" / "devices.md").read_text()
     assert all(f"`{name}`" in text for name in (*MODELS, *GPUS))
-    file = tmp_path / "example.toml"
-    file.write_text(text.split("```toml\n")[1].split("```")[0])
+    gpu, file = tmp_path / "gpu.toml", tmp_path / "example.toml"
+    gpu.write_text(text.split("```toml\n")[1].split("```")[0])
+    assert parse_device(f"sim:qwen3-8b@{gpu}").num_blocks() > 0
+    file.write_text(text.split("```toml\n")[2].split("```")[0])
     assert parse_device(f"sim:@{file}").num_blocks() == 4096

@@ -16,6 +16,7 @@ from schedtop.engine.contract.telemetry import (
     BlockClass,
     Finish,
     FinishReason,
+    IntArray,
     Limiter,
     RowFlag,
     Snapshot,
@@ -85,7 +86,7 @@ class Mirror:
 
     def _read_rows(self, record: StepRecord) -> None:
         rows = row_columns(record)
-        rejected = rows["drafts"] - rows["accepted"]
+        rejected = _rejected(rows)
         after = rows["computed"] + rows["tokens"] - rejected
         for index, number in enumerate(rows["request"].tolist()):
             self.computed[number] = int(after[index])
@@ -102,16 +103,22 @@ class Mirror:
         sums["submitted_prompt_tokens"] += sum(arrival.prompt_tokens for arrival in kept)
         sums["refused"] += len(record.refusals) + reasons[FinishReason.REFUSED]
         sums["aborted"] += reasons[FinishReason.ABORT]
-        sums["finished"] += sum(
-            reasons[reason] for reason in (FinishReason.STOP, FinishReason.LENGTH, FinishReason.KV_CAPACITY)
+        sums["aborted_prefill_tokens"] += sum(
+            self.scheduled[finish.number] + self.spared[finish.number]
+            for finish in record.finishes
+            if finish.reason == FinishReason.ABORT and finish.ttft_s is None
         )
+        sums["finished"] += reasons[FinishReason.STOP] + reasons[FinishReason.LENGTH]
+        sums["kv_capacity"] += reasons[FinishReason.KV_CAPACITY]
         sums["admitted"] += len(firsts)
         sums["prompt_tokens"] += sum(self.prompts[entry.number] for entry in firsts)
         sums["cached_tokens"] += sum(entry.cached_tokens for entry in firsts)
         sums["reused_tokens"] += sum(entry.cached_tokens for entry in record.admissions if entry.resumed)
         sums["preemptions"] += len(record.preemptions)
         sums["recomputed_tokens"] += record.recomputed_tokens
-        sums["rejected_draft_tokens"] += int((rows["drafts"] - rows["accepted"]).sum())
+        sums["rejected_draft_tokens"] += int(_rejected(rows).sum())
+        sums["accepted_draft_tokens"] += int(rows["accepted"].sum())
+        sums["drafts"] += int(np.count_nonzero(rows["drafts"]))
         sums["output_tokens"] += int(rows["emitted"].sum())
         if record.executed:
             sums["steps"] += 1
@@ -120,9 +127,18 @@ class Mirror:
             sums["busy_s"] += record.end_s - record.start_s  # type: ignore[assignment]
 
 
+def _rejected(rows: dict[str, IntArray]) -> IntArray:
+    """Drafts that became no output: not agreed with, or past a request's end."""
+    rejected: IntArray = rows["drafts"] - np.minimum(rows["accepted"], np.maximum(rows["emitted"] - 1, 0))
+    return rejected
+
+
 def check_record(mirror: Mirror, record: StepRecord, engine: Engine) -> None:
     """One record against the mirror before it, the engine after it, and itself."""
     mirror.read(record)
+    firsts = [entry.number for entry in record.admissions if not entry.resumed]
+    if engine.scheduler.state.kv.caching:
+        mirror.sums["cache_queries"] += sum(mirror.prompts[number] for number in firsts)
     snapshot = engine.snapshot()
     blocks = record.blocks
     count = Counter(mirror.classes.tolist())

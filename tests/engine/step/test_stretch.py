@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
+from schedtop.engine.contract.slo import parse_slo
 from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.golden.case import Case, prompt_tokens
 from schedtop.engine.handoff.request import Request
@@ -26,6 +27,7 @@ from tests.engine.scheduler.cases import cases
 
 COST = LinearCost(fixed_s=0.1, per_token_s=0.013, per_kv_token_s=0.00031, per_request_s=0.0071)
 MOST_STEPS = 3000
+SLO = parse_slo("ttft=2s,itl=150ms,tpot=200ms,e2e=20s")
 
 
 class Run:
@@ -47,7 +49,7 @@ class Run:
         ]
         self.engine = self._engine(vocab)
         self.log: list[bytes] = []
-        self.report = Report()
+        self.report = Report(SLO)
         self.num_stretched = 0
         self._serve()
 
@@ -230,7 +232,8 @@ def test_a_whole_run_is_the_same() -> None:
     together = [record for item in items for record in (item.records() if isinstance(item, Stretch) else [item])]
     assert together == alone
     assert len(items) < len(alone) / 2
-    report = Report()
+    report = Report(block_size=16)
+    report.workload = build_engine(asked).header.workload
     for record in alone:
         report.add(record)
     report.close(15.0)

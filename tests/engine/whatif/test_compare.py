@@ -160,7 +160,7 @@ def test_duration_ends_arrivals_and_serves_them_all() -> None:
     requests = document["requests"]
     assert requests["submitted"] == requests["finished"] > 40
     slower = run(Scenario(EngineConfig(workload=workload, duration_s=2.0, scheduler={"max_num_seqs": 2})))
-    assert slower["requests"] == requests
+    assert {**slower["requests"], "by_class": None} == {**requests, "by_class": None}
     assert slower["clock_s"] > document["clock_s"] > 2.0
 
 

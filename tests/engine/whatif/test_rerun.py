@@ -89,7 +89,9 @@ def ask(path: Path, index: int | None = None, snapshot: Snapshot | None = None, 
 def test_as_it_was_it_is_the_recording_from_wherever_it_is_run(busy: Path, index: int | None) -> None:
     found = ask(busy, index, watermark=0.2)
     assert found.exact and found.drift is None and not found.measured
-    assert all(row.recorded == row.base for row in found.rows)
+    latencies = ("ttft", "itl", "e2e", "goodput")
+    assert all(row.recorded == row.base for row in found.rows if not row.name.startswith(latencies))
+    assert found.unserved == (0, 0) and not any(row.base.startswith(">") for row in found.rows)
     assert found.recorded == found.base
     assert found.unfinished
 
@@ -263,3 +265,25 @@ def test_a_recording_without_a_step(tmp_path: Path) -> None:
     write(path, built(), 0)
     with pytest.raises(ConfigError, match="no step"):
         ask(path, watermark=0.1)
+
+
+def test_who_is_not_served_yet_is_not_left_out(tmp_path: Path) -> None:
+    """A watermark that only makes requests wait past the end of a recording is no improvement."""
+    path = tmp_path / "pressure.rec"
+    workload = WorkloadSpec(source="pressure")
+    engine = build_engine(
+        EngineConfig(device="sim:llama-3.1-8b@h100", workload=workload, scheduler={"num_blocks": 2000})
+    )
+    with RecordingWriter(path, engine.header, engine.snapshot) as writer:
+        at = 0
+        while engine.clock_s < 30.0:
+            record = engine.step()
+            assert record is not None
+            writer.write(record)
+            at += record.end_s < 6.0
+    found = ask(path, at, watermark=0.1)
+    assert found.exact and found.unfinished and found.unserved == (0, 0)
+    rows = {row.name: row for row in found.rows}
+    assert rows["ttft_p50_s"].verdict == "worse", rows["ttft_p50_s"]
+    assert rows["ttft_n"].base == rows["ttft_n"].variant
+    assert rows["ttft_p50_s"].recorded.startswith(">")

@@ -112,7 +112,7 @@ def test_refusing_requests_wins_nothing(slo: Slo | None) -> None:
     outcome = sweep(scenario, {"num_blocks": [1, 12, 3000]}, slo)
     runs = {run["settings"]["num_blocks"]: run for run in outcome.as_dict()["runs"]}
     assert runs[1]["report"]["requests"]["refused"] == 12
-    assert runs[12]["report"]["requests"]["finished"] > 0 < runs[12]["report"]["requests"]["refused"]
+    assert runs[12]["report"]["requests"]["kv_capacity"] > 0 < runs[12]["report"]["requests"]["refused"]
     assert runs[12]["report"]["e2e_s"]["p95"] < runs[3000]["report"]["e2e_s"]["p95"]
     assert runs[3000]["report"]["requests"]["refused"] == 0
     assert not runs[1]["winner"] and not runs[12]["winner"]

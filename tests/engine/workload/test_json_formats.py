@@ -60,8 +60,8 @@ def test_a_partial_last_id_is_shared_as_far_as_it_goes(replay: Replay) -> None:
     assert common(a, b) == 600
 
 
-def test_what_no_id_covers_is_the_requests_own(replay: Replay) -> None:
-    a, b = replay(jsonl(mooncake(0, 700, [7]), mooncake(0, 700, [7])))
+def test_what_an_id_of_its_own_covers_is_the_requests_own(replay: Replay) -> None:
+    a, b = replay(jsonl(mooncake(0, 700, [7, 8]), mooncake(0, 700, [7, 9])))
     assert common(a, b) == 512
 
 
@@ -73,13 +73,13 @@ def test_bailian_counts_seconds_and_16_tokens_an_id(replay: Replay) -> None:
 
 def test_tokens_per_id_are_shown_and_can_be_changed(opened: Open, drain: Drain, tmp_path: Path) -> None:
     path = tmp_path / "mooncake"
-    path.write_text(jsonl(mooncake(0, 100, [1, 2]), mooncake(1, 100, [1, 3])))
-    source = opened(path)
-    assert source.description["prefix_block_tokens"] == 512
-    assert source.description["noticed"] == {"more or fewer prefix ids than the prompt has at 512 tokens an id": 2}
+    path.write_text(jsonl(mooncake(0, 100, [1, 2]), mooncake(1500, 100, [1, 3])))
+    with pytest.raises(
+        TraceError, match=r":1: more or fewer .*512 tokens an id \(--prefix-block-tokens\): '100 tok"
+    ):
+        opened(path)
     source = opened(path, prefix_block_tokens=64)
     assert source.description["prefix_block_tokens"] == 64
-    assert "noticed" not in source.description
     a, b = drain(source)
     assert common(a, b) == 64
 
@@ -109,8 +109,8 @@ def test_rows_without_ids_share_nothing(replay: Replay) -> None:
 
 
 def test_numbers_may_be_texts_and_ids_any_size(replay: Replay) -> None:
-    (request,) = replay(jsonl(mooncake("12.0", "40.0", [-(2**70), 2**64 + 5], output=3.0)))
-    assert (request.num_prompt_tokens, request.max_tokens) == (40, 3)
+    (request,) = replay(jsonl(mooncake("12.0", "600.0", [-(2**70), 2**64 + 5], output=3.0)))
+    assert (request.num_prompt_tokens, request.max_tokens) == (600, 3)
 
 
 @pytest.mark.parametrize(

@@ -146,6 +146,7 @@ def test_the_description_says_what_was_done(opened: Open, tmp_path: Path) -> Non
     assert description == {
         "source": "steady.csv",
         "format": "Vidur CSV",
+        "times": "seconds",
         "seed": 3,
         "limit": 5,
         "rate": 2.0,

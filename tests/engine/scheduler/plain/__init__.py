@@ -20,7 +20,7 @@ def plain_run(case: Case) -> PlainRun:
     return PlainRun(msgspec.json.decode(msgspec.json.encode(case)))
 
 
-def plainly(step: CaseStep) -> dict[str, Any]:
-    """A step as a plain run tells it."""
+def plainly(step: CaseStep, like: dict[str, Any]) -> dict[str, Any]:
+    """A step as a plain run tells it: with the fields of `like` that its case can use."""
     told: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(step))
-    return told
+    return {name: told[name] for name in like}

@@ -26,7 +26,9 @@ class PlainKV:
         self.caching = bool(config.get("enable_prefix_caching", True))
         align = self.lcm if self.several else self.groups[0].size
         self.retention = Retention(config.get("prefix_cache_retention_interval"), align, self.drop)
+        self.keeps_nothing = any(group.kind == "none" for group in self.groups)
         self._names: dict[Any, int] = {}
+        self.capacity = self.find_capacity()
 
     # Keys
 
@@ -57,7 +59,7 @@ class PlainKV:
     def look_up(self, request: PlainRequest) -> tuple[list[Table], int]:
         """The cached blocks of every group and the junction; at least one token is left to compute."""
         nothing: list[Table] = [[] for _ in self.groups]
-        if not self.caching or request.spec.get("skip_reading_prefix_cache"):
+        if not self.caching or self.keeps_nothing or request.spec.get("skip_reading_prefix_cache"):
             return nothing, 0
         most = request.num_tokens - 1
         kinds: dict[Group, list[int]] = {}
@@ -181,7 +183,7 @@ class PlainKV:
 
     def register(self, request: PlainRequest, tokens: int) -> None:
         """Blocks filled by `tokens` tokens get their cache entries."""
-        if not self.caching:
+        if not self.caching or self.keeps_nothing:
             return
         for place, (group, table) in enumerate(zip(self.groups, request.tables, strict=True)):
             num_full = self.registered(group, tokens) // group.size
@@ -197,7 +199,8 @@ class PlainKV:
                     self.pool.register(block, self.key(request, place, index))
 
     def registered(self, group: Group, tokens: int) -> int:
-        """Of `tokens` tokens, how many are registered in a group."""
+        """Of `tokens` tokens, how many are registered: a drafter that reads ahead computes the last again."""
+        tokens = max(0, tokens - max(0, self.prefill_lookahead - 1))
         if not self.several:
             return tokens
         rounded = tokens // self.lcm * self.lcm
@@ -208,11 +211,15 @@ class PlainKV:
             self.pool.give_back(table[::-1])
         request.forget_blocks()
 
-    def capacity(self) -> float:
-        """Most tokens with state one request can have; endless where windows bound what it holds."""
-        blocks = self.config["num_blocks"]
-        if self.several or self.groups[0].is_mamba:
-            return float("inf")
-        if self.cap(self.groups[0]) <= blocks:
-            return float("inf")
-        return blocks * self.groups[0].size
+    def find_capacity(self) -> float:
+        """Most tokens with state one request can have; endless where even the longest sequence fits."""
+        for tokens in range(self.longest, -1, -1):
+            total = 0.0
+            for group in self.groups:
+                required: float = group.required(tokens, min(tokens + self.lookahead, self.longest))
+                if group.kind == "align":  # the newest state, and the one being written
+                    required = min(group.blocks_for(tokens), 2) + group.k
+                total += min(required, self.cap(group))
+            if total <= self.config["num_blocks"]:
+                return tokens if tokens < self.longest else float("inf")
+        return 0

@@ -59,13 +59,13 @@ class Passes:
 
     def split_mamba(self, request: PlainRequest, start: int, n: int) -> int:
         """Chunks of a prompt end where a state is kept."""
-        kv, run = self.run.kv, self.run
+        kv = self.run.kv
         bound = max(len(request.prompt), request.num_tokens - 1)
         if not any(group.kind == "align" for group in kv.groups) or start >= bound:
             return n
         size, end = kv.groups[0].size, start + n
         if end < bound:
-            most = run.token_budget if not run.threshold else min(run.token_budget, run.threshold)
+            most = self.most()
             rounded = end // size * size
             if rounded > start or size <= most:
                 end = max(start, rounded)
@@ -77,10 +77,15 @@ class Passes:
             stops.append(start + (request.junction - start) // size * size)
         return min([end, *(stop for stop in stops if start < stop < end)]) - start
 
+    def most(self) -> int:
+        """Most tokens that one request ever gets: what needs more than that would wait for ever."""
+        run = self.run
+        return min(run.largest_chunk(), run.threshold) if run.threshold else run.largest_chunk()
+
     def look_ahead(self, request: PlainRequest, start: int, n: int) -> int:
         """A drafter that reads ahead must not be left with fewer tokens than it reads."""
         ahead, remaining = self.run.kv.prefill_lookahead, request.num_tokens - start - n
-        if 0 < remaining < ahead:
+        if 0 < remaining < ahead <= self.most():
             return max(0, request.num_tokens - ahead - start)
         return n
 
@@ -94,11 +99,8 @@ class Passes:
         if fresh:
             kv.take_hit(request, hit, start)
         kv.take_new(request, start + n, ahead, fresh)
-        kv.register(request, self.known(request, start + n))
+        kv.register(request, min(start + n, request.num_tokens))
         return True
-
-    def known(self, request: PlainRequest, tokens: int) -> int:
-        return min(tokens, request.num_tokens) - max(0, self.run.kv.prefill_lookahead - 1)
 
     def plan(self, request: PlainRequest, n: int, fresh: bool, encode: list[int]) -> None:
         encoded = self.run.images.encode(request, encode)
@@ -136,8 +138,8 @@ class Passes:
                 request.num_drafts = 0  # drafts never make a request impossible
                 n = self.wanted(request)
                 continue
-            fits = self.fitting(request)
-            if alone and 0 < fits < n:
+            fits = self.fitting(request, n) if alone else 0
+            if 0 < fits < n:
                 n = fits  # under a window, a raised budget asks for more than the pool: take what there is
                 continue
             victim = run.pick_victim()
@@ -149,12 +151,21 @@ class Passes:
         self.plan(request, n, False, encode)
         return True
 
-    def fitting(self, request: PlainRequest) -> int:
+    def fitting(self, request: PlainRequest, n: int) -> int:
+        """Of `n` tokens, how many the pool has slots for."""
+        kv, nothing = self.run.kv, [[] for _ in self.run.kv.groups]
+        while n > 0:
+            need = kv.need(request, nothing, request.computed, request.computed + n, kv.lookahead, capped=False)
+            if need <= len(kv.pool.free):
+                break
+            n -= 1
+        return n
+
+    def admissible(self, request: PlainRequest, hit: list[Table], start: int, n: int) -> int:
         kv = self.run.kv
-        if kv.several or kv.groups[0].is_mamba:
-            return 0
-        held = len(request.tables[0]) + len(kv.pool.free)
-        return held * kv.groups[0].size - request.computed - kv.lookahead
+        while n > 1 and kv.need(request, hit, start, start + n, kv.lookahead, capped=False) > len(kv.pool.free):
+            n -= 1
+        return n
 
     def wanted(self, request: PlainRequest) -> int:
         run, computed = self.run, request.computed
@@ -282,7 +293,7 @@ class Passes:
             if group.kind != "align" or not found:
                 continue
             for row in self.rows:
-                tokens = kv.registered(group, self.known(row.request, row.request.computed + row.n))
+                tokens = kv.registered(group, min(row.request.computed + row.n, row.request.num_tokens))
                 last, table = tokens // group.size - 1, row.request.tables[place]
                 if 0 <= last < len(table) and table[last] == found[-1]:
                     return True
@@ -308,8 +319,8 @@ class Passes:
             n, padding = 1, 0
         n, encode, taken = run.images.fit(request, start, n) if n > 0 else (0, [], [])
         n = self.look_ahead(request, start, n)
-        if run.is_alone(request):
-            n = min(n, run.pool_tokens() - start)
+        if run.is_alone(request) and n > 0:
+            n = self.admissible(request, hit, start, n)
         watermark = run.watermark_blocks()
         fits = n > 0 and self.whole_fits(request, hit, start, watermark) and not self.shares_fresh_state(hit)
         if not fits or not self.allocate(request, hit, start, n, watermark):

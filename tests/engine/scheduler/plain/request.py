@@ -103,7 +103,7 @@ def read_request(spec: dict[str, Any], ordinal: int, num_groups: int) -> PlainRe
         parts = spec.get("prompt_parts") or []
         prompt = [(seed * 1000003 + i * 7919) % 32000 for seed, length in parts for i in range(length)]
     images = [
-        Image(image[0], image[1], image[2] if len(image) > 2 else f"{spec['id']}#{index}")
+        Image(image[0], image[1], (image[2:] or [None])[0] or f"{spec['id']}#{index}")
         for index, image in enumerate(spec.get("images") or [])
     ]
     arrived = spec["arrival_step"] + ordinal * 1e-6

@@ -21,6 +21,11 @@ class Batch:
     lost: dict[int, PlainRequest]
 
 
+def waits_to_be_ready(spec: dict[str, Any]) -> bool:
+    """Whether a request of a case arrives before it is ready."""
+    return bool(spec.get("ready_step", 0) > spec["arrival_step"])
+
+
 class PlainRun:
     """Runs a case, given as its JSON. `steps` yields every decided step; `ends` maps ids to why they ended."""
 
@@ -107,7 +112,7 @@ class PlainRun:
         prompt = len(request.prompt)
         unchunked = not self.chunking and prompt > self.largest_chunk()
         impossible = prompt < 1 or (request.max_tokens < 1 and not self.pooling)
-        impossible |= prompt >= self.longest + self.pooling or prompt > self.kv.capacity()
+        impossible |= prompt >= self.longest + self.pooling or prompt > self.kv.capacity
         if impossible or unchunked:
             self.ends[request.id] = "refused"
             return
@@ -190,11 +195,6 @@ class PlainRun:
     def watermark_blocks(self) -> int:
         return int(self.watermark * (self.config["num_blocks"] + 1)) if self.running else 0
 
-    def pool_tokens(self) -> int:
-        if self.kv.several or self.kv.groups[0].is_mamba:
-            return 1 << 60
-        return int(self.config["num_blocks"] * self.kv.groups[0].size)
-
     def pick_victim(self) -> PlainRequest:
         if self.config.get("policy") == "priority":
             return max(self.running, key=lambda request: request.urgency)
@@ -220,7 +220,7 @@ class PlainRun:
             "free_blocks": len(self.kv.pool.free),
         }
         specs = self.case["requests"]
-        if self.max_loras or self.store.on or self.depth > 1 or any("ready_step" in spec for spec in specs):
+        if self.max_loras or self.store.on or self.depth > 1 or any(map(waits_to_be_ready, specs)):
             decided["skipped"] = [request.id for request in passes.skipped]
         if self.store.on:
             decided["holding"] = [request.id for request in self.holding]
@@ -313,7 +313,7 @@ class PlainRun:
 
     def append(self, request: PlainRequest, count: int) -> bool:
         """Give a request up to `count` outputs; True: it ends with them."""
-        stop = min(len(request.prompt) + request.max_tokens, self.longest, self.kv.capacity() + 1)
+        stop = min(len(request.prompt) + request.max_tokens, self.longest, self.kv.capacity + 1)
         for _ in range(count):
             token = request.output(len(request.outputs))
             request.outputs.append(token)

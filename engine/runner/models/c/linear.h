@@ -10,8 +10,7 @@
 
 #if defined(BF16) && defined(__AVX512BF16__)
 #include <immintrin.h>
-
-int64_t panel_width(void) { return PANEL; }
+#define HAS_LINEAR
 
 static inline __m512 widen16(const uint16_t *from, __mmask16 mask) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from)), 16));
@@ -46,7 +45,7 @@ static inline __attribute__((always_inline)) void tile(
 
 /* out [rows, outputs] = x [rows, 2 * pairs] times the weights, packed as [panels, pairs, PANEL, 2]; bias may be
  * NULL. Panels past `outputs` are filled up with zeros. */
-void linear(const uint16_t *x, const uint16_t *packed, const uint16_t *bias, uint16_t *out, int64_t rows,
+static void linear(const uint16_t *x, const uint16_t *packed, const uint16_t *bias, uint16_t *out, int64_t rows,
             int64_t pairs, int64_t outputs, int threads) {
     int64_t panels = (outputs + PANEL - 1) / PANEL, chunks = (rows + CHUNK - 1) / CHUNK;
 #pragma omp parallel for collapse(2) schedule(static) num_threads(threads)
@@ -65,6 +64,5 @@ void linear(const uint16_t *x, const uint16_t *packed, const uint16_t *bias, uin
             }
         }
 }
-#else
-int64_t panel_width(void) { return 0; }
+#define HAS_LINEAR
 #endif

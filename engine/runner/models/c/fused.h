@@ -1,5 +1,5 @@
-/* The lean decoder's work between its matrix products, for CPUs. Compiled for one element type at a time:
- * -DBF16 for bfloat16, nothing for float. Sums are float; results are rounded once, to nearest even.
+/* The lean decoder's work between its matrix products. Included once for each element type and instruction set:
+ * bfloat16 where BF16 is defined, else float. Sums are float; results are rounded once, to nearest even.
  */
 #include <math.h>
 #include <stdint.h>
@@ -9,7 +9,6 @@
 #define MAX_SIZE 256
 #define TOGETHER 2048 /* elements of all heads that one thread attends for at once */
 #define KEYS 64 /* keys of a tile, scored together */
-#define STEP 4  /* query rows whose sums stay in registers */
 #define WORTH_THREADS 32768
 #define LOWEST -1e30f
 
@@ -32,20 +31,30 @@ static inline float up(T x) { return x; }
 static inline T down(float value) { return value; }
 #endif
 
-/* e to the x, within 2 units in the last place: Cody-Waite reduction and the polynomial of Moshier's Cephes library.
- * A call of expf would keep the loops around it from using vectors. */
+/* Where the instructions are missing, these functions would be calls, and the loops around them not use vectors. */
+#if defined(__FMA__) || defined(__aarch64__)
+#define MUL_ADD(a, b, c) __builtin_fmaf(a, b, c)
+#define NEAREST(x) __builtin_rintf(x)
+#else
+#define MUL_ADD(a, b, c) ((a) * (b) + (c))
+#define NEAREST(x) ((float)((int32_t)((x) + 128.5f) - 128)) /* of numbers above -128 */
+#endif
+
+/* e to the x, within 2 units in the last place (without fused products within n of them, n being x / ln 2):
+ * Cody-Waite reduction and the polynomial of Moshier's Cephes library. A call of expf would keep the loops around it
+ * from using vectors. */
 static inline float exp_of(float x) {
     x = x < -87.0f ? -87.0f : x > 88.0f ? 88.0f : x;
-    float n = __builtin_rintf(x * 1.44269504088896341f);
-    float r = __builtin_fmaf(n, -0.693359375f, x);
-    r = __builtin_fmaf(n, 2.12194440e-4f, r);
+    float n = NEAREST(x * 1.44269504088896341f);
+    float r = MUL_ADD(n, -0.693359375f, x);
+    r = MUL_ADD(n, 2.12194440e-4f, r);
     float y = 1.9875691500e-4f;
-    y = __builtin_fmaf(y, r, 1.3981999507e-3f);
-    y = __builtin_fmaf(y, r, 8.3334519073e-3f);
-    y = __builtin_fmaf(y, r, 4.1665795894e-2f);
-    y = __builtin_fmaf(y, r, 1.6666665459e-1f);
-    y = __builtin_fmaf(y, r, 5.0000001201e-1f);
-    y = __builtin_fmaf(y, r * r, r) + 1.0f;
+    y = MUL_ADD(y, r, 1.3981999507e-3f);
+    y = MUL_ADD(y, r, 8.3334519073e-3f);
+    y = MUL_ADD(y, r, 4.1665795894e-2f);
+    y = MUL_ADD(y, r, 1.6666665459e-1f);
+    y = MUL_ADD(y, r, 5.0000001201e-1f);
+    y = MUL_ADD(y, r * r, r) + 1.0f;
     int32_t bits = ((int32_t)n + 127) << 23;
     float power;
     memcpy(&power, &bits, 4);
@@ -53,7 +62,7 @@ static inline float exp_of(float x) {
 }
 
 /* sum = x + more (more may be NULL: then sum is not written), out = weight * sum / rms(sum): all [rows, width]. */
-void add_norm(const T *x, const T *more, const T *weight, T *sum, T *out, int64_t rows, int64_t width, float eps,
+static void add_norm(const T *x, const T *more, const T *weight, T *sum, T *out, int64_t rows, int64_t width, float eps,
               int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * width > WORTH_THREADS)
     for (int64_t row = 0; row < rows; row++) {
@@ -73,7 +82,7 @@ void add_norm(const T *x, const T *more, const T *weight, T *sum, T *out, int64_
 }
 
 /* Rotary positions in place: x [rows, heads, size] with `stride` elements between rows; cos and sin [rows, size]. */
-void rotate(T *x, const T *cos, const T *sin, int64_t rows, int64_t stride, int64_t heads, int64_t size,
+static void rotate(T *x, const T *cos, const T *sin, int64_t rows, int64_t stride, int64_t heads, int64_t size,
             int threads) {
     int64_t half = size / 2;
 #pragma omp parallel for num_threads(threads) if (rows * heads * size > WORTH_THREADS)
@@ -91,7 +100,7 @@ void rotate(T *x, const T *cos, const T *sin, int64_t rows, int64_t stride, int6
 }
 
 /* out = silu(gate) * up, with gate and up side by side in x [rows, 2 * width]. */
-void silu_mul(const T *x, T *out, int64_t rows, int64_t width, int threads) {
+static void silu_mul(const T *x, T *out, int64_t rows, int64_t width, int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * width > WORTH_THREADS)
     for (int64_t row = 0; row < rows; row++) {
         const T *gate = x + row * 2 * width, *more = gate + width;
@@ -103,11 +112,23 @@ void silu_mul(const T *x, T *out, int64_t rows, int64_t width, int threads) {
     }
 }
 
+/* LANES floats fill a register, and the STEP x STEP sums of a tile leave some free. */
+#if defined(__AVX512F__)
 #define LANES 16
+#define STEP 4
+#elif defined(__AVX2__)
+#define LANES 8
+#define STEP 2
+#elif defined(__aarch64__)
+#define LANES 4
+#define STEP 4
+#else
+#define LANES 4
+#define STEP 2
+#endif
 #define LINE ((int64_t)(64 / sizeof(T)))
 typedef float V __attribute__((vector_size(4 * LANES)));
-typedef float Half __attribute__((vector_size(2 * LANES)));
-typedef float Quarter __attribute__((vector_size(LANES)));
+typedef float Four __attribute__((vector_size(16)));
 
 static inline V widen(const T *from) {
     V out;
@@ -142,12 +163,10 @@ static inline void ask_for(const T *from, int64_t size) {
 }
 
 static inline float sum_of(V v) {
-    Half half[2];
-    Quarter quarter[2];
-    memcpy(half, &v, sizeof v);
-    half[0] += half[1];
-    memcpy(quarter, half, sizeof half[0]);
-    Quarter q = quarter[0] + quarter[1];
+    Four four[LANES / 4];
+    memcpy(four, &v, sizeof v);
+    for (int64_t i = 1; i < LANES / 4; i++) four[0] += four[i];
+    Four q = four[0];
     return (q[0] + q[2]) + (q[1] + q[3]);
 }
 
@@ -271,7 +290,7 @@ static inline __attribute__((always_inline)) void attend_one(
 /* Paged attention of `count` tokens, named by `tokens` with their `rows` in the block table [.., columns].
  * query [.., heads, size] with `query_stride` elements between tokens; caches [blocks, block_size, kv_heads, size];
  * positions [..]; out [.., heads, size]. A token sees the last `window` tokens up to itself, all if window is 0. */
-void attend(const T *query, const T *keys, const T *values, T *out, const int32_t *table, const int64_t *tokens,
+static void attend(const T *query, const T *keys, const T *values, T *out, const int32_t *table, const int64_t *tokens,
             const int32_t *rows, const int64_t *positions, int64_t count, int64_t query_stride, int64_t columns,
             int64_t heads, int64_t kv_heads, int64_t size, int64_t block_size, int64_t window, float scale,
             int threads) {
@@ -398,7 +417,7 @@ static void attend_tile(const T *query, const T *keys, const T *values, const in
 
 /* Paged attention of `num` tiles: `counts` neighbouring tokens each from `tokens` on, of `rows` in the block table;
  * the rest as for `attend`. */
-void attend_tiles(const T *query, const T *keys, const T *values, T *out, const int32_t *table,
+static void attend_tiles(const T *query, const T *keys, const T *values, T *out, const int32_t *table,
                   const int64_t *tokens, const int32_t *rows, const int64_t *positions, const int64_t *counts,
                   int64_t num, int64_t query_stride, int64_t columns, int64_t heads, int64_t kv_heads, int64_t size,
                   int64_t block_size, int64_t window, float scale, int threads) {

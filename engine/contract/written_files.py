@@ -8,6 +8,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
+"""Modes of what holds prompts or outputs, whatever the umask allows."""
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it that are missing, for their owner only. Raises `OSError`."""
+    if folder.parent != folder and not folder.parent.exists():
+        make_folder(folder.parent)
+    folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+
+
+def open_new(path: Path) -> BinaryIO:
+    """A new file for its owner only. Raises `FileExistsError`, `OSError`."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE), "wb")
+
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
@@ -22,10 +37,11 @@ def named(path: Path) -> Iterator[None]:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that has its name only when all is written. Raises `OSError` naming a file."""
+    """A file, its owner's only, that has its name only when all is written. Raises `OSError` naming a file."""
     unfinished = path.with_name(path.name + ".part")
     try:
-        with named(path), unfinished.open("wb") as file:
+        unfinished.unlink(missing_ok=True)
+        with named(path), open_new(unfinished) as file:
             yield file
         os.replace(unfinished, path)
     finally:

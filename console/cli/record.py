@@ -1,0 +1,124 @@
+"""`schedtop record`: a recording of an engine that runs elsewhere on this machine."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+from schedtop.console.cli.engine_flags import TOKEN_FILE
+from schedtop.console.cli.errors import FAILED, CommandError, check_writable, say
+from schedtop.console.past.state import State
+from schedtop.engine.channel.client import ChannelClient, ChannelClosedError
+from schedtop.engine.channel.protocol import ChannelError
+from schedtop.engine.contract.telemetry import Bye, Header, Snapshot, StepRecord
+from schedtop.engine.recording import RecordingWriter
+
+LOOK_EVERY_S = 0.2
+HEADER_WITHIN_S = 30.0
+"""An engine that is still loading its model answers late."""
+
+
+@click.command("record")
+@click.argument("address")
+@click.option("-o", "--output", required=True, metavar="FILE", help="The recording; it must not exist yet.")
+@click.option(
+    "--duration", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Seconds; until Ctrl+C unless set."
+)
+@TOKEN_FILE
+@click.pass_context
+def command(
+    ctx: click.Context, /, address: str, output: str, duration: float | None, token_file: str | None
+) -> None:
+    """Record the engine at ADDRESS (unix:PATH or tcp:127.0.0.1:PORT) until it ends, --duration or Ctrl+C.
+
+    A vLLM server keeps its first records: if none was dropped, the recording begins with the server's start, which
+    `schedtop verify` needs. Exit code 1 if records were lost on the way; the recording ends before them.
+    """
+    check_writable(output)
+    with ChannelClient.connect(address, token_file=token_file, read_only=True, from_start=True) as link:
+        recorder = Recorder(link, output)
+        _stop_on_signals(recorder)
+        try:
+            recorder.run(duration)
+        finally:
+            recorder.close()
+    say(recorder.told())
+    ctx.exit(FAILED if recorder.lost else 0)
+
+
+def _stop_on_signals(recorder: Recorder) -> None:
+    def stop(*_: object) -> None:
+        recorder.stopped = True
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+
+
+class Recorder:
+    """Writes what a link tells to a new file. `lost` says why the recording ends before the engine did."""
+
+    def __init__(self, link: ChannelClient, path: str) -> None:
+        self.stopped = False
+        self.lost = ""
+        self._link, self._path = link, path
+        self._state = State()
+        self._header: Header | None = None
+        self._writer: RecordingWriter | None = None
+        self._first_step = 0
+
+    @property
+    def num_finished(self) -> int:
+        """Requests that have ended, by the records so far."""
+        totals = self._state.totals
+        return totals.finished + totals.aborted
+
+    def run(self, duration_s: float | None) -> None:
+        """Record until the engine ends, the time is over or `stopped`. Raises `ChannelError`, `RecordingError`."""
+        began_s = time.monotonic()
+        until_s = None if duration_s is None else began_s + duration_s
+        while not self.stopped and not self.lost and (until_s is None or time.monotonic() < until_s):
+            if self._writer is None and time.monotonic() > began_s + HEADER_WITHIN_S:
+                raise ChannelError(f"the engine said nothing within {HEADER_WITHIN_S:g} s")
+            try:
+                message = self._link.receive(LOOK_EVERY_S)
+            except ChannelClosedError:
+                if self._writer is None:
+                    raise
+                return
+            if isinstance(message, Bye):
+                if self._writer is None:
+                    raise CommandError(message.reason)
+                return
+            if message is not None:
+                self._take(message)
+
+    def _take(self, message: Any) -> None:
+        if isinstance(message, Header):
+            self._header = message
+        elif isinstance(message, Snapshot):
+            if self._writer is not None:
+                self.lost = f"{message.dropped} records were lost: the recording ends at step {self._state.step}"
+                return
+            assert self._header is not None
+            self._state.start_afresh(message)
+            self._first_step = message.step
+            self._writer = RecordingWriter(self._path, self._header, self._state.snapshot)
+        elif isinstance(message, StepRecord) and self._writer is not None:
+            self._state.apply(message)
+            self._writer.write(message)
+
+    def close(self) -> None:
+        """Write what is queued. Raises `OSError` if the recording is not whole."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def told(self) -> str:
+        """What became of it, in one line."""
+        if self._writer is None:
+            return f"{self._path}: nothing was recorded"
+        since = "the engine's start" if not self._first_step else f"step {self._first_step}"
+        line = f"{Path(self._path)}: {self._state.step - self._first_step} steps, from {since}"
+        return f"{line}; {self.lost}" if self.lost else line

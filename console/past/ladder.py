@@ -1,0 +1,219 @@
+"""What happened over time, in buckets of rising length: a range of any length costs the same and loses no peak."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, deque
+from collections.abc import Iterable
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+from schedtop.engine.contract.telemetry import StepRecord
+
+FINEST_S = 1 / 64
+STEPS_UP = 4
+"""Each rung's buckets are this many times as long as those of the one below."""
+NUM_RUNGS = 9
+KEPT = 1280
+"""Buckets of a rung: a minute of the third, three days of the topmost."""
+MOST_PENDING = 4096
+
+_BINS_PER_OCTAVE = 16
+_LEAST_S = 1e-4
+
+
+class Bucket:
+    """The steps that ended in a stretch of time: counts, peaks, and durations by size.
+
+    `tokens` are decode, prefill and draft tokens of the step with the most of them; `slowest` is the seq of the
+    longest step. `used`, `cached` and `pool` are blocks where most were in use. Quantiles are exact to 5 %.
+    """
+
+    __slots__ = (
+        "begin_s",
+        "budget",
+        "cached",
+        "itl",
+        "marks",
+        "max_itl_s",
+        "max_step_s",
+        "max_ttft_s",
+        "max_wait_s",
+        "num_steps",
+        "pool",
+        "running",
+        "slowest",
+        "steps",
+        "tokens",
+        "ttft",
+        "used",
+        "waiting",
+    )
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.begin_s = math.inf
+        self.tokens = (0, 0, 0)
+        self.budget = 0
+        self.max_step_s, self.slowest = 0.0, -1
+        self.used = self.cached = self.pool = 0
+        self.running = self.waiting = 0
+        self.max_wait_s = self.max_ttft_s = self.max_itl_s = 0.0
+        self.steps: Counter[int] = Counter()
+        self.ttft: Counter[int] = Counter()
+        self.itl: Counter[int] = Counter()
+        self.marks: Counter[str] = Counter()
+
+    def merge(self, other: Bucket) -> None:
+        """Take in what another bucket holds."""
+        self.num_steps += other.num_steps
+        self.begin_s = min(self.begin_s, other.begin_s)
+        if sum(other.tokens) > sum(self.tokens):
+            self.tokens = other.tokens
+        self.budget = max(self.budget, other.budget)
+        if other.max_step_s > self.max_step_s:
+            self.max_step_s, self.slowest = other.max_step_s, other.slowest
+        if other.used > self.used or not self.pool:
+            self.used, self.cached, self.pool = other.used, other.cached, other.pool
+        self.running, self.waiting = max(self.running, other.running), max(self.waiting, other.waiting)
+        self.max_wait_s = max(self.max_wait_s, other.max_wait_s)
+        self.max_ttft_s = max(self.max_ttft_s, other.max_ttft_s)
+        self.max_itl_s = max(self.max_itl_s, other.max_itl_s)
+        for name in ("steps", "ttft", "itl", "marks"):
+            theirs: Counter[object] = getattr(other, name)
+            if theirs:
+                getattr(self, name).update(theirs)
+
+    @classmethod
+    def of(cls, records: Iterable[StepRecord]) -> Bucket:
+        """A bucket of these records."""
+        bucket, itl, ttft, steps = cls(), [], [], []
+        for record in records:
+            bucket._take(record)
+            if record.executed:
+                steps.append(record.end_s - record.start_s)
+            if record.itl_s:
+                itl.append(record.itl_s)
+            ttft += [seconds for _, seconds in record.ttft_s]
+        gaps = np.frombuffer(b"".join(itl), dtype=np.float32)
+        gaps = gaps[~np.isnan(gaps)]
+        bucket.steps, bucket.itl = _sizes(np.array(steps)), _sizes(gaps)
+        bucket.ttft = _sizes(np.array(ttft))
+        bucket.max_itl_s = float(gaps.max()) if len(gaps) else 0.0
+        bucket.max_ttft_s = max(ttft, default=0.0)
+        return bucket
+
+    def _take(self, record: StepRecord) -> None:
+        self.begin_s = min(self.begin_s, record.start_s)
+        if record.executed:
+            self.num_steps += 1
+            if record.scheduled_tokens > sum(self.tokens):
+                self.tokens = record.decode_tokens, record.prefill_tokens, record.draft_tokens
+            self.budget = max(self.budget, record.token_budget)
+            step_s = record.end_s - record.start_s
+            if step_s > self.max_step_s:
+                self.max_step_s, self.slowest = step_s, record.seq
+        blocks = record.blocks
+        used = blocks.held + blocks.shared
+        if used > self.used or not self.pool:
+            self.used, self.cached = used, blocks.cached_free
+            self.pool = used + blocks.cached_free + blocks.empty
+        self.running, self.waiting = max(self.running, record.running), max(self.waiting, record.waiting)
+        self.max_wait_s = max(self.max_wait_s, record.oldest_wait_s or 0.0)
+        for mark, happened in (
+            ("A", record.admissions),
+            ("V", record.preemptions),
+            ("K", record.knobs),
+            ("X", record.refusals),
+        ):
+            if happened:
+                self.marks[mark] += len(happened)
+
+
+class Ladder:
+    """Rungs of buckets. Records are taken in order and worked in when somebody looks."""
+
+    def __init__(self) -> None:
+        self.begins_s: float | None = None
+        self._rungs: list[dict[int, Bucket]] = [{} for _ in range(NUM_RUNGS)]
+        self._order: list[deque[int]] = [deque() for _ in range(NUM_RUNGS)]
+        self._pending: list[StepRecord] = []
+
+    def take(self, record: StepRecord) -> None:
+        if self.begins_s is None:
+            self.begins_s = record.start_s
+        self._pending.append(record)
+        if len(self._pending) >= MOST_PENDING:
+            self._settle()
+
+    def _settle(self) -> None:
+        pending, self._pending = self._pending, []
+        for index, records in groupby(pending, key=lambda record: int(record.end_s // FINEST_S)):
+            part = Bucket.of(records)
+            for rung in range(NUM_RUNGS):
+                self._merge(rung, index, part)
+                index //= STEPS_UP
+
+    def _merge(self, rung: int, index: int, part: Bucket) -> None:
+        buckets, order = self._rungs[rung], self._order[rung]
+        bucket = buckets.get(index)
+        if bucket is None:
+            bucket = buckets[index] = Bucket()
+            order.append(index)
+            if len(order) > KEPT:
+                del buckets[order.popleft()]
+        bucket.merge(part)
+
+    def columns(self, begin_s: float, end_s: float, width: int) -> tuple[list[Bucket | None], float, float]:
+        """At most `width` columns over a span, oldest first, None where nothing ended; when the first begins, and
+        how long each is.
+
+        A column begins at a multiple of its length, so that columns stay as they are while the span moves on.
+        """
+        if self._pending:
+            self._settle()
+        rung = 0
+        while rung < NUM_RUNGS - 1 and (end_s - begin_s) / self.length_s(rung) > KEPT - 1:
+            rung += 1
+        unit_s = self.length_s(rung)
+        first, last = int(begin_s // unit_s), int(end_s // unit_s)
+        # One more than fits would be needed where the span begins within a column.
+        per = max(1, -(-(last - first + 1) // max(1, width - 1)))
+        first //= per
+        found = [self._column(rung, column * per, per) for column in range(first, last // per + 1)][-width:]
+        first = last // per + 1 - len(found)
+        return found, first * per * unit_s, per * unit_s
+
+    def _column(self, rung: int, first: int, num: int) -> Bucket | None:
+        buckets = self._rungs[rung]
+        parts = [buckets[index] for index in range(first, first + num) if index in buckets]
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        whole = Bucket()
+        for part in parts:
+            whole.merge(part)
+        return whole
+
+    @staticmethod
+    def length_s(rung: int) -> float:
+        return float(FINEST_S * STEPS_UP**rung)
+
+
+def _sizes(seconds: npt.NDArray[np.floating]) -> Counter[int]:
+    """How many of each size: sixteen sizes for each doubling."""
+    if not len(seconds):
+        return Counter()
+    sizes = np.rint(np.log2(np.maximum(seconds, _LEAST_S) / _LEAST_S) * _BINS_PER_OCTAVE).astype(np.int64)
+    found, counts = np.unique(sizes, return_counts=True)
+    return Counter(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+
+
+def quantile(sizes: Counter[int], share: float) -> float | None:
+    """The duration in seconds that this share of them does not exceed, to 5 %; None of none."""
+    left = share * sizes.total()
+    for size in sorted(sizes):
+        left -= sizes[size]
+        if left <= 0:
+            return _LEAST_S * float(2 ** (size / _BINS_PER_OCTAVE))
+    return None

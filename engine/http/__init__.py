@@ -1,0 +1,1 @@
+"""The OpenAI-compatible server: a process of its own, a client of the engine's channel."""

@@ -1,0 +1,208 @@
+"""What clients send, checked: one clear line and the field's name for whatever cannot be served as asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+from schedtop.engine.contract.telemetry import Sampling
+from schedtop.engine.http.errors import ApiError
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "allowed_token_ids": ([],),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "include_stop_str_in_output": (False,),
+    "kv_transfer_params": (),
+    "length_penalty": (1,),
+    "logit_bias": ({},),
+    "logits_processors": ([],),
+    "logprobs": (False,),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "n": (1,),
+    "presence_penalty": (0,),
+    "prompt_embeds": (),
+    "prompt_logprobs": (),
+    "reasoning_effort": (),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "return_token_ids": (False,),
+    "skip_special_tokens": (True,),
+    "structured_outputs": ({},),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "truncate_prompt_tokens": (),
+    "use_beam_search": (False,),
+}
+"""Fields that would change an answer and are not served, with the values beside null that ask for nothing."""
+
+MAX_STOPS = 16
+MAX_ID_CHARS = 128
+_FIELD = re.compile(r"at `\$\.(\w+)")
+_INT64 = 1 << 63
+
+Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
+Stop = Annotated[str, Meta(min_length=1, max_length=1000)]
+TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
+Asked = TypeVar("Asked", bound="GenerationRequest")
+
+
+class StreamOptions(msgspec.Struct, frozen=True):
+    """Whether usage is told at the end of a stream, and in every chunk of it."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What completions and chats have in common; null is as good as absent."""
+
+    model: str | None = None
+    max_tokens: Count | None = None
+    temperature: Annotated[float, Meta(ge=0, le=1e6)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, lt=1 << 31)] | None = None
+    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    seed: Annotated[int, Meta(ge=-_INT64, le=_INT64 - 1)] | None = None
+    stop: Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=1000)] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    priority: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
+    user: Annotated[str, Meta(max_length=1000)] | None = None
+    request_id: Annotated[str, Meta(max_length=MAX_ID_CHARS)] | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    @property
+    def asked_tokens(self) -> int | None:
+        """How many output tokens were asked for."""
+        return self.max_tokens
+
+    def sampling(self, advice: Mapping[str, Any]) -> Sampling:
+        """The request's own settings over the model's advice over OpenAI's defaults, as vLLM's server has it."""
+        values: dict[str, Any] = {"temperature": 1.0}
+        if advice.get("temperature"):
+            values.update({name: advice[name] for name in ("temperature", "top_k", "top_p", "min_p")})
+        for name in ("temperature", "top_k", "top_p", "min_p", "seed"):
+            if (own := getattr(self, name)) is not None:
+                values[name] = own
+        values["top_k"] = max(values.get("top_k", 0), 0)  # -1 is off, too
+        return Sampling(**values, stop=self.stops, ignore_eos=bool(self.ignore_eos))
+
+
+class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
+    """`POST /v1/completions`."""
+
+    prompt: str | list[str | TokenId | list[TokenId]]
+    add_special_tokens: bool | None = None
+
+    @property
+    def asked_tokens(self) -> int | None:
+        return 16 if self.max_tokens is None else self.max_tokens
+
+    def the_prompt(self) -> str | list[int]:
+        """The one prompt: text or token ids. Raises `ApiError` for more than one."""
+        prompt: Any = self.prompt
+        if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            return prompt
+        ids = [entry for entry in prompt if isinstance(entry, int)]
+        if len(ids) != len(prompt):
+            raise ApiError(400, "prompt: one prompt in a request, please: send the others apart", "prompt")
+        return ids
+
+
+class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    max_completion_tokens: Count | None = None
+
+    @property
+    def asked_tokens(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`POST /tokenize`."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+
+
+class KnobsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """`PATCH /v1/knobs`."""
+
+    values: dict[str, Any]
+    expected_version: int | None = None
+    dry_run: bool = False
+    by: Annotated[str, Meta(max_length=MAX_ID_CHARS)] = ""
+
+
+def read(body: bytes, kind: type[Any]) -> Any:
+    """A body as a `kind`. Raises `ApiError` naming the field that is wrong."""
+    try:
+        values = msgspec.json.decode(body)
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply") from None
+    except (msgspec.MsgspecError, ValueError) as error:  # UnicodeDecodeError is a ValueError
+        raise ApiError(400, f"the body is no JSON: {_line(error)}") from None
+    if not isinstance(values, dict):
+        raise ApiError(400, "the body is no JSON object")
+    if issubclass(kind, GenerationRequest):
+        _refuse_unserved(values)
+    try:
+        return msgspec.convert(values, kind)
+    except RecursionError:
+        raise ApiError(400, "the body is nested too deeply") from None
+    except (msgspec.ValidationError, ValueError, OverflowError) as error:
+        found = _FIELD.search(str(error)) or re.search("field `(\\w+)`", str(error))
+        raise ApiError(400, _line(error), found and found[1]) from None
+
+
+def _refuse_unserved(values: Mapping[str, Any]) -> None:
+    for name in NEUTRAL.keys() & values.keys():
+        value = values[name]
+        if value is not None and not any(
+            value == plain and _kind(value) == _kind(plain) for plain in NEUTRAL[name]
+        ):
+            raise ApiError(400, f"{name}={_short(value)} is not served here: leave it out", name)
+
+
+def _kind(value: Any) -> type[Any]:
+    """Numbers are alike; true is no 1."""
+    return float if isinstance(value, int | float) and not isinstance(value, bool) else type(value)
+
+
+def _short(value: Any) -> str:
+    return msgspec.json.encode(value).decode()[:80]
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]

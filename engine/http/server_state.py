@@ -1,0 +1,82 @@
+"""What every route needs of the running server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from schedtop.engine.contract.telemetry import Header
+from schedtop.engine.handoff.request import TokenIds
+from schedtop.engine.http.errors import ApiError, busy
+from schedtop.engine.http.link import EngineLink
+from schedtop.engine.http.text import Texts
+
+
+@dataclass(slots=True)
+class HttpCounts:
+    """What the HTTP side counts beside the engine's records."""
+
+    queue_rejections: int = 0
+    slow_readers: int = 0
+
+
+@dataclass(slots=True)
+class ServerState:
+    """The engine at the other end of `link`, and how its model is called. `draining`: nothing new is taken."""
+
+    link: EngineLink
+    header: Header
+    texts: Texts
+    names: Sequence[str]
+    max_num_queued_reqs: int | None = None
+    draining: bool = False
+    counts: HttpCounts = field(default_factory=HttpCounts)
+    created: int = field(default_factory=lambda: int(time.time()))
+    _preparing: int = 0
+
+    @property
+    def max_model_len(self) -> int:
+        return self.header.max_model_len
+
+    @property
+    def advice(self) -> Mapping[str, Any]:
+        """How the model's files say that it is sampled."""
+        advice: Mapping[str, Any] = self.header.settings.get("sampling", {})
+        return advice
+
+    @property
+    def healthy(self) -> bool:
+        """The engine is there and takes requests."""
+        return self.link.ended is None and not self.draining
+
+    def check_model(self, name: str | None) -> None:
+        """Raise `ApiError` for a model that is not served."""
+        if name is not None and name not in self.names:
+            raise ApiError(404, f"there is no model {name[:200]!r} here: {', '.join(self.names)}", "model")
+
+    def check_ids(self, ids: list[int]) -> TokenIds:
+        """Token ids as an array. Raises `ApiError` if the model has not all of them."""
+        vocab_size = self.header.settings.get("vocab_size") or 1 << 31
+        bad = next((token_id for token_id in ids if token_id >= vocab_size), None)
+        if bad is not None:
+            raise ApiError(400, f"token id {bad} is not among the model's {vocab_size}", "prompt")
+        return np.array(ids, dtype=np.int32)
+
+    @contextmanager
+    def admission(self) -> Iterator[None]:
+        """A request on its way into the queue. Raises `ApiError` if that is full, or nothing is taken any more."""
+        if not self.healthy:
+            raise busy(self.link.ended or "the server is ending and takes no new requests")
+        most = self.max_num_queued_reqs
+        if most is not None and self.link.num_queued + self._preparing >= most:
+            self.counts.queue_rejections += 1
+            raise busy(f"{most} requests wait already (--max-num-queued-reqs)")
+        self._preparing += 1
+        try:
+            yield
+        finally:
+            self._preparing -= 1

@@ -1,0 +1,7 @@
+#define BF16
+#define ROUTINES avx2_bfloat16
+#define NEEDS __AVX2__
+#ifdef __x86_64__
+#pragma GCC target("avx2,fma,f16c")
+#endif
+#include "define.h"

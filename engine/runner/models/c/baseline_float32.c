@@ -1,0 +1,3 @@
+#define ROUTINES baseline_float32
+#define NEEDS 1
+#include "define.h"

@@ -1,0 +1,36 @@
+"""The architectures that are served, and what the modules of each compute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """`norm` and `mlp` are the classes of transformers' modules; the norm scales by the weight, or by 1 + weight if
+    `add_one`; the MLP is gated. `lean`: the lean decoder computes it as well. `capped`: attention scores may be.
+    """
+
+    norm: str
+    mlp: str
+    lean: bool = True
+    add_one: bool = False
+    capped: bool = False
+
+
+FAMILIES = {
+    "llama": Family("LlamaRMSNorm", "LlamaMLP"),
+    "mistral": Family("MistralRMSNorm", "MistralMLP"),
+    "qwen2": Family("Qwen2RMSNorm", "Qwen2MLP"),
+    "qwen3": Family("Qwen3RMSNorm", "Qwen3MLP"),
+    "smollm3": Family("SmolLM3RMSNorm", "SmolLM3MLP", lean=False),
+    "gemma2": Family("Gemma2RMSNorm", "Gemma2MLP", lean=False, add_one=True, capped=True),
+    "gemma3_text": Family("Gemma3RMSNorm", "Gemma3MLP", lean=False, add_one=True),
+}
+"""By `model_type` of a configuration."""
+
+FIXED_ROPE = ("default", "linear", "llama3", "yarn")
+"""Rotary positions that are the same whatever the sequence's length."""
+
+GROWING_ROPE = ("longrope", "dynamic")
+"""Those that change once a sequence is longer than the original model's: a cache of keys cannot follow."""

@@ -1,0 +1,122 @@
+"""Clients of the channel that submit requests of their own: who is owed which tokens."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+import numpy as np
+from schedtop.engine.channel.peer import Peer
+from schedtop.engine.channel.server import ChannelServer
+from schedtop.engine.contract.telemetry import (
+    Ending,
+    Header,
+    Output,
+    Refusal,
+    Reply,
+    StepRecord,
+    Submit,
+    row_columns,
+)
+from schedtop.engine.handoff.plan import IntArray
+from schedtop.engine.handoff.request import Request, SamplingParams, TokenIds
+from schedtop.engine.handoff.sampling_settings import check_sampling
+
+
+class Served(Protocol):
+    """What clients need of an engine; `sampled` are the last step's outputs, int32 (rows, width)."""
+
+    @property
+    def header(self) -> Header: ...
+    @property
+    def sampled(self) -> IntArray: ...
+    def submit(self, request: Request) -> Refusal | None: ...
+    def abort(self, number: int) -> bool: ...
+
+
+class Clients:
+    """The requests that clients submitted, until they end. `arrival_s` is the present on the engine's clock."""
+
+    def __init__(self, engine: Served, server: ChannelServer, arrival_s: Callable[[], float]) -> None:
+        self.draining = False
+        self._engine = engine
+        self._server = server
+        self._arrival_s = arrival_s
+        self._open: dict[int, tuple[Peer, Request]] = {}
+        settings = engine.header.settings
+        self._vocab_size: int = settings.get("vocab_size") or 1 << 31
+        self._end_token_ids = frozenset(settings.get("eos_token_ids", ()))
+        server.on_gone = self._leave
+
+    def submit(self, peer: Peer, command: Submit, knobs_version: int) -> Reply:
+        """Queue a client's request. Raises `ValueError` for one that means nothing."""
+        if self.draining:
+            return Reply(command.id, False, "the engine is ending and takes no new requests", knobs_version)
+        request = self._request(command)
+        refusal = self._engine.submit(request)
+        if refusal is not None:
+            return Reply(command.id, False, refusal.reason, knobs_version, number=request.number)
+        self._open[request.number] = peer, request
+        return Reply(command.id, True, "queued", knobs_version, number=request.number)
+
+    def _request(self, command: Submit) -> Request:
+        params = check_sampling(SamplingParams(**msgspec.structs.asdict(command.sampling)))
+        stops = frozenset(command.stop_token_ids)
+        arrived_s = command.arrived_s
+        return Request(
+            command.request_id,
+            self._token_ids(command.prompt),
+            command.max_tokens,
+            arrival_s=self._arrival_s(),
+            priority=command.priority,
+            stop_token_ids=stops if params.ignore_eos else stops | self._end_token_ids,
+            sampling=params,
+            client_wait_s=None if arrived_s is None else max(0.0, time.monotonic() - arrived_s),
+            preview=command.preview,
+        )
+
+    def _token_ids(self, prompt: bytes) -> TokenIds:
+        if len(prompt) % 4:
+            raise ValueError(f"the prompt has {len(prompt)} bytes: token ids take four each")
+        ids = np.frombuffer(prompt, dtype=np.int32)
+        if ids.size and not (ids.min() >= 0 and ids.max() < self._vocab_size):
+            raise ValueError(f"the prompt has a token id that is not among the model's {self._vocab_size}")
+        return ids
+
+    def hand_out(self, record: StepRecord) -> None:
+        """Give every client what the engine's last step, told by `record`, made for it."""
+        if not self._open:
+            return
+        ends: dict[Peer, list[Ending]] = {}
+        for finish in record.finishes:
+            if finish.number in self._open:
+                peer, request = self._open[finish.number]
+                ends.setdefault(peer, []).append(Ending(finish.number, finish.reason, request.cached_tokens))
+        numbers, counts, sampled = self._outputs(record)
+        owners = [self._open[number][0] if number in self._open else None for number in numbers.tolist()]
+        for peer in {*ends, *(owner for owner in owners if owner is not None)}:
+            own = np.fromiter((owner is peer for owner in owners), dtype=bool, count=len(owners))
+            some = counts[own]
+            given = sampled[own][np.arange(sampled.shape[1]) < some[:, None]]
+            ended = tuple(ends.get(peer, ()))
+            self._server.output(peer, Output(numbers[own].tobytes(), some.tobytes(), given.tobytes(), ended))
+        for finish in record.finishes:
+            self._open.pop(finish.number, None)
+
+    def _outputs(self, record: StepRecord) -> tuple[IntArray, IntArray, IntArray]:
+        """Requests that got tokens in a step, how many, and the worker's outputs of their rows."""
+        columns = row_columns(record)
+        planned = columns["tokens"] > 0  # the worker has outputs for these rows, in this order
+        emitted = columns["emitted"][planned]
+        got = emitted > 0
+        if not got.any():
+            return emitted[got], emitted[got], np.zeros((0, 1), dtype=np.int32)
+        return columns["request"][planned][got], emitted[got], self._engine.sampled[got]
+
+    def _leave(self, peer: Peer) -> None:
+        """End the requests of a client that hung up."""
+        for number in [number for number, (owner, _) in self._open.items() if owner is peer]:
+            del self._open[number]
+            self._engine.abort(number)

@@ -1,0 +1,246 @@
+"""A model's shape from its `config.json`: `sim:PATH@GPU`. What is not understood is refused by the field's name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from schedtop.engine.contract.config import ConfigError
+from schedtop.engine.sim.models import ModelShape
+
+Config = Mapping[str, Any]
+Fields = dict[str, Any]
+
+
+def read_shape(path: Path) -> ModelShape:
+    """The shape that a `config.json`, or a folder with one, describes; named after its folder or file.
+
+    Raises `ConfigError` for a file that cannot be read, an architecture or quantisation that is not known, and a
+    field that would change the shape in a way that is not known.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        reason = "not valid JSON" if isinstance(error, ValueError | RecursionError) else error.strerror
+        raise ConfigError(f"{file}: {reason}") from None
+    name = path.name if path.is_dir() else (path.parent.name if path.name == "config.json" else path.stem)
+    try:
+        return shape_of(config, name or "model")
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+
+
+def shape_of(config: Config, name: str) -> ModelShape:
+    """The shape that a configuration describes. Raises `ConfigError`."""
+    if not isinstance(config, dict):
+        raise ConfigError("a model's configuration is a JSON object")
+    weight_bytes, fp8_arithmetic = _quantisation(config.get("quantization_config"))
+    config = {**config, **config["text_config"]} if isinstance(config.get("text_config"), dict) else config
+    kind = config.get("model_type")
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if family is None:
+        raise ConfigError(f"model_type {kind!r} is not supported; supported are {', '.join(FAMILIES)}")
+    fields = {**_common(config), **family(config)}
+    return ModelShape(name, layer_weight_bytes=weight_bytes, fp8_arithmetic=fp8_arithmetic, **fields)
+
+
+def _number(config: Config, *names: str, default: int | None = None) -> int:
+    """The first of some fields that is there, as a positive whole number."""
+    for name in names:
+        value = config.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 32:
+            raise ConfigError(f"{name}={value!r}: must be a whole number")
+        return value
+    if default is None:
+        raise ConfigError(f"{names[0]} is missing")
+    return default
+
+
+def _common(config: Config) -> Fields:
+    heads, hidden = _number(config, "num_attention_heads"), _number(config, "hidden_size")
+    if not heads or not hidden or not _number(config, "num_hidden_layers"):
+        raise ConfigError("num_hidden_layers, hidden_size and num_attention_heads must be above 0")
+    return {
+        "layers": _number(config, "num_hidden_layers"),
+        "hidden": hidden,
+        "heads": heads,
+        "kv_heads": _number(config, "num_key_value_heads", default=heads),
+        "head_dim": _number(config, "head_dim", default=hidden // heads),
+        "mlp": _number(config, "intermediate_size", default=4 * hidden),
+        "vocab": _number(config, "vocab_size"),
+        "max_model_len": _number(config, "max_position_embeddings"),
+        "tied": bool(config.get("tie_word_embeddings", False)),
+    }
+
+
+def _dense(config: Config) -> Fields:
+    return {}
+
+
+def _with_window(config: Config) -> Fields:
+    """Mistral and Qwen: a window for all layers (or for those above a number), if it is in use."""
+    window = _number(config, "sliding_window", default=0)
+    if not window or not config.get("use_sliding_window", True):
+        return {}
+    from_layer = _number(config, "max_window_layers", default=0) if "use_sliding_window" in config else 0
+    return {"window": window, "windowed_layers": max(_number(config, "num_hidden_layers") - from_layer, 0)}
+
+
+def _qwen3(config: Config) -> Fields:
+    return {**_with_window(config), "qk_norm": True}
+
+
+def _mixtral(config: Config) -> Fields:
+    experts, active = _number(config, "num_local_experts"), _number(config, "num_experts_per_tok")
+    return {**_with_window(config), "experts": experts, "active_experts": active}
+
+
+def _qwen3_moe(config: Config) -> Fields:
+    step, alone = _number(config, "decoder_sparse_step", default=1), config.get("mlp_only_layers") or []
+    if step != 1:
+        raise ConfigError(f"decoder_sparse_step={step}: only 1 is supported")
+    return {
+        "qk_norm": True,
+        "mlp": _number(config, "moe_intermediate_size"),
+        "experts": _number(config, "num_experts"),
+        "active_experts": _number(config, "num_experts_per_tok"),
+        "dense_layers": len(alone),
+        "dense_mlp": _number(config, "intermediate_size"),
+    }
+
+
+def _llama4(config: Config) -> Fields:
+    layers, step = _number(config, "num_hidden_layers"), _number(config, "interleave_moe_layer_step", default=1)
+    listed = config.get("moe_layers")
+    with_experts = len(listed) if isinstance(listed, list) else layers // max(step, 1)
+    chunk = _number(config, "attention_chunk_size", default=0)
+    return {
+        "experts": _number(config, "num_local_experts"),
+        "active_experts": _number(config, "num_experts_per_tok"),
+        "shared_mlp": _number(config, "intermediate_size"),
+        "dense_layers": layers - with_experts,
+        "dense_mlp": _number(config, "intermediate_size_mlp"),
+        "window": chunk,
+        "windowed_layers": layers - layers // 4 if chunk else 0,
+    }
+
+
+def _alternating(config: Config, every: int) -> Fields:
+    """Layers with a window, all but each `every`-th one unless `layer_types` lists them."""
+    layers, window = _number(config, "num_hidden_layers"), _number(config, "sliding_window", default=0)
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list):
+        unknown = set(map(str, kinds)) - {"sliding_attention", "full_attention"}
+        if unknown:
+            raise ConfigError(f"layer_types: {min(unknown)} is not supported")
+        windowed = kinds.count("sliding_attention")
+    else:
+        windowed = layers - layers // every
+    return {"window": window, "windowed_layers": windowed if window else 0}
+
+
+def _gemma2(config: Config) -> Fields:
+    return {**_alternating(config, 2), "tied": bool(config.get("tie_word_embeddings", True))}
+
+
+def _gemma3(config: Config) -> Fields:
+    every = _number(config, "sliding_window_pattern", default=6)
+    return {**_alternating(config, every), "qk_norm": True, "tied": bool(config.get("tie_word_embeddings", True))}
+
+
+def _gpt_oss(config: Config) -> Fields:
+    experts, active = _number(config, "num_local_experts"), _number(config, "num_experts_per_tok")
+    return {**_alternating(config, 2), "experts": experts, "active_experts": active}
+
+
+def _deepseek(config: Config) -> Fields:
+    """Multi-head latent attention, routed and shared experts after some dense layers."""
+    hidden, heads = _number(config, "hidden_size"), _number(config, "num_attention_heads")
+    latent, rope = _number(config, "kv_lora_rank"), _number(config, "qk_rope_head_dim")
+    plain, value = _number(config, "qk_nope_head_dim"), _number(config, "v_head_dim")
+    low_rank = _number(config, "q_lora_rank", default=0)
+    queries = low_rank * (hidden + heads * (plain + rope)) if low_rank else hidden * heads * (plain + rope)
+    state = hidden * (latent + rope) + latent * heads * (plain + value)
+    if _number(config, "moe_layer_freq", default=1) != 1:
+        raise ConfigError(f"moe_layer_freq={config['moe_layer_freq']}: only 1 is supported")
+    routed = _number(config, "n_routed_experts", default=0)
+    expert_mlp = _number(config, "moe_intermediate_size", default=0)
+    fields = {
+        "head_dim": (plain + rope + value) // 2,
+        "latent": latent + rope,
+        "attention_params": queries + state + heads * value * hidden,
+    }
+    if not routed:
+        return fields
+    return {
+        **fields,
+        "mlp": expert_mlp,
+        "experts": routed,
+        "active_experts": _number(config, "num_experts_per_tok"),
+        "shared_mlp": _number(config, "n_shared_experts", default=0) * expert_mlp,
+        "dense_layers": _number(config, "first_k_dense_replace", default=0),
+        "dense_mlp": _number(config, "intermediate_size"),
+    }
+
+
+def _gpt_neox(config: Config) -> Fields:
+    return {"gated": False}
+
+
+FAMILIES: dict[str, Callable[[Config], Fields]] = {
+    "llama": _dense,
+    "mistral": _with_window,
+    "qwen2": _with_window,
+    "qwen3": _qwen3,
+    "mixtral": _mixtral,
+    "qwen3_moe": _qwen3_moe,
+    "llama4_text": _llama4,
+    "gemma2": _gemma2,
+    "gemma3_text": _gemma3,
+    "gpt_oss": _gpt_oss,
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
+    "gpt_neox": _gpt_neox,
+}
+"""Architectures that can be simulated by their `model_type` (that of the text model, where there is one inside)."""
+
+
+def _quantisation(settings: Any) -> tuple[float, bool]:
+    """Bytes of a weight inside the layers, and whether products with it run in FP8."""
+    if settings is None:
+        return 2, True
+    if not isinstance(settings, dict):
+        raise ConfigError("quantization_config must be an object")
+    method = settings.get("quant_method")
+    if method in ("fp8", "fbgemm_fp8"):
+        return 1, True
+    if method in ("awq", "gptq"):
+        return _bytes_of_bits(_number(settings, "bits", "w_bit", default=4)), False
+    if method == "mxfp4":
+        return _bytes_of_bits(4, group=32, scale_bits=8), False
+    if method == "compressed-tensors":
+        weights, inputs = _compressed(settings)
+        bits = _number(weights, "num_bits")
+        return (1.0 if bits == 8 else _bytes_of_bits(bits)), bits == 8 and bool(inputs)
+    raise ConfigError(f"quant_method {method!r} is not supported; supported are {QUANTISATIONS}")
+
+
+QUANTISATIONS = "fp8, fbgemm_fp8, awq, gptq, mxfp4, compressed-tensors"
+
+
+def _compressed(settings: Config) -> tuple[Config, Config | None]:
+    groups = settings.get("config_groups")
+    group = next(iter(groups.values()), None) if isinstance(groups, dict) else None
+    if not isinstance(group, dict) or not isinstance(group.get("weights"), dict):
+        raise ConfigError("quantization_config.config_groups names no weights")
+    return group["weights"], group.get("input_activations")
+
+
+def _bytes_of_bits(bits: int, group: int = 128, scale_bits: int = 16) -> float:
+    """Bytes of a weight with its share of the scale of its group."""
+    return (bits + scale_bits / group) / 8

@@ -1,0 +1,10 @@
+"""What the hook is asked by the environment, and where it writes."""
+
+from __future__ import annotations
+
+import logging
+
+ADDRESS = "SCHEDTOP_ATTACH"
+READ_ONLY = "SCHEDTOP_ATTACH_READONLY"
+
+log = logging.getLogger("vllm.schedtop")  # below vLLM's own logger, so that its handlers show it

@@ -1,0 +1,175 @@
+"""One step's batch: the rows of its record, and what it did to the requests in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from schedtop.engine.contract.telemetry import ROW_FIELDS, Admission, RowFlag
+from schedtop.engine.vllm.requests import (
+    BLOCKS,
+    COMPUTED,
+    DECODING,
+    GONE,
+    HIGH_WATER,
+    NUMBER,
+    OUTPUTS,
+    PROMPT,
+    SCRATCH,
+    WAITING,
+    Life,
+    Lives,
+    Slots,
+)
+
+SAMPLED, NEW, RESUMED = int(RowFlag.SAMPLED), int(RowFlag.NEW), int(RowFlag.RESUMED)
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Batch:
+    """`slots` are those that got tokens, `order` all rows of the record; both in the engine's order. The arrays have
+    one entry per slot of `slots`."""
+
+    slots: Slots
+    order: Slots
+    tokens: Ints
+    drafts: Ints
+    computed: Ints
+    needed: Ints
+    flags: Ints
+    admissions: list[Admission]
+    admitted: list[Life]
+    grown: list[int]
+    grown_blocks: list[int]
+    recomputed: int
+
+    @property
+    def was_cut(self) -> bool:
+        """Somebody got less than was left of it."""
+        return len(self.order) > len(self.slots) or bool((self.computed + self.tokens < self.needed).any())
+
+
+def take_batch(lives: Lives, output: Any, running: list[str] | None, now_s: float) -> Batch:
+    """Carry out what a scheduler output says; `running` are all that ran where some got no tokens.
+
+    Raises `KeyError` for a request that never arrived.
+    """
+    given = output.num_scheduled_tokens
+    slots = lives.slots(given)
+    tokens = np.fromiter(given.values(), dtype=np.int64, count=len(given))
+    drafts = _drafts(lives, output, slots)
+    computed = _computed_before(lives, output, slots)
+    admissions, fresh = _admit(lives, slots, computed, now_s)
+    grown, grown_blocks = _grow(lives, output, {life.id for life in fresh})
+    columns = lives.columns
+    needed = np.maximum(columns[PROMPT, slots] + columns[OUTPUTS, slots], computed + tokens - drafts)
+    samples = computed + tokens - drafts >= needed
+    flags = columns[DECODING, slots] + samples * SAMPLED
+    for life, admission in zip(fresh, admissions, strict=True):
+        flags[slots == life.slot] += RESUMED if admission.resumed else NEW
+    recomputed = _recomputed(lives, slots, computed, tokens)
+    columns[COMPUTED, slots] = computed + tokens
+    columns[DECODING, slots] |= samples
+    order = slots
+    if running is not None:
+        order = lives.slots(name for name in running if name in lives.by_id or name in given)
+    return Batch(
+        slots, order, tokens, drafts, computed, needed, flags, admissions, fresh, grown, grown_blocks, recomputed
+    )
+
+
+def _drafts(lives: Lives, output: Any, slots: Slots) -> Ints:
+    drafted = output.scheduled_spec_decode_tokens
+    if not drafted:
+        return np.zeros(len(slots), dtype=np.int64)
+    scratch: Ints = lives.columns[SCRATCH]
+    scratch[slots] = 0
+    scratch[lives.slots(drafted)] = [len(part) for part in drafted.values()]
+    return scratch.take(slots)
+
+
+def _computed_before(lives: Lives, output: Any, slots: Slots) -> Ints:
+    scratch: Ints = lives.columns[SCRATCH]
+    cached = output.scheduled_cached_reqs
+    if cached.req_ids:
+        scratch[lives.slots(cached.req_ids)] = cached.num_computed_tokens
+    for new in output.scheduled_new_reqs:
+        scratch[lives.slots([new.req_id])] = new.num_computed_tokens
+    return scratch.take(slots)
+
+
+def _admit(lives: Lives, slots: Slots, computed: Ints, now_s: float) -> tuple[list[Admission], list[Life]]:
+    """Requests of the batch that waited until now enter; vLLM lists resumed ones now here, now there."""
+    admissions, fresh = [], []
+    entered = (lives.columns[WAITING, slots] > 0) & (lives.columns[GONE, slots] == 0)
+    for place in entered.nonzero()[0].tolist():
+        life, cached = lives.by_slot[int(slots[place])], int(computed[place])
+        resumed = life.first_scheduled_s is not None
+        if not resumed:
+            life.cached_tokens = cached
+        admissions.append(Admission(life.number, cached, lives.admit(life, now_s), resumed))
+        fresh.append(life)
+    return admissions, fresh
+
+
+def _grow(lives: Lives, output: Any, fresh: set[str]) -> tuple[list[int], list[int]]:
+    """`grown` pairs and `grown_blocks` of the step; tables and their lengths follow."""
+    pairs: list[int] = []
+    blocks: list[int] = []
+    for name, ids in new_tables(output):
+        life = lives.by_id.get(name)
+        if life is None:
+            continue
+        if name in fresh:
+            life.table = ids
+        else:
+            life.table += ids
+        lives.columns[BLOCKS, life.slot] = len(life.table)
+        pairs += (life.number, len(ids))
+        blocks += ids
+    return pairs, blocks
+
+
+def new_tables(output: Any) -> Iterable[tuple[str, list[int]]]:
+    """Whose tables a step made longer, by which blocks; of several KV groups the first."""
+    cached = output.scheduled_cached_reqs
+    for name, groups in zip(cached.req_ids, cached.new_block_ids, strict=True):
+        if groups and groups[0]:
+            yield name, [block - 1 for block in groups[0]]
+    for new in output.scheduled_new_reqs:
+        if new.block_ids and new.block_ids[0]:
+            yield new.req_id, [block - 1 for block in new.block_ids[0]]
+
+
+def _recomputed(lives: Lives, slots: Slots, computed: Ints, tokens: Ints) -> int:
+    high = lives.columns[HIGH_WATER, slots]
+    if not high.any():
+        return 0
+    again = np.maximum(np.minimum(high, computed + tokens) - computed, 0)
+    for place in again.nonzero()[0].tolist():
+        life = lives.by_slot.get(int(slots[place]))
+        if life is not None:
+            life.recomputed_tokens += int(again[place])
+    return int(again.sum())
+
+
+def row_bytes(lives: Lives, batch: Batch, emitted: Ints, accepted: Ints) -> bytes:
+    """`StepRecord.rows`. `emitted` is by slot of `lives`, `accepted` by slot of the batch."""
+    columns, order = lives.columns, batch.order
+    table = np.zeros((len(ROW_FIELDS), len(order)), dtype=np.int32)
+    own: Any = slice(None)
+    if len(order) != len(batch.slots):
+        table[4], table[8] = columns[COMPUTED, order], columns[DECODING, order]
+        table[5] = columns[PROMPT, order] + columns[OUTPUTS, order]
+        places = np.full(columns.shape[1], -1)
+        places[order] = np.arange(len(order))
+        own = places[batch.slots]
+    table[0], table[6], table[7] = columns[NUMBER, order], emitted[order], columns[BLOCKS, order]
+    table[1, own], table[2, own], table[3, own] = batch.tokens, batch.drafts, accepted
+    table[4, own], table[5, own], table[8, own] = batch.computed, batch.needed, batch.flags
+    return table.tobytes()

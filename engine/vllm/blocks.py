@@ -1,0 +1,63 @@
+"""vLLM's pool as the notes tell of it: references and content of every block, and the classes that follow."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from schedtop.engine.contract.telemetry import BlockClass, Blocks
+
+EMPTY, CACHED_FREE, HELD, SHARED = (int(kind) for kind in BlockClass)
+
+
+class Pool:
+    """`num_blocks` usable blocks, numbered from 0: vLLM's block 0 is never handed out, so its ids are one higher."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.classes: npt.NDArray[np.uint8] = np.zeros(num_blocks, dtype=np.uint8)
+        self._references: npt.NDArray[np.int32] = np.zeros(num_blocks, dtype=np.int32)
+        self._counts = np.zeros(len(BlockClass), dtype=np.int64)
+        self._counts[EMPTY] = num_blocks
+        self._extra = 0
+        self._changed: list[npt.NDArray[np.int32]] = []
+
+    def take(self, triples: list[int]) -> None:
+        """Take over the state of some blocks (see `Updated.blocks`)."""
+        if not triples:
+            return
+        ids, references, content = np.array(triples, dtype=np.int32).reshape(-1, 3).T
+        known = (ids >= 1) & (ids <= self.num_blocks)
+        if not known.all():
+            ids, references, content = ids[known], references[known], content[known]
+        ids = ids - 1
+        classes = np.where(references > 1, SHARED, np.where(references == 1, HELD, np.where(content > 0, 1, 0)))
+        moved = classes != self.classes[ids]
+        self._extra += int(np.maximum(references - 1, 0).sum() - np.maximum(self._references[ids] - 1, 0).sum())
+        self._references[ids] = references
+        if not moved.any():
+            return
+        ids, classes = ids[moved], classes[moved]
+        self._counts += np.bincount(classes, minlength=4) - np.bincount(self.classes[ids], minlength=4)
+        self.classes[ids] = classes
+        self._changed.append((ids * 4 + classes).astype(np.int32))
+
+    def drain(self) -> bytes:
+        """`changed_blocks` of the next record."""
+        changed, self._changed = self._changed, []
+        return b"".join(part.tobytes() for part in changed)
+
+    @property
+    def num_free(self) -> int:
+        return int(self._counts[EMPTY] + self._counts[CACHED_FREE])
+
+    def counts(self, computed_tokens: int, block_size: int, watermark: int) -> Blocks:
+        """The pool by class. `computed_tokens` of all running requests, shared ones counted by each."""
+        empty, cached_free, held, shared = self._counts.tolist()
+        return Blocks(
+            held=held,
+            shared=shared,
+            cached_free=cached_free,
+            empty=empty,
+            stored_tokens=max(0, computed_tokens - self._extra * block_size),
+            watermark=watermark,
+        )

@@ -1,0 +1,112 @@
+"""What the engine's thread notes, in the engine's own order. Holds references and numbers, works nothing out."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class HeadSeen(NamedTuple):
+    """The first waiting request that was not skipped (else the first), as a schedule left it.
+
+    `hit_tokens`: found in the prefix cache, in `hit_blocks` blocks of which `revived` were free.
+    """
+
+    id: str
+    num_tokens: int
+    status: str
+    stale: bool
+    lora: bool
+    hit_tokens: int
+    hit_blocks: int
+    revived: int
+
+
+class PreemptSeen(NamedTuple):
+    """A victim: tokens it had computed, free blocks before and after, blocks handed out so far in the step."""
+
+    id: str
+    computed_tokens: int
+    free_before: int
+    free_after: int
+    num_given: int
+
+
+class Added(NamedTuple):
+    """A request that the scheduler received. `hashes` are its prompt's block hashes."""
+
+    at_s: float
+    id: str
+    prompt_tokens: int
+    max_tokens: int
+    priority: int
+    hashes: tuple[bytes, ...]
+    client_wait_s: float | None
+    has_stop_strings: bool
+
+
+class Ended(NamedTuple):
+    """Requests that were ended from outside a step. `by_console`: a console asked for it."""
+
+    at_s: float
+    ids: list[str]
+    status: str
+    by_console: bool
+
+
+class Scheduled(NamedTuple):
+    """One `schedule`: its output, times, the limits it obeyed, and what it left behind.
+
+    `running` are the ids of all running requests where some got no tokens; `given` the first block of every handing
+    out, for the beneficiaries of `preempted`.
+    """
+
+    output: Any
+    began_s: float
+    ended_s: float
+    token_budget: int
+    input_budget: int
+    seq_cap: int
+    threshold: int
+    full_sequence: bool
+    watermark_blocks: int
+    num_running: int
+    num_waiting: int
+    num_free: int
+    running: list[str] | None
+    head: HeadSeen | None
+    preempted: list[PreemptSeen]
+    given: list[int]
+    paused: bool
+    throttled: bool
+
+
+class Updated(NamedTuple):
+    """One `update_from_output`. `blocks` are triples of block id, references, 1 if it has content, end to end;
+    `whole`: they are the whole pool."""
+
+    output: Any
+    outputs: Any
+    began_s: float
+    ended_s: float
+    blocks: list[int]
+    whole: bool
+    num_free: int
+
+
+class Applied(NamedTuple):
+    """Limits that were set on the engine's thread, or why not."""
+
+    at_s: float
+    values: dict[str, Any]
+    by: str
+    error: str
+
+
+class PauseSeen(NamedTuple):
+    """Admissions were paused or resumed."""
+
+    at_s: float
+    paused: bool
+
+
+Event = Added | Ended | Scheduled | Updated | Applied | PauseSeen

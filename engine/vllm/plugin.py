@@ -1,0 +1,163 @@
+"""vLLM's entry point, and the classes it wraps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from schedtop.engine.vllm.asked import ADDRESS, READ_ONLY, log
+
+MARK = "schedtop_hooked"
+"""On whatever is wrapped already: plugin and flag together must wrap once."""
+
+
+def register() -> None:
+    """Called by vLLM in every process of an installation that has this package: does nothing unless asked."""
+    if not os.environ.get(ADDRESS):
+        return
+    try:
+        from vllm.config import SchedulerConfig
+        from vllm.v1.engine.core import EngineCoreProc
+
+        if not hasattr(SchedulerConfig, "get_scheduler_cls"):
+            log.warning("schedtop: this vLLM has no get_scheduler_cls (0.11 has): no console can attach")
+            return
+        wrap_choice(SchedulerConfig)
+        wrap_core(EngineCoreProc)
+    except Exception as error:  # whatever vLLM became, it must start
+        log.warning("schedtop: no console can attach: %s: %s", type(error).__name__, error)
+
+
+def named_scheduler(name: str) -> type:
+    """vLLM's scheduler of that name, hooked; without an address it is vLLM's own."""
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
+
+    base: type = AsyncScheduler if name == "AsyncScheduler" else Scheduler
+    if not os.environ.get(ADDRESS):
+        return base
+    from vllm.v1.engine.core import EngineCoreProc
+
+    wrap_core(EngineCoreProc)
+    return hooked(base)
+
+
+def wrap_choice(config: type) -> None:
+    """Let `get_scheduler_cls` return a hooked subclass of what it picks."""
+    original: Callable[[Any], type] = config.get_scheduler_cls  # type: ignore[attr-defined]
+    if hasattr(original, MARK):
+        return
+
+    @wraps(original)
+    def get_scheduler_cls(self: Any) -> type:
+        return hooked(original(self))
+
+    setattr(get_scheduler_cls, MARK, True)
+    config.get_scheduler_cls = get_scheduler_cls  # type: ignore[attr-defined]
+
+
+def wrap_core(core: type) -> None:
+    """Let a hook know the loop it runs in, so that commands reach an idle engine."""
+    run, handle = getattr(core, "run_busy_loop", None), getattr(core, "_handle_client_request", None)
+    if run is None or handle is None or hasattr(run, MARK):
+        return
+
+    @wraps(run)
+    def run_busy_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
+        hook = getattr(self.scheduler, "schedtop_hook", None)
+        if hook is not None:
+            hook.enter(self)
+        return run(self, *args, **kwargs)
+
+    @wraps(handle)
+    def handle_client_request(self: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = handle(self, *args, **kwargs)
+        hook = getattr(self.scheduler, "schedtop_hook", None)
+        if hook is not None and hook.commands:
+            hook.obey()
+        return answer
+
+    setattr(run_busy_loop, MARK, True)
+    core.run_busy_loop = run_busy_loop  # type: ignore[attr-defined]
+    core._handle_client_request = handle_client_request  # type: ignore[attr-defined]
+
+
+def hooked(base: type) -> type:
+    """A subclass of a scheduler that notes what its base decides and changes none of it."""
+    if hasattr(base, MARK) or not (hasattr(base, "schedule") and hasattr(base, "update_from_output")):
+        if not hasattr(base, MARK):
+            log.warning("schedtop: %s has no schedule and update_from_output: no console can attach", base)
+        return base
+
+    class Hooked(base):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.schedtop_hook = _begin(self)
+
+        def schedule(self, *args: Any, **kwargs: Any) -> Any:
+            hook = self.schedtop_hook
+            if hook is None or hook.off:
+                return super().schedule(*args, **kwargs)
+            began_s = hook.before_schedule(*args, **kwargs)
+            output = super().schedule(*args, **kwargs)
+            hook.after_schedule(output, began_s)
+            return output
+
+        def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
+            hook = self.schedtop_hook
+            if hook is None or hook.off:
+                return super().update_from_output(scheduler_output, *args, **kwargs)
+            began_s = hook.now_s()
+            outputs = super().update_from_output(scheduler_output, *args, **kwargs)
+            hook.after_update(scheduler_output, outputs, began_s)
+            return outputs
+
+        def add_request(self, request: Any, *args: Any, **kwargs: Any) -> Any:
+            hook = self.schedtop_hook
+            fresh = hook is not None and hook.is_new(request)
+            answer = super().add_request(request, *args, **kwargs)
+            if fresh:
+                hook.after_add(request)
+            return answer
+
+        def finish_requests(self, request_ids: Any, finished_status: Any, *args: Any, **kwargs: Any) -> Any:
+            hook = self.schedtop_hook
+            if hook is not None:
+                request_ids = hook.before_finish(request_ids, finished_status)
+            return super().finish_requests(request_ids, finished_status, *args, **kwargs)
+
+        def shutdown(self, *args: Any, **kwargs: Any) -> Any:
+            if self.schedtop_hook is not None:
+                self.schedtop_hook.end("vLLM is shutting down")
+            return super().shutdown(*args, **kwargs)
+
+    if hasattr(base, "_preempt_request"):
+
+        def _preempt_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+            hook = self.schedtop_hook
+            before = None if hook is None else hook.before_preempt(request)
+            answer = base._preempt_request(self, request, *args, **kwargs)
+            if before is not None:
+                hook.after_preempt(request, before)
+            return answer
+
+        Hooked._preempt_request = _preempt_request
+    Hooked.__name__ = Hooked.__qualname__ = f"Schedtop{base.__name__}"
+    setattr(Hooked, MARK, True)
+    return Hooked
+
+
+def _begin(scheduler: Any) -> Any:
+    """The hook of a scheduler that was just built, serving; None where it cannot be."""
+    try:
+        from schedtop.engine.vllm.engine import serve_hook
+        from schedtop.engine.vllm.hook import Hook
+
+        hook = Hook(scheduler)
+        serve_hook(hook, os.environ[ADDRESS], read_only=os.environ.get(READ_ONLY, "") not in ("", "0"))
+    except Exception as error:
+        log.warning("schedtop: no console can attach: %s", error)
+        return None
+    return hook

@@ -1,0 +1,115 @@
+"""What goes through the methods of vLLM's pool and its manager: blocks that may have changed, and prefix look-ups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+WATCHED = ("get_new_blocks", "touch", "free_blocks", "evict_blocks", "reset_prefix_cache")
+
+
+class PoolWatch:
+    """Wraps the methods of one pool. `given` is the first block of every handing out since it was last taken.
+
+    `lost`: something happened that names no blocks, so only a look at the whole pool helps.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        self._pool = pool
+        self._touched: list[Any] = []
+        self.given: list[int] = []
+        self.lost = False
+        self._watch()
+
+    def num_free(self) -> int:
+        count: int = self._pool.get_num_free_blocks()
+        return count
+
+    def drain(self) -> list[int]:
+        """Triples of the touched blocks as they are now (see `Updated.blocks`)."""
+        if not self._touched:
+            return []
+        touched, self._touched = self._touched, []
+        return _triples({block.block_id: block for block in touched}.values())
+
+    def everything(self) -> list[int]:
+        """Triples of all blocks."""
+        self._touched, self.lost = [], False
+        return _triples(self._pool.blocks)
+
+    def release(self) -> None:
+        """Give the pool its own methods back."""
+        for name in WATCHED:
+            self._pool.__dict__.pop(name, None)
+        self._touched, self.given = [], []
+
+    def _watch(self) -> None:
+        pool = self._pool
+        get_new_blocks, touch, free_blocks = pool.get_new_blocks, pool.touch, pool.free_blocks
+
+        def watched_get(num_blocks: int, *args: Any, **kwargs: Any) -> Any:
+            blocks = get_new_blocks(num_blocks, *args, **kwargs)
+            if blocks:
+                self._touched += blocks
+                self.given.append(blocks[0].block_id)
+            return blocks
+
+        def watched_touch(blocks: Any, *args: Any, **kwargs: Any) -> Any:
+            blocks = blocks if isinstance(blocks, list | tuple) else list(blocks)
+            for block in blocks:  # up to 0.11 a sequence of them per group
+                if hasattr(block, "block_id"):
+                    self._touched.append(block)
+                else:
+                    self._touched += block
+            return touch(blocks, *args, **kwargs)
+
+        def watched_free(ordered_blocks: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
+            blocks = list(ordered_blocks)
+            self._touched += blocks
+            return free_blocks(blocks, *args, **kwargs)
+
+        pool.get_new_blocks, pool.touch, pool.free_blocks = watched_get, watched_touch, watched_free
+        for name in WATCHED[3:]:
+            if hasattr(pool, name):
+                setattr(pool, name, self._losing(getattr(pool, name)))
+
+    def _losing(self, method: Any) -> Any:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self.lost = True
+            return method(*args, **kwargs)
+
+        return watched
+
+
+class LookUps:
+    """The newest look-up in the prefix cache: at the end of a schedule, that of the request that had to stay."""
+
+    def __init__(self, manager: Any) -> None:
+        self._manager = manager
+        self._request: Any = None
+        self._found: Any = None
+        look_up = manager.get_computed_blocks
+
+        def watched(request: Any, *args: Any, **kwargs: Any) -> Any:
+            found = look_up(request, *args, **kwargs)
+            self._request, self._found = request, found
+            return found
+
+        manager.get_computed_blocks = watched
+
+    def last_of(self, request: Any) -> tuple[int, int, int]:
+        """Tokens found for a request, in how many blocks, and how many of those are free; zeros if nobody looked."""
+        looked, found, self._request, self._found = self._request, self._found, None, None
+        if looked is not request:
+            return 0, 0, 0
+        blocks = found[0].blocks[0] if found[0].blocks else ()
+        return found[1], len(blocks), sum(not block.ref_cnt for block in blocks)
+
+    def release(self) -> None:
+        """Give the manager its own method back."""
+        self._manager.__dict__.pop("get_computed_blocks", None)
+        self._request = self._found = None
+
+
+def _triples(blocks: Iterable[Any]) -> list[int]:
+    return [part for block in blocks for part in (block.block_id, block.ref_cnt, block.block_hash is not None)]

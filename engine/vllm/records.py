@@ -1,0 +1,383 @@
+"""Notes become step records, one at a time, numbered in the order of their schedules.
+
+A record is made when its step is settled; notes that came after its schedule wait for the next one. So what is known
+of the requests is always what the records so far have told, however many steps are under way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+from schedtop.engine.contract.telemetry import (
+    PREFIX_KEY_BYTES,
+    Arrival,
+    Blocks,
+    Finish,
+    FinishReason,
+    Head,
+    Header,
+    KnobChange,
+    Limiter,
+    Preemption,
+    RowFlag,
+    Snapshot,
+    StepRecord,
+    Totals,
+)
+from schedtop.engine.vllm.batch import Batch, Ints, new_tables, row_bytes, take_batch
+from schedtop.engine.vllm.blocks import Pool
+from schedtop.engine.vllm.deliveries import deliver, outside_reason
+from schedtop.engine.vllm.events import Added, Applied, Ended, Event, PauseSeen, PreemptSeen, Scheduled, Updated
+from schedtop.engine.vllm.reasons import Fixed, head_of
+from schedtop.engine.vllm.requests import COMPUTED, GONE, WAITING, Life, Lives
+
+LOOP_LENGTH = 3
+"""Preemptions of one request, with nothing finishing in between, that make a loop."""
+
+COUNTED = (
+    "scheduled_tokens",
+    "recomputed_tokens",
+    "draft_tokens",
+    "token_budget",
+    "input_rows",
+    "input_budget",
+)
+"""Fields of a record that are summed into the totals of the same name."""
+
+_BLANK: dict[str, Any] = {
+    **dict.fromkeys((*COUNTED, "decode_tokens", "prefill_tokens"), 0),
+    **dict.fromkeys(("rows", "itl_s", "grown", "grown_blocks"), b""),
+    **dict.fromkeys(("ttft_s", "admissions", "refusals"), ()),
+    "executed": False,
+    "schedule_s": None,
+    "execute_s": 0.0,
+    "update_s": None,
+    "head": None,
+    "limiter": Limiter.NONE.value,
+}
+"""The fields of a record in which nothing ran."""
+
+
+@dataclass(slots=True)
+class Told:
+    """What the next record is to tell beside its step."""
+
+    arrivals: list[Arrival] = field(default_factory=list)
+    finishes: list[Finish] = field(default_factory=list)
+    knobs: list[KnobChange] = field(default_factory=list)
+    preemptions: list[Preemption] = field(default_factory=list)
+    pauses: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.arrivals or self.finishes or self.knobs or self.preemptions or self.pauses)
+
+
+class Records:
+    """Takes every note; `knobs` are the live limits at their start."""
+
+    def __init__(self, header: Header, knobs: dict[str, Any], fixed: Fixed) -> None:
+        self.lives = Lives()
+        self.pool = Pool(header.num_blocks)
+        self.knobs, self.knobs_version = dict(knobs), 0
+        self.paused = False
+        self.seq = self.step = 0
+        self.errors: list[str] = []
+        self.wants_rescan = False
+        self._fixed = fixed
+        self._by_priority = header.policy == "priority"
+        self._counts: dict[str, float] = dict.fromkeys(Totals.__struct_fields__, 0)
+        self._pending: deque[Event] = deque()
+        self._told = Told()
+        self._updated_s = 0.0
+        self._watermark = int(header.config.get("watermark", 0.0) * (header.num_blocks + 1))
+        most = header.config["max_num_batched_tokens"]
+        self._budgets = (header.config["max_num_scheduled_tokens"] or most, most)
+
+    def take(self, event: Event) -> StepRecord | None:
+        """One more note; the record that it completes."""
+        if not isinstance(event, Updated):
+            self._pending.append(event)
+            return None
+        scheduled = self._reach(event.output)
+        self._take_blocks(event)
+        if scheduled is None or not scheduled.output.num_scheduled_tokens:
+            self._updated_s = event.ended_s
+            return None
+        return self._record(scheduled, event)
+
+    def idle(self, now_s: float) -> StepRecord | None:
+        """A record of what happened while no step did; None if nothing did, or a step is under way."""
+        if any(isinstance(event, Scheduled) and event.output.num_scheduled_tokens for event in self._pending):
+            return None
+        while self._pending:
+            self._outside(self._pending.popleft())
+        if not self._told:
+            return None
+        queue = self.lives.queue(self._by_priority) if self.paused else []
+        if not queue:
+            return self._tell(now_s)
+        head = Head(queue[0].number, Limiter.PAUSED, since_s=queue[0].queued_s)
+        return self._tell(now_s, limiter=Limiter.PAUSED.value, head=head)
+
+    def _reach(self, output: Any) -> Scheduled | None:
+        """Take up what came before the schedule of `output`; that schedule, None if nobody noted it."""
+        if not any(isinstance(event, Scheduled) and event.output is output for event in self._pending):
+            return None
+        while True:
+            event = self._pending.popleft()
+            if isinstance(event, Scheduled) and event.output is output:
+                return event
+            self._outside(event)
+
+    def _outside(self, event: Event) -> None:
+        match event:
+            case Added():
+                self._arrive(event)
+            case Ended():
+                self._end(event)
+            case Applied():
+                self._apply(event)
+            case PauseSeen():
+                self.paused = event.paused
+                self._told.pauses += 1
+            case Scheduled():  # one without a batch, or whose results were never noted
+                self._preempt(event, event.began_s, {})
+
+    def _arrive(self, event: Added) -> None:
+        keys = b"".join(key[:PREFIX_KEY_BYTES] for key in event.hashes if isinstance(key, bytes))
+        arrival = Arrival(
+            self.lives.next_number(),
+            event.id,
+            event.at_s,
+            event.prompt_tokens,
+            event.max_tokens,
+            event.priority,
+            keys,
+            event.client_wait_s,
+        )
+        self.lives.add(arrival, event.has_stop_strings)
+        self._told.arrivals.append(arrival)
+
+    def _end(self, event: Ended) -> None:
+        for name in event.ids:
+            life = self.lives.by_id.get(name)
+            if life is None:
+                continue
+            ambiguous = life.has_stop_strings and not event.by_console and "ABORT" in event.status
+            reason = FinishReason.STOP_OR_ABORT if ambiguous else outside_reason(event.status)
+            self._told.finishes.append(self.lives.end(life, reason.value, self.step))
+
+    def _apply(self, event: Applied) -> None:
+        if event.error:
+            self.errors.append(f"a limit could not be set ({event.error})")
+            return
+        for name, value in event.values.items():
+            if self.knobs.get(name) != value:
+                self._told.knobs.append(KnobChange(name, self.knobs.get(name), value, event.by))
+        self.knobs.update(event.values)
+        self.knobs_version += 1
+        rows = self.knobs["max_num_batched_tokens"]
+        self._budgets = (self.knobs["max_num_scheduled_tokens"] or rows, rows)
+        if "watermark" in event.values:
+            self._watermark = int(event.values["watermark"] * (self.pool.num_blocks + 1))
+
+    def _take_blocks(self, event: Updated) -> None:
+        self.pool.take(event.blocks)
+        if self.pool.num_free != event.num_free and not event.whole:
+            self.wants_rescan = True
+
+    def _preempt(self, seen: Scheduled, now_s: float, owners: dict[int, str]) -> None:
+        lives = self.lives
+        for victim in seen.preempted:
+            life = lives.by_id.get(victim.id)
+            if life is None:
+                continue
+            lost = int(lives.columns[COMPUTED, life.slot]) if victim.computed_tokens < 0 else victim.computed_tokens
+            given = seen.given[victim.num_given] - 1 if victim.num_given < len(seen.given) else -1
+            for_whom = lives.by_id.get(owners.get(given, victim.id), life)
+            lives.put_back(life, lost, now_s)
+            self._told.preemptions.append(self._describe(victim, life, lost, for_whom))
+
+    def _describe(self, victim: PreemptSeen, life: Life, lost: int, for_whom: Life) -> Preemption:
+        num_blocks = self.pool.num_blocks
+        return Preemption(
+            number=life.number,
+            count=life.preemptions,
+            lost_tokens=lost,
+            freed_blocks=victim.free_after - victim.free_before,
+            usage_before=1 - victim.free_before / num_blocks,
+            usage_after=1 - victim.free_after / num_blocks,
+            for_number=for_whom.number,
+            loop=life.loop_length >= LOOP_LENGTH,
+        )
+
+    def _record(self, seen: Scheduled, updated: Updated) -> StepRecord:
+        lives, now_s = self.lives, updated.ended_s
+        start_s, self._updated_s = max(seen.began_s, self._updated_s), now_s
+        if seen.preempted:
+            self._preempt(seen, start_s, {ids[0]: name for name, ids in new_tables(seen.output)})
+        batch = take_batch(lives, seen.output, seen.running, start_s)
+        self.step += 1
+        self.paused, self._watermark = seen.paused, seen.watermark_blocks
+        self._budgets = (seen.token_budget, seen.input_budget)
+        emitted, gaps_s, firsts, ended = deliver(lives, updated.outputs, now_s)
+        accepted, rejected = self._reject(batch, emitted)
+        rows = row_bytes(lives, batch, emitted, accepted)
+        self._told.finishes += [lives.end(life, reason, self.step) for life, reason in ended]
+        head, limiter = self._waiting(seen, batch)
+        step = self._timing(seen, updated, start_s) | self._tokens(batch, seen)
+        self._count(batch, step, int(emitted.sum()), rejected, now_s - start_s)
+        record = self._tell(
+            now_s,
+            **step,
+            step=self.step,
+            executed=True,
+            limiter=limiter,
+            rows=rows,
+            itl_s=gaps_s[batch.order].astype(np.float32).tobytes(),
+            ttft_s=tuple(firsts),
+            head=head,
+            grown=np.array(batch.grown, dtype=np.int32).tobytes(),
+            grown_blocks=np.array(batch.grown_blocks, dtype=np.int32).tobytes(),
+            admissions=tuple(batch.admissions),
+        )
+        lives.forget(self.step)
+        return record
+
+    def _waiting(self, seen: Scheduled, batch: Batch) -> tuple[Head | None, str]:
+        """The head of the queue with its reason, and the step's limiter."""
+        waiting = self.lives.by_id.get(seen.head.id) if seen.head is not None else None
+        if waiting is None:
+            full = int(batch.tokens.sum()) >= seen.token_budget and batch.was_cut
+            return None, (Limiter.TOKEN_BUDGET if full else Limiter.NONE).value
+        head = head_of(seen, waiting.number, self._fixed)
+        return msgspec.structs.replace(
+            head, since_s=waiting.queued_s, inverted=self._inverted(waiting)
+        ), head.reason
+
+    def _inverted(self, waiting: Life) -> bool:
+        if not self._by_priority:
+            return False
+        lives = self.lives
+        return any(lives.by_id[name].arrival.priority > waiting.arrival.priority for name in lives.running)
+
+    def _reject(self, batch: Batch, emitted: Ints) -> tuple[Ints, int]:
+        """Accepted drafts of each row, and how many were not; those are taken back."""
+        if not batch.drafts.any():
+            return batch.drafts, 0
+        columns, got = self.lives.columns, emitted[batch.slots]
+        accepted = np.minimum(np.maximum(got - 1, 0), batch.drafts)
+        rejected = np.where(got > 0, batch.drafts - accepted, 0)
+        columns[COMPUTED, batch.slots] -= rejected * (columns[WAITING, batch.slots] == 0)
+        return accepted, int(rejected.sum())
+
+    def _timing(self, seen: Scheduled, updated: Updated, start_s: float) -> dict[str, Any]:
+        return {
+            "start_s": start_s,
+            "schedule_s": seen.ended_s - seen.began_s,
+            "execute_s": max(0.0, updated.began_s - max(seen.ended_s, start_s)),
+            "update_s": updated.ended_s - updated.began_s,
+        }
+
+    def _tokens(self, batch: Batch, seen: Scheduled) -> dict[str, Any]:
+        tokens, drafts = int(batch.tokens.sum()), int(batch.drafts.sum())
+        decodes = int(np.count_nonzero(batch.flags & int(RowFlag.DECODE)))
+        return {
+            "token_budget": seen.token_budget,
+            "input_budget": seen.input_budget,
+            "scheduled_tokens": tokens,
+            "decode_tokens": decodes,
+            "prefill_tokens": tokens - decodes - drafts,
+            "draft_tokens": drafts,
+            "recomputed_tokens": batch.recomputed,
+            "input_rows": tokens + self._fixed.draft_slots * len(batch.slots),
+        }
+
+    def _count(self, batch: Batch, step: dict[str, Any], outputs: int, rejected: int, busy_s: float) -> None:
+        counts = self._counts
+        counts["steps"] += 1
+        counts["output_tokens"] += outputs
+        counts["rejected_draft_tokens"] += rejected
+        counts["busy_s"] += busy_s
+        for name in COUNTED:
+            counts[name] += step[name]
+        for admission, life in zip(batch.admissions, batch.admitted, strict=True):
+            if admission.resumed:
+                counts["reused_tokens"] += admission.cached_tokens
+            else:
+                counts["admitted"] += 1
+                counts["prompt_tokens"] += life.arrival.prompt_tokens
+                counts["cached_tokens"] += admission.cached_tokens
+
+    def _tell(self, now_s: float, **step: Any) -> StepRecord:
+        """The next record: `step` are the fields of one that ran, and what is to be told beside it."""
+        told, self._told = self._told, Told()
+        counts, self.seq = self._counts, self.seq + 1
+        aborted = sum(finish.reason == FinishReason.ABORT for finish in told.finishes)
+        counts["submitted"] += len(told.arrivals)
+        counts["submitted_prompt_tokens"] += sum(arrival.prompt_tokens for arrival in told.arrivals)
+        counts["preemptions"] += len(told.preemptions)
+        counts["aborted"] += aborted
+        counts["finished"] += len(told.finishes) - aborted
+        lives = self.lives
+        oldest = min((life.queued_s for life in self._queued()), default=None)
+        fields: dict[str, Any] = {
+            **_BLANK,
+            "start_s": now_s,
+            "token_budget": self._budgets[0],
+            "input_budget": self._budgets[1],
+            "step": self.step,
+            **step,
+        }
+        return StepRecord(
+            seq=self.seq,
+            end_s=now_s,
+            running=len(lives.running),
+            waiting=len(lives.front) + len(lives.back),
+            oldest_wait_s=None if oldest is None else max(0.0, now_s - oldest),
+            blocks=self._blocks(),
+            changed_blocks=self.pool.drain(),
+            arrivals=tuple(told.arrivals),
+            finishes=tuple(told.finishes),
+            preemptions=tuple(told.preemptions),
+            knobs=tuple(told.knobs),
+            knobs_version=self.knobs_version,
+            paused=self.paused,
+            totals=self.totals(),
+            **fields,
+        )
+
+    def _queued(self) -> list[Life]:
+        """The longest waiting of both parts of the queue."""
+        lives = self.lives
+        ends = (next(iter(lives.front), None), next(iter(lives.back), None))
+        return [lives.by_id[name] for name in ends if name is not None]
+
+    def _blocks(self) -> Blocks:
+        columns = self.lives.columns
+        held = columns[COMPUTED] * (columns[WAITING] + columns[GONE] == 0)
+        return self.pool.counts(int(held.sum()), self._fixed.block_size, self._watermark)
+
+    def totals(self) -> Totals:
+        return Totals(*self._counts.values())  # type: ignore[arg-type]
+
+    def snapshot(self, now_s: float) -> Snapshot:
+        """What the records so far have told, as one state."""
+        lives = self.lives
+        return Snapshot(
+            seq=self.seq,
+            step=self.step,
+            clock_s=now_s,
+            requests=[lives.state(life) for life in lives.by_id.values()],
+            waiting=[life.number for life in lives.queue(self._by_priority)],
+            running=[lives.by_id[name].number for name in lives.running],
+            block_classes=self.pool.classes.tobytes(),
+            knobs=dict(self.knobs),
+            knobs_version=self.knobs_version,
+            paused=self.paused,
+            totals=self.totals(),
+        )

@@ -1,0 +1,101 @@
+"""The timeline: what its columns hold is what the records say, at any range."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from schedtop.console.past.ladder import Bucket, Ladder, quantile
+from schedtop.engine.contract.telemetry import StepRecord
+from seat import COMPACT, WIDE, seated
+from synthetic import SyntheticEngine
+
+ENGINE = SyntheticEngine(rate=12.0, num_blocks=300)
+RECORDS = [*ENGINE.records(400), ENGINE.run_step({"max_num_seqs": 9}), *ENGINE.records(100)]
+END_S = RECORDS[-1].end_s
+
+
+def ladder_of(records: list[StepRecord], looks: int = 1) -> Ladder:
+    ladder = Ladder()
+    for index, record in enumerate(records):
+        ladder.take(record)
+        if index % looks == 0:
+            ladder.columns(0.0, record.end_s, 10)
+    return ladder
+
+
+@given(begin=st.floats(0.0, 0.9), length=st.floats(0.01, 1.0), width=st.integers(1, 200), looks=st.integers(1, 600))
+def test_every_column_keeps_the_peaks_and_counts_of_its_records(
+    begin: float, length: float, width: int, looks: int
+) -> None:
+    ladder = ladder_of(RECORDS, looks)
+    begin_s, end_s = begin * END_S, min(END_S, (begin + length) * END_S)
+    columns, first_s, length_s = ladder.columns(begin_s, end_s, width)
+    assert len(columns) <= width
+    for index, bucket in enumerate(columns):
+        start_s = first_s + index * length_s
+        inside = [record for record in RECORDS if start_s <= record.end_s < start_s + length_s]
+        assert (bucket is None) == (not inside)
+        if bucket is not None:
+            same_as(bucket, inside)
+
+
+def same_as(bucket: Bucket, records: list[StepRecord]) -> None:
+    steps_s = [record.end_s - record.start_s for record in records]
+    ttft_s = [seconds for record in records for _, seconds in record.ttft_s]
+    assert bucket.num_steps == len(records)
+    assert sum(bucket.tokens) == max(record.scheduled_tokens for record in records)
+    assert bucket.max_step_s == max(steps_s)
+    assert bucket.used == max(record.blocks.held + record.blocks.shared for record in records)
+    assert (bucket.running, bucket.waiting) == (
+        max(record.running for record in records),
+        max(record.waiting for record in records),
+    )
+    assert bucket.max_ttft_s == max(ttft_s, default=0.0) and bucket.ttft.total() == len(ttft_s)
+    assert bucket.marks["V"] == sum(len(record.preemptions) for record in records)
+    assert bucket.marks["K"] == sum(len(record.knobs) for record in records)
+    middle = quantile(bucket.steps, 0.5)
+    assert middle is not None
+    assert middle == pytest.approx(sorted(steps_s)[math.ceil(len(steps_s) / 2) - 1], rel=0.05)
+
+
+def test_one_slow_step_is_seen_however_long_the_range() -> None:
+    slow, later_s = RECORDS[250], 5.0
+    records = [*RECORDS[:250], msgspec.structs.replace(slow, end_s=slow.end_s + later_s)]
+    ladder = ladder_of(records)
+    for range_s in (10.0, 60.0, 3600.0, 86_400.0):
+        end_s = records[-1].end_s
+        columns, _, _ = ladder.columns(end_s - range_s, end_s, 80)
+        found = [bucket for bucket in columns if bucket is not None]
+        assert max(bucket.max_step_s for bucket in found) == pytest.approx(later_s + slow.end_s - slow.start_s)
+        assert slow.seq in {bucket.slowest for bucket in found}
+
+
+@pytest.mark.parametrize("size", [WIDE, COMPACT])
+async def test_the_lanes_share_one_axis_and_one_cursor(size: tuple[int, int]) -> None:
+    async with seated(size) as seat:
+        names = ("tokens", "KV", "run/wait", "TTFT", "ITL")
+        assert "[1]Timeline" in seat.text and all(
+            any(line.startswith(name) for line in seat.lines) for name in names
+        )
+        latest = seat.app.history.latest
+        assert latest is not None
+        text = await seat.press("1", "left", "left", "left")
+        assert "cursor" in text and seat.app.view.pinned is None
+        await seat.press("enter")
+        pinned = seat.app.view.pinned
+        assert pinned is not None and pinned < latest.seq
+        assert "[1]" in seat.text and "Batch" in seat.lines[1] + seat.lines[2]
+        await seat.press("escape", "escape")
+        assert seat.app.view.pinned is None and "Timeline" in seat.text
+
+
+async def test_the_range_is_chosen_and_shown() -> None:
+    async with seated() as seat:
+        assert "1m00s" in await seat.press("1") or "60 s" in seat.text
+        assert "5m00s" in await seat.press("+")
+        assert "─ all ─" in await seat.press("+", "+")
+        assert "10 s" in await seat.press("-", "-", "-", "-")

@@ -1,0 +1,197 @@
+"""Shapes read from `config.json`, against published parameter counts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from schedtop.engine.contract.config import ConfigError
+from schedtop.engine.sim.devices import GPUS, read_gpu
+from schedtop.engine.sim.features import StepFeatures
+from schedtop.engine.sim.memory import PoolSettings
+from schedtop.engine.sim.model_config import read_shape, shape_of
+from schedtop.engine.sim.models import MODELS
+from schedtop.engine.sim.roofline import Roofline
+from schedtop.engine.sim.spec import parse_device
+
+LLAMA_8B = {
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+}
+GEMMA2_2B = {
+    "model_type": "gemma2",
+    "num_hidden_layers": 26,
+    "hidden_size": 2304,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "intermediate_size": 9216,
+    "vocab_size": 256000,
+    "max_position_embeddings": 8192,
+    "sliding_window": 4096,
+}
+GEMMA3_4B = {
+    "model_type": "gemma3",
+    "text_config": {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "hidden_size": 2560,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "intermediate_size": 10240,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "sliding_window": 1024,
+        "sliding_window_pattern": 6,
+    },
+}
+GPT_OSS_20B = {
+    "model_type": "gpt_oss",
+    "num_hidden_layers": 24,
+    "hidden_size": 2880,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "intermediate_size": 2880,
+    "vocab_size": 201088,
+    "max_position_embeddings": 131072,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "quantization_config": {"quant_method": "mxfp4"},
+}
+DEEPSEEK_V3 = {
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 61,
+    "hidden_size": 7168,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "vocab_size": 129280,
+    "max_position_embeddings": 163840,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "quantization_config": {"quant_method": "fp8"},
+}
+PYTHIA_7B = {
+    "model_type": "gpt_neox",
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "intermediate_size": 16384,
+    "vocab_size": 50432,
+    "max_position_embeddings": 2048,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "billions"),
+    [
+        (LLAMA_8B, 8.03),
+        (GEMMA2_2B, 2.61),
+        (GEMMA3_4B, 3.88),
+        (GPT_OSS_20B, 20.9),
+        (DEEPSEEK_V3, 671),
+        (PYTHIA_7B, 6.86),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)
+def test_parameters_are_the_published_ones(config: dict[str, Any], billions: float) -> None:
+    assert shape_of(config, "it").params / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+def test_a_known_model_is_read_as_it_is_built_in() -> None:
+    assert shape_of(LLAMA_8B, "llama-3.1-8b") == MODELS["llama-3.1-8b"]
+
+
+def test_windows_experts_latent_state_and_quantised_weights() -> None:
+    gemma, oss, deepseek = shape_of(GEMMA3_4B, "g"), shape_of(GPT_OSS_20B, "o"), shape_of(DEEPSEEK_V3, "d")
+    assert (gemma.window, gemma.windowed_layers) == (1024, 29)  # every sixth of 34 layers is full
+    assert (oss.window, oss.windowed_layers, oss.active_experts) == (128, 12, 4)
+    assert oss.weight_bytes == pytest.approx(12.5e9, rel=0.1)  # as published: some 13 GB
+    assert deepseek.kv_bytes_per_token == 61 * 576 * 2
+    assert deepseek.weight_bytes == pytest.approx(672e9, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"model_type": "rwkv"}, "model_type 'rwkv'"),
+        ({"model_type": None}, "model_type None"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"vocab_size": "many"}, "vocab_size='many'"),
+        ({"quantization_config": {"quant_method": "spqr"}}, "quant_method 'spqr'"),
+    ],
+)
+def test_what_is_not_understood_is_refused_by_name(change: dict[str, Any], named: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**LLAMA_8B, **change}))
+    with pytest.raises(ConfigError, match=named):
+        read_shape(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{", "[" * 100_000, '{"model_type": 3}'])
+def test_a_broken_file_is_one_line(text: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError) as failure:
+        read_shape(tmp_path)
+    assert "\n" not in str(failure.value) and "config.json" in str(failure.value)
+
+
+def test_a_device_from_two_files(tmp_path: Path) -> None:
+    """A model's folder and a GPU of one's own price a step and a pool as the built-in names do."""
+    model, gpu = tmp_path / "mine", tmp_path / "mine.toml"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(LLAMA_8B))
+    gpu.write_text(
+        "tflops = 989.5\nmemory_gb = 80\nbandwidth_gb_s = 3350\n"
+        "link_gb_s = 900\nlink_latency_s = 5e-6\nfp8_factor = 2\n"
+    )
+    own, known = parse_device(f"sim:{model}@{gpu}"), parse_device("sim:llama-3.1-8b@h100")
+    step = StepFeatures(300, 40_000, 30_000, 20)
+    for ranks in (1, 4):
+        assert own.step_cost(ranks).step_s(step) == known.step_cost(ranks).step_s(step)
+        settings = PoolSettings(tensor_parallel_size=ranks)
+        assert own.num_blocks(settings) == known.num_blocks(settings)
+
+
+def test_layers_with_a_window_read_no_more_than_that() -> None:
+    cost = parse_device("sim:llama-3.1-8b@h100").step_cost()
+    windowed = shape_of({**LLAMA_8B, "model_type": "mistral", "sliding_window": 1024}, "it")
+    within, beyond = StepFeatures(4, 0, 4000, 4), StepFeatures(4, 0, 400_000, 4)
+    narrow = Roofline(windowed, GPUS["h100"])
+    assert narrow.step_s(within) == cost.step_s(within)
+    assert narrow.step_s(beyond) == narrow.step_s(StepFeatures(4, 0, 4096, 4)) < cost.step_s(beyond)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("tflops = 1", "memory_gb"),
+        ("tflops = 0\nmemory_gb = 1\nbandwidth_gb_s = 1\nlink_gb_s = 0", "tflops must be above 0"),
+        ("tflops = 1\nmemory_gb = 1\nbandwidth_gb_s = 1\nlink_gb_s = 0\ncolour = 1", "colour"),
+        ("tflops =", "is not valid TOML"),
+    ],
+)
+def test_a_gpu_that_cannot_be_used_is_one_line(text: str, named: str, tmp_path: Path) -> None:
+    path = tmp_path / "gpu.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=named):
+        read_gpu(path)

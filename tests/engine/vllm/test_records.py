@@ -1,0 +1,204 @@
+"""Notes of schedulers of every shape become records whose books balance."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from schedtop.console.past.state import State
+from schedtop.engine.channel.protocol import decode_outgoing, encode
+from schedtop.engine.contract.telemetry import BlockClass, StepRecord, row_columns
+from schedtop.engine.decide_again.recorded_inputs import Driver
+
+from tests.engine.vllm.drive import Run
+from tests.engine.vllm.stub import VERSIONS, Status
+
+
+def work_of(records: list[StepRecord]) -> dict[int, dict[str, int]]:
+    """Tokens scheduled, drafted and delivered by request."""
+    work: dict[int, dict[str, int]] = {}
+    for record in records:
+        columns = row_columns(record)
+        for number, tokens, emitted in zip(columns["request"], columns["tokens"], columns["emitted"], strict=True):
+            mine = work.setdefault(int(number), {"tokens": 0, "emitted": 0})
+            mine["tokens"] += int(tokens)
+            mine["emitted"] += int(emitted)
+    return work
+
+
+REQUESTS = st.lists(st.tuples(st.integers(1, 60), st.integers(1, 40)), min_size=1, max_size=12)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@given(requests=REQUESTS, num_blocks=st.integers(27, 60), gap=st.integers(0, 3))
+def test_books_balance(version: str, requests: list[tuple[int, int]], num_blocks: int, gap: int) -> None:
+    run = Run(version, num_blocks=num_blocks)
+    for place, (prompt, outputs) in enumerate(requests):
+        run.add(f"r{place}", prompt, outputs)
+        for _ in range(gap):
+            run.step()
+    run.run_out()
+    assert not run.hook.errors
+    arrivals = {arrival.number: arrival for record in run.records for arrival in record.arrivals}
+    finishes = {finish.number: finish for record in run.records for finish in record.finishes}
+    work = work_of(run.records)
+    assert len(arrivals) == len(finishes) == len(requests)
+    for number, (prompt, outputs) in enumerate(requests):
+        finish = finishes[number]
+        assert (arrivals[number].prompt_tokens, finish.output_tokens) == (prompt, outputs)
+        assert work[number]["emitted"] == outputs
+        assert work[number]["tokens"] == prompt + outputs - 1 + finish.recomputed_tokens
+    totals = run.records[-1].totals
+    assert totals.output_tokens == sum(outputs for _, outputs in requests)
+    assert totals.scheduled_tokens == sum(mine["tokens"] for mine in work.values())
+    assert totals.preemptions == sum(len(record.preemptions) for record in run.records)
+    assert (totals.submitted, totals.finished, totals.aborted) == (len(requests), len(requests), 0)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@given(requests=REQUESTS, num_blocks=st.integers(27, 60))
+def test_a_console_that_sees_every_record_knows_what_a_snapshot_says(
+    version: str, requests: list[tuple[int, int]], num_blocks: int
+) -> None:
+    run, state = Run(version, num_blocks=num_blocks), State()
+    state.start_afresh(run.maker.snapshot(0.0))
+    for place, (prompt, outputs) in enumerate(requests):
+        run.add(f"r{place}", prompt, outputs)
+    seen = 0
+    while run.scheduler.requests:
+        run.step()
+        for record in run.records[seen:]:
+            state.apply(decode_outgoing(encode(record)))
+        seen = len(run.records)
+        told, known = run.maker.snapshot(0.0), state.snapshot()
+        assert (known.waiting, known.block_classes) == (told.waiting, told.block_classes)
+        assert sorted(known.running) == sorted(told.running)
+        mine = {item.arrival.number: item for item in told.requests}
+        assert mine.keys() == {item.arrival.number for item in known.requests}
+        for item in known.requests:
+            other = mine[item.arrival.number]
+            assert (item.output_tokens, item.table) == (other.output_tokens, other.table)
+            assert item.computed_tokens == other.computed_tokens
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_blocks_are_told_as_the_pool_has_them(version: str) -> None:
+    run = Run(version, num_blocks=31)
+    for place in range(8):
+        run.add(f"r{place}", 17, 30)
+    pool = run.scheduler.kv_cache_manager.block_pool
+    while run.scheduler.requests:
+        run.step()
+        blocks = run.records[-1].blocks
+        assert blocks.held + blocks.shared + blocks.cached_free + blocks.empty == 30
+        assert blocks.cached_free + blocks.empty == pool.get_num_free_blocks()
+        held = {block.block_id - 1 for block in pool.blocks[1:] if block.ref_cnt}
+        classes = np.frombuffer(run.maker.snapshot(0.0).block_classes, dtype=np.uint8)
+        assert set(np.flatnonzero(classes == BlockClass.HELD).tolist()) == held
+    assert run.records[-1].totals.preemptions > 0
+
+
+def test_a_preemption_names_who_needed_the_room() -> None:
+    run = Run("0.32", num_blocks=11, max_num_seqs=2)
+    run.add("first", 16, 20)
+    run.add("second", 16, 20)
+    while not run.records or not run.records[-1].preemptions:
+        run.step()
+    preemption = run.records[-1].preemptions[0]
+    assert (preemption.number, preemption.for_number, preemption.count) == (1, 0, 1)
+    assert preemption.freed_blocks == 5
+    assert preemption.lost_tokens == 18
+    assert preemption.usage_before == 1.0
+    assert run.records[-1].limiter == "preempted_now"
+
+
+def test_the_head_waits_for_the_first_reason_that_vllm_asks_for() -> None:
+    run = Run("0.32", max_num_seqs=1)
+    run.add("runs", 4, 8)
+    run.add("waits", 4, 8)
+    run.step()
+    assert (run.records[-1].head.reason, run.records[-1].head.need, run.records[-1].head.have) == (
+        "sequence_cap",
+        1,
+        1,
+    )
+    run = Run("0.32", budget=4)
+    run.add("runs", 8, 8)
+    run.add("waits", 4, 8)
+    run.step()
+    assert run.records[-1].limiter == "token_budget"
+    run = Run("0.32", num_blocks=11)
+    run.add("runs", 12, 28)
+    run.step()
+    run.add("waits", 30, 2)
+    run.step()
+    head = run.records[-1].head
+    assert (head.reason, head.need, head.have) == ("full_sequence", 8, 6)
+
+
+def test_a_skipped_request_is_not_the_head() -> None:
+    run = Run("0.32", max_num_seqs=1)
+    run.add("runs", 4, 8)
+    run.step()
+    run.add("skipped", 4, 8, status=Status.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR)
+    run.scheduler.deferred_waiting.add(run.scheduler.requests["skipped"])
+    run.step()
+    assert (run.records[-1].head.number, run.records[-1].waiting) == (1, 1)
+    run.add("next", 4, 8)
+    run.step()
+    assert run.records[-1].head.number == 2
+
+
+def test_an_abort_between_steps_is_told_and_one_by_stop_string_is_not_certain() -> None:
+    run = Run("0.32")
+    run.add("left", 4, 50)
+    run.add("stopped", 4, 50, sampling_params=type("Params", (), {"stop": ["\n"]})())
+    run.step()
+    run.scheduler.finish_requests(iter(["left"]), Status.FINISHED_ABORTED)
+    run.scheduler.finish_requests("stopped", Status.FINISHED_ABORTED)
+    record = run.tell()
+    assert record is not None and not record.executed
+    assert [finish.reason for finish in record.finishes] == ["abort", "stop_or_abort"]
+    assert (record.totals.aborted, record.totals.finished) == (1, 1)
+    assert run.tell() is None
+
+
+def test_steps_in_flight_are_recorded_in_the_order_of_their_schedules() -> None:
+    """As under async scheduling: a step is decided while the one before runs."""
+    run = Run("0.32", budget=8)
+    run.add("long", 24, 1)
+    outputs = [run.scheduler.schedule(), run.scheduler.schedule()]
+    run.add("late", 4, 1)
+    outputs.append(run.scheduler.schedule())
+    for output in outputs:
+        run.scheduler.update_from_output(output)
+        run.take()
+    assert [record.step for record in run.records] == [1, 2, 3]
+    assert [row_columns(record)["computed"].tolist() for record in run.records] == [[0], [8], [16]]
+    assert [len(record.arrivals) for record in run.records] == [1, 0, 1]
+    assert all(later.start_s >= earlier.end_s for earlier, later in zip(run.records, run.records[1:], strict=False))
+    assert run.records[-1].head.number == 1
+
+
+def test_a_schedule_without_a_batch_is_no_step() -> None:
+    run = Run("0.32")
+    run.add("one", 4, 1)
+    run.step()
+    run.step()
+    assert len(run.records) == 1
+
+
+def test_its_header_and_arrivals_can_be_decided_again() -> None:
+    run = Run("0.32")
+    run.add("one", 19, 3, block_hashes=keys(1, 4))
+    run.run_out()
+    driver = Driver(run.hook.facts.header, "here")
+    for record in run.records:
+        again = driver.play(record, None)
+        assert again is not None
+        assert (again.rows, again.grown_blocks) == (record.rows, record.grown_blocks)
+
+
+def keys(place: int, count: int) -> list[bytes]:
+    return [bytes([place, block]) * 16 for block in range(count)]

@@ -1,0 +1,120 @@
+"""The recipes of CONTRIBUTING.md, followed word for word on a copy of the rooms."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the rooms, importable as `schedtop` from its parent."""
+    for room in ("console", "engine", "kernels", "themes"):
+        shutil.copytree(ROOT / room, tmp_path / "schedtop" / room, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path / "schedtop"
+
+
+def edit(path: Path, change: Callable[[str], str]) -> None:
+    before = path.read_text()
+    after = change(before)
+    assert after != before, f"the recipe no longer fits {path.name}"
+    path.write_text(after)
+
+
+def run(copy: Path, code: str) -> str:
+    """What a program prints that runs on the copy."""
+    path = os.pathsep.join([str(copy.parent), *(entry for entry in sys.path if entry.endswith("site-packages"))])
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        cwd=copy.parent,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_knob(copy: Path) -> None:
+    row = """    Knob(
+        "max_num_new_seqs",
+        int,
+        8,
+        low=1,
+        high=64,
+        live=True,
+        effect="Requests admitted in one step.",
+        up="Shorter queue.",
+        down="Shorter steps.",
+    ),
+)
+"""
+    edit(copy / "engine/contract/knobs.py", lambda text: text.replace("\n)\n", "\n" + row, 1))
+    field = "\n    max_num_new_seqs: int = 8"
+    edit(
+        copy / "engine/contract/config.py",
+        lambda text: text.replace("    num_blocks: int", "    num_blocks: int" + field, 1),
+    )
+    limit = "    seq_cap: int\n"
+    edit(
+        copy / "engine/scheduler/state.py",
+        lambda text: text.replace(limit, limit + "    max_num_new_seqs: int\n", 1),
+    )
+    shown = run(
+        copy,
+        "from schedtop.engine.build import build_engine\n"
+        "from schedtop.engine.contract.config import EngineConfig\n"
+        "engine = build_engine(EngineConfig(scheduler={'num_blocks': 64, 'max_num_new_seqs': 3}))\n"
+        "state = engine.scheduler.state\n"
+        "print(state.limits.max_num_new_seqs)\n"
+        "print(engine.set_knobs({'max_num_new_seqs': 5}).ok, state.limits.max_num_new_seqs)\n"
+        "print(engine.set_knobs({'max_num_new_seqs': 65}).text)\n"
+        "print(engine.snapshot().knobs['max_num_new_seqs'])\n",
+    )
+    assert shown == "3\nTrue 5\nmax_num_new_seqs=65: must be at most 64 (the knob's range)\n5\n"
+    assert "--max-num-new-seqs" in run(copy, "from schedtop.console.cli.main import main; main(['run', '--help'])")
+
+
+def test_a_command(copy: Path) -> None:
+    (copy / "console/cli/hello.py").write_text(
+        '"""`schedtop hello`."""\n\nimport click\n\n\n@click.command()\ndef command() -> None:\n'
+        '    """Say hello."""\n    click.echo("hello")\n'
+    )
+    edit(
+        copy / "console/cli/main.py",
+        lambda text: text.replace('    "run":', '    "hello": "Say hello.",\n    "run":', 1),
+    )
+    assert run(copy, "from schedtop.console.cli.main import main; main(['hello'])") == "hello\n"
+    assert "Say hello." in run(copy, "from schedtop.console.cli.main import main; main(['--help'])")
+
+
+def test_a_limiter(copy: Path) -> None:
+    """One that is added without its row fails the test that asks for it."""
+    member = '    DP_THROTTLE = "dp_throttle"\n'
+    edit(
+        copy / "engine/contract/telemetry.py", lambda text: text.replace(member, member + '    MOOD = "mood"\n', 1)
+    )
+    missing = (
+        "from schedtop.engine.contract.limiters import LIMITERS\n"
+        "from schedtop.engine.contract.telemetry import Limiter\n"
+        "print(*(limiter for limiter in Limiter if limiter not in LIMITERS))\n"
+    )
+    assert run(copy, missing) == "none mood\n"
+    row = "LIMITERS: dict[Limiter, LimiterText] = {\n"
+    edit(
+        copy / "engine/contract/limiters.py",
+        lambda text: text.replace(row, row + '    Limiter.MOOD: LimiterText("it does not feel like it"),\n', 1),
+    )
+    assert run(copy, missing) == "none\n"
+    shown = run(copy, "from schedtop.console.widgets.queue import QueuePanel; print(QueuePanel.HELP)")
+    assert "mood             it does not feel like it" in shown
