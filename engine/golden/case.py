@@ -488,5 +488,7 @@ def _count_requests(verdict: Verdict, run: CaseRun) -> None:
     verdict.refused = len(run.refusals) + reasons[FinishReason.REFUSED]
     verdict.aborted = reasons[FinishReason.ABORT]
     verdict.kv_capacity = reasons[FinishReason.KV_CAPACITY]
-    verdict.finished = reasons[FinishReason.STOP] + reasons[FinishReason.LENGTH]
-    verdict.running, verdict.waiting = state.table.size, len(state.waiting)
+    apart = (FinishReason.REFUSED, FinishReason.ABORT, FinishReason.KV_CAPACITY)
+    verdict.finished = reasons.total() - sum(reasons[reason] for reason in apart)
+    # Whoever's KV is on its way is in no queue and waits all the same.
+    verdict.running, verdict.waiting = state.table.size, len(state.requests) - state.table.size
