@@ -61,7 +61,8 @@ class Event(msgspec.Struct, frozen=True, gc=False):
             case Preemption():
                 loop = " LOOP" if detail.loop else ""
                 why = loop if short else " kv-full"
-                words = f"{self.name}{why} for={self.other} freed={detail.freed_blocks} lost={detail.lost_tokens}"
+                other = "itself" if detail.for_number == detail.number else self.other
+                words = f"{self.name}{why} for={other} freed={detail.freed_blocks} lost={detail.lost_tokens}"
                 words += f" #{detail.count}" if detail.count > 1 else ""
                 return words + ("" if short else loop)
             case KnobChange():

@@ -126,6 +126,8 @@ class History(Past):
             )
 
     def _apply_snapshot(self, snapshot: Snapshot) -> None:
+        if self.num_applied and snapshot.seq < self.live.seq:
+            return  # of the minutes before a link broke, which are known
         if self.records and snapshot.seq > self.live.seq:
             self._note_gap(snapshot.seq + 1, snapshot.seq - self.live.seq)
         self.live.start_afresh(snapshot)

@@ -19,7 +19,7 @@ class HeaderBar(Drawn):
     """Product, mode, findings, read-only, model, device, step, age of data, rates; the engine's clock at the right."""
 
     HELP: ClassVar[str] = """\
-Fields that do not fit are dropped from the right, findings and read-only last.
+Fields that do not fit are dropped, findings and read-only last, and … says so.
 step/s, out and in are per second of the engine's clock, over the seconds that stand before them; age is the time since
 the engine's last message. A simulated engine's clock (sim) starts at 0."""
 
@@ -42,15 +42,19 @@ the engine's last message. A simulated engine's clock (sim) starts at 0."""
         word, role = self.mode()
         line.add(f" {word} ", palette.on(role, "surface") + Style(reverse=True, bold=True)).add(" ", under)
         clock = self.clock()
-        room = width - len(clock) - 2
+        room = width - len(clock) - 3
+        left_out = False
         for label, value, value_role in self.fields(wide=width >= 120):
             length = len(label) + len(value) + (1 if label else 0) + 2
             if line.length + length > room:
+                left_out = True
                 continue
             line.add(" ", under)
             if label:
                 line.add(f"{label} ", palette.on("muted", "surface"))
             line.add(value, palette.on(value_role, "surface")).add(" ", under)
+        if left_out:
+            line.add(self.view.glyphs.short, palette.on("muted", "surface"))
         line.right(width, Line().add(f"{clock} ", palette.on("text", "surface")), under)
         return [line.pad(width, under)]
 

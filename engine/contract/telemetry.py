@@ -604,7 +604,8 @@ class Join(Command, tag=107, frozen=True):
 
     `token` is what a TCP engine asks for. The engine takes no command of a console that joined `read_only`.
     `console` is false for a client that submits requests: nobody looks at it, and it is sent no `TextDelta`.
-    With `from_start` the engine begins with its first snapshot and all records since, if it kept them.
+    With `from_start` the engine begins with its first snapshot and all records since, if it kept them; with `recent`
+    with a snapshot of some minutes ago and the records since, as far as it keeps them.
     """
 
     id: int
@@ -613,6 +614,7 @@ class Join(Command, tag=107, frozen=True):
     read_only: bool = False
     console: bool = True
     from_start: bool = False
+    recent: bool = False
 
 
 class EndTrial(Command, tag=108, frozen=True):

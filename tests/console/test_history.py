@@ -280,7 +280,7 @@ def test_another_engine_on_the_same_address_is_an_event() -> None:
     for message in (again.header(started_at=1_760_000_100.0), again.snapshot(), *again.records(3)):
         history.apply(message)
     [event] = history.of_kind("N")
-    assert "another engine, started at" in event.describe() and history.live.step == 3
+    assert "a new engine (started at" in event.describe() and history.live.step == 3
     history.apply(again.header(started_at=1_760_000_100.0))
     assert len(list(history.of_kind("N"))) == 1, "the same one again is no other"
 
