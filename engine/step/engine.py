@@ -11,7 +11,15 @@ import msgspec
 import numpy as np
 from schedtop.engine.contract.config import knob_values
 from schedtop.engine.contract.knobs import KnobError, with_followers
-from schedtop.engine.contract.telemetry import Header, KnobChange, Refusal, Reply, Snapshot, StepRecord
+from schedtop.engine.contract.telemetry import (
+    Header,
+    KnobChange,
+    Refusal,
+    Reply,
+    Snapshot,
+    StepRecord,
+    TokenLogprob,
+)
 from schedtop.engine.handoff.plan import IntArray, StepPlan, Worker
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.open_latencies import Unended, look
@@ -26,7 +34,8 @@ class Engine:
     """One scheduler, one worker, one clock. It is driven from outside and waits for nobody.
 
     `texts` is the output text that the last step made certain, by request number, where the worker has any;
-    `sampled` are the last step's outputs as the worker returned them, int32 (rows, width).
+    `sampled` are the last step's outputs as the worker returned them, int32 (rows, width), `logprobs` those of the
+    requests that asked for them.
     """
 
     def __init__(
@@ -44,6 +53,7 @@ class Engine:
         self.paused = False
         self.texts: dict[int, str] = {}
         self.sampled: IntArray = np.zeros((0, 1), dtype=np.int32)
+        self.logprobs: dict[int, list[TokenLogprob]] = {}
         self._steps_allowed = 0
         self._told_paused = False
 
@@ -109,7 +119,7 @@ class Engine:
     def _execute(self, plan: StepPlan, start_s: float) -> tuple[float, float, Any]:
         began_s = time.perf_counter()
         result = self.worker.execute(plan)
-        self.texts, self.sampled = result.texts, result.sampled
+        self.texts, self.sampled, self.logprobs = result.texts, result.sampled, result.logprobs
         end_s = self.clock.advance(result.elapsed_s)
         execute_s = end_s - start_s if self.clock.simulated else time.perf_counter() - began_s
         return end_s, execute_s, result
