@@ -444,17 +444,25 @@ class Ending(Message, frozen=True):
     cached_tokens: int = 0
 
 
+class TokenLogprob(Message, frozen=True):
+    """Log probability of an output, and those of the likeliest token ids, best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
 class Output(Message, tag=9, frozen=True):
     """What a step gave to the requests of one client.
 
     `numbers` are requests and `counts` how many tokens each got, both int32; `token_ids` (int32) lie end to end in
-    that order. `ends` are requests that end with these tokens.
+    that order. `ends` are requests that end with these tokens. `logprobs`: of those who asked, one entry per token.
     """
 
     numbers: bytes
     counts: bytes
     token_ids: bytes
     ends: tuple[Ending, ...] = ()
+    logprobs: tuple[tuple[int, tuple[TokenLogprob, ...]], ...] = ()
 
 
 Outgoing = StepRecord | Header | Snapshot | Stage | Notice | TextDelta | Reply | Bye | Output
@@ -643,6 +651,7 @@ class Sampling(Message, frozen=True):
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
 
 
 class Submit(Command, tag=109, frozen=True):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.handoff.request import SamplingParams
 
+MAX_LOGPROBS = 5
+
 
 def check_sampling(params: SamplingParams) -> SamplingParams:
     """`params` itself if every value can be used; raises `ConfigError` naming the first that cannot."""
@@ -16,6 +18,7 @@ def check_sampling(params: SamplingParams) -> SamplingParams:
         ("repetition_penalty", 0 < params.repetition_penalty < float("inf"), "a finite number above 0 (1 is off)"),
         ("frequency_penalty", -2 <= params.frequency_penalty <= 2, "from -2 to 2"),
         ("presence_penalty", -2 <= params.presence_penalty <= 2, "from -2 to 2"),
+        ("logprobs", params.logprobs is None or 0 <= params.logprobs <= MAX_LOGPROBS, f"from 0 to {MAX_LOGPROBS}"),
         ("logit_bias", all(-100 <= bias <= 100 for _, bias in params.logit_bias), "of values from -100 to 100"),
     )
     for name, holds, wanted in rules:

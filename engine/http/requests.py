@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 from schedtop.engine.contract.telemetry import Sampling
+from schedtop.engine.handoff.sampling_settings import MAX_LOGPROBS
 from schedtop.engine.http.errors import ApiError
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -28,7 +29,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "kv_transfer_params": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
-    "logprobs": (False,),
     "min_tokens": (0,),
     "modalities": (["text"],),
     "n": (1,),
@@ -42,7 +42,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }
@@ -59,6 +58,7 @@ _SAMPLING = (
 
 Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
 Stop = Annotated[str, Meta(min_length=1, max_length=1000)]
+Top = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Asked = TypeVar("Asked", bound="GenerationRequest")
 
@@ -101,6 +101,11 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
+    def asked_logprobs(self) -> int | None:
+        """Of how many of the likeliest tokens log probabilities are told; None: of no token at all."""
+        raise NotImplementedError
+
+    @property
     def asked_tokens(self) -> int | None:
         """How many output tokens were asked for."""
         return self.max_tokens
@@ -115,7 +120,13 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
                 values[name] = own
         values["top_k"] = max(values.get("top_k", 0), 0)  # -1 is off, too
         bias = self.biases(vocab_size)
-        return Sampling(**values, stop=self.stops, ignore_eos=bool(self.ignore_eos), logit_bias=bias)
+        return Sampling(
+            **values,
+            stop=self.stops,
+            ignore_eos=bool(self.ignore_eos),
+            logit_bias=bias,
+            logprobs=self.asked_logprobs,
+        )
 
     def biases(self, vocab_size: int) -> tuple[tuple[int, float], ...]:
         """Token ids and what is added to their logits. Raises `ApiError` for one that the model has not."""
@@ -133,6 +144,11 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 
     prompt: str | list[str | TokenId | list[TokenId]]
     add_special_tokens: bool | None = None
+    logprobs: Top | None = None
+
+    @property
+    def asked_logprobs(self) -> int | None:
+        return self.logprobs
 
     @property
     def asked_tokens(self) -> int | None:
@@ -156,6 +172,12 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Top | None = None
+
+    @property
+    def asked_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def asked_tokens(self) -> int | None:

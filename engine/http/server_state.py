@@ -47,6 +47,11 @@ class ServerState:
         return int(self.header.settings.get("vocab_size") or 1 << 31)
 
     @property
+    def has_logits(self) -> bool:
+        """A model runs."""
+        return not self.header.simulated_clock
+
+    @property
     def advice(self) -> Mapping[str, Any]:
         """How the model's files say that it is sampled."""
         advice: Mapping[str, Any] = self.header.settings.get("sampling", {})

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
+from schedtop.engine.contract.telemetry import TokenLogprob
 from schedtop.engine.handoff.plan import IntArray
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.runner.gpu.kernel_sampler import KernelSampler
@@ -21,6 +22,7 @@ class Picker:
         self._sampler = sampler
         self._sampling: dict[int, RowSampling] = {}
         self._penalties = Penalties()
+        self._logprobs: dict[int, int] = {}
 
     def start(self, request: Request) -> None:
         params = request.sampling or GREEDY
@@ -30,10 +32,13 @@ class Picker:
                 seed = (self._seed << 32) + request.number
             self._sampling[request.number] = RowSampling(params, seed)
         self._penalties.start(request)
+        if params.logprobs is not None:
+            self._logprobs[request.number] = params.logprobs
 
     def drop(self, numbers: Iterable[int]) -> None:
         self._penalties.drop(numbers)
         for number in numbers:
+            self._logprobs.pop(number, None)
             self._sampling.pop(number, None)
 
     def pick(self, logits: torch.Tensor, numbers: IntArray, positions: IntArray) -> IntArray:
@@ -57,6 +62,20 @@ class Picker:
             picked[place] = self._pick(row, [number], positions[place : place + 1], kernel=False)[0]
             drafts.append(int(picked[place]))
         return picked
+
+    def logprobs(self, logits: torch.Tensor, numbers: IntArray, tokens: IntArray) -> dict[int, list[TokenLogprob]]:
+        """Of each picked token, by request, for those that asked; of the model's own `logits` [M, vocab]."""
+        found: dict[int, list[TokenLogprob]] = {}
+        if not self._logprobs:
+            return found
+        for place, (number, token) in enumerate(zip(numbers.tolist(), tokens.tolist(), strict=True)):
+            if (most := self._logprobs.get(number)) is None:
+                continue
+            row = logits[place].float().log_softmax(-1)
+            values, ids = (part.tolist() for part in row.topk(most))
+            entry = TokenLogprob(float(row[token]), tuple(zip(ids, values, strict=True)))
+            found.setdefault(number, []).append(entry)
+        return found
 
     def note(self, numbers: IntArray, outputs: IntArray, counts: IntArray) -> None:
         """The first `counts[i]` of `outputs[i]` became request `numbers[i]`'s."""

@@ -148,6 +148,7 @@ def test_what_asks_for_nothing_is_accepted(served: Served, neutral: dict[str, An
         ({"max_tokens": 1 << 40}, "max_tokens"),
         ({"max_tokens": "many"}, "max_tokens"),
         ({"priority": 1 << 40}, "priority"),
+        ({"logprobs": 1}, "logprobs"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"presence_penalty": 2.5}, "presence_penalty"),
         ({"frequency_penalty": "much"}, "frequency_penalty"),

@@ -127,3 +127,37 @@ def test_a_bias_forces_and_a_penalty_forbids(lab: Any) -> None:
 def test_values_without_a_meaning_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"^{name}="):
         check_sampling(replace(SamplingParams(), **{name: value}))
+
+
+@pytest.mark.parametrize("drafts", [0, 4])
+def test_logprobs_are_the_models_own_of_each_token(lab: Any, drafts: int) -> None:
+    prompt = lab.prompts(1, seed=10, low=10, high=20)[0] * 3
+    served = lab.serve("llama", num_speculative_tokens=drafts)
+    served.add(prompt, 12, SamplingParams(logprobs=3, repetition_penalty=1.3))
+    served.add(prompt, 12, SamplingParams())
+    (outputs, _), told = run_and_listen(served)
+    assert {number for number, _ in told} == {0}
+    entries = [entry for _, entry in told]
+    assert len(entries) == len(outputs) == 12
+    ids = torch.tensor([prompt + outputs])
+    with torch.inference_mode():
+        logits = lab.build_model("llama")(ids).logits[0, len(prompt) - 1 : -1]
+    wanted = logits.float().log_softmax(-1)
+    for row, token_id, entry in zip(wanted, outputs, entries, strict=True):
+        assert entry.logprob == pytest.approx(float(row[token_id]), abs=1e-4)
+        assert [token for token, _ in entry.top] == row.topk(3).indices.tolist()
+
+
+def run_and_listen(served: Any) -> tuple[list[list[int]], list[tuple[int, Any]]]:
+    """The outputs, and the log probabilities of those that count."""
+    told: list[tuple[int, Any]] = []
+    execute = served.worker.execute
+
+    def listen(plan: Any) -> Any:
+        result = execute(plan)
+        for number, count in zip(plan.numbers.tolist(), result.num_sampled.tolist(), strict=True):
+            told.extend((number, entry) for entry in result.logprobs.get(number, [])[:count])
+        return result
+
+    served.worker.execute = listen
+    return served.run(), told
