@@ -24,7 +24,10 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the worker picks tokens. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 and `min_p` 0 are off."""
+    """How the worker picks tokens. `temperature` 0 is greedy; the defaults of all others are off.
+
+    `logit_bias` is pairs of a token id and what is added to its logit.
+    """
 
     temperature: float = 0.0
     top_k: int = 0
@@ -33,6 +36,10 @@ class SamplingParams:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

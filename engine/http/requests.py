@@ -22,23 +22,19 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "include_stop_str_in_output": (False,),
     "kv_transfer_params": (),
     "length_penalty": (1,),
-    "logit_bias": ({},),
     "logits_processors": ([],),
     "logprobs": (False,),
     "min_tokens": (0,),
     "modalities": (["text"],),
     "n": (1,),
-    "presence_penalty": (0,),
     "prompt_embeds": (),
     "prompt_logprobs": (),
     "reasoning_effort": (),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "skip_special_tokens": (True,),
@@ -52,9 +48,12 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 """Fields that would change an answer and are not served, with the values beside null that ask for nothing."""
 
+ADVISED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""What a model's own settings may advise."""
+
 MAX_STOPS = 16
 MAX_ID_CHARS = 128
-_FIELD = re.compile(r"at `\$\.(\w+)")
+_FIELD = re.compile(r"`\$\.(\w+)")
 _INT64 = 1 << 63
 
 Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
@@ -79,6 +78,12 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=-1, lt=1 << 31)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    logit_bias: Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1024)] | None = (
+        None
+    )
     seed: Annotated[int, Meta(ge=-_INT64, le=_INT64 - 1)] | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=1000)] | None = None
@@ -105,12 +110,13 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         """The request's own settings over the model's advice over OpenAI's defaults, as vLLM's server has it."""
         values: dict[str, Any] = {"temperature": 1.0}
         if advice.get("temperature"):
-            values.update({name: advice[name] for name in ("temperature", "top_k", "top_p", "min_p")})
-        for name in ("temperature", "top_k", "top_p", "min_p", "seed"):
+            values.update({name: advice[name] for name in ADVISED if name in advice})
+        for name in (*ADVISED, "presence_penalty", "frequency_penalty", "seed"):
             if (own := getattr(self, name)) is not None:
                 values[name] = own
         values["top_k"] = max(values.get("top_k", 0), 0)  # -1 is off, too
-        return Sampling(**values, stop=self.stops, ignore_eos=bool(self.ignore_eos))
+        bias = tuple((self.logit_bias or {}).items())
+        return Sampling(**values, logit_bias=bias, stop=self.stops, ignore_eos=bool(self.ignore_eos))
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
@@ -178,7 +184,7 @@ def read(body: bytes, kind: type[Any]) -> Any:
     if issubclass(kind, GenerationRequest):
         _refuse_unserved(values)
     try:
-        return msgspec.convert(values, kind)
+        return msgspec.convert(values, kind, str_keys=True)
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply") from None
     except (msgspec.ValidationError, ValueError, OverflowError) as error:

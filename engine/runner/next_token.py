@@ -9,7 +9,9 @@ import torch
 from schedtop.engine.handoff.plan import IntArray
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.runner.gpu.kernel_sampler import KernelSampler
+from schedtop.engine.runner.penalties import has_penalties, penalise
 from schedtop.engine.runner.sampler import GREEDY, RowSampling, make_draws, sample
+from schedtop.engine.runner.sequences import Rows
 
 
 class Picker:
@@ -19,6 +21,7 @@ class Picker:
         self._seed = seed
         self._sampler = sampler
         self._sampling: dict[int, RowSampling] = {}
+        self._penalised: dict[int, Request] = {}
 
     def start(self, request: Request) -> None:
         params = request.sampling or GREEDY
@@ -27,14 +30,24 @@ class Picker:
             if seed is None:
                 seed = (self._seed << 32) + request.number
             self._sampling[request.number] = RowSampling(params, seed)
+        if has_penalties(params):
+            self._penalised[request.number] = request
 
     def drop(self, numbers: Iterable[int]) -> None:
         for number in numbers:
             self._sampling.pop(number, None)
+            self._penalised.pop(number, None)
 
-    def pick(self, logits: torch.Tensor, numbers: IntArray, positions: IntArray) -> IntArray:
-        """A token for each row of `logits` [M, vocab], int32: of request `numbers[i]`, to stand at `positions[i]`."""
+    def pick(
+        self, logits: torch.Tensor, numbers: IntArray, positions: IntArray, rows: Rows | None = None
+    ) -> IntArray:
+        """A token for each row of `logits` [M, vocab], int32: of request `numbers[i]`, to stand at `positions[i]`.
+
+        `rows` has the tokens before it, which penalties need; drafts go without.
+        """
         asked = numbers.tolist()
+        if rows is not None and not self._penalised.keys().isdisjoint(asked):
+            logits = self._with_penalties(logits, numbers, positions, rows)
         if self._sampler is not None:
             settings = [self._sampling.get(number) for number in asked]
             tokens = self._sampler.pick(logits, settings, positions)
@@ -49,6 +62,19 @@ class Picker:
                 where = torch.tensor(drawn, device=logits.device)
                 picked[where] = sample(logits[where], draws)
         return picked.cpu().numpy().astype(np.int32)
+
+    def _with_penalties(
+        self, logits: torch.Tensor, numbers: IntArray, positions: IntArray, rows: Rows
+    ) -> torch.Tensor:
+        """A copy in float32: recorded graphs own the logits they give."""
+        changed = logits.to(torch.float32, copy=True)
+        slots = rows.slots_of(numbers)
+        for place, number in enumerate(numbers.tolist()):
+            request = self._penalised.get(number)
+            if request is not None and request.sampling is not None:
+                token_ids = rows.token_ids[slots[place], : positions[place]]
+                penalise(changed[place], request.sampling, token_ids, request.num_prompt_tokens)
+        return changed
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:

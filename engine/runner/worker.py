@@ -87,7 +87,8 @@ class ModelWorker:
             return outputs, np.zeros(plan.num_rows, dtype=np.int32)
         counts = np.where(plan.samples, plan.drafts + 1, 0) if width else plan.samples.astype(np.int32)
         rows, places = np.nonzero(np.arange(width + 1) < counts[:, None])
-        outputs[rows, places] = self._picker.pick(logits, plan.numbers[rows], first[rows] + places)
+        positions = first[rows] + places
+        outputs[rows, places] = self._picker.pick(logits, plan.numbers[rows], positions, self._rows)
         if not width:
             return outputs, counts
         assert plan.draft_token_ids is not None
