@@ -24,8 +24,8 @@ def penalise(logits: torch.Tensor, params: SamplingParams, token_ids: IntArray, 
     vocab = len(logits)
     bias = [(token, value) for token, value in params.logit_bias if 0 <= token < vocab]
     if bias:
-        ids, values = zip(*bias, strict=True)
-        logits[list(ids)] += torch.tensor(values, dtype=logits.dtype, device=logits.device)
+        tokens, values = zip(*bias, strict=True)
+        logits[list(tokens)] += torch.tensor(values, dtype=logits.dtype, device=logits.device)
     if params.repetition_penalty != 1:
         seen = torch.from_numpy(_within(token_ids, vocab)[0]).to(logits.device)
         picked, penalty = logits[seen], params.repetition_penalty
