@@ -47,17 +47,20 @@ def choose_tiling(max_query_len: int, group: int, head_pad: int, itemsize: int, 
         tiling = Tiling(max(smallest, min(wanted, 16 if head_pad > 128 else 32)), 32, 8, 2)
     elif wanted <= 32:
         tiling = Tiling(max(smallest, wanted), 64, 4, 5)
+    elif head_pad > 128:
+        # With 128 rows the sums alone take half of the registers, and the rest spills.
+        tiling = Tiling(max(smallest, 64), 32, 8, 3)
     elif shared_bytes < SHARED_QUERIES_BYTES:
         # Queries and sums share the registers: larger tiles spill.
         if head_pad <= 64:
             tiling = Tiling(max(smallest, min(wanted, 128)), 64, 8, 3)
         else:
-            tiling = Tiling(max(smallest, 64), 32, 4 if head_pad <= 128 else 8, 3)
+            tiling = Tiling(max(smallest, 64), 32, 4, 3)
     elif wanted <= 64:
-        tiling = Tiling(max(smallest, wanted), 64 if head_pad <= 128 else 32, 4, 3)
+        tiling = Tiling(max(smallest, wanted), 64, 4, 3)
     else:
         # Wider key tiles spill registers at the larger head sizes.
-        tile_n = 128 if head_pad <= 64 else 64 if head_pad <= 128 else 32
+        tile_n = 128 if head_pad <= 64 else 64
         tiling = Tiling(max(smallest, 128), tile_n, 8, 3)
     while tiling.tile_n > 16 and shared_estimate(tiling, head_pad, itemsize) > shared_bytes:
         tiling = replace(tiling, tile_n=tiling.tile_n // 2)
