@@ -5,7 +5,7 @@ WORKERS ?= $(shell nproc)
 C_FILES := $(wildcard engine/runner/models/c/*)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: run test test-clients lint types check format engine pictures clean
+.PHONY: run test test-clients test-vllm lint types check format engine pictures clean
 
 run: $(VENV)/.engine ## open the console on an engine of your own (ARGS='--rate 20')
 	@$(BIN)/schedtop $(ARGS)
@@ -53,6 +53,11 @@ $(VENV)/.engine: $(VENV)/.base
 $(VENV)/.test: $(VENV)/.venv pyproject.toml $(C_FILES)
 	$(INSTALL) -e '.[engine,http,parquet,test]'
 	@touch $@ $(VENV)/.base $(VENV)/.engine
+
+VLLM ?= $(or $(TMPDIR),/tmp)/schedtop-vllm
+test-vllm: ## the hook in a real vLLM, in an environment of its own below VLLM (a few minutes to set up)
+	tests/vllm/environment.sh $(VLLM)
+	SCHEDTOP_TEST_MODEL=$(VLLM)/model $(VLLM)/venv/bin/python -m pytest -p no:cacheprovider tests/vllm $(ARGS)
 
 pictures: $(VENV)/.test ## the README's pictures, from a real run
 	$(BIN)/python docs/pictures/draw.py

@@ -29,6 +29,7 @@ from schedtop.engine.contract.telemetry import (
     Snapshot,
     StepRecord,
     Totals,
+    blocks_in_use,
 )
 
 FloatArray = npt.NDArray[np.float64]
@@ -343,7 +344,8 @@ class Facts:
 
 def _numbers(record: StepRecord, starved: int, attended: int) -> bytes:
     """One row of `COLUMNS`, packed."""
-    head, blocks = record.head, record.blocks
+    head, blocks, used = record.head, record.blocks, blocks_in_use(record)
+    pool = blocks.held + blocks.shared + blocks.cached_free + blocks.empty
     return _ROW.pack(
         record.seq,
         record.step,
@@ -369,8 +371,8 @@ def _numbers(record: StepRecord, starved: int, attended: int) -> bytes:
         starved,
         attended,
         len(record.itl_s) // 4,
-        blocks.cached_free + blocks.empty,
-        blocks.held + blocks.shared,
+        pool - used,
+        used,
         blocks.cached_free,
         *(_NO_HEAD if head is None else _of_head(head)),
         record.paused,

@@ -87,7 +87,7 @@ def of_record(record: StepRecord, was_paused: bool, name: Callable[[int], str]) 
     if record.paused != was_paused:
         yield Event("P", seq, step, clock_s, "engine paused" if record.paused else "engine resumed")
     for refusal in record.refusals:
-        yield Event("X", seq, step, clock_s, refusal, text.clean(refusal.id, 40))
+        yield Event("X", seq, step, clock_s, refusal, text.identity(refusal.id, 40))
     for preemption in record.preemptions:
         yield Event("V", seq, step, clock_s, preemption, name(preemption.number), name(preemption.for_number))
     for admission in record.admissions:

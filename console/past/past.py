@@ -141,9 +141,9 @@ class Past(Protocol):
         """A request's id, cleaned; its number where the id is not known."""
         tracked = self.live.requests.get(number)
         if tracked is not None:
-            return text.clean(tracked.arrival.id, 40)
+            return text.identity(tracked.arrival.id, 40)
         known = self.finished.get(number)
-        return text.clean(known[0].id, 40) if known else f"#{number}"
+        return text.identity(known[0].id, 40) if known else f"#{number}"
 
     @property
     def latest(self) -> StepRecord | None:

@@ -107,7 +107,10 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Arrival(Message, frozen=True):
-    """A request the scheduler received. `prefix_keys` joins `PREFIX_KEY_BYTES` of each full prompt block's key."""
+    """A request the scheduler received. `prefix_keys` joins `PREFIX_KEY_BYTES` of each full prompt block's key.
+
+    `client` is who asked, where the request says so. `images` are offsets, lengths and names; `adapter` 0 is none.
+    """
 
     number: int
     id: str
@@ -118,6 +121,10 @@ class Arrival(Message, frozen=True):
     prefix_keys: bytes = b""
     client_wait_s: float | None = None
     preview: str = ""
+    client: str = ""
+    adapter: int = 0
+    skip_reading_prefix_cache: bool = False
+    images: tuple[tuple[int, int, str], ...] = ()
 
 
 class Admission(Message, frozen=True):
@@ -199,7 +206,8 @@ class KnobChange(Message, frozen=True):
 
 
 class Blocks(Message, frozen=True):
-    """The pool after the step: the four classes add up to it. `stored_tokens` lie in held and shared blocks."""
+    """The pool after the step, when its finishers have freed theirs: the four classes add up to it. `stored_tokens` lie
+    in held and shared blocks. See `blocks_in_use` for the instant after scheduling."""
 
     held: int
     shared: int
@@ -253,7 +261,8 @@ class StepRecord(Message, tag=1, frozen=True):
     request, and how many blocks its table gained, or holds from its admission on; `grown_blocks` the ids of those
     blocks (int32), end to end: see `table_growth`. `schedule_s` and `update_s` are None on a simulated clock, where
     they are part of the device's cost. `changed_blocks` is int32 `block * 4 + BlockClass`. `deferrals`: who became
-    deferred or ready; `deferred`: how many of the waiting are, by reason.
+    deferred or ready; `deferred`: how many of the waiting are, by reason. `blocks_in_use`: held and shared blocks
+    right after scheduling, which is what the head met and the step ran with.
     Step n + 1 may be planned before the record of step n is written: at `planned_s`, on the clock. What was decided is
     of that time (`limiter`, `head`, rows, admissions, preemptions), what there is (`running`, `waiting`, `blocks`) of
     `end_s`. `start_s` is not before the end of the step before; `execute_s` counts from when the device took it up.
@@ -298,6 +307,7 @@ class StepRecord(Message, tag=1, frozen=True):
     totals: Totals
     deferrals: tuple[Deferral, ...] = ()
     deferred: tuple[tuple[str, int], ...] = ()
+    blocks_in_use: int | None = None
     planned_s: float | None = None
 
 
@@ -448,6 +458,12 @@ class Output(Message, tag=9, frozen=True):
 
 
 Outgoing = StepRecord | Header | Snapshot | Stage | Notice | TextDelta | Reply | Bye | Output
+
+
+def blocks_in_use(record: StepRecord) -> int:
+    """Held and shared blocks right after scheduling; those after the step where a record does not tell."""
+    known = record.blocks_in_use
+    return record.blocks.held + record.blocks.shared if known is None else known
 
 
 def row_matrix(record: StepRecord) -> IntArray:
@@ -634,6 +650,7 @@ class Submit(Command, tag=109, frozen=True):
     priority: int = 0
     arrived_s: float | None = None
     preview: str = ""
+    client: str = ""
 
 
 Incoming = SetKnobs | Pause | Resume | StepOnce | Abort | Drain | Join | EndTrial | Submit

@@ -17,6 +17,7 @@ from schedtop.engine.contract.telemetry import (
     Snapshot,
     StepRecord,
     Totals,
+    blocks_in_use,
     draft_positions,
     hit_rate,
 )
@@ -39,13 +40,20 @@ class Report:
 
     Latencies are those of a cohort (`engine.contract.cohort`): who still waits at the end is part of it. `drafter`
     names who drafts, where that is known; `workload` is a header's description of it; `block_size` is needed for
-    lost hits.
+    lost hits; `front_end_s` is what a client's latencies have on top of the scheduler's, where that is known.
     `wall_s`, `stopped_by` (a signal) and `unrecorded` (its recording is not whole) are for the caller to set; `close`
     says how long the run went on after its last record.
     """
 
-    def __init__(self, slo: Slo | None = None, drafter: str | None = None, block_size: int | None = None) -> None:
+    def __init__(
+        self,
+        slo: Slo | None = None,
+        drafter: str | None = None,
+        block_size: int | None = None,
+        front_end_s: float | None = None,
+    ) -> None:
         self.slo = slo
+        self.front_end_s = front_end_s
         self.drafter = drafter
         self.clock_s = 0.0
         self.wall_s: float | None = None
@@ -90,9 +98,10 @@ class Report:
         else:
             self._add_stretch(record)
         blocks = record.blocks
-        used = blocks.held + blocks.shared
+        used = blocks_in_use(record) if isinstance(record, StepRecord) else record.blocks_in_use
         if used >= self._peak_blocks:
-            self._peak_blocks, self._pool_blocks = used, used + blocks.cached_free + blocks.empty
+            self._peak_blocks = used
+            self._pool_blocks = blocks.held + blocks.shared + blocks.cached_free + blocks.empty
 
     def _add_step(self, record: StepRecord) -> None:
         self._waiting = record.waiting
@@ -136,6 +145,7 @@ class Report:
         """
         totals = self.totals if since is None else totals_since(since, self.totals)
         clock_s = self.clock_s - start_s
+        cohorts = self.cohorts()
         document: dict[str, Any] = {
             "requests": {
                 "submitted": totals.submitted,
@@ -155,7 +165,8 @@ class Report:
                 "cached": totals.cached_tokens,
                 "aborted_prefill": totals.aborted_prefill_tokens,
             },
-            **{name: found.document() for name, found in self.cohorts().items()},
+            **{name: found.document() for name, found in cohorts.items()},
+            **self._client_latencies(cohorts),
             "preemptions": totals.preemptions,
             "hit_rate": hit_rate(totals),
             "steps": totals.steps,
@@ -197,6 +208,14 @@ class Report:
             "itl_s": self._itl_s.cohort(unended.itl_s),
             "tpot_s": self._tpot_s.cohort(unended.tpot_s),
             "e2e_s": self._e2e_s.cohort(unended.e2e_s),
+        }
+
+    def _client_latencies(self, cohorts: Mapping[str, Cohort]) -> dict[str, Any]:
+        """TTFT and E2E from the client's arrival on, where the time outside the scheduler is known."""
+        if self.front_end_s is None:
+            return {}
+        return {
+            f"client_{name}": cohorts[name].shifted(self.front_end_s).document() for name in ("ttft_s", "e2e_s")
         }
 
     def _judge(self, slo: Slo, clock_s: float) -> dict[str, Any]:

@@ -71,13 +71,18 @@ def place_after_results(state: State, batch: Batch) -> None:
     computed[slice(None) if present.places is None else present.places] = columns[COMPUTED, present.at]
 
 
+def agreed_drafts(result: StepResult) -> IntArray:
+    """Drafts that the model agreed with, a row each (-1: not sampled)."""
+    return result.num_sampled - 1 if result.accepted is None else result.accepted
+
+
 def settle_late(
     state: State, batch: Batch, result: StepResult, places: list[int], itl_s: npt.NDArray[np.float32], now_s: float
 ) -> Late:
     """Give preempted requests their outputs, which may end them; results of ended ones are thrown away."""
     late = Late([], [], 0, 0, 0, [])
     outputs = rejected = accepted = 0
-    all_agreed = result.num_sampled - 1 if result.accepted is None else result.accepted
+    all_agreed = agreed_drafts(result)
     for place in places:
         number = batch.plan.numbers.item(place)
         column = place if isinstance(batch.busy, slice) else batch.busy.item(place)

@@ -119,6 +119,7 @@ class Scheduler:
             LoadingPass(state, planned, state.loads).run()
         elif state.waiting:
             AdmissionPass(state, planned).run()
+        planned.blocks_in_use = state.kv.pool.num_blocks - state.kv.pool.num_free
         if state.loads is not None:
             planned.lost = state.loads.store.take_lost()
         state.under_way.append(seal(state, planned))

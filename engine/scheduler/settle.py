@@ -11,7 +11,7 @@ from schedtop.engine.contract.telemetry import ROW_FIELDS, Finish, RowFlag
 from schedtop.engine.handoff.plan import StepResult
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.ending import end_request, reason_of
-from schedtop.engine.scheduler.late import NO_LATE, find_present, in_order_of, settle_late
+from schedtop.engine.scheduler.late import NO_LATE, agreed_drafts, find_present, in_order_of, settle_late
 from schedtop.engine.scheduler.overlap import newly_known
 from schedtop.engine.scheduler.register import register
 from schedtop.engine.scheduler.request_table import IntArray, RequestTable, RowArray
@@ -50,8 +50,9 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
     present = find_present(table, batch)
     rows, at = present.rows, present.at
     drafts = None if batch.plan.draft_token_ids is None else present.of(batch.plan.drafts)
-    sampled, num_sampled = present.of(result.sampled), present.of(result.num_sampled)
-    emitted = np.zeros_like(num_sampled) if state.config.pooling else num_sampled
+    sampled, emitted = present.of(result.sampled), present.of(result.num_sampled)
+    if state.config.pooling:
+        emitted = np.zeros_like(emitted)
     if drafts is not None:
         emitted = np.minimum(emitted, table.stop_at[rows] - table.num_tokens[rows])
     stopped: list[int] = []
@@ -62,8 +63,7 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
         stopped += [row for row, request in enumerate(table.requests) if request.number in ended]
     rejected = accepted = 0
     if drafts is not None:
-        held = num_sampled - 1 if result.accepted is None else present.of(result.accepted)
-        columns[ACCEPTED, at] = agreed = np.minimum(np.maximum(held, 0), drafts)
+        columns[ACCEPTED, at] = agreed = np.minimum(np.maximum(present.of(agreed_drafts(result)), 0), drafts)
         accepted = int(agreed.sum())
         rejected = _reject_drafts(state, rows, drafts - np.minimum(np.maximum(emitted - 1, 0), drafts))
     num_outputs = int(np.count_nonzero(emitted))

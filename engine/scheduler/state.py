@@ -59,6 +59,7 @@ class PlannedStep:
     new_blocks: dict[int, list[int]] = field(default_factory=dict)
     ended: list[Finish] = field(default_factory=list)
     head: Head | None = None
+    blocks_in_use: int = 0
     last_look: Request | None = None
     looked_at_all: bool = False
     held_back: list[Request] = field(default_factory=list)

@@ -41,6 +41,10 @@ class SimDevice(Protocol):
     def max_model_len(self) -> int: ...
     @property
     def kv_bytes_per_token(self) -> int: ...
+    @property
+    def front_end_s(self) -> float | None:
+        """A client's time outside the scheduler; None where it is not known."""
+        ...
 
     def num_blocks(self, settings: PoolSettings = DEFAULT_POOL) -> int:
         """Usable KV blocks. Raises `ConfigError` if the model does not fit or cannot be divided so."""
@@ -86,6 +90,10 @@ class PresetDevice:
     @property
     def kv_bytes_per_token(self) -> int:
         return self.shape.kv_bytes_per_token
+
+    @property
+    def front_end_s(self) -> float | None:
+        return self.gpu.front_end_s or None
 
     def num_blocks(self, settings: PoolSettings = DEFAULT_POOL) -> int:
         return pool_blocks(self.shape, self.gpu, settings)
@@ -134,6 +142,10 @@ class CalibratedDevice:
     @property
     def kv_bytes_per_token(self) -> int:
         return self.calibration.kv_bytes_per_token or 0
+
+    @property
+    def front_end_s(self) -> float | None:
+        return None
 
     def num_blocks(self, settings: PoolSettings = DEFAULT_POOL) -> int:
         self._check_whole(settings.tensor_parallel_size, settings.pipeline_parallel_size)

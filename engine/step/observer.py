@@ -61,7 +61,7 @@ class Observer:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self._block_size = scheduler.config.block_size
+        self._block_size = scheduler.state.kv.stride
         self.counts: dict[str, float] = dict.fromkeys(Totals.__struct_fields__, 0)
         self.seq = 0
         self.step = 0
@@ -148,6 +148,7 @@ class Observer:
             knobs=tuple(events.knobs),
             knobs_version=knobs_version,
             paused=paused,
+            blocks_in_use=planned.blocks_in_use,
             totals=self.totals(),
             deferrals=self._take_deferrals(),
             deferred=self._deferred(),
@@ -217,6 +218,7 @@ class Observer:
             knobs=(),
             knobs_version=knobs_version,
             paused=False,
+            blocks_in_use=state.kv.pool.num_blocks - state.kv.pool.num_free,
             totals=self.totals(),
             deferred=self._deferred(),
         )
@@ -396,6 +398,10 @@ def describe_arrival(request: Request, block_size: int) -> Arrival:
         prefix_keys=_cut_keys(keys),
         client_wait_s=request.client_wait_s,
         preview=request.preview,
+        client=request.client,
+        adapter=request.adapter,
+        skip_reading_prefix_cache=request.skip_reading_prefix_cache,
+        images=tuple((image.offset, image.length, image.name) for image in request.images),
     )
 
 

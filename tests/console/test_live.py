@@ -350,7 +350,7 @@ async def test_a_step_far_back_is_in_sight_with_the_steps_around_it() -> None:
         await seat.settle()
         shown = seat.live.batch_panel.shown_steps()
         assert shown[0].seq < first + 100 < shown[-1].seq
-        assert f"columns {shown[0].step}-{shown[-1].step}" in seat.lines[1]
+        assert f"columns {shown[0].step}-{shown[-1].step}" in seat.lines[2]
         assert f"oldest {shown[0].step}" in seat.text and f"up to {shown[-1].step}, newest 600" in seat.text
         assert "▲" in seat.text
         text = await seat.press("right")
