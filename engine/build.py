@@ -70,6 +70,10 @@ def check_config(config: EngineConfig, device: SimDevice | None = None) -> dict[
     if not simulated:
         if config.device not in ("cpu", "cuda", "auto"):
             raise ConfigError(f"device {config.device!r}: write cpu, cuda, auto or sim:MODEL@GPU")
+        if settings.get("async_scheduling"):
+            raise ConfigError(
+                "--async-scheduling: only for simulated devices; a model runs one step at a time here"
+            )
         check_extra()
         look_up(config)
     return settings
@@ -81,10 +85,17 @@ def _is_case(config: EngineConfig) -> bool:
 
 def _build_simulated(config: EngineConfig, settings: dict[str, Any], device: SimDevice) -> Engine:
     blocks = _simulated_blocks(config, settings, device)
+    settings = {**settings, "pipeline_depth": config.pipeline_parallel_size}
+    if settings.get("async_scheduling") is None:
+        settings["async_scheduling"] = device.async_scheduling
     scheduler = scheduler_config(settings, blocks, device.max_model_len)
     cost = device.step_cost(config.tensor_parallel_size, config.pipeline_parallel_size)
     worker = SimWorker(
-        cost, device.vocab_size, config.seed, num_speculative_tokens=scheduler.num_speculative_tokens
+        cost,
+        device.vocab_size,
+        config.seed,
+        num_speculative_tokens=scheduler.num_speculative_tokens,
+        keeps_drafts=scheduler.async_scheduling,
     )
     source = _open_source(config, scheduler, device.vocab_size)
     header = make_header(config, scheduler, source, device.model, device.spec, device.vocab_size, simulated=True)

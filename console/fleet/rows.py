@@ -120,7 +120,7 @@ def _figures(history: History, kind: str, window_s: float) -> tuple[str, str]:
 
 
 def worded(samples: Samples) -> tuple[str, str]:
-    """p50 and p95, each of enough samples."""
+    """p50 and p95; a mark where the samples are too few."""
     words = []
     for share in (0.5, 0.95):
         value = enough.quantile(samples, share)

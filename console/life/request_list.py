@@ -28,7 +28,7 @@ MAX_WAITING = 1000
 
 
 class RequestRow(NamedTuple):
-    """One request as the table shows it. None is not known, or not yet.
+    """One request as the table shows it, its client before its id. None is not known, or not yet.
 
     `done` are tokens of the prompt that have state; `computed` of `needed` all that have, outputs too: what a recompute
     has to get back.
@@ -108,7 +108,7 @@ class RequestList:
             gap = self._gaps.get(number, math.nan)
         return RequestRow(
             number=number,
-            id=text.identity(arrival.id),
+            id=text.identity(f"{arrival.client} {arrival.id}" if arrival.client else arrival.id),
             state=label,
             prompt=arrival.prompt_tokens,
             done=min(computed, arrival.prompt_tokens),

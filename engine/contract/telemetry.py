@@ -52,6 +52,7 @@ class Limiter(StrEnum):
     STREAMING_INPUT = "streaming_input"
     STALE_OUTPUT = "stale_output"
     LORA = "lora"
+    RESERVED = "reserved"
     ENCODER = "encoder"
     DP_THROTTLE = "dp_throttle"
 
@@ -106,7 +107,10 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Arrival(Message, frozen=True):
-    """A request the scheduler received. `prefix_keys` joins `PREFIX_KEY_BYTES` of each full prompt block's key."""
+    """A request the scheduler received. `prefix_keys` joins `PREFIX_KEY_BYTES` of each full prompt block's key.
+
+    `client` is who asked, where the request says so.
+    """
 
     number: int
     id: str
@@ -117,6 +121,7 @@ class Arrival(Message, frozen=True):
     prefix_keys: bytes = b""
     client_wait_s: float | None = None
     preview: str = ""
+    client: str = ""
 
 
 class Admission(Message, frozen=True):
@@ -255,6 +260,9 @@ class StepRecord(Message, tag=1, frozen=True):
     they are part of the device's cost. `changed_blocks` is int32 `block * 4 + BlockClass`. `deferrals`: who became
     deferred or ready; `deferred`: how many of the waiting are, by reason. `blocks_in_use`: held and shared blocks
     right after scheduling, which is what the head met and the step ran with.
+    Step n + 1 may be planned before the record of step n is written: at `planned_s`, on the clock. What was decided is
+    of that time (`limiter`, `head`, rows, admissions, preemptions), what there is (`running`, `waiting`, `blocks`) of
+    `end_s`. `start_s` is not before the end of the step before; `execute_s` counts from when the device took it up.
     """
 
     seq: int
@@ -297,6 +305,7 @@ class StepRecord(Message, tag=1, frozen=True):
     deferrals: tuple[Deferral, ...] = ()
     deferred: tuple[tuple[str, int], ...] = ()
     blocks_in_use: int | None = None
+    planned_s: float | None = None
 
 
 class RequestState(Message, frozen=True):
@@ -638,6 +647,7 @@ class Submit(Command, tag=109, frozen=True):
     priority: int = 0
     arrived_s: float | None = None
     preview: str = ""
+    client: str = ""
 
 
 Incoming = SetKnobs | Pause | Resume | StepOnce | Abort | Drain | Join | EndTrial | Submit

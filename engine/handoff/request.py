@@ -80,6 +80,7 @@ class Request:
     sampling: SamplingParams | None = None
     client_wait_s: float | None = None
     preview: str = ""
+    client: str = ""
     skip_reading_prefix_cache: bool = False
     cache_salt: str | None = None
     adapter: int = 0

@@ -108,6 +108,7 @@ class Generation:
             priority=asked.priority or 0,
             arrived_s=self._arrived_s,
             preview=preview,
+            client=asked.user or "",
         )
 
     async def _encode(self, asked: GenerationRequest) -> tuple[TokenIds, str]:

@@ -75,6 +75,7 @@ class Clients:
             sampling=params,
             client_wait_s=None if arrived_s is None else max(0.0, time.monotonic() - arrived_s),
             preview=command.preview,
+            client=command.client,
         )
 
     def _token_ids(self, prompt: bytes) -> TokenIds:

@@ -22,7 +22,10 @@ DEFAULT_POOL = PoolSettings()
 
 
 class SimDevice(Protocol):
-    """A simulated device and the model on it. `kv_bytes_per_token` is over all GPUs (0: unknown)."""
+    """A simulated device and the model on it. `kv_bytes_per_token` is over all GPUs (0: unknown).
+
+    `async_scheduling` is what an engine on it does unless told otherwise.
+    """
 
     @property
     def spec(self) -> str: ...
@@ -30,6 +33,8 @@ class SimDevice(Protocol):
     def model(self) -> str: ...
     @property
     def label(self) -> str: ...
+    @property
+    def async_scheduling(self) -> bool: ...
     @property
     def vocab_size(self) -> int: ...
     @property
@@ -68,6 +73,11 @@ class PresetDevice:
     @property
     def label(self) -> str:
         return self.gpu.label
+
+    @property
+    def async_scheduling(self) -> bool:
+        """Off unless asked for."""
+        return False
 
     @property
     def vocab_size(self) -> int:
@@ -115,6 +125,11 @@ class CalibratedDevice:
     @property
     def label(self) -> str:
         return self.calibration.device
+
+    @property
+    def async_scheduling(self) -> bool:
+        """As the recording was made."""
+        return self.calibration.async_scheduling
 
     @property
     def vocab_size(self) -> int:

@@ -152,6 +152,7 @@ class Observer:
             totals=self.totals(),
             deferrals=self._take_deferrals(),
             deferred=self._deferred(),
+            planned_s=planned.now_s,
         )
 
     def idle_record(self, now_s: float, knobs_version: int, paused: bool) -> StepRecord:
@@ -397,6 +398,7 @@ def describe_arrival(request: Request, block_size: int) -> Arrival:
         prefix_keys=_cut_keys(keys),
         client_wait_s=request.client_wait_s,
         preview=request.preview,
+        client=request.client,
     )
 
 

@@ -143,7 +143,12 @@ def test_settings_that_no_scheduler_has(recording: Recording, tmp_path: Path, co
         verify_recording(other)
 
 
-CASES = sorted(Path(__file__).parents[2].joinpath("golden").glob("*.json"))
+CASES = [
+    path
+    for path in sorted(Path(__file__).parents[2].joinpath("golden").glob("*.json"))
+    # A record does not say before which of the steps planned so far something arrived: a case's come in between.
+    if b'"async_scheduling": true' not in path.read_bytes() and b'"pipeline_depth"' not in path.read_bytes()
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda path: path.stem)
