@@ -15,6 +15,7 @@ from schedtop.console.drawing import text
 from schedtop.engine.contract.knobs import LIVE, live_values
 from schedtop.engine.contract.lost_hits import Lookups, PrefixMemory
 from schedtop.engine.contract.telemetry import (
+    DEFERRED,
     PREFIX_KEY_BYTES,
     ROW_FIELDS,
     Arrival,
@@ -28,6 +29,7 @@ from schedtop.engine.contract.telemetry import (
     Snapshot,
     StepRecord,
     Totals,
+    blocks_in_use,
 )
 
 FloatArray = npt.NDArray[np.float64]
@@ -48,7 +50,7 @@ length of its ITL column. NaN is unknown."""
 REASONS = tuple(limiter.value for limiter in Limiter)
 _ROW = struct.Struct(f"{len(COLUMNS)}d")
 _CODES = {reason: code for code, reason in enumerate(REASONS)}
-_BARE = frozenset((Limiter.NONE.value, Limiter.PAUSED.value, Limiter.PREEMPTED_NOW.value))
+_BARE = frozenset((Limiter.NONE.value, Limiter.PAUSED.value, Limiter.PREEMPTED_NOW.value, *DEFERRED))
 """Reasons that come without numbers."""
 
 _UNKNOWN = float("nan")
@@ -342,7 +344,8 @@ class Facts:
 
 def _numbers(record: StepRecord, starved: int, attended: int) -> bytes:
     """One row of `COLUMNS`, packed."""
-    head, blocks = record.head, record.blocks
+    head, blocks, used = record.head, record.blocks, blocks_in_use(record)
+    pool = blocks.held + blocks.shared + blocks.cached_free + blocks.empty
     return _ROW.pack(
         record.seq,
         record.step,
@@ -368,8 +371,8 @@ def _numbers(record: StepRecord, starved: int, attended: int) -> bytes:
         starved,
         attended,
         len(record.itl_s) // 4,
-        blocks.cached_free + blocks.empty,
-        blocks.held + blocks.shared,
+        pool - used,
+        used,
         blocks.cached_free,
         *(_NO_HEAD if head is None else _of_head(head)),
         record.paused,

@@ -99,6 +99,7 @@ class RequestList:
         arrival, column, gap = tracked.arrival, self._column(number), math.nan
         if column is None:
             label = ("preempted" if tracked.preemptions else "wait") if tracked.waiting else "running"
+            label = "deferred" if tracked.waiting and tracked.deferred else label
             computed, out = tracked.computed_tokens, tracked.output_tokens
             needed = arrival.prompt_tokens + out
         else:
@@ -108,7 +109,7 @@ class RequestList:
             gap = self._gaps.get(number, math.nan)
         return RequestRow(
             number=number,
-            id=text.clean(f"{arrival.client} {arrival.id}" if arrival.client else arrival.id, 60),
+            id=text.identity(f"{arrival.client} {arrival.id}" if arrival.client else arrival.id),
             state=label,
             prompt=arrival.prompt_tokens,
             done=min(computed, arrival.prompt_tokens),

@@ -11,7 +11,7 @@ from schedtop.console.drawing.line import Line
 from schedtop.console.drawing.stacked_columns import shares
 from schedtop.console.past.state import Classes
 from schedtop.console.widgets.panel import Panel, Pieces
-from schedtop.engine.contract.telemetry import BlockClass, Blocks
+from schedtop.engine.contract.telemetry import BlockClass, Blocks, blocks_in_use
 
 ORDER = (
     (BlockClass.HELD, "held", "held", "#"),
@@ -36,8 +36,9 @@ Every usable block is in exactly one class; the four add up to the pool.
   & shared       by several, counted once
   c cached-free  reusable content, free to take
   . empty        nothing in it
-usage = (held + shared) / pool; reclaimable = cached-free + empty; slots = token slots of used blocks that are
-filled; hits = admitted prompt tokens that the prefix cache gave, over the window of [4].
+in-use is held + shared once the step is scheduled, as its head met the pool; what its finishers free is told as
+"after the step", which the bar and the map show. reclaimable is the rest of the pool; slots = token slots of used
+blocks that are filled; hits = prompt tokens of first admissions that the prefix cache gave, and over which time.
 The bar is sorted by class. | is the watermark: while anything runs, admission leaves that many blocks free,
 so a request that would push the bar past it waits.
 The map below shows the pool in physical order. A cell stands for several blocks when the pool is larger than
@@ -48,16 +49,18 @@ the map; it shows the class most of them are in."""
         if moment.record is None:
             return [("no steps yet", "muted")]
         blocks = moment.record.blocks
-        used, total = blocks.held + blocks.shared, pool_size(blocks)
+        after, used, total = blocks.held + blocks.shared, blocks_in_use(moment.record), pool_size(blocks)
         pieces = [
             (f"in-use {used}/{total}", "text"),
             (text.share(used, total), "text"),
-            (f"reclaimable {blocks.cached_free + blocks.empty}", "text"),
+            (f"reclaimable {total - used}", "text"),
         ]
         more = self._hits()
         if header is not None:
             more.append((f"{header.block_size} tok/blk", "muted"))
-        slots = used * header.block_size if header is not None else 0
+        if after != used:
+            more.insert(0, (f"after the step {after}", "muted"))
+        slots = after * header.block_size if header is not None else 0
         if slots:
             more.append((f"slots {text.share(blocks.stored_tokens, slots)}", "muted"))
         return self._fitting(pieces, more)
@@ -79,7 +82,7 @@ the map; it shows the class most of them are in."""
         rates = view.history.rates(view.moment, view.window_s)
         if rates is None or rates.hit_rate is None:
             return []
-        return [(f"hits {text.share(rates.hit_rate, 1)}", "text")]
+        return [(f"hits {text.share(rates.hit_rate, 1)}/{text.duration(rates.span_s).replace('.0s', 's')}", "text")]
 
     def body(self, width: int, height: int) -> list[Line]:
         record = self.view.moment.record

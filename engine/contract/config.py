@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from schedtop.engine.contract import knobs
@@ -11,6 +11,20 @@ from schedtop.engine.contract.kv_groups import Entry, GroupError, KVGroup, commo
 
 class ConfigError(ValueError):
     """A setting that cannot be used; the text names it and says what to do."""
+
+
+class KVConnector(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A store outside the pool. `reuse`: it answers at every admission, else until its first load began.
+
+    `load_steps` and `send_steps` are what requests take that say nothing of their own.
+    """
+
+    mode: Literal["async", "sync"] = "async"
+    on_failure: Literal["recompute", "fail"] = "recompute"
+    role: Literal["kv_both", "kv_consumer", "kv_producer"] = "kv_both"
+    reuse: bool = False
+    load_steps: int = 0
+    send_steps: int = 0
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +75,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     encoder_budget: int | None = None
     encoder_cache: int | None = None
     disable_chunked_mm_input: bool = False
+    kv_connector: KVConnector | None = None
     async_scheduling: bool = False
     pipeline_depth: int = 1
 

@@ -52,6 +52,7 @@ class Limiter(StrEnum):
     STREAMING_INPUT = "streaming_input"
     STALE_OUTPUT = "stale_output"
     LORA = "lora"
+    RESERVED = "reserved"
     ENCODER = "encoder"
     DP_THROTTLE = "dp_throttle"
 
@@ -202,7 +203,8 @@ class KnobChange(Message, frozen=True):
 
 
 class Blocks(Message, frozen=True):
-    """The pool after the step: the four classes add up to it. `stored_tokens` lie in held and shared blocks."""
+    """The pool after the step, when its finishers have freed theirs: the four classes add up to it. `stored_tokens` lie
+    in held and shared blocks. See `blocks_in_use` for the instant after scheduling."""
 
     held: int
     shared: int
@@ -256,7 +258,11 @@ class StepRecord(Message, tag=1, frozen=True):
     request, and how many blocks its table gained, or holds from its admission on; `grown_blocks` the ids of those
     blocks (int32), end to end: see `table_growth`. `schedule_s` and `update_s` are None on a simulated clock, where
     they are part of the device's cost. `changed_blocks` is int32 `block * 4 + BlockClass`. `deferrals`: who became
-    deferred or ready; `deferred`: how many of the waiting are, by reason.
+    deferred or ready; `deferred`: how many of the waiting are, by reason. `blocks_in_use`: held and shared blocks
+    right after scheduling, which is what the head met and the step ran with.
+    Step n + 1 may be planned before the record of step n is written: at `planned_s`, on the clock. What was decided is
+    of that time (`limiter`, `head`, rows, admissions, preemptions), what there is (`running`, `waiting`, `blocks`) of
+    `end_s`. `start_s` is not before the end of the step before; `execute_s` counts from when the device took it up.
     """
 
     seq: int
@@ -298,6 +304,8 @@ class StepRecord(Message, tag=1, frozen=True):
     totals: Totals
     deferrals: tuple[Deferral, ...] = ()
     deferred: tuple[tuple[str, int], ...] = ()
+    blocks_in_use: int | None = None
+    planned_s: float | None = None
 
 
 class RequestState(Message, frozen=True):
@@ -457,6 +465,12 @@ class Output(Message, tag=9, frozen=True):
 Outgoing = StepRecord | Header | Snapshot | Stage | Notice | TextDelta | Reply | Bye | Output
 
 
+def blocks_in_use(record: StepRecord) -> int:
+    """Held and shared blocks right after scheduling; those after the step where a record does not tell."""
+    known = record.blocks_in_use
+    return record.blocks.held + record.blocks.shared if known is None else known
+
+
 def row_matrix(record: StepRecord) -> IntArray:
     """The rows of a record as an int32 matrix (`len(ROW_FIELDS)`, rows), a view of its bytes."""
     return np.frombuffer(record.rows, dtype=np.int32).reshape(len(ROW_FIELDS), -1)
@@ -482,6 +496,12 @@ def draft_positions(record: StepRecord) -> npt.NDArray[np.int64]:
     rows = row_columns(record)
     places = np.arange(MOST_DRAFTS)[:, None]
     return np.array([(rows[name] > places).sum(axis=1) for name in ("drafts", "accepted")])
+
+
+def totals_since(before: Totals, totals: Totals) -> Totals:
+    """What was counted from `before` on."""
+    pairs = zip(msgspec.structs.astuple(before), msgspec.structs.astuple(totals), strict=True)
+    return Totals(*(new - old for old, new in pairs))
 
 
 def hit_rate(totals: Totals) -> float | None:
@@ -592,7 +612,8 @@ class Join(Command, tag=107, frozen=True):
 
     `token` is what a TCP engine asks for. The engine takes no command of a console that joined `read_only`.
     `console` is false for a client that submits requests: nobody looks at it, and it is sent no `TextDelta`.
-    With `from_start` the engine begins with its first snapshot and all records since, if it kept them.
+    With `from_start` the engine begins with its first snapshot and all records since, if it kept them; with `recent`
+    with a snapshot of some minutes ago and the records since, as far as it keeps them.
     """
 
     id: int
@@ -601,6 +622,7 @@ class Join(Command, tag=107, frozen=True):
     read_only: bool = False
     console: bool = True
     from_start: bool = False
+    recent: bool = False
 
 
 class EndTrial(Command, tag=108, frozen=True):

@@ -148,9 +148,11 @@ class Observer:
             knobs=tuple(events.knobs),
             knobs_version=knobs_version,
             paused=paused,
+            blocks_in_use=planned.blocks_in_use,
             totals=self.totals(),
             deferrals=self._take_deferrals(),
             deferred=self._deferred(),
+            planned_s=planned.now_s,
         )
 
     def idle_record(self, now_s: float, knobs_version: int, paused: bool) -> StepRecord:
@@ -216,6 +218,7 @@ class Observer:
             knobs=(),
             knobs_version=knobs_version,
             paused=False,
+            blocks_in_use=state.kv.pool.num_blocks - state.kv.pool.num_free,
             totals=self.totals(),
             deferred=self._deferred(),
         )

@@ -75,12 +75,13 @@ class Stretch(msgspec.Struct, frozen=True):
 
     @property
     def blocks(self) -> Blocks:
-        """The pool when the most of it was in use."""
-        if not self.finishes:
-            return self.last_blocks
-        steps, size = self.needs.steps - 1, self.columns.shape[1]
-        before = _taken(self.common.blocks, int(self.needs.at.searchsorted(steps)), steps * size)
-        return max(before, self.last_blocks, key=lambda blocks: blocks.held + blocks.shared)
+        """The pool after the last step."""
+        return self.last_blocks
+
+    @property
+    def blocks_in_use(self) -> int:
+        """Held and shared blocks after the last scheduling: nobody frees any before."""
+        return self.common.blocks.held + self.common.blocks.shared + len(self.new_blocks)
 
     def records(self) -> Iterator[StepRecord]:
         """The record of every step."""
@@ -93,17 +94,20 @@ class Stretch(msgspec.Struct, frozen=True):
             grown, new_blocks = self.needs.rows[begin:end], self.new_blocks[begin:end]
             rows[BLOCKS, grown] += 1
             busy_s += end_s - start_s
+            blocks = _taken(common.blocks, end, (step + 1) * size)
             record = msgspec.structs.replace(
                 common,
                 seq=common.seq + step + 1,
                 step=common.step + step + 1,
                 start_s=start_s,
                 end_s=end_s,
+                planned_s=start_s,
                 execute_s=end_s - start_s,
                 rows=rows.tobytes(),
                 itl_s=self.itl_s[step * width : (step + 1) * width],
                 oldest_wait_s=None if oldest_s is None else end_s - oldest_s,
-                blocks=_taken(common.blocks, end, (step + 1) * size),
+                blocks=blocks,
+                blocks_in_use=blocks.held + blocks.shared,
                 changed_blocks=packed(in_order(dict.fromkeys(new_blocks, HELD))),
                 grown=np.stack([rows[0, grown], np.ones_like(grown)], axis=1).astype(np.int32).tobytes(),
                 grown_blocks=packed(new_blocks),

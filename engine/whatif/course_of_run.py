@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.contract.telemetry import StepRecord
+from schedtop.engine.contract.telemetry import StepRecord, blocks_in_use
 
 MAX_BINS = 1024
 FIRST_BIN_S = 0.01
@@ -120,14 +120,14 @@ def courses(tracers: list[Tracer]) -> list[Course]:
 def _sums_of(record: StepRecord) -> tuple[float, ...]:
     """In the order of `SUMS`."""
     blocks = record.blocks
-    used = blocks.held + blocks.shared
+    pool = blocks.held + blocks.shared + blocks.cached_free + blocks.empty
     return (
         1,
         record.decode_tokens,
         record.prefill_tokens,
         record.draft_tokens,
         record.token_budget,
-        used / (used + blocks.cached_free + blocks.empty),
+        blocks_in_use(record) / pool,
         record.running,
         record.waiting,
         len(record.preemptions),

@@ -8,7 +8,8 @@ import msgspec
 from hypothesis import strategies as st
 from schedtop.engine.contract.config import SchedulerConfig
 from schedtop.engine.contract.kv_groups import Entry, KVGroup
-from schedtop.engine.golden.case import Case, CaseAbort, CaseImage, CaseKnob, CaseRequest
+from schedtop.engine.golden.asked import CaseImage, CaseRequest
+from schedtop.engine.golden.case import Case, CaseAbort, CaseKnob
 
 LAST_ARRIVAL = 15
 LAST_EVENT = 40

@@ -23,6 +23,7 @@ from schedtop.engine.contract.telemetry import (
     StepRecord,
     Totals,
     block_changes,
+    blocks_in_use,
     itl_column,
     row_columns,
     table_growth,
@@ -305,6 +306,25 @@ def test_prefix_keys_of_equal_prompts_are_equal() -> None:
     engine = engine_of(ask("a", list(range(8))), ask("b", list(range(9))), enable_prefix_caching=True)
     one, other = step(engine).arrivals
     assert one.prefix_keys == other.prefix_keys and len(one.prefix_keys) == 2 * PREFIX_KEY_BYTES
+
+
+def test_the_pool_is_told_as_scheduled_and_as_left() -> None:
+    """A head that is told how many blocks were free met the pool of the same record."""
+    engine = engine_of(*(ask(name, 12, outputs=3) for name in "abcdef"), num_blocks=10)
+    records = list(run_out(engine))
+    freed = [
+        record for record in records if any(finish.reason == FinishReason.LENGTH for finish in record.finishes)
+    ]
+    held_back = [record for record in records if record.head is not None and record.head.have is not None]
+    assert freed and held_back
+    for record in records:
+        after = record.blocks.held + record.blocks.shared
+        assert after <= blocks_in_use(record) <= 10
+        assert record.finishes or after == blocks_in_use(record)
+    assert all(blocks_in_use(record) > record.blocks.held + record.blocks.shared for record in freed)
+    for record in held_back:
+        if record.head is not None and record.head.reason in (Limiter.BLOCKS, Limiter.FULL_SEQUENCE):
+            assert record.head.have == 10 - blocks_in_use(record)
 
 
 # The preemption ledger
