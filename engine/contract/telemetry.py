@@ -109,7 +109,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Arrival(Message, frozen=True):
     """A request the scheduler received. `prefix_keys` joins `PREFIX_KEY_BYTES` of each full prompt block's key.
 
-    `client` is who asked, where the request says so.
+    `client` is who asked, where the request says so. `images` are offsets, lengths and names; `adapter` 0 is none.
     """
 
     number: int
@@ -122,6 +122,9 @@ class Arrival(Message, frozen=True):
     client_wait_s: float | None = None
     preview: str = ""
     client: str = ""
+    adapter: int = 0
+    skip_reading_prefix_cache: bool = False
+    images: tuple[tuple[int, int, str], ...] = ()
 
 
 class Admission(Message, frozen=True):
