@@ -10,6 +10,7 @@ from schedtop.console.drawing import text
 from schedtop.engine.contract.telemetry import (
     Admission,
     Finish,
+    FinishReason,
     KnobChange,
     Notice,
     Preemption,
@@ -23,10 +24,14 @@ KINDS = {
     "K": "knob changed",
     "X": "refused",
     "F": "finished",
+    "E": "ended early",
     "P": "engine paused or resumed",
     "N": "notice",
     "G": "records missing",
 }
+
+
+_EARLY = (FinishReason.ABORT, FinishReason.KV_CAPACITY)
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -94,4 +99,5 @@ def of_record(record: StepRecord, was_paused: bool, name: Callable[[int], str]) 
     for admission in record.admissions:
         yield Event("A", seq, step, clock_s, admission, name(admission.number))
     for finish in record.finishes:
-        yield Event("F", seq, step, clock_s, finish, name(finish.number))
+        kind = "E" if finish.reason in _EARLY else "F"
+        yield Event(kind, seq, step, clock_s, finish, name(finish.number))

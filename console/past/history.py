@@ -35,7 +35,7 @@ from schedtop.engine.contract.telemetry import (
 MAX_BYTES = 96 << 20
 KEYFRAME_EVERY = 256
 MAX_RARE = 1024
-RARE = "KVXPNG"
+RARE = "KVXEPNG"
 
 _RECORD_BYTES = 1500
 

@@ -20,8 +20,8 @@ class HeaderBar(Drawn):
 
     HELP: ClassVar[str] = """\
 Fields that do not fit are dropped, findings and read-only last, and … says so.
-step/s, out and in are per second of the engine's clock, over the last 5 s; age is the time since the engine's
-last message. A simulated engine's clock (sim) starts at 0."""
+step/s, out and in are per second of the engine's clock, over the seconds that stand before them; age is the time since
+the engine's last message. A simulated engine's clock (sim) starts at 0."""
 
     def __init__(self, view: View, *, id: str) -> None:
         super().__init__(view, id=id)
@@ -120,7 +120,8 @@ last message. A simulated engine's clock (sim) starts at 0."""
         still = self.idle or (self.paused and view.pinned is None)
         rates = None if still else history.rates(view.moment)
         if rates is not None:
-            found.append(("", f"{text.rate(rates.steps)} step/s", "text"))
+            span = text.duration(rates.span_s).replace(".0s", "s")
+            found.append((f"over {span}" if wide else "", f"{text.rate(rates.steps)} step/s", "text"))
         if not old:
             found += age
         if wide and rates is not None:

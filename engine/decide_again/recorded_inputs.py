@@ -21,7 +21,7 @@ from schedtop.engine.contract.telemetry import (
     table_growth,
 )
 from schedtop.engine.handoff.plan import StepPlan, StepResult
-from schedtop.engine.handoff.request import Request
+from schedtop.engine.handoff.request import Image, Request
 from schedtop.engine.recording.arrivals import path_keys
 from schedtop.engine.recording.frames import RecordingError
 from schedtop.engine.scheduler.scheduler import Scheduler
@@ -248,18 +248,21 @@ def request_of(arrival: Arrival) -> Request:
         client_wait_s=arrival.client_wait_s,
         preview=arrival.preview,
         client=arrival.client,
+        adapter=arrival.adapter,
+        skip_reading_prefix_cache=arrival.skip_reading_prefix_cache,
+        images=tuple(Image(*image) for image in arrival.images),
         block_keys=path_keys(arrival.prefix_keys),
         key_hasher=sha256(str(arrival.number).encode()),
     )
 
 
 def _check_decidable(header: Header, path: str) -> None:
-    """A vLLM server may have what this scheduler has not."""
+    """Some of what decides is in no recording."""
     found = list(header.settings.get("undecidable", ()))
     if header.settings.get("async_scheduling"):
         found.insert(0, "async scheduling (--no-async-scheduling is without)")
     if found:
-        raise RecordingError(f"{path} is of a server with {', '.join(found)}: that cannot be decided again here")
+        raise RecordingError(f"{path} is of an engine with {', '.join(found)}: that cannot be decided again here")
 
 
 def _config_of(header: Header, path: str) -> SchedulerConfig:
