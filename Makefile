@@ -3,9 +3,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 WORKERS ?= $(shell nproc)
 C_FILES := $(wildcard engine/runner/models/c/*)
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+LOCK ?=
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(LOCK),--constraint $(LOCK))
 
-.PHONY: run test test-clients test-vllm lint types check format engine pictures clean
+.PHONY: run test test-clients test-vllm lint types check format engine pictures lock audit clean
 
 run: $(VENV)/.engine ## open the console on an engine of your own (ARGS='--rate 20')
 	@$(BIN)/schedtop $(ARGS)
@@ -58,6 +59,15 @@ VLLM ?= $(or $(TMPDIR),/tmp)/schedtop-vllm
 test-vllm: ## the hook in a real vLLM, in an environment of its own below VLLM (a few minutes to set up)
 	tests/vllm/environment.sh $(VLLM)
 	SCHEDTOP_TEST_MODEL=$(VLLM)/model $(VLLM)/venv/bin/python -m pytest -p no:cacheprovider tests/vllm $(ARGS)
+
+lock: $(VENV)/.test ## write requirements.lock from what is installed (LOCK=requirements.lock installs it)
+	$(BIN)/python .ci/lock.py > requirements.lock.part && mv requirements.lock.part requirements.lock
+
+audit: $(VENV)/.test ## known vulnerabilities of requirements.lock (AUDIT_DB=URL of an OSV mirror)
+	@if ! $(BIN)/python -c 'import pip_audit' 2>/dev/null; then echo "audit skipped: pip-audit is not installed"; \
+	elif [ -z "$(AUDIT_DB)" ]; then echo "audit skipped: no vulnerability database; give AUDIT_DB=URL of an OSV mirror"; \
+	else $(BIN)/python -m pip_audit --requirement requirements.lock --no-deps --disable-pip \
+	  --vulnerability-service osv --osv-url "$(AUDIT_DB)"; fi
 
 pictures: $(VENV)/.test ## the README's pictures, from a real run
 	$(BIN)/python docs/pictures/draw.py

@@ -14,6 +14,7 @@ from schedtop.engine.contract.knobs import BY_NAME
 from schedtop.engine.contract.start_settings import check_settings, scheduler_config
 from schedtop.engine.contract.telemetry import PROTOCOL, Header
 from schedtop.engine.files.read import looks_like_case
+from schedtop.engine.golden.asked import unrecorded
 from schedtop.engine.golden.case import Case, read_case
 from schedtop.engine.golden.source import CaseSource, CaseWorker
 from schedtop.engine.runner.loading.model_files import check_extra, look_up
@@ -122,6 +123,8 @@ def case_engine(case: Case, config: EngineConfig) -> Engine:
     worker = CaseWorker(case)
     source = CaseSource(case, worker)
     header = make_header(config, case.config, source, "case", case.name, CASE_VOCAB_SIZE, simulated=True)
+    if untold := unrecorded(case.config, case.requests):
+        header = msgspec.structs.replace(header, settings={**header.settings, "undecidable": untold})
     engine = Engine(Scheduler(case.config), worker, source, SimulatedClock(), header)
     source.bind(engine)
     return engine

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("console", "engine", "kernels", "themes")
@@ -163,3 +165,16 @@ def test_the_wheels_compiled_routines(built: str, tmp_path: Path, request: pytes
     )
     found = run_from(wheel, tmp_path, code).split()
     assert found[-1:] == (["baseline"] if EXTENSION in wheel.namelist() else [])
+
+
+def test_the_lock_holds_every_dependency_within_its_bounds(project: dict[str, Any]) -> None:
+    """CI installs from it, whichever registry serves: names and versions alone."""
+    lines = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if not line.startswith("#")]
+    locked = dict(line.split("==") for line in lines)
+    texts = [*project["project"]["dependencies"]]
+    texts += [text for extra in project["project"]["optional-dependencies"].values() for text in extra]
+    for requirement in map(Requirement, texts):
+        version = locked[canonicalize_name(requirement.name)]
+        assert requirement.specifier.contains(version, prereleases=True), requirement
+        bounded = any(part.operator in ("<", "<=", "==", "~=") for part in requirement.specifier)
+        assert bounded, f"{requirement}: a major version that breaks would be taken"

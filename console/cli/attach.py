@@ -55,7 +55,7 @@ def command(
 
 def _open(address: str, token_file: str | None, flags: dict[str, Any]) -> int:
     def connect() -> ChannelClient:
-        return ChannelClient.connect(address, token_file=token_file, read_only=flags["read_only"])
+        return ChannelClient.connect(address, token_file=token_file, read_only=flags["read_only"], recent=True)
 
     link = connect()
     link.await_welcome()

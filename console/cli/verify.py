@@ -14,6 +14,7 @@ from schedtop.console.cli.recording_flags import expected, opened, progress
 from schedtop.engine.contract.harmless import one_line, page
 from schedtop.engine.files.read import odd_file
 from schedtop.engine.golden.case import CaseError, Verdict, read_case, verify
+from schedtop.engine.golden.deviations import deviation
 from schedtop.engine.recording.frames import RecordingError
 
 if TYPE_CHECKING:
@@ -64,7 +65,11 @@ def _case(path: Path, as_json: bool) -> tuple[bool | None, dict[str, Any] | str]
     with expected(path, "a golden case", CaseError):
         case = read_case(path)
     verdict = verify(case)
-    return verdict.equal, as_document(verdict) if as_json else short_line(as_text(verdict), MAX_VERDICT_CHARS)
+    meant = None if verdict.difference is None else deviation(case, verdict.difference)
+    if as_json:
+        return verdict.equal, {**as_document(verdict), "deviation": meant}
+    text = as_text(verdict) + (f" ({meant})" if meant else "")
+    return verdict.equal, short_line(text, MAX_VERDICT_CHARS)
 
 
 def _recording(path: Path, as_json: bool) -> tuple[bool, dict[str, Any] | str]:

@@ -99,6 +99,7 @@ class RequestList:
         arrival, column, gap = tracked.arrival, self._column(number), math.nan
         if column is None:
             label = ("preempted" if tracked.preemptions else "wait") if tracked.waiting else "running"
+            label = "deferred" if tracked.waiting and tracked.deferred else label
             computed, out = tracked.computed_tokens, tracked.output_tokens
             needed = arrival.prompt_tokens + out
         else:

@@ -10,7 +10,7 @@ from schedtop.console.drawing.line import Line
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
 from schedtop.engine.contract.limiters import limiter_help
-from schedtop.engine.contract.telemetry import Head, describe_head
+from schedtop.engine.contract.telemetry import Head, describe_deferral, describe_head
 
 _LEAST_ID, _MOST_ID = 10, 18
 
@@ -88,7 +88,10 @@ urgent ones run."""
         line = Line().add(
             f"  {text.fit(text.identity(self._called(number), id_width), id_width)} ", palette["text"]
         )
-        line.add(f"behind {text.identity(self._called(first), _MOST_ID)}", palette["muted"])
+        if tracked is not None and tracked.deferred:
+            line.add(describe_deferral(tracked.deferred), palette["text"])
+        else:
+            line.add(f"behind {text.identity(self._called(first), _MOST_ID)}", palette["muted"])
         if tracked is not None and tracked.preemptions:
             line.add(f"  preempted {tracked.preemptions}x", palette["warn"])
         return line.right(width, self._told(number), palette["text"])
@@ -113,7 +116,10 @@ urgent ones run."""
 
 
 def why_waiting(view: View, number: int) -> str:
-    """What holds a waiting request: its own reason at the head of the queue, else whom it is behind, and theirs."""
+    """What holds a waiting request: its own reason at the head or if it is not ready, else whom it is behind."""
+    tracked = view.moment.state.requests.get(number)
+    if tracked is not None and tracked.deferred:
+        return f": {describe_deferral(tracked.deferred)}"
     record = view.moment.record
     head = record.head if record is not None else None
     if head is None:

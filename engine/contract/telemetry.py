@@ -444,17 +444,25 @@ class Ending(Message, frozen=True):
     cached_tokens: int = 0
 
 
+class TokenLogprob(Message, frozen=True):
+    """Log probability of an output, and those of the likeliest token ids, best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
 class Output(Message, tag=9, frozen=True):
     """What a step gave to the requests of one client.
 
     `numbers` are requests and `counts` how many tokens each got, both int32; `token_ids` (int32) lie end to end in
-    that order. `ends` are requests that end with these tokens.
+    that order. `ends` are requests that end with these tokens. `logprobs`: of those who asked, one entry per token.
     """
 
     numbers: bytes
     counts: bytes
     token_ids: bytes
     ends: tuple[Ending, ...] = ()
+    logprobs: tuple[tuple[int, tuple[TokenLogprob, ...]], ...] = ()
 
 
 Outgoing = StepRecord | Header | Snapshot | Stage | Notice | TextDelta | Reply | Bye | Output
@@ -491,6 +499,12 @@ def draft_positions(record: StepRecord) -> npt.NDArray[np.int64]:
     rows = row_columns(record)
     places = np.arange(MOST_DRAFTS)[:, None]
     return np.array([(rows[name] > places).sum(axis=1) for name in ("drafts", "accepted")])
+
+
+def totals_since(before: Totals, totals: Totals) -> Totals:
+    """What was counted from `before` on."""
+    pairs = zip(msgspec.structs.astuple(before), msgspec.structs.astuple(totals), strict=True)
+    return Totals(*(new - old for old, new in pairs))
 
 
 def hit_rate(totals: Totals) -> float | None:
@@ -601,7 +615,8 @@ class Join(Command, tag=107, frozen=True):
 
     `token` is what a TCP engine asks for. The engine takes no command of a console that joined `read_only`.
     `console` is false for a client that submits requests: nobody looks at it, and it is sent no `TextDelta`.
-    With `from_start` the engine begins with its first snapshot and all records since, if it kept them.
+    With `from_start` the engine begins with its first snapshot and all records since, if it kept them; with `recent`
+    with a snapshot of some minutes ago and the records since, as far as it keeps them.
     """
 
     id: int
@@ -610,6 +625,7 @@ class Join(Command, tag=107, frozen=True):
     read_only: bool = False
     console: bool = True
     from_start: bool = False
+    recent: bool = False
 
 
 class EndTrial(Command, tag=108, frozen=True):
@@ -631,6 +647,11 @@ class Sampling(Message, frozen=True):
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
 
 
 class Submit(Command, tag=109, frozen=True):

@@ -257,12 +257,12 @@ def request_of(arrival: Arrival) -> Request:
 
 
 def _check_decidable(header: Header, path: str) -> None:
-    """A vLLM server may have what this scheduler has not."""
+    """Some of what decides is in no recording."""
     found = list(header.settings.get("undecidable", ()))
     if header.settings.get("async_scheduling"):
         found.insert(0, "async scheduling (--no-async-scheduling is without)")
     if found:
-        raise RecordingError(f"{path} is of a server with {', '.join(found)}: that cannot be decided again here")
+        raise RecordingError(f"{path} is of an engine with {', '.join(found)}: that cannot be decided again here")
 
 
 def _config_of(header: Header, path: str) -> SchedulerConfig:

@@ -93,7 +93,7 @@ def verify_recording(
         refused=totals.refused,
         aborted=totals.aborted,
         running=state.table.size,
-        waiting=len(state.waiting),
+        waiting=len(state.requests) - state.table.size,
         truncated=recording.truncated,
         difference=difference,
     )

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from msgspec.structs import astuple
 from schedtop.engine.contract.cohort import SHARES, Cohort
 from schedtop.engine.contract.lives import Lives
 from schedtop.engine.contract.lost_hits import PrefixMemory
@@ -20,6 +19,7 @@ from schedtop.engine.contract.telemetry import (
     blocks_in_use,
     draft_positions,
     hit_rate,
+    totals_since,
 )
 from schedtop.engine.contract.workload_notes import as_document
 from schedtop.engine.offline.classes import Classes
@@ -29,7 +29,7 @@ from schedtop.engine.offline.report_text import duration_text, percent_text, rep
 if TYPE_CHECKING:
     from schedtop.engine.step.stretch import Stretch
 
-__all__ = ["SHARES", "Report", "duration_text", "percent_text", "report_text", "totals_since"]
+__all__ = ["SHARES", "Report", "duration_text", "percent_text", "report_text"]
 
 
 LATENCIES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
@@ -250,11 +250,6 @@ class Report:
     def as_text(self) -> str:
         """The document as aligned lines of plain ASCII, without a newline at the end."""
         return report_text(self.as_dict())
-
-
-def totals_since(before: Totals, totals: Totals) -> Totals:
-    """What was counted from `before` on."""
-    return Totals(*(new - old for old, new in zip(astuple(before), astuple(totals), strict=True)))
 
 
 def _summary(values_s: Sequence[float]) -> dict[str, Any]:

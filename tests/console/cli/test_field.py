@@ -197,3 +197,12 @@ def test_peak_usage_is_that_of_the_pool_as_scheduled(capsys: pytest.CaptureFixtu
     """Before the step's finishers free their blocks: a request of one step holds the pool all the same."""
     assert document(capsys, "peak.csv", "--num-blocks", "100")["peak_kv_usage"] == 1.0
     assert document(capsys, "B6-onetok.json")["peak_kv_usage"] == 12 / 256
+
+
+def test_a_deliberate_deviation_from_vllm_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(FIELD / "spec-never-fits-vllm-livelock.json")
+    for flags in ([], ["--json"]):
+        with pytest.raises(SystemExit) as end:
+            main(["verify", path, *flags])
+        assert end.value.code == 1
+        assert "deliberate: with its drafts a waiting request never fits" in capsys.readouterr().out
