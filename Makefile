@@ -6,7 +6,7 @@ C_FILES := $(wildcard engine/runner/models/c/*)
 LOCK ?=
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(LOCK),--constraint $(LOCK))
 
-.PHONY: run test test-clients lint types check format engine pictures lock audit soak clean
+.PHONY: run test test-clients test-vllm lint types check format engine pictures lock audit soak clean
 
 run: $(VENV)/.engine ## open the console on an engine of your own (ARGS='--rate 20')
 	@$(BIN)/schedtop $(ARGS)
@@ -54,6 +54,11 @@ $(VENV)/.engine: $(VENV)/.base
 $(VENV)/.test: $(VENV)/.venv pyproject.toml $(C_FILES)
 	$(INSTALL) -e '.[engine,http,parquet,test]'
 	@touch $@ $(VENV)/.base $(VENV)/.engine
+
+VLLM ?= $(or $(TMPDIR),/tmp)/schedtop-vllm
+test-vllm: ## the hook in a real vLLM, in an environment of its own below VLLM (a few minutes to set up)
+	tests/vllm/environment.sh $(VLLM)
+	SCHEDTOP_TEST_MODEL=$(VLLM)/model $(VLLM)/venv/bin/python -m pytest -p no:cacheprovider tests/vllm $(ARGS)
 
 lock: $(VENV)/.test ## write requirements.lock from what is installed (LOCK=requirements.lock installs it)
 	$(BIN)/python .ci/lock.py > requirements.lock.part && mv requirements.lock.part requirements.lock

@@ -33,7 +33,7 @@ from typing import Any
 PROGRAM = str(Path(sys.executable).with_name("schedtop"))
 SIZE = (45, 160)
 FIRST_FRAME = b"[1]"
-KEYS = ((b"1", b"m Batch \x1b"), (b"3", b"m Requests \x1b"))
+KEYS = ((b"1", b"m Timeline "), (b"3", b"m Requests "))
 """Keys that are pressed in turn, and what only the painted answer to each holds: the focused panel's title."""
 FILLED_S = 6.0
 """By then a history keeps as much as it ever will."""

@@ -42,7 +42,8 @@ class Child:
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=HERE
         )
-        self._load_s = self._answer()["load_s"]
+        started = self._answer()
+        self._load_s, self.device = started["load_s"], started.get("device", "")
 
     def run(self, count: int, max_tokens: int, seed: int) -> None:
         """Measure one round."""
@@ -57,13 +58,13 @@ class Child:
     def end(self) -> None:
         self._process.communicate()
 
-    def _answer(self) -> dict[str, float]:
+    def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             _, errors = self._process.communicate()
             sys.exit(f"{self.name} ended:\n{errors[-2000:]}")
-        answer: dict[str, float] = json.loads(line)
+        answer: dict[str, Any] = json.loads(line)
         return answer
 
 
@@ -106,7 +107,7 @@ def serve_ours(model: str, concurrency: int, speculation: int) -> None:
         return [(live[number].id, count) for number, count in made.items()]
 
     tokens: dict[int, int] = {}
-    obey(Meter(submit, step, concurrency), time.perf_counter() - began_s, out)
+    obey(Meter(submit, step, concurrency), time.perf_counter() - began_s, out, worker.info.device)
 
 
 def weights_folder(model: str) -> str:
@@ -170,7 +171,8 @@ def main() -> None:
             )
     for child in children:
         child.end()
-    print(f"\n{os.cpu_count()} cores, OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'not set')}\n")
+    threads = os.environ.get("OMP_NUM_THREADS", "not set")
+    print(f"\n{os.cpu_count()} cores, OMP_NUM_THREADS={threads}; schedtop on {children[0].device}\n")
     print_table(children)
 
 

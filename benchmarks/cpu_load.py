@@ -81,10 +81,10 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def obey(meter: Meter, load_s: float, out: Any) -> None:
-    """Tell that the engine is loaded, then measure one round for every line on stdin: count, tokens, seed."""
+def obey(meter: Meter, load_s: float, out: Any, device: str = "") -> None:
+    """Tell that the engine is loaded and what runs it; then a round for every line on stdin: count, tokens, seed."""
     meter.run(make_prompts(8, 99), 8, "warm")
-    print(json.dumps({"load_s": load_s}), file=out, flush=True)
+    print(json.dumps({"load_s": load_s, "device": device}), file=out, flush=True)
     for line in sys.stdin:
         count, max_tokens, seed = map(int, line.split())
         figures = meter.run(make_prompts(count, seed), max_tokens, f"round{seed}")

@@ -320,12 +320,13 @@ class ConsoleApp(App[None], inherit_bindings=False):
             looked = self.explain.look_if_due(self.view)
         if looked:
             keys = self.registry["explain"].keys
+            self.view.findings = self.explain.entries
             self.view.badge = self.explain.badge(key_name(keys[0]) if keys else "")
 
     def open_explain(self) -> None:
         """Show the findings."""
         if not isinstance(self.screen, ExplainScreen):
-            self.push_screen(ExplainScreen(self.view, self.registry, self.explain))
+            self.push_screen(ExplainScreen(self.view, self.registry, self.explain, self.forecaster, self.staging))
 
     def command(self, make: Callable[[int], Incoming], replied: Callable[[Reply], None]) -> None:
         """Send a command; `replied` gets the answer, also when it could not be sent."""

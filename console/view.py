@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from schedtop.console.drawing.glyphs import Glyphs
 from schedtop.console.drawing.styles import Palette
+from schedtop.console.explain.log import Entry
 from schedtop.console.knobs.trial import Pending
 from schedtop.console.options import ConsoleOptions
 from schedtop.console.past.past import Moment, Past
@@ -49,8 +50,8 @@ class View:
     """Shared by a screen's panels. Read and changed by the screen's thread only, with the history locked.
 
     `moment` is what every panel shows: live, or pinned to one step (`pinned` is its seq). `cursor_s` is where the
-    timeline's cursor stands, None at its end. `edge` is the newest
-    step of the batch history, which stands still while the view is pinned. `badge` tells of findings in the header.
+    timeline's cursor stands, None at its end. `edge` is the newest step of the batch history, which stands still
+    while the view is pinned. `badge` tells of findings in the header; `findings` are those of the last look.
     `hurried` frames, while records rain in, leave out panels whose figures nobody reads ten times a second; `keyed`
     ones, which a key caused between two others, all panels but those it was meant for, and of these all but the rule
     if it `turned` the focus and did nothing else.
@@ -72,6 +73,7 @@ class View:
     received_at_s: float | None = None
     lag_s: float = 0.0
     badge: str = ""
+    findings: list[Entry] = field(default_factory=list)
     replay: ReplayStatus | None = None
     trial: Pending | None = None
     hurried: bool = False

@@ -14,6 +14,7 @@ from schedtop.engine.contract.knobs import BY_NAME
 from schedtop.engine.contract.start_settings import check_settings, scheduler_config
 from schedtop.engine.contract.telemetry import PROTOCOL, Header
 from schedtop.engine.files.read import looks_like_case
+from schedtop.engine.golden.asked import unrecorded
 from schedtop.engine.golden.case import Case, read_case
 from schedtop.engine.golden.source import CaseSource, CaseWorker
 from schedtop.engine.runner.loading.model_files import check_extra, look_up
@@ -70,6 +71,10 @@ def check_config(config: EngineConfig, device: SimDevice | None = None) -> dict[
     if not simulated:
         if config.device not in ("cpu", "cuda", "auto"):
             raise ConfigError(f"device {config.device!r}: write cpu, cuda, auto or sim:MODEL@GPU")
+        if settings.get("async_scheduling"):
+            raise ConfigError(
+                "--async-scheduling: only for simulated devices; a model runs one step at a time here"
+            )
         check_extra()
         look_up(config)
     return settings
@@ -81,13 +86,22 @@ def _is_case(config: EngineConfig) -> bool:
 
 def _build_simulated(config: EngineConfig, settings: dict[str, Any], device: SimDevice) -> Engine:
     blocks = _simulated_blocks(config, settings, device)
+    settings = {**settings, "pipeline_depth": config.pipeline_parallel_size}
+    if settings.get("async_scheduling") is None:
+        settings["async_scheduling"] = device.async_scheduling
     scheduler = scheduler_config(settings, blocks, device.max_model_len)
     cost = device.step_cost(config.tensor_parallel_size, config.pipeline_parallel_size)
     worker = SimWorker(
-        cost, device.vocab_size, config.seed, num_speculative_tokens=scheduler.num_speculative_tokens
+        cost,
+        device.vocab_size,
+        config.seed,
+        num_speculative_tokens=scheduler.num_speculative_tokens,
+        keeps_drafts=scheduler.async_scheduling,
     )
     source = _open_source(config, scheduler, device.vocab_size)
     header = make_header(config, scheduler, source, device.model, device.spec, device.vocab_size, simulated=True)
+    if device.front_end_s is not None:
+        header = msgspec.structs.replace(header, settings={**header.settings, "front_end_s": device.front_end_s})
     return Engine(Scheduler(scheduler), worker, source, SimulatedClock(), header)
 
 
@@ -103,10 +117,14 @@ def _build_case(config: EngineConfig) -> Engine:
 
 
 def case_engine(case: Case, config: EngineConfig) -> Engine:
-    """An engine that serves a case under the case's own limits."""
+    """An engine that serves a case under the case's own limits; raises `ConfigError` for one with a store outside."""
+    if case.config.kv_connector is not None:
+        raise ConfigError(f"kv_connector: {case.name} can be verified, but not run: its store answers only there")
     worker = CaseWorker(case)
     source = CaseSource(case, worker)
     header = make_header(config, case.config, source, "case", case.name, CASE_VOCAB_SIZE, simulated=True)
+    if untold := unrecorded(case.config, case.requests):
+        header = msgspec.structs.replace(header, settings={**header.settings, "undecidable": untold})
     engine = Engine(Scheduler(case.config), worker, source, SimulatedClock(), header)
     source.bind(engine)
     return engine

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-TIME_LIMIT_S = 240
+TIME_LIMIT_S = 540
 BOUNDS = {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float32: 1e-5}
 BF16 = torch.bfloat16
 
@@ -96,6 +96,38 @@ class Row:
 
 
 @dataclass
+class Aim:
+    """What a measure should reach, in per cent of its yardstick; `reached` stays None where it was not measured."""
+
+    what: str
+    yardstick: str
+    percent: int
+    reached: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        if self.reached is None:
+            return "NOT MEASURED"
+        return "MET" if self.reached >= self.percent else "MISSED"
+
+    def as_line(self) -> str:
+        if self.reached is None:
+            return f"{self.what}: {self.verdict}"
+        return f"{self.what}: {self.reached:.0f} % of {self.yardstick}, aim {self.percent}: {self.verdict}"
+
+
+def aims() -> list[Aim]:
+    """What a run is judged by."""
+    decodes = ("64x4096", "256x1024", "8x32768", "1x131072", "64x256-8192")
+    return [
+        Aim("results", "those checked right", 100),
+        Aim("worker 128x1024", "copy", 50),
+        *(Aim(f"decode {shape}", "copy", 90) for shape in decodes),
+        *(Aim(f"prefill {shape}", "SDPA", 100) for shape in ("8x2048", "1x16384")),
+    ]
+
+
+@dataclass
 class Bench:
     """What a run shares: where, how large, since when, and what it has found."""
 
@@ -104,6 +136,8 @@ class Bench:
     interpreted: bool
     started: float = field(default_factory=time.monotonic)
     rows: list[Row] = field(default_factory=list)
+    aims: list[Aim] = field(default_factory=aims)
+    checks: int = 0
     failures: int = 0
     copy_gb_s: float = 0.0
     matmul_tflop_s: float = 0.0
@@ -113,6 +147,12 @@ class Bench:
             row = Row(row.what, note="ran")
         self.rows.append(row)
         print(f"[{time.monotonic() - self.started:5.0f} s] {row.what}: {row_text(row)}", flush=True)
+
+    def reach(self, what: str, share: float) -> None:
+        """Note what share of its yardstick a measure reached, if there is an aim for it."""
+        for aim in self.aims:
+            if aim.what == what and not self.interpreted:
+                aim.reached = 100 * share
 
     def late(self) -> bool:
         """Whether optional work should be left out."""
@@ -195,6 +235,7 @@ def check(bench: Bench, what: str, bound: float, errors: Callable[[], float]) ->
         note = f"error {error:.1e}, bound {bound:.0e}"
     except Exception as problem:
         good, note = False, f"{type(problem).__name__}: {str(problem)[:160]}"
+    bench.checks += 1
     bench.failures += not good
     bench.add(Row(what, None, "right" if good else "WRONG", "", note))
 

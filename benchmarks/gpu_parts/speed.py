@@ -42,13 +42,15 @@ def measure_decode(bench: Bench) -> None:
     pool = Pool.random(sizes.pool_tokens, sizes.heads[1], 128, BF16, bench.device, 16)
     rows, low, high = sizes.ragged
     ragged = torch.randint(low, high + 1, (rows,)).tolist()
-    problems = [(f"{rows} x {length}", [length] * rows) for rows, length in sizes.decode]
-    problems.append((f"{rows} x {low} to {high}", ragged))
+    problems = [(f"{count}x{length}", [length] * count) for count, length in sizes.decode]
+    problems.append((f"{rows}x{low}-{high}", ragged))
     for index, (name, seq_lens) in enumerate(problems):
         batches = [pool.batch([1] * len(seq_lens), seq_lens, sizes.heads[0]) for _ in range(3)]
         row_bytes = sizes.heads[1] * 128 * 2
         num_bytes = 2 * sum(seq_lens) * row_bytes + 2 * batches[0].out.numel() * 2
-        bench.moved(f"decode attention {name}", median_ms(bench, [b.call() for b in batches]), num_bytes)
+        ms = median_ms(bench, [b.call() for b in batches])
+        bench.moved(f"decode attention {name}", ms, num_bytes)
+        bench.reach(f"decode {name}", num_bytes / ms / 1e6 / bench.copy_gb_s)
         if index in (0, len(problems) - 2):
             sweep_decode(bench, name, batches, num_bytes)
 
@@ -101,6 +103,7 @@ def measure_prefill(bench: Bench) -> None:
         dense = measure_sdpa(bench, rows, length, heads, kv_heads, 128)
         share = f"{work / ms * 1e3 / bench.matmul_tflop_s:.0%} of product, {dense / ms:.2f} x SDPA"
         bench.add(Row(f"prefill attention {rows} x {length}", ms, f"{work / ms * 1e3:.0f} TFLOP/s", share))
+        bench.reach(f"prefill {rows}x{length}", dense / ms)
         if index == len(sizes.prefill) - 1:
             sweep_prefill(bench, f"prefill attention {rows} x {length}", batches, work)
     query_len, seq_len = sizes.chunk

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from functools import partial
 from statistics import median
 from typing import Any
@@ -24,14 +25,20 @@ def measure_worker(bench: Bench) -> None:
     torch.manual_seed(5)
     with torch.device(bench.device):
         model = transformers.LlamaForCausalLM(config).to(BF16).eval()
+    embedding = model.get_input_embeddings().weight  # of which a step reads a row per token
+    weight_bytes = 2 * (sum(weight.numel() for weight in model.parameters()) - embedding.numel())
     decoder, cache = _decoder(bench, model)
-    del model
+    del model, embedding
+    shape, context = bench.sizes.model, bench.sizes.model_context
+    token_bytes = 2 * 2 * shape.layers * shape.kv_heads * shape.head_size
     for rows in bench.sizes.model_batches:
         eager_ms, eager_ids = _decode(bench, decoder, cache, rows, graphs=False)
         what = f"worker step, batch {rows}"
-        bench.add(Row(f"{what}, eager", eager_ms, note="from plan to ids"))
+        num_bytes = weight_bytes + rows * context * token_bytes
+        bench.moved(f"{what}, eager", eager_ms, num_bytes, "from plan to ids")
         graph_ms, graph_ids = _decode(bench, decoder, cache, rows, graphs=True)
-        bench.add(Row(f"{what}, graph", graph_ms, note=f"{eager_ms / graph_ms:.1f} x eager"))
+        bench.moved(f"{what}, graph", graph_ms, num_bytes, f"{eager_ms / graph_ms:.1f} x eager")
+        bench.reach(f"worker {rows}x{context}", num_bytes / graph_ms / 1e6 / bench.copy_gb_s)
         # Later tokens follow from these, so that one rounding that tips a near tie would count many times.
         error = float((eager_ids[1] != graph_ids[1]).mean())
         check(bench, f"{what}, share of other tokens", 0.05, partial(float, error))
@@ -65,12 +72,9 @@ def _decoder(bench: Bench, model: Any) -> tuple[Any, Any]:
 
 def _decode(bench: Bench, decoder: Any, cache: Any, rows: int, graphs: bool) -> tuple[float, np.ndarray]:
     """Median ms of a decode step, and the ids of every step, [steps, rows]; prompts are prefilled in one step."""
-    from schedtop.engine.contract.config import SchedulerConfig
-    from schedtop.engine.handoff.request import Request
     from schedtop.engine.runner.gpu.graphs import CudaRecorder, DecodeGraphs
     from schedtop.engine.runner.gpu.kernel_sampler import KernelSampler
     from schedtop.engine.runner.worker import ModelWorker
-    from schedtop.engine.scheduler.scheduler import Scheduler
 
     context, steps = bench.sizes.model_context, 4 if bench.interpreted else 40
     recorder = (lambda run: run) if bench.interpreted else CudaRecorder()
@@ -84,25 +88,43 @@ def _decode(bench: Bench, decoder: Any, cache: Any, rows: int, graphs: bool) -> 
         graphs=recorded if graphs else None,
         sampler=KernelSampler(bench.device, print),
     )
-    limits = SchedulerConfig(
-        num_blocks=cache.num_blocks,
-        max_num_batched_tokens=rows * context,
-        max_num_seqs=rows,
-        max_model_len=2 * context,
-        enable_prefix_caching=False,
-    )
-    scheduler = Scheduler(limits)
     rng = np.random.default_rng(6)
-    for row in range(rows):
-        prompt = rng.integers(0, bench.sizes.model.vocab, context - steps, dtype=np.int32)
-        scheduler.add(Request(f"r{row}", prompt, steps))
+    prompts = rng.integers(0, bench.sizes.model.vocab, (rows, context - steps), dtype=np.int32)
     times, ids = [], []
-    while scheduler.num_unfinished:
+    for plan in _plans(prompts, steps, cache.num_blocks // rows):
         began = time.perf_counter()
-        plan = scheduler.schedule(0.0)
         result = worker.execute(plan)
         times.append((time.perf_counter() - began) * 1000)
-        scheduler.update(plan, result, 0.0)
         ids.append(result.sampled[:, 0])
     # The first step is the prefill; the second compiles or records.
     return median(times[2:]), np.stack(ids)
+
+
+def _plans(prompts: np.ndarray, steps: int, columns: int) -> Iterator[Any]:
+    """A prefill and decodes of all rows at once, planned without the scheduler, which needs more than torch and NumPy.
+
+    Every row has `columns` blocks of its own from the start.
+    """
+    from schedtop.engine.handoff.plan import Started, StepPlan
+    from schedtop.engine.handoff.request import Request
+
+    rows, length = prompts.shape
+    numbers = np.arange(rows, dtype=np.int32)
+    ones, zeros = np.ones(rows, dtype=np.int32), np.zeros(rows, dtype=np.int32)
+    started = []
+    for row in range(rows):
+        request = Request(f"r{row}", prompts[row], steps, number=row)
+        started.append(Started(row, request, list(range(row * columns, (row + 1) * columns)), False))
+    for step in range(steps):
+        yield StepPlan(
+            ids=[entry.request.id for entry in started],
+            numbers=numbers,
+            tokens=ones if step else ones * length,
+            drafts=zeros,
+            computed=zeros + length + step - 1 if step else zeros,
+            samples=np.ones(rows, dtype=bool),
+            draft_token_ids=None,
+            new_blocks={},
+            started=[] if step else started,
+            gone=[],
+        )

@@ -100,6 +100,7 @@ CONSOLE_FLAGS = (
     click.option("--ascii", "ascii_only", is_flag=True, help="Draw with ASCII characters only."),
     click.option("--read-only", is_flag=True, help="Watch only: the engine takes no command of this console."),
     click.option("--no-mouse", is_flag=True, help="Leave the mouse to the terminal."),
+    click.option("--refresh", type=float, default=10.0, show_default=True, metavar="HZ", help="Frames per second."),
 )
 
 TOKEN_FILE = click.option(

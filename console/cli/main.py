@@ -17,6 +17,7 @@ COMMANDS: dict[str, str] = {
     "run": "Serve a workload without a console; one JSON document or a page of text at the end.",
     "serve": "Run an engine that consoles attach to.",
     "attach": "Open the console on an engine that is already running.",
+    "status": "Print the state of a running engine once, as plain lines.",
     "record": "Record an engine that is already running.",
     "knobs": "List or set the limits of a running engine; for scripts.",
     "generate": "Answer the prompts of a file with a real model.",

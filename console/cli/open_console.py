@@ -133,6 +133,7 @@ def console_options(flags: Mapping[str, Any], *, embedded: bool = True, notice: 
     _check_theme(flags.get("theme"))
     slo = Slo() if flags.get("slo") is None else parse_slo(flags["slo"])
     check_positive("--window", flags["window_s"])
+    check_positive("--refresh", flags["refresh"])
     return ConsoleOptions(
         theme=flags.get("theme") or (None if has_colours() else "monochrome"),
         ascii=flags["ascii_only"] or not speaks_utf8(),
@@ -142,5 +143,6 @@ def console_options(flags: Mapping[str, Any], *, embedded: bool = True, notice: 
         ttft_slo_s=slo.ttft_s,
         itl_slo_s=slo.itl_s,
         window_s=flags["window_s"],
+        paint_every_s=1 / flags["refresh"],
         notice=notice,
     )

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 from schedtop.console.cli.engine_flags import TOKEN_FILE
 from schedtop.console.cli.errors import FAILED, CommandError, check_writable, say
+from schedtop.console.cli.fleet import is_page
 from schedtop.console.past.state import State
 from schedtop.engine.channel.client import ChannelClient, ChannelClosedError
 from schedtop.engine.channel.protocol import ChannelError
@@ -34,10 +37,15 @@ def command(
 ) -> None:
     """Record the engine at ADDRESS (unix:PATH or tcp:127.0.0.1:PORT) until it ends, --duration or Ctrl+C.
 
+    http://HOST:PORT records a server's metrics page, which `schedtop replay` shows.
+
     A vLLM server keeps its first records: if none was dropped, the recording begins with the server's start, which
     `schedtop verify` needs. Exit code 1 if records were lost on the way; the recording ends before them.
     """
     check_writable(output)
+    if is_page(address):
+        _record_pages(address, output, duration)
+        return
     with ChannelClient.connect(address, token_file=token_file, read_only=True, from_start=True) as link:
         recorder = Recorder(link, output)
         _stop_on_signals(recorder)
@@ -49,12 +57,25 @@ def command(
     ctx.exit(FAILED if recorder.lost else 0)
 
 
+def _record_pages(address: str, output: str, duration_s: float | None) -> None:
+    from schedtop.console.cli.page_recordings import record_pages
+
+    stopped = threading.Event()
+    _on_signals(stopped.set)
+    until_s = float("inf") if duration_s is None else time.monotonic() + duration_s
+    say(record_pages([address], output, lambda: stopped.is_set() or time.monotonic() > until_s))
+
+
 def _stop_on_signals(recorder: Recorder) -> None:
-    def stop(*_: object) -> None:
+    def stop() -> None:
         recorder.stopped = True
 
+    _on_signals(stop)
+
+
+def _on_signals(stop: Callable[[], object]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
+        signal.signal(number, lambda *_: stop())
 
 
 class Recorder:

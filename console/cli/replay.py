@@ -14,7 +14,22 @@ from schedtop.console.cli.open_console import check_terminal, console_options
 from schedtop.console.cli.recording_flags import opened
 from schedtop.console.cli.rerun_process import beginner
 from schedtop.engine.recording.frames import RecordingError
+from schedtop.engine.scrape.recorded import is_page_recording
 from schedtop.engine.sim.spec import parse_device
+
+
+def _replay_pages(file: Path, flags: dict[str, Any]) -> int:
+    from schedtop.console.cli.page_recordings import RecordedPages
+
+    pages = RecordedPages(file)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise CommandError("replay needs a terminal")
+    check_terminal()
+    from schedtop.console.fleet.app import ReplayApp
+
+    app = ReplayApp(pages, f"replay of {file.name}")
+    app.run(mouse=not flags["no_mouse"])
+    return app.return_code or 0
 
 
 @click.command("replay")
@@ -43,6 +58,8 @@ def command(
         raise CommandError("--speed nan: must be from 0.1 to 1000")
     if device is not None:
         parse_device(device)
+    if is_page_recording(file):
+        ctx.exit(_replay_pages(file, flags))
     with opened(file, check=True) as recording:
         if not recording.num_records:
             raise CommandError(f"{recording.path} holds no step: there is nothing to replay")

@@ -17,6 +17,7 @@ from schedtop.engine.workload.shown import flag_of
 PLAIN = EngineConfig()
 
 OF_DEVICES = (
+    "http",
     "model",
     "device",
     "draft_model",

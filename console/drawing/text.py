@@ -35,6 +35,18 @@ def fit(text: str, width: int, align: str = "<") -> str:
     return pad + text if align == ">" else text + pad
 
 
+MOST_ID = 512
+
+
+def identity(id: str, width: int = MOST_ID) -> str:
+    """A request's id, cleaned, in at most `width` cells: cut in the middle, as ids differ at their ends."""
+    whole = clean(id, MOST_ID)
+    if cell_len(whole) <= width:
+        return whole
+    tail = (width - 1) * 2 // 3
+    return fit(whole, width - tail) + whole[len(whole) - tail :] if whole.isascii() else fit(whole, width)
+
+
 def count(number: float | None) -> str:
     """A count in at most five cells: 21, 9999, 12.3k, 123k, 1.2M."""
     if number is None or not math.isfinite(number):

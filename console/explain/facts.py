@@ -15,6 +15,7 @@ from schedtop.console.drawing import text
 from schedtop.engine.contract.knobs import LIVE, live_values
 from schedtop.engine.contract.lost_hits import Lookups, PrefixMemory
 from schedtop.engine.contract.telemetry import (
+    DEFERRED,
     PREFIX_KEY_BYTES,
     ROW_FIELDS,
     Arrival,
@@ -49,7 +50,7 @@ length of its ITL column. NaN is unknown."""
 REASONS = tuple(limiter.value for limiter in Limiter)
 _ROW = struct.Struct(f"{len(COLUMNS)}d")
 _CODES = {reason: code for code, reason in enumerate(REASONS)}
-_BARE = frozenset((Limiter.NONE.value, Limiter.PAUSED.value, Limiter.PREEMPTED_NOW.value))
+_BARE = frozenset((Limiter.NONE.value, Limiter.PAUSED.value, Limiter.PREEMPTED_NOW.value, *DEFERRED))
 """Reasons that come without numbers."""
 
 _UNKNOWN = float("nan")

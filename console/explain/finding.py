@@ -66,14 +66,6 @@ class Advice:
     then: str = ""
 
     @property
-    def up(self) -> str:
-        return BY_NAME[self.knob].up if self.knob else ""
-
-    @property
-    def down(self) -> str:
-        return BY_NAME[self.knob].down if self.knob else ""
-
-    @property
     def title(self) -> str:
         """`max_num_seqs up (now 8)`; for a remedy that is no knob, its words."""
         if not self.knob:
@@ -118,8 +110,7 @@ def as_dict(finding: Finding) -> dict[str, Any]:
                 "direction": advice.direction,
                 "now": advice.now,
                 "words": advice.words,
-                "up": advice.up,
-                "down": advice.down,
+                "then": advice.then or None,
                 "live": BY_NAME[advice.knob].live if advice.knob else None,
             }
             for advice in finding.advice

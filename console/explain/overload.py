@@ -84,9 +84,9 @@ def _limits(window: Window) -> Link:
 def _room(window: Window) -> Link:
     use, pool = window.steps.share("tokens", "budget"), window.steps.pool_use
     words = f"steps use {percent(use)} of the token budget, requests hold {percent(pool)} of the pool"
-    if use < table.LOW_USE.value or pool < table.LOW_USE.value:
-        words += ": the limit that holds the head leaves the other unused"
-    else:
+    if max(use, pool) < table.LOW_USE.value:
+        words += ": there is room, only the limit that holds the head is in the way"
+    elif min(use, pool) >= table.LOW_USE.value:
         words += ": no limit adds capacity, it only chooses who waits"
     return Link(words, {"budget_use": use, "kv_use": pool})
 
@@ -98,4 +98,4 @@ def _advice(window: Window) -> tuple[Advice, ...]:
     if window.preemptions:
         more = [("watermark", "up"), ("max_num_seqs", "down")]
     found += [advice for advice in window.advise(*more) if advice.knob not in names]
-    return (*found, Advice("", "", words="less load, or more engines: a limit can only choose who waits"))
+    return (*found, Advice("", "", words="less load, or more engines, where no limit helps"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from schedtop.console.explain.finding import Advice, Finding, as_dict, seconds, some
+from schedtop.console.explain.finding import Finding, as_dict, seconds, some
 from schedtop.console.explain.log import Entry, Episode, Log
 
 _MAX_EPISODES = 4
@@ -56,7 +56,7 @@ def _extent(log: Log) -> dict[str, Any]:
 
 
 def _by_weight(log: Log) -> list[Entry]:
-    return sorted(log.ranked(), key=lambda entry: (-entry.best.severity, -entry.looks))
+    return sorted(log.ranked(), key=lambda entry: (entry.best.id != "overload", -entry.best.severity, -entry.looks))
 
 
 def _entry(number: int, entry: Entry) -> str:
@@ -69,7 +69,7 @@ def _entry(number: int, entry: Entry) -> str:
     ]
     lines += [f"   at {steps.label}" + (f": {steps.words}" if steps.words else "") for steps in finding.steps]
     for advice in finding.advice:
-        lines += [f"   try {advice.title}", *(f"       {line}" for line in trade(advice))]
+        lines.append(f"   try {advice.title}")
     return "\n".join(lines)
 
 
@@ -79,11 +79,6 @@ def extent_words(finding: Finding) -> str:
         f"window of {seconds(finding.window_s)} that ends at {seconds(finding.to_s)},"
         f" {some(finding.num_steps, 'step')}, n={finding.n} ({finding.what})"
     )
-
-
-def trade(advice: Advice) -> list[str]:
-    """Both sides of turning a knob."""
-    return [f"{word} {words}" for word, words in (("up:  ", advice.up), ("down:", advice.down)) if words]
 
 
 def _held(episodes: list[Episode]) -> str:

@@ -8,7 +8,7 @@ from schedtop.console.explain.facts import REASONS
 from schedtop.console.explain.finding import Finding, Link, Severity, percent, seconds, some
 from schedtop.console.explain.remedy import remedy
 from schedtop.console.explain.window import Mask, Rows, Table, Window, last_run
-from schedtop.engine.contract.telemetry import Limiter
+from schedtop.engine.contract.telemetry import DEFERRED, Limiter
 
 _POOL = (Limiter.BLOCKS, Limiter.FULL_SEQUENCE, Limiter.WATERMARK)
 _BUDGETS = (Limiter.TOKEN_BUDGET, Limiter.INPUT_BUDGET)
@@ -143,6 +143,8 @@ def _check_link(window: Window, reason: Limiter, share: float) -> Link:
             words = f"it needs {some(need, 'block')}, {have:.0f} free"
         case Limiter.CHUNKING_OFF:
             words = f"its whole prompt of {some(need, 'token')} does not fit the {have:.0f} left of a step"
+        case _ if reason in DEFERRED:
+            words = "nobody who waits is ready"
         case _:
             words = f"{some(len(window.preemptions), 'preemption')} in the window"
     told = reason.replace("_", " ")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
+import numpy as np
 from schedtop.console.drawing import text
 from schedtop.console.past import sample_sizes as enough
 from schedtop.console.past.events import Event
 from schedtop.console.past.latency import BUCKET_S, Samples, merge
 from schedtop.console.past.past import Past
+from schedtop.console.past.unended import Floats, cohort_of, unended
 from schedtop.engine.contract.telemetry import KnobChange, Totals
 
 SPAN_S = 60.0
@@ -44,7 +47,8 @@ class Change:
 class Figure:
     """One figure on both sides, in the unit of its name; None where `n` is too few. `lower_is_better`.
 
-    `share` is that of a quantile; None for a rate, whose `n` counts steps. `unseen` says for whom the figure after the
+    `share` is that of a quantile; None for a rate, whose `n` counts steps. `bounds` says which side is a lower bound,
+    `before_most` and `after_most` what they can become at most. `unseen` says for whom the figure after the
     change does not speak: only what ended has a latency.
     """
 
@@ -56,16 +60,30 @@ class Figure:
     lower_is_better: bool
     share: float | None = None
     unseen: str = ""
+    before_most: float | None = None
+    after_most: float | None = None
+    bounds: tuple[bool, bool] = (False, False)
 
     @property
     def verdict(self) -> str:
-        """`better`, `worse` or `no change`; `unseen` in place of praise; empty where it cannot be said."""
+        """`better`, `worse` or `no change`; `unseen` in place of praise; `cannot tell` where what is still open on
+        either side could turn it round; empty where it cannot be said."""
         if self.before is None or self.after is None:
             return self.unseen
+        if any(self.bounds):
+            return self._of_bounds(self.before, self.after)
         changed = self.after - self.before
         if changed and (changed > 0) == self.lower_is_better and abs(changed) >= SAME * self.before:
             return "worse"
         return self.unseen or ("no change" if abs(changed) < SAME * self.before or not changed else "better")
+
+    def _of_bounds(self, before: float, after: float) -> str:
+        """Of a latency: what is shown is the least it can be."""
+        before_most = before if self.before_most is None else self.before_most
+        after_most = after if self.after_most is None else self.after_most
+        if after > before_most * (1 + SAME):
+            return "worse"
+        return self.unseen or ("better" if after_most < before * (1 - SAME) else "cannot tell")
 
     @property
     def ratio(self) -> float | None:
@@ -106,9 +124,13 @@ def compare(history: Past, change: Change, all_changes: list[Change]) -> Compari
     last = min(int(later // BUCKET_S) - 1, bucket + int(SPAN_S / BUCKET_S))
     # The second in which the change fell belongs to neither side.
     sides = ((first, bucket - 1), (bucket + 1, last))
+    next_seq = min((other.seq for other in all_changes if other.seq > change.seq), default=None)
+    opens = (_open(history, change.seq), _open(history, next_seq))
     unseen = {"ttft": _waiting(history, sides[1]), "itl": _starving(history, sides[1])}
     figures = [
-        _quantile_figure(history, kind, share, sides, words) for kind, words in unseen.items() for share in SHARES
+        _quantile_figure(history, kind, share, sides, opens, words)
+        for kind, words in unseen.items()
+        for share in SHARES
     ]
     rates: tuple[tuple[str, Callable[[Totals], float], bool], ...] = (
         ("out tok/s", lambda totals: totals.output_tokens, False),
@@ -118,6 +140,8 @@ def compare(history: Past, change: Change, all_changes: list[Change]) -> Compari
     spans = [max(0, stop - start + 1) * BUCKET_S for start, stop in sides]
     return Comparison(spans[0], spans[1], tuple(figures))
 
+
+NOBODY: Floats = np.zeros(0)
 
 Sides = tuple[tuple[int, int], tuple[int, int]]
 
@@ -142,12 +166,47 @@ def _starving(history: Past, side: tuple[int, int]) -> str:
     return f"{text.share(starved, running)} starve" if starved > STARVING * running else ""
 
 
-def _quantile_figure(history: Past, kind: str, share: float, sides: Sides, unseen: str) -> Figure:
-    before, after = (_samples(history, kind, side) for side in sides)
-    values = [enough.quantile(samples, share) for samples in (before, after)]
-    name = f"{kind.upper()} p{share * 100:.0f} ms"
-    scaled = [None if value is None else value * 1000 for value in values]
-    return Figure(name, scaled[0], scaled[1], before.n, after.n, lower_is_better=True, share=share, unseen=unseen)
+_known_open: WeakKeyDictionary[Past, dict[int, Mapping[str, Floats]]] = WeakKeyDictionary()
+"""What was open at a change, by its record: to go back to it costs more than to draw."""
+
+
+def _open(history: Past, seq: int | None) -> Mapping[str, Floats]:
+    """What was open when record `seq` was made, or is now; nothing where that is forgotten."""
+    if seq is None:
+        return unended(history, history.now())
+    known = _known_open.setdefault(history, {})
+    if seq not in known:
+        moment = history.at(seq)
+        known[seq] = {} if moment is None else unended(history, moment)
+    return known[seq]
+
+
+def _quantile_figure(
+    history: Past,
+    kind: str,
+    share: float,
+    sides: Sides,
+    opens: tuple[Mapping[str, Floats], Mapping[str, Floats]],
+    unseen: str,
+) -> Figure:
+    members = [
+        cohort_of(_samples(history, kind, side), open_s.get(kind, NOBODY))
+        for side, open_s in zip(sides, opens, strict=True)
+    ]
+    before, after = (enough.bounded(found, share) for found in members)
+    return Figure(
+        f"{kind.upper()} p{share * 100:.0f} ms",
+        None if before is None else before.least * 1000,
+        None if after is None else after.least * 1000,
+        members[0].n + members[0].num_open,
+        members[1].n + members[1].num_open,
+        lower_is_better=True,
+        share=share,
+        unseen=unseen,
+        before_most=None if before is None else before.most * 1000,
+        after_most=None if after is None else after.most * 1000,
+        bounds=(before is not None and before.is_bound, after is not None and after.is_bound),
+    )
 
 
 def _rate_figure(history: Past, name: str, count: Callable[[Totals], float], lower: bool, sides: Sides) -> Figure:

@@ -48,8 +48,8 @@ class Forecaster:
     """One forecast at a time; of what is wanted meanwhile only the newest is done. `on_done` runs on its thread."""
 
     def __init__(self, history: Past, make_forecast: MakeForecast | None, on_done: Callable[[], None]) -> None:
-        self.history, self._make_forecast, self._on_done = history, make_forecast, on_done
-        self._lock = threading.Lock()
+        self.history, self._make_forecast, self.on_done = history, make_forecast, on_done
+        self._lock, self._asking = threading.Lock(), threading.Lock()
         self._wanted: dict[str, KnobValue] | None = None
         self._busy = False
         self._of: dict[str, KnobValue] = {}
@@ -82,18 +82,27 @@ class Forecaster:
                 if values is None:
                     self._busy = False
                     return
-            found = self._ask(values)
+            found = self.ask(values)
             with self._lock:
                 self._of, self._found = values, found
-            self._on_done()
+            self.on_done()
 
-    def _ask(self, values: Mapping[str, KnobValue]) -> Forecast | str:
+    @property
+    def can_ask(self) -> bool:
+        return self._make_forecast is not None and self.history.header is not None
+
+    def ask(self, values: Mapping[str, KnobValue]) -> Forecast | str:
+        """The forecast of these values from the present state, or why there is none; waits for those under way."""
         assert self._make_forecast is not None
+        with self._asking:
+            return self._answer(self._make_forecast, values)
+
+    def _answer(self, make_forecast: MakeForecast, values: Mapping[str, KnobValue]) -> Forecast | str:
         with self.history.lock:
             header, snapshot, recent = self.history.header, self.history.live.snapshot(), self._recent()
         assert header is not None
         try:
-            return self._make_forecast(header, snapshot, values, recent)
+            return make_forecast(header, snapshot, values, recent)
         except Exception as error:  # whatever it is, it is why there is no forecast
             return text.clean(error) or type(error).__name__
 

@@ -28,7 +28,7 @@ MAX_WAITING = 1000
 
 
 class RequestRow(NamedTuple):
-    """One request as the table shows it. None is not known, or not yet.
+    """One request as the table shows it, its client before its id. None is not known, or not yet.
 
     `done` are tokens of the prompt that have state; `computed` of `needed` all that have, outputs too: what a recompute
     has to get back.
@@ -99,6 +99,7 @@ class RequestList:
         arrival, column, gap = tracked.arrival, self._column(number), math.nan
         if column is None:
             label = ("preempted" if tracked.preemptions else "wait") if tracked.waiting else "running"
+            label = "deferred" if tracked.waiting and tracked.deferred else label
             computed, out = tracked.computed_tokens, tracked.output_tokens
             needed = arrival.prompt_tokens + out
         else:
@@ -108,7 +109,7 @@ class RequestList:
             gap = self._gaps.get(number, math.nan)
         return RequestRow(
             number=number,
-            id=text.clean(arrival.id, 60),
+            id=text.identity(f"{arrival.client} {arrival.id}" if arrival.client else arrival.id),
             state=label,
             prompt=arrival.prompt_tokens,
             done=min(computed, arrival.prompt_tokens),

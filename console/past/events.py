@@ -10,6 +10,7 @@ from schedtop.console.drawing import text
 from schedtop.engine.contract.telemetry import (
     Admission,
     Finish,
+    FinishReason,
     KnobChange,
     Notice,
     Preemption,
@@ -23,10 +24,14 @@ KINDS = {
     "K": "knob changed",
     "X": "refused",
     "F": "finished",
+    "E": "ended early",
     "P": "engine paused or resumed",
     "N": "notice",
     "G": "records missing",
 }
+
+
+_EARLY = (FinishReason.ABORT, FinishReason.KV_CAPACITY)
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
@@ -56,7 +61,8 @@ class Event(msgspec.Struct, frozen=True, gc=False):
             case Preemption():
                 loop = " LOOP" if detail.loop else ""
                 why = loop if short else " kv-full"
-                words = f"{self.name}{why} for={self.other} freed={detail.freed_blocks} lost={detail.lost_tokens}"
+                other = "itself" if detail.for_number == detail.number else self.other
+                words = f"{self.name}{why} for={other} freed={detail.freed_blocks} lost={detail.lost_tokens}"
                 words += f" #{detail.count}" if detail.count > 1 else ""
                 return words + ("" if short else loop)
             case KnobChange():
@@ -87,10 +93,11 @@ def of_record(record: StepRecord, was_paused: bool, name: Callable[[int], str]) 
     if record.paused != was_paused:
         yield Event("P", seq, step, clock_s, "engine paused" if record.paused else "engine resumed")
     for refusal in record.refusals:
-        yield Event("X", seq, step, clock_s, refusal, text.clean(refusal.id, 40))
+        yield Event("X", seq, step, clock_s, refusal, text.identity(refusal.id, 40))
     for preemption in record.preemptions:
         yield Event("V", seq, step, clock_s, preemption, name(preemption.number), name(preemption.for_number))
     for admission in record.admissions:
         yield Event("A", seq, step, clock_s, admission, name(admission.number))
     for finish in record.finishes:
-        yield Event("F", seq, step, clock_s, finish, name(finish.number))
+        kind = "E" if finish.reason in _EARLY else "F"
+        yield Event(kind, seq, step, clock_s, finish, name(finish.number))

@@ -35,7 +35,7 @@ from schedtop.engine.contract.telemetry import (
 MAX_BYTES = 96 << 20
 KEYFRAME_EVERY = 256
 MAX_RARE = 1024
-RARE = "KVXPNG"
+RARE = "KVXEPNG"
 
 _RECORD_BYTES = 1500
 
@@ -126,6 +126,8 @@ class History(Past):
             )
 
     def _apply_snapshot(self, snapshot: Snapshot) -> None:
+        if self.num_applied and snapshot.seq < self.live.seq:
+            return  # of the minutes before a link broke, which are known
         if self.records and snapshot.seq > self.live.seq:
             self._note_gap(snapshot.seq + 1, snapshot.seq - self.live.seq)
         self.live.start_afresh(snapshot)

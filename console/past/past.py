@@ -22,6 +22,8 @@ from schedtop.engine.contract.telemetry import (
     Stage,
     StepRecord,
     Totals,
+    hit_rate,
+    totals_since,
 )
 
 MAX_RECORDS = 8192
@@ -141,9 +143,9 @@ class Past(Protocol):
         """A request's id, cleaned; its number where the id is not known."""
         tracked = self.live.requests.get(number)
         if tracked is not None:
-            return text.clean(tracked.arrival.id, 40)
+            return text.identity(tracked.arrival.id, 40)
         known = self.finished.get(number)
-        return text.clean(known[0].id, 40) if known else f"#{number}"
+        return text.identity(known[0].id, 40) if known else f"#{number}"
 
     @property
     def latest(self) -> StepRecord | None:
@@ -205,21 +207,27 @@ class Past(Protocol):
         return found
 
     def rates(self, moment: Moment, span_s: float = _RATE_SPAN_S) -> Rates | None:
-        """What was done per second up to `moment`; None without two records to compare."""
+        """What was done per second up to `moment`, its first step included; None where that is not known."""
         records = self.records
         stop = self._place(moment.seq + 1)
-        start = self._place_at(moment.clock_s - span_s)
-        start = min(start, stop - 2)
-        if start < 0 or stop - start < 2:
+        if not stop:
             return None
-        first, last = Reading.of(records[start]), records[stop - 1]
-        if start == 0:  # the totals of each second outlive the records
-            known = self.latency.readings(
-                int((moment.clock_s - span_s) // BUCKET_S) + 1, int(first.end_s // BUCKET_S)
-            )
-            first = min([first, *known], key=lambda reading: reading.end_s)
-        elapsed_s = last.end_s - first.end_s
+        start = min(self._place_at(moment.clock_s - span_s), stop - 1)
+        first, last = self._before(start, moment.clock_s - span_s), records[stop - 1]
+        elapsed_s = last.end_s - max(first.end_s, moment.clock_s - span_s)
         return _rates(first.totals, last.totals, elapsed_s) if elapsed_s > 0 else None
+
+    def _before(self, index: int, from_s: float) -> Reading:
+        """The running totals before record `index`, the first of a window that begins at `from_s`."""
+        records = self.records
+        if index:
+            return Reading.of(records[index - 1])
+        first = records[0]
+        if first.totals.steps <= first.executed:  # the session's very first record
+            return Reading(first.start_s, 0, Totals(), None)
+        # The totals of each second outlive the records; of those before them the first one counts for nothing.
+        known = self.latency.readings(int(from_s // BUCKET_S) + 1, int(first.end_s // BUCKET_S))
+        return min([Reading.of(first), *known], key=lambda reading: reading.end_s)
 
     def _same_second(self, moment: Moment) -> list[StepRecord]:
         bucket = moment.clock_s // BUCKET_S
@@ -229,7 +237,6 @@ class Past(Protocol):
 
 
 def _rates(first: Totals, last: Totals, elapsed_s: float) -> Rates:
-    prompts = last.prompt_tokens - first.prompt_tokens
     useful = last.scheduled_tokens - first.scheduled_tokens
     outputs = last.output_tokens - first.output_tokens
     rejected = last.rejected_draft_tokens - first.rejected_draft_tokens
@@ -242,5 +249,5 @@ def _rates(first: Totals, last: Totals, elapsed_s: float) -> Rates:
         rejected_tokens=rejected / elapsed_s,
         finished=(last.finished - first.finished) / elapsed_s,
         preemptions=(last.preemptions - first.preemptions) / elapsed_s,
-        hit_rate=(last.cached_tokens - first.cached_tokens) / prompts if prompts else None,
+        hit_rate=hit_rate(totals_since(first, last)),
     )

@@ -198,7 +198,7 @@ class Chapter:
 
     def name(self, number: int) -> str:
         arrival = self._arrivals.get(number)
-        return f"#{number}" if arrival is None else text.clean(arrival.id, 40)
+        return f"#{number}" if arrival is None else text.identity(arrival.id, 40)
 
 
 class Chapters:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from schedtop.console.past.latency import Samples
+from schedtop.engine.contract.cohort import Bounded, Cohort
 
 _LEAST = 10
 
@@ -20,6 +21,11 @@ def needed(share: float) -> int:
 def quantile(samples: Samples, share: float) -> float | None:
     """The quantile in seconds; None of too few samples."""
     return samples.quantile(share) if samples.n >= needed(share) else None
+
+
+def bounded(members: Cohort, share: float) -> Bounded | None:
+    """The same of a cohort, those still open included."""
+    return members.quantile(share) if members.n + members.num_open >= needed(share) else None
 
 
 LACK = "–"

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from schedtop.engine.contract.telemetry import (
     ROW_FIELDS,
     Arrival,
+    Deferral,
     IntArray,
     RequestState,
     Snapshot,
@@ -46,6 +47,7 @@ class Tracked(msgspec.Struct, frozen=True):
     last_token_s: float | None = None
     queued_since_s: float = 0.0
     requeued_s: float = 0.0
+    deferred: str = ""
 
     @property
     def ttft_s(self) -> float | None:
@@ -188,6 +190,8 @@ class State:
             self._drop(refusal.number)
         if record.preemptions:
             self._preempt(record)
+        if record.deferrals:
+            self._defer(record.deferrals)
         if record.admissions:
             self._admit(record)
         if record.executed or record.rows:
@@ -213,6 +217,12 @@ class State:
         for arrival in arrivals:
             self.requests[arrival.number] = Tracked(arrival, queued_since_s=arrival.arrival_s)
             self._back[arrival.number] = None
+
+    def _defer(self, deferrals: Iterable[Deferral]) -> None:
+        for deferral in deferrals:
+            tracked = self.requests.get(deferral.number)
+            if tracked is not None:
+                self.requests[deferral.number] = msgspec.structs.replace(tracked, deferred=deferral.reason)
 
     def _admit(self, record: StepRecord) -> None:
         for admission in record.admissions:
@@ -316,6 +326,7 @@ class State:
             table=self.tables.get(arrival.number, b""),
             queued_s=tracked.queued_since_s if tracked.waiting else None,
             requeued_s=tracked.requeued_s,
+            deferred=tracked.deferred,
         )
 
     def running(self) -> list[int]:
@@ -353,4 +364,5 @@ def _tracked(item: RequestState, waiting: bool) -> Tracked:
         last_token_s=item.last_token_s,
         queued_since_s=item.arrival.arrival_s if item.queued_s is None else item.queued_s,
         requeued_s=item.requeued_s,
+        deferred=item.deferred,
     )

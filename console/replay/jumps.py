@@ -19,6 +19,7 @@ KINDS: dict[str, str] = {
     "knobs": "knob change",
     "refusals": "refusal",
     "aborts": "abort",
+    "kv_capacity": "answer cut off (kv_capacity)",
     "loops": "preempt and re-admit loop",
     "ttft": "TTFT outlier",
     "itl": "ITL outlier",
@@ -28,7 +29,7 @@ KINDS: dict[str, str] = {
 OUTLIER_FACTOR = 3.0
 """Without an SLO a latency is an outlier above this many medians of the whole recording."""
 
-HINT = "step 1200, 12.5s, 1:30, 40%, start, end, next preemption, prev knob/refusal/abort/loop/ttft/itl"
+HINT = "step 1200, 12.5s, 1:30, 40%, start, end, next preemption, prev knob/refusal/abort/kv/loop/ttft/itl"
 
 _WHOLE = r"\d{1,15}"  # what is longer is no place, and may be too long to be a number at all
 _NUMBER = rf"({_WHOLE}(?:\.\d+)?)"
@@ -37,6 +38,8 @@ _ALIASES = {
     "knob": "knobs",
     "refus": "refusals",
     "abort": "aborts",
+    "kv": "kv_capacity",
+    "cut": "kv_capacity",
     "loop": "loops",
     "ttft": "ttft",
     "itl": "itl",
@@ -117,7 +120,7 @@ def understood(words: str) -> Callable[[Jumps], str]:
     if len(parts) == 2 and parts[0] in ("next", "prev", "previous"):
         kind = next((name for word, name in _ALIASES.items() if parts[1].startswith(word)), None)
         if kind is None:
-            names = "preemption, knob, refusal, abort, loop, ttft, itl"
+            names = "preemption, knob, refusal, abort, kv, loop, ttft, itl"
             raise JumpError(f"{text.clean(parts[1])}: write one of {names}")
         return lambda jumps: jumps.jump(kind, parts[0] == "next")
     find = _place(asked)

@@ -21,7 +21,7 @@ LETTERS: dict[str, tuple[str, str]] = {
     "refusals": ("X", "breach"),
     "loops": ("L", "breach"),
     "preemptions": ("V", "breach"),
-    "aborts": ("A", "warn"),
+    "aborts": ("E", "warn"),
 }
 """Letter and colour of each mark; where several fall together the first of these is shown."""
 
@@ -78,7 +78,8 @@ def happened(record: StepRecord, name: str) -> bool:
         case "loops":
             return any(preemption.loop for preemption in record.preemptions)
         case "aborts":
-            return any(finish.reason == FinishReason.ABORT for finish in record.finishes)
+            early = (FinishReason.ABORT, FinishReason.KV_CAPACITY)
+            return any(finish.reason in early for finish in record.finishes)
     return bool(getattr(record, name))
 
 

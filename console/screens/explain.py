@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schedtop.console.drawing import layout
+from schedtop.console.explain.tries import Tries
 from schedtop.console.explain.watch import Watch
+from schedtop.console.knobs.forecast import Forecaster
+from schedtop.console.knobs.staged import Staging
 from schedtop.console.screens.common_commands import CommonCommands
 from schedtop.console.screens.panel_screen import MoveCommands, PanelScreen
 from schedtop.console.widgets.findings import FindingsPanel, WhyPanel
@@ -18,9 +21,12 @@ if TYPE_CHECKING:
 class ExplainScreen(PanelScreen):
     """The list left, why right. Its figures change once a second, whenever they were has looked."""
 
-    def __init__(self, view: View, registry: Registry, explain: Watch) -> None:
+    def __init__(
+        self, view: View, registry: Registry, explain: Watch, forecaster: Forecaster, staging: Staging
+    ) -> None:
+        self.staging = staging
         self.findings = FindingsPanel(view, explain, id="findings")
-        self.why = WhyPanel(view, self.findings, id="finding")
+        self.why = WhyPanel(view, self.findings, Tries(forecaster, staging), id="finding")
         super().__init__(view, registry, (self.findings, self.why))
         self.commands = (ExplainCommands(self), MoveCommands(self), CommonCommands(self))
 
@@ -41,8 +47,8 @@ class ExplainCommands:
         match name:
             case "finding_open" if self.screen.findings.selected() is None:
                 return "nothing is found"
-            case "evidence_step" if self.screen.why.steps() is None:
-                return "no steps on this line; those under Steps lead to Live"
+            case "evidence_step" if self.screen.why.steps() is None and self.screen.why.tried() is None:
+                return "nothing on this line; those under Steps lead to Live, those under Try are staged"
         return None
 
     def do_finding_open(self) -> None:
@@ -53,6 +59,11 @@ class ExplainCommands:
         self.screen.set_focus(self.screen.findings)
 
     def do_evidence_step(self) -> None:
+        tried = self.screen.why.tried()
+        if tried is not None:
+            self.screen.staging.stage(tried.knob, tried.value)
+            self.screen.say(f"staged {tried.title}: Enter on Knobs applies, c tries it")
+            return
         steps, view = self.screen.why.steps(), self.screen.view
         if steps is None:
             return

@@ -87,7 +87,7 @@ class LiveScreen(ConsoleScreen):
     def place(self) -> None:
         """Put every widget where the size, the tab, the zoom and the banner say."""
         width, height = self.app.size
-        told = banner(self.view) is not None
+        told = banner(self.view) is not None or layout.mode(width, height) != "strip"
         key = (width, height, self.tab, self.zoomed, told)
         if key == self._placed:
             return

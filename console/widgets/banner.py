@@ -1,4 +1,4 @@
-"""A line under the header for a state that colours everything below it: loading, stopped, disconnected."""
+"""The line under the header: what holds the engine back, or a state that colours everything below it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import time
 from rich.style import Style
 from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
+from schedtop.console.status import sentence
 from schedtop.console.view import ReplayStatus, View
 from schedtop.console.widgets.panel import Drawn
 
@@ -65,8 +66,9 @@ class BannerBar(Drawn):
     def lines(self, width: int, height: int) -> list[Line]:
         palette = self.view.palette
         found = banner(self.view)
-        if found is None:
-            return []
-        words, role = found
-        style = palette.on(role, "surface") + Style(bold=True)
-        return [Line().add(f" {words}", style).pad(width, style)]
+        if found is not None:
+            words, role = found
+            style = palette.on(role, "surface") + Style(bold=True)
+            return [Line().add(f" {words}", style).pad(width, style)]
+        words, role = sentence(self.view.history, self.view.moment, self.view.findings)
+        return [Line().add(f" {words}", palette[role])]

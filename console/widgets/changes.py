@@ -23,9 +23,10 @@ class ChangesPanel(Panel):
 Every change of a knob that is still remembered, newest first. Below them: figures of up to a minute before the
 selected change beside up to a minute after it, neither reaching past another change. n are the samples; a median
 needs 10, a p95 20, – stands for a figure of too few; a rate needs 10 s, its n are steps. Windows are of the
-engine's clock, and what was sampled after a change may have been queued before it. Latencies are of what ended:
-where running requests get no token in their steps (12% starve) or one waits for longer than the TTFT p95
-(9.3s waiting), that stands in place of better. Enter shows the change's step on Live."""
+engine's clock, and what was sampled after a change may have been queued before it. Who still waits at the end of a
+side is part of it: > is a lower bound, and cannot tell stands where bounds overlap. Where running requests get no token
+in their steps (12% starve) or one waits for longer than the TTFT p95 (9.3s waiting), that stands in place of better.
+Enter shows the change's step on Live."""
 
     def __init__(self, view: View, *, id: str) -> None:
         super().__init__(view, id=id)
@@ -83,17 +84,20 @@ where running requests get no token in their steps (12% starve) or one waits for
     def _figure(self, figure: Figure, found: Comparison) -> Line:
         palette = self.view.palette
         line = Line().add(f"   {figure.name:<14}", palette["text"])
-        for value, n, span_s in (
-            (figure.before, figure.before_n, found.before_s),
-            (figure.after, figure.after_n, found.after_s),
+        for value, n, span_s, is_bound in (
+            (figure.before, figure.before_n, found.before_s, figure.bounds[0]),
+            (figure.after, figure.after_n, found.after_s, figure.bounds[1]),
         ):
-            line.add(f"{_value(figure, value, n, span_s):>12}", palette["text" if value is not None else "muted"])
+            mark = ">" if is_bound and value is not None else ""
+            line.add(
+                f"{mark + _value(figure, value, n, span_s):>12}", palette["text" if value is not None else "muted"]
+            )
             # Steps beside a rate that is not known would be taken for the rate.
             count = f" n {text.count(n)}" if value is not None or figure.share is not None else ""
             line.add(f"{count:<8}", palette["muted"])
         verdict, ratio = figure.verdict, figure.ratio
         style = palette[_ROLES.get(verdict, "warn")]
-        known = ratio is not None and verdict not in ("", "no change")
+        known = ratio is not None and verdict not in ("", "no change", "cannot tell")
         line.add((f" {ratio:+.0%} " if known else "").rjust(8), style + Style(bold=True))
         return line.add(verdict, style)
 

@@ -19,11 +19,12 @@ ROLES = {
     "K": "accent",
     "X": "breach",
     "F": "muted",
+    "E": "warn",
     "P": "warn",
     "N": "warn",
     "G": "warn",
 }
-LEVELS = (("most", "AVKXPNG"), ("important", "VKXPNG"), ("all", "AVKXFPNG"))
+LEVELS = (("most", "AVKXEPNG"), ("important", "VKXEPNG"), ("all", "AVKXFEPNG"))
 
 
 class EventsPanel(Panel):
@@ -35,7 +36,8 @@ class EventsPanel(Panel):
   A admitted   waited = time in the queue, cached = prompt tokens the prefix cache gave
   V preempted  the victim, who needed the room (for), blocks freed, tokens to compute again (lost)
   K knob changed, and by whom          X refused at submission, with need and capacity
-  F finished                           P engine paused or resumed
+  F finished                           E ended early: aborted, or cut off by a full pool (kv_capacity)
+  P engine paused or resumed
   N notice                             G records that never came (totals stay right)
 LOOP marks a request preempted and re-admitted three times while nothing finished in between.
 Enter shows the step of the selected event in all panels. o chooses which events are listed."""

@@ -10,25 +10,28 @@ from schedtop.console.drawing.line import Line
 from schedtop.console.explain.catalogue import MIN_STEPS
 from schedtop.console.explain.finding import Finding, Severity, Steps, seconds, some
 from schedtop.console.explain.log import Entry
-from schedtop.console.explain.page import extent_words, trade
+from schedtop.console.explain.page import extent_words
+from schedtop.console.explain.tries import Outcome, Tried, Tries
 from schedtop.console.explain.watch import Watch
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
+from schedtop.engine.contract.knobs import BY_NAME
 
 MARKS = {Severity.SEVERE: "!!", Severity.WARNING: "! ", Severity.NOTICE: "i "}
 ROLES = {Severity.SEVERE: "breach", Severity.WARNING: "warn", Severity.NOTICE: "muted"}
 
 _LINES_EACH = 2
 
-Rows = list[tuple[Line, Steps | None]]
-"""Lines of the explanation, and the steps a line stands for."""
+Rows = list[tuple[Line, Steps | Tried | None]]
+"""Lines of the explanation, and the steps or the value a line stands for."""
 
 HELP = """\
   Findings    what the symptoms of the last 30 s say; those that held earlier stay below, greyed
   !! severe   work is lost or stuck       ! warning   requests are slower than need be       i notice
   Why         the causal chain: each line is the cause of the one above it
   Steps       what it rests on: Enter shows them in all panels of Live
-  Try         the knob and which way to turn it, with both sides of that trade
+  Try         values of the knobs that help, and what each would do in the next seconds, by forecast from the
+              present state; the best first, none if none helps. Enter stages one
 Nothing is told below its threshold (docs/explain.md lists them); a healthy engine has no finding."""
 
 
@@ -107,9 +110,9 @@ class WhyPanel(_ExplainPanel):
 
     TITLE: ClassVar[str] = "Why"
 
-    def __init__(self, view: View, findings: FindingsPanel, *, id: str) -> None:
+    def __init__(self, view: View, findings: FindingsPanel, tries: Tries, *, id: str) -> None:
         super().__init__(view, id=id)
-        self.findings = findings
+        self.findings, self.tries = findings, tries
         self.top = 0
         self.line = 0
         self._rows: Rows = []
@@ -133,14 +136,20 @@ class WhyPanel(_ExplainPanel):
 
     def steps(self) -> Steps | None:
         """The steps under the cursor."""
-        return self._rows[self.line][1] if self.line < len(self._rows) else None
+        found = self._rows[self.line][1] if self.line < len(self._rows) else None
+        return found if isinstance(found, Steps) else None
+
+    def tried(self) -> Tried | None:
+        """The value under the cursor."""
+        found = self._rows[self.line][1] if self.line < len(self._rows) else None
+        return found if isinstance(found, Tried) else None
 
     def to_steps(self) -> None:
         """Put the cursor on the first steps."""
         self.line = self._first_steps()
 
     def _first_steps(self) -> int:
-        return next((index for index, (_, steps) in enumerate(self._rows) if steps is not None), 0)
+        return next((index for index, (_, steps) in enumerate(self._rows) if isinstance(steps, Steps)), 0)
 
     def _row(self, index: int, width: int) -> Line:
         line, steps = self._rows[index]
@@ -169,12 +178,35 @@ class WhyPanel(_ExplainPanel):
             rows += self._head("Steps", "Enter shows them in Live")
             rows += [row for steps in finding.steps for row in self._steps(steps, width)]
             rows += self._space()
-        if finding.advice:
-            rows += self._head("Try", "both sides of the trade")
-        for advice in finding.advice:
+        return rows + self._try(entry, width)
+
+    def _try(self, entry: Entry, width: int) -> Rows:
+        """Measured values where a forecast can be made, then what no forecast can tell."""
+        finding = entry.shown
+        rows: Rows = []
+        measurable = {advice.knob for advice in finding.advice if advice.knob and BY_NAME[advice.knob].live}
+        if entry.active and measurable and self.tries.can_try:
+            rows += self._measured(self.tries.found(finding), width)
+        else:
+            measurable = set()
+        others = [advice for advice in finding.advice if advice.knob not in measurable]
+        if others and not rows:
+            rows += self._head("Try", "")
+        for advice in others:
             rows += self._wrap(advice.title, width, "text", "  ", bold=True)
-            for words in trade(advice):
-                rows += self._wrap(words, width, "muted", "    ")
+        return rows
+
+    def _measured(self, outcome: Outcome | None, width: int) -> Rows:
+        rows = self._head("Try", "the next seconds by forecast; Enter stages a value")
+        if outcome is None:
+            return rows + self._wrap("working out what values would do", width, "muted", "  ")
+        if outcome.failed:
+            return rows + self._wrap(f"no forecast: {outcome.failed}", width, "muted", "  ")
+        if not outcome.helpful:
+            return rows + self._wrap(f"none of these helps: {', '.join(outcome.tried)}", width, "warn", "  ")
+        for tried in outcome.helpful:
+            lines = self._wrap(f"{tried.title}: {tried.words}", width, "text", "  ")
+            rows += [(line, tried) for line, _ in lines]
         return rows
 
     def _chain(self, finding: Finding, width: int) -> Rows:

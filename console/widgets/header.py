@@ -19,9 +19,9 @@ class HeaderBar(Drawn):
     """Product, mode, findings, read-only, model, device, step, age of data, rates; the engine's clock at the right."""
 
     HELP: ClassVar[str] = """\
-Fields that do not fit are dropped from the right, findings and read-only last.
-step/s, out and in are per second of the engine's clock, over the last 5 s; age is the time since the engine's
-last message. A simulated engine's clock (sim) starts at 0."""
+Fields that do not fit are dropped, findings and read-only last, and … says so.
+step/s, out and in are per second of the engine's clock, over the seconds that stand before them; age is the time since
+the engine's last message. A simulated engine's clock (sim) starts at 0."""
 
     def __init__(self, view: View, *, id: str) -> None:
         super().__init__(view, id=id)
@@ -42,15 +42,19 @@ last message. A simulated engine's clock (sim) starts at 0."""
         word, role = self.mode()
         line.add(f" {word} ", palette.on(role, "surface") + Style(reverse=True, bold=True)).add(" ", under)
         clock = self.clock()
-        room = width - len(clock) - 2
+        room = width - len(clock) - 3
+        left_out = False
         for label, value, value_role in self.fields(wide=width >= 120):
             length = len(label) + len(value) + (1 if label else 0) + 2
             if line.length + length > room:
+                left_out = True
                 continue
             line.add(" ", under)
             if label:
                 line.add(f"{label} ", palette.on("muted", "surface"))
             line.add(value, palette.on(value_role, "surface")).add(" ", under)
+        if left_out:
+            line.add(self.view.glyphs.short, palette.on("muted", "surface"))
         line.right(width, Line().add(f"{clock} ", palette.on("text", "surface")), under)
         return [line.pad(width, under)]
 
@@ -116,7 +120,8 @@ last message. A simulated engine's clock (sim) starts at 0."""
         still = self.idle or (self.paused and view.pinned is None)
         rates = None if still else history.rates(view.moment)
         if rates is not None:
-            found.append(("", f"{text.rate(rates.steps)} step/s", "text"))
+            span = text.duration(rates.span_s).replace(".0s", "s")
+            found.append((f"over {span}" if wide else "", f"{text.rate(rates.steps)} step/s", "text"))
         if not old:
             found += age
         if wide and rates is not None:

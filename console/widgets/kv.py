@@ -38,7 +38,7 @@ Every usable block is in exactly one class; the four add up to the pool.
   . empty        nothing in it
 in-use is held + shared once the step is scheduled, as its head met the pool; what its finishers free is told as
 "after the step", which the bar and the map show. reclaimable is the rest of the pool; slots = token slots of used
-blocks that are filled; hits = admitted prompt tokens that the prefix cache gave, over the window of [4].
+blocks that are filled; hits = prompt tokens of first admissions that the prefix cache gave, and over which time.
 The bar is sorted by class. | is the watermark: while anything runs, admission leaves that many blocks free,
 so a request that would push the bar past it waits.
 The map below shows the pool in physical order. A cell stands for several blocks when the pool is larger than
@@ -82,7 +82,7 @@ the map; it shows the class most of them are in."""
         rates = view.history.rates(view.moment, view.window_s)
         if rates is None or rates.hit_rate is None:
             return []
-        return [(f"hits {text.share(rates.hit_rate, 1)}", "text")]
+        return [(f"hits {text.share(rates.hit_rate, 1)}/{text.duration(rates.span_s).replace('.0s', 's')}", "text")]
 
     def body(self, width: int, height: int) -> list[Line]:
         record = self.view.moment.record

@@ -10,8 +10,10 @@ from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
 from schedtop.console.past import sample_sizes as enough
 from schedtop.console.past.latency import Samples, column_of, merge
+from schedtop.console.past.unended import cohort_of, unended
 from schedtop.console.view import WINDOWS_S
 from schedtop.console.widgets.panel import Panel, Pieces
+from schedtop.engine.contract.cohort import Cohort
 
 GUTTER = 10
 PLAIN = Style(bold=False, underline=False)
@@ -27,7 +29,9 @@ TTFT  first output token - arrival, waiting included; one sample per request.
 ITL   gap between two deliveries to a client (a verified burst of drafts is one); one sample per gap.
 Percentiles interpolate linearly, over the window named in the title; n is how many samples they rest on. A p50 needs
 10, a p95 20, a p99 100; – stands for a figure of too few samples.
-! marks a figure past its SLO; the share beside the SLO is of samples that met it.
+Who still waits is counted too, with what the wait has come to so far (n 93+310: the second are open): > is a lower
+bound, which such waits can only raise. ! marks a figure past its SLO. The share beside the SLO is of those known to be
+within it or past it; one still open is past it as soon as its wait is.
 Each column of the graph is the p95 of its part of the window, however few its samples; the dashed line is the SLO.
 K marks a knob change.
 + and - choose a longer or shorter window."""
@@ -43,6 +47,7 @@ K marks a knob change.
 
     def body(self, width: int, height: int) -> list[Line]:
         compact = height < 6
+        self._open_s = unended(self.view.history, self.view.moment)
         slos = (("ttft", self.view.options.ttft_slo_s), ("itl", self.view.options.itl_slo_s))
         lines: list[Line] = []
         for index, (kind, slo_s) in enumerate(slos):
@@ -61,9 +66,9 @@ K marks a knob change.
         """Figures, then a graph with its scale and SLO at the right."""
         palette = self.view.palette
         columns = self._columns(kind, width - GUTTER)
-        whole, p95_s = merge(columns), _p95_s(columns)
+        whole, p95_s = cohort_of(merge(columns), self._open_s[kind]), _p95_s(columns)
         line = self._figures(kind, whole, slo_s)
-        line.right(width, Line().add(f"n {text.count(whole.n)} ", palette["muted"]), palette["text"])
+        line.right(width, Line().add(f"{_size(whole)} ", palette["muted"]), palette["text"])
         top_s, slo_row = _scale(p95_s, slo_s, rows)
         graph = self._graph(p95_s, slo_s, width - GUTTER, rows)
         notes = self._notes(whole, slo_s, top_s, slo_row, rows)
@@ -77,44 +82,48 @@ K marks a knob change.
         palette = self.view.palette
         room = min(30, max(0, width - 50))
         columns = self._columns(kind, max(room, 10))
-        whole = merge(columns)
+        whole = cohort_of(merge(columns), self._open_s[kind])
         line = self._figures(kind, whole, slo_s, names=False)
-        line.add(f" n {text.count(whole.n)}", palette["muted"])
+        line.add(f" {_size(whole)}", palette["muted"])
         if slo_s is not None:
             line.add("  SLO ", palette["muted"]).add(f"{text.ms(slo_s)}", palette["text"])
-            line.add(f" {text.share(whole.within(slo_s), whole.n)} ok" if whole.n else "", palette["muted"])
+            line.add(f" {met} ok" if (met := _met(whole, slo_s)) else "", palette["muted"])
         if room < 10:
             return line
         graph = self._graph(_p95_s(columns), slo_s, room, 1)[0]
         return line.right(width, graph, palette["text"])
 
-    def _figures(self, kind: str, samples: Samples, slo_s: float | None, names: bool = True) -> Line:
+    def _figures(self, kind: str, whole: Cohort, slo_s: float | None, names: bool = True) -> Line:
         palette = self.view.palette
         line = Line().add(f"{kind.upper():4s}", palette["text"] + Style(bold=True))
-        values = [enough.quantile(samples, share) for share, _ in QUANTILES]
+        found = [enough.bounded(whole, share) for share, _ in QUANTILES]
+        values = [None if figure is None else figure.least for figure in found]
+        any_there = whole.n + whole.num_open > 0
         figures, unit = text.times(values)
         for place, ((_, name), value, figure) in enumerate(zip(QUANTILES, values, figures, strict=True)):
+            bound = found[place]
+            figure = f">{figure}" if bound is not None and bound.is_bound else figure
             late = slo_s is not None and value is not None and value > slo_s
             line.add(f"  {name} " if names else "/" if place else " ", palette["muted"])
-            if value is None and samples.n:
+            if value is None and any_there:
                 line.add(enough.LACK, palette["muted"])
             else:
                 line.add(f"{figure}{'!' if late else ''}", palette["breach" if late else "text"])
-        return line if samples.n and values[0] is None else line.add(f" {unit}", palette["muted"])
+        return line if any_there and values[0] is None else line.add(f" {unit}", palette["muted"])
 
     def _notes(
-        self, whole: Samples, slo_s: float | None, top_s: float, slo_row: int | None, rows: int
+        self, whole: Cohort, slo_s: float | None, top_s: float, slo_row: int | None, rows: int
     ) -> list[list[tuple[str, Style]]]:
         """What stands right of each row of the graph, from the top."""
         palette = self.view.palette
         notes: list[list[tuple[str, Style]]] = [[] for _ in range(rows)]
         if slo_s is not None and slo_row is not None:
-            met = text.share(whole.within(slo_s), whole.n)
+            met = _met(whole, slo_s)
             notes[rows - 1 - slo_row] = [("SLO ", palette["warn"] + PLAIN), (text.ms(slo_s), palette["text"])]
             free = [row for row in range(rows - 1, -1, -1) if not notes[row]]
-            if free and whole.n:
+            if free and met:
                 notes[free[0]] = [(f"{met} ok", palette["muted"])]
-        if rows > 1 and not notes[0] and whole.n:
+        if rows > 1 and not notes[0] and whole.n + whole.num_open:
             notes[0] = [(text.ms_unit(top_s), palette["faint"])]
         return notes
 
@@ -159,6 +168,18 @@ K marks a knob change.
         """A longer (+1) or shorter (-1) window."""
         index = min(range(len(WINDOWS_S)), key=lambda i: abs(WINDOWS_S[i] - self.view.window_s)) + direction
         self.view.window_s = WINDOWS_S[min(max(index, 0), len(WINDOWS_S) - 1)]
+
+
+def _size(whole: Cohort) -> str:
+    """`n 93+310`: known and open."""
+    still = f"+{text.count(whole.num_open)}" if whole.num_open else ""
+    return f"n {text.count(whole.n)}{still}"
+
+
+def _met(whole: Cohort, slo_s: float) -> str:
+    """The SLO share; empty while nobody is judged."""
+    within, past = whole.judged(slo_s)
+    return text.share(within, within + past) if within + past else ""
 
 
 def _p95_s(columns: list[Samples]) -> list[float | None]:

@@ -18,6 +18,8 @@ from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
 from schedtop.console.widgets.queue import why_waiting
 
+_MOST_ID = 48
+"""Cells of an id in the rule."""
 _REREAD_EVERY = 4
 _TABLE = (
     ("STEP", 8),
@@ -87,7 +89,7 @@ n and N go to the next and the previous request."""
         if life is None:
             return [("no longer known", "warn")]
         arrival = life.arrival
-        pieces: Pieces = [(text.clean(arrival.id, 48), "accent"), (self._status(life), "text")]
+        pieces: Pieces = [(text.identity(arrival.id, _MOST_ID), "accent"), (self._status(life), "text")]
         cached = life.tracked.cached_tokens if life.tracked is not None else 0
         pieces.append((f"prompt {arrival.prompt_tokens}" + (f" ({cached} cached)" if cached else ""), "text"))
         if self.view.history.policy == "priority":
@@ -113,7 +115,8 @@ n and N go to the next and the previous request."""
         life = self.life
         if life is None:
             return []
-        lines = [*self._phases(life, width), self._figures(life, width)]
+        lines = self._whole_id(life, width)
+        lines += [*self._phases(life, width), self._figures(life, width)]
         rows = max(0, min(12, (height - 12) // 3))
         if rows:
             lines += self._steps(life, width, rows)
@@ -125,6 +128,14 @@ n and N go to the next and the previous request."""
         if height - len(lines) >= 4:
             lines += self._table(life, width, height - len(lines))
         return lines
+
+    def _whole_id(self, life: Life, width: int) -> list[Line]:
+        """The id where the rule has no room for all of it."""
+        whole = text.identity(life.arrival.id)
+        if len(whole) <= _MOST_ID:
+            return []
+        pieces = [whole[at : at + width - 2] for at in range(0, len(whole), width - 2)]
+        return [Line().add(f" {piece}", self.view.palette["accent"]) for piece in pieces]
 
     # Parts
 
@@ -341,7 +352,7 @@ n and N go to the next and the previous request."""
         if life is None:
             return ""
         parts = " ".join(f"{name}={text.duration(seconds)}" for name, seconds in life.split().items() if seconds)
-        return f"{text.clean(life.arrival.id)} {self._status(life)} {parts}"
+        return f"{text.identity(life.arrival.id)} {self._status(life)} {parts}"
 
 
 def _stack(visit: Visit) -> tuple[int, int, int, int, int]:
@@ -369,6 +380,8 @@ def _figures_of_life(life: Life) -> list[tuple[str, str]]:
         figures += [("max", text.ms(float(gaps.max()))), ("n", str(len(gaps)))]
     if life.recomputed_tokens:
         figures.append(("computed again", f"{life.recomputed_tokens} tok"))
+    if life.arrival.client:
+        figures.append(("client", text.clean(life.arrival.client, 20)))
     if life.arrival.client_wait_s is not None:
         figures.append(("client wait", text.ms(life.arrival.client_wait_s)))
     return figures

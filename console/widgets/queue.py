@@ -10,7 +10,7 @@ from schedtop.console.drawing.line import Line
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
 from schedtop.engine.contract.limiters import limiter_help
-from schedtop.engine.contract.telemetry import Head, describe_head
+from schedtop.engine.contract.telemetry import Head, describe_deferral, describe_head
 
 _LEAST_ID, _MOST_ID = 10, 18
 
@@ -71,7 +71,7 @@ urgent ones run."""
     def _head(self, number: int, head: Head | None, id_width: int, width: int) -> list[Line]:
         """Who is first and what holds it: in a second line where the first is too short for that."""
         palette = self.view.palette
-        name = text.fit(self._called(number), id_width)
+        name = text.fit(text.identity(self._called(number), id_width), id_width)
         line = Line().add(f"{self.view.glyphs.cursor} {name} ", palette["text"] + Style(bold=True))
         line.add("HEAD ", palette["warn"])
         if head is not None and head.inverted:
@@ -85,15 +85,20 @@ urgent ones run."""
     def _behind(self, number: int, first: int, id_width: int, width: int) -> Line:
         view, palette = self.view, self.view.palette
         tracked = view.moment.state.requests.get(number)
-        line = Line().add(f"  {text.fit(self._called(number), id_width)} ", palette["text"])
-        line.add(f"behind {self._called(first)}", palette["muted"])
+        line = Line().add(
+            f"  {text.fit(text.identity(self._called(number), id_width), id_width)} ", palette["text"]
+        )
+        if tracked is not None and tracked.deferred:
+            line.add(describe_deferral(tracked.deferred), palette["text"])
+        else:
+            line.add(f"behind {text.identity(self._called(first), _MOST_ID)}", palette["muted"])
         if tracked is not None and tracked.preemptions:
             line.add(f"  preempted {tracked.preemptions}x", palette["warn"])
         return line.right(width, self._told(number), palette["text"])
 
     def _called(self, number: int) -> str:
         tracked = self.view.moment.state.requests.get(number)
-        return text.clean(tracked.arrival.id, 40) if tracked is not None else self.view.history.name(number)
+        return text.identity(tracked.arrival.id, 40) if tracked is not None else self.view.history.name(number)
 
     def _told(self, number: int) -> Line:
         """Flush right: the priority where it counts, and how long it waits."""
@@ -111,7 +116,10 @@ urgent ones run."""
 
 
 def why_waiting(view: View, number: int) -> str:
-    """What holds a waiting request: its own reason at the head of the queue, else whom it is behind, and theirs."""
+    """What holds a waiting request: its own reason at the head or if it is not ready, else whom it is behind."""
+    tracked = view.moment.state.requests.get(number)
+    if tracked is not None and tracked.deferred:
+        return f": {describe_deferral(tracked.deferred)}"
     record = view.moment.record
     head = record.head if record is not None else None
     if head is None:

@@ -22,6 +22,8 @@ _LEFT = ("id", "state", "progress")
 _MAKE_ROOM = ("progress", "cached", "prompt", "out", "preempt")
 """Columns that are left out where there is no room, in this order."""
 
+_ID_CELLS = 13, 30
+"""What an id gets before all other columns: enough for two of a server's to differ."""
 _BAR_GIVES, _ID_GIVES = 8, 2
 """Cells that the bar and the id can do without."""
 
@@ -53,6 +55,7 @@ f keeps the selected request in sight, F keeps the order while values go on chan
         self.list: RequestList = RequestList(view.history, view.history.now())
         self.listed: list[int] = []
         self._wants_sight = False
+        self._id_cells = _ID_CELLS[0]
 
     def headline(self) -> Pieces:
         state = self.view.moment.state
@@ -77,6 +80,9 @@ f keeps the selected request in sight, F keeps the order while values go on chan
     def lines(self, width: int, height: int) -> list[Line]:
         self.list = RequestList(self.view.history, self.view.moment, everyone=bool(self.filter))
         self.listed = self._order(self.list)
+        shown = self.listed[self.top : self.top + height]
+        longest = max((len(self.list.row(number).id) for number in shown), default=0)
+        self._id_cells = max(_ID_CELLS[0], min(_ID_CELLS[1], longest + 1))
         return super().lines(width, height)
 
     def _order(self, table: RequestList) -> list[int]:
@@ -106,6 +112,8 @@ f keeps the selected request in sight, F keeps the order while values go on chan
 
     def _empty(self) -> list[Line]:
         palette = self.view.palette
+        if not self.view.history.synced:
+            return [Line().add(" The engine is loading", palette["muted"])]
         if self.filter:
             return [Line().add(f" nothing matches {self.filter.words}; Esc clears the filter", palette["muted"])]
         return [
@@ -155,7 +163,11 @@ f keeps the selected request in sight, F keeps the order while values go on chan
     def columns(self, width: int) -> list[tuple[str, str, int]]:
         """What there is room for: the bar gives way first, then what is looked at least, at last some of the id."""
         policy = self.view.history.policy
-        listed = [column for column in COLUMNS if column[0] != "priority" or policy == "priority"]
+        listed = [
+            (name, title, self._id_cells if name == "id" else size)
+            for name, title, size in COLUMNS
+            if name != "priority" or policy == "priority"
+        ]
         for name in _MAKE_ROOM:
             if _spare(listed, width) >= -(_BAR_GIVES if name == "progress" else _ID_GIVES):
                 break
@@ -184,6 +196,7 @@ f keeps the selected request in sight, F keeps the order while values go on chan
                 self._progress(line, row, size - 2, under)
                 continue
             words, role = self._cell(name, row)
+            words = text.identity(words, size - 1) if name == "id" else words
             align = "<" if name in _LEFT else ">"
             words = text.fit(words, size - 1, align)
             inner = words.strip()

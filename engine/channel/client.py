@@ -61,10 +61,11 @@ class ChannelClient:
         token_file: str | None = None,
         read_only: bool = False,
         from_start: bool = False,
+        recent: bool = False,
     ) -> ChannelClient:
         """Connect and say `Join`, over TCP with the token of `token_file`. The engine holds `read_only`.
 
-        `from_start` asks for all records since the engine's start.
+        `from_start` asks for all records since the engine's start, `recent` for those of the last minutes.
 
         Raises `ChannelError` when nobody listens there.
         """
@@ -85,7 +86,8 @@ class ChannelClient:
         sock.settimeout(_SEND_WITHIN_S)
         client = cls(sock, address)
         with suppress(ChannelClosedError):  # turned away already: `receive` tells why
-            client.send(Join(id=0, protocol=PROTOCOL, token=token, read_only=read_only, from_start=from_start))
+            join = Join(0, PROTOCOL, token, read_only=read_only, from_start=from_start, recent=recent)
+            client.send(join)
         return client
 
     def await_welcome(self, timeout_s: float = 5.0) -> None:

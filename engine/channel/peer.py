@@ -6,6 +6,7 @@ import selectors
 import socket
 import time
 from collections import deque
+from collections.abc import Sequence
 from itertools import islice
 
 from schedtop.engine.channel.protocol import MAX_INCOMING_BYTES, FrameBuffer, frame
@@ -52,6 +53,13 @@ class Peer:
         for chunk in frame(body):
             self._outbox.append(chunk)
             self.outbox_bytes += len(chunk)
+
+    def push_framed(self, frames: Sequence[bytes]) -> None:
+        """Queue frames that are there anyway: the outbox has room for them beside its own."""
+        num_bytes = sum(map(len, frames))
+        self._outbox.extend(frames)
+        self.outbox_bytes += num_bytes
+        self._limit_bytes += num_bytes
 
     def offer(self, body: bytes) -> bool:
         """Queue a message unless the outbox is full or the console waits for a snapshot; False if dropped."""

@@ -50,7 +50,8 @@ class ChannelServer(Sink):
     whole records are dropped, and once it drains the console gets a fresh `Snapshot` whose `dropped` counts them.
     Replies, notices and `Bye` are never dropped. `on_gone` is called for every connection that ended.
 
-    `kept` gives the engine's first snapshot and all records since, encoded; nothing where they were not kept.
+    `kept` gives the engine's first snapshot and all records since, encoded; nothing where they were not kept. `recent`
+    gives frames of a snapshot and the records since.
 
     Over TCP a console must give the token of `token_file`. With `read_only` no console may command.
     """
@@ -73,6 +74,7 @@ class ChannelServer(Sink):
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         self.kept: Callable[[], Sequence[bytes]] = tuple
+        self.recent: Callable[[], Sequence[bytes]] = tuple
         self._peers: list[Peer] = []
         self._stage: bytes | None = None
         self._header: bytes | None = None
@@ -236,7 +238,11 @@ class ChannelServer(Sink):
                 raise ChannelError(f"{self._max_peers} consoles are connected already: close one")
             peer.joined, peer.console = True, command.console
             peer.read_only = command.read_only or self._read_only
-            self._welcome(peer, self.kept() if command.from_start else ())
+            self._welcome(
+                peer,
+                self.kept() if command.from_start else (),
+                self.recent() if command.recent and not command.from_start else (),
+            )
 
     def _token_wanted(self, given: str) -> str:
         what = "another token was given" if given else "none was given"
@@ -245,13 +251,14 @@ class ChannelServer(Sink):
             f" give a copy with --token-file FILE or {VARIABLE}=FILE"
         )
 
-    def _welcome(self, peer: Peer, kept: Sequence[bytes] = ()) -> None:
-        """`kept` takes the place of the present snapshot."""
+    def _welcome(self, peer: Peer, kept: Sequence[bytes] = (), recent: Sequence[bytes] = ()) -> None:
+        """`kept` messages or `recent` frames take the place of the present snapshot."""
         if self._header is not None:
             peer.push(self._header)
             for body in kept:
                 peer.push(body)
-            if not kept:
+            peer.push_framed(recent)
+            if not kept and not recent:
                 self._sync(peer)
         elif self._stage is not None:
             peer.push(self._stage)

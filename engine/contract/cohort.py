@@ -5,7 +5,7 @@ A percentile over what has ended praises an engine that serves nobody: the survi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -92,6 +92,10 @@ class Cohort:
         """The SLO share; None while nobody is judged."""
         within, past = self.judged(bound)
         return within / (within + past) if within + past else None
+
+    def shifted(self, by_s: float) -> Cohort:
+        """The same members, each `by_s` longer."""
+        return replace(self, values=self.values + by_s)
 
     def document(self) -> dict[str, Any]:
         """Plain JSON values: `mean` and percentiles, `n` known, `open`; `lower_bound` names those that are bounds.

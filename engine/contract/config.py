@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from schedtop.engine.contract import knobs
@@ -11,6 +11,20 @@ from schedtop.engine.contract.kv_groups import Entry, GroupError, KVGroup, commo
 
 class ConfigError(ValueError):
     """A setting that cannot be used; the text names it and says what to do."""
+
+
+class KVConnector(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A store outside the pool. `reuse`: it answers at every admission, else until its first load began.
+
+    `load_steps` and `send_steps` are what requests take that say nothing of their own.
+    """
+
+    mode: Literal["async", "sync"] = "async"
+    on_failure: Literal["recompute", "fail"] = "recompute"
+    role: Literal["kv_both", "kv_consumer", "kv_producer"] = "kv_both"
+    reuse: bool = False
+    load_steps: int = 0
+    send_steps: int = 0
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +75,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     encoder_budget: int | None = None
     encoder_cache: int | None = None
     disable_chunked_mm_input: bool = False
+    kv_connector: KVConnector | None = None
     async_scheduling: bool = False
     pipeline_depth: int = 1
 
@@ -115,6 +130,7 @@ def _check_kv(config: SchedulerConfig) -> None:
         raise ConfigError(str(error)) from None
     if config.kv_groups is not None and config.sliding_window is not None:
         raise ConfigError("sliding_window: with kv_groups, give the window in its group")
+    _check_together(config)
     for name in (
         "max_loras",
         "encoder_budget",
@@ -132,6 +148,17 @@ def _check_kv(config: SchedulerConfig) -> None:
             f"prefix_cache_retention_interval={interval}: must be 0 or a multiple of {common},"
             " the least common multiple of the block sizes"
         )
+
+
+def _check_together(config: SchedulerConfig) -> None:
+    """Refuse what would leave a request waiting for ever; vLLM does not."""
+    depth, role = config.pipeline_depth, config.kv_connector and config.kv_connector.role
+    if config.max_loras and config.encoder_budget is not None:
+        raise ConfigError(f"max_loras={config.max_loras}: adapters cannot be served beside images (encoder_budget)")
+    if config.max_loras and depth > 1:
+        raise ConfigError(f"max_loras={config.max_loras}: adapters need pipeline_depth 1, not {depth}")
+    if role == "kv_producer" and config.max_concurrent_batches > 1:
+        raise ConfigError("kv_connector: the role kv_producer needs one batch at a time: no async_scheduling")
 
 
 def knob_values(config: SchedulerConfig, extra: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -270,6 +270,15 @@ KNOBS: tuple[Knob, ...] = (
         down="",
     ),
     Knob(
+        "async_scheduling",
+        bool,
+        None,
+        optional=True,
+        effect="Plan the next step while this one runs; for simulated devices.",
+        up="The device does not wait for the scheduler; what arrives waits one step longer.",
+        down="Each step is planned after the results of the one before.",
+    ),
+    Knob(
         "max_batched_tokens_ceiling",
         int,
         None,

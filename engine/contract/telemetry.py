@@ -52,6 +52,7 @@ class Limiter(StrEnum):
     STREAMING_INPUT = "streaming_input"
     STALE_OUTPUT = "stale_output"
     LORA = "lora"
+    RESERVED = "reserved"
     ENCODER = "encoder"
     DP_THROTTLE = "dp_throttle"
 
@@ -106,7 +107,10 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Arrival(Message, frozen=True):
-    """A request the scheduler received. `prefix_keys` joins `PREFIX_KEY_BYTES` of each full prompt block's key."""
+    """A request the scheduler received. `prefix_keys` joins `PREFIX_KEY_BYTES` of each full prompt block's key.
+
+    `client` is who asked, where the request says so. `images` are offsets, lengths and names; `adapter` 0 is none.
+    """
 
     number: int
     id: str
@@ -117,6 +121,10 @@ class Arrival(Message, frozen=True):
     prefix_keys: bytes = b""
     client_wait_s: float | None = None
     preview: str = ""
+    client: str = ""
+    adapter: int = 0
+    skip_reading_prefix_cache: bool = False
+    images: tuple[tuple[int, int, str], ...] = ()
 
 
 class Admission(Message, frozen=True):
@@ -255,6 +263,9 @@ class StepRecord(Message, tag=1, frozen=True):
     they are part of the device's cost. `changed_blocks` is int32 `block * 4 + BlockClass`. `deferrals`: who became
     deferred or ready; `deferred`: how many of the waiting are, by reason. `blocks_in_use`: held and shared blocks
     right after scheduling, which is what the head met and the step ran with.
+    Step n + 1 may be planned before the record of step n is written: at `planned_s`, on the clock. What was decided is
+    of that time (`limiter`, `head`, rows, admissions, preemptions), what there is (`running`, `waiting`, `blocks`) of
+    `end_s`. `start_s` is not before the end of the step before; `execute_s` counts from when the device took it up.
     """
 
     seq: int
@@ -297,6 +308,7 @@ class StepRecord(Message, tag=1, frozen=True):
     deferrals: tuple[Deferral, ...] = ()
     deferred: tuple[tuple[str, int], ...] = ()
     blocks_in_use: int | None = None
+    planned_s: float | None = None
 
 
 class RequestState(Message, frozen=True):
@@ -432,17 +444,25 @@ class Ending(Message, frozen=True):
     cached_tokens: int = 0
 
 
+class TokenLogprob(Message, frozen=True):
+    """Log probability of an output, and those of the likeliest token ids, best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
 class Output(Message, tag=9, frozen=True):
     """What a step gave to the requests of one client.
 
     `numbers` are requests and `counts` how many tokens each got, both int32; `token_ids` (int32) lie end to end in
-    that order. `ends` are requests that end with these tokens.
+    that order. `ends` are requests that end with these tokens. `logprobs`: of those who asked, one entry per token.
     """
 
     numbers: bytes
     counts: bytes
     token_ids: bytes
     ends: tuple[Ending, ...] = ()
+    logprobs: tuple[tuple[int, tuple[TokenLogprob, ...]], ...] = ()
 
 
 Outgoing = StepRecord | Header | Snapshot | Stage | Notice | TextDelta | Reply | Bye | Output
@@ -479,6 +499,12 @@ def draft_positions(record: StepRecord) -> npt.NDArray[np.int64]:
     rows = row_columns(record)
     places = np.arange(MOST_DRAFTS)[:, None]
     return np.array([(rows[name] > places).sum(axis=1) for name in ("drafts", "accepted")])
+
+
+def totals_since(before: Totals, totals: Totals) -> Totals:
+    """What was counted from `before` on."""
+    pairs = zip(msgspec.structs.astuple(before), msgspec.structs.astuple(totals), strict=True)
+    return Totals(*(new - old for old, new in pairs))
 
 
 def hit_rate(totals: Totals) -> float | None:
@@ -589,7 +615,8 @@ class Join(Command, tag=107, frozen=True):
 
     `token` is what a TCP engine asks for. The engine takes no command of a console that joined `read_only`.
     `console` is false for a client that submits requests: nobody looks at it, and it is sent no `TextDelta`.
-    With `from_start` the engine begins with its first snapshot and all records since, if it kept them.
+    With `from_start` the engine begins with its first snapshot and all records since, if it kept them; with `recent`
+    with a snapshot of some minutes ago and the records since, as far as it keeps them.
     """
 
     id: int
@@ -598,6 +625,7 @@ class Join(Command, tag=107, frozen=True):
     read_only: bool = False
     console: bool = True
     from_start: bool = False
+    recent: bool = False
 
 
 class EndTrial(Command, tag=108, frozen=True):
@@ -619,6 +647,11 @@ class Sampling(Message, frozen=True):
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
 
 
 class Submit(Command, tag=109, frozen=True):
@@ -638,6 +671,7 @@ class Submit(Command, tag=109, frozen=True):
     priority: int = 0
     arrived_s: float | None = None
     preview: str = ""
+    client: str = ""
 
 
 Incoming = SetKnobs | Pause | Resume | StepOnce | Abort | Drain | Join | EndTrial | Submit

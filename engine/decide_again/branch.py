@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from itertools import islice
 from typing import Any
@@ -95,11 +95,15 @@ class Fork:
             vocab_size(header),
             self.seed,
             num_speculative_tokens=header.config.get("num_speculative_tokens") or 0,
+            keeps_drafts=bool(header.config.get("async_scheduling")),
         )
         if header.simulated_clock:
             # Its outputs and drafts are known, and go on as they were.
             driver.engine.worker = worker
-        for at, (record, following) in enumerate(islice(with_following(recording.records()), self.index + 1)):
+        ahead = driver.num_ahead
+        for at, (record, following) in enumerate(
+            islice(with_following(recording.records(), ahead), self.index + 1)
+        ):
             if at % 64 == 0:
                 on_progress(at / (self.index + 1))
             _play(driver, self._lengthened(record), following)
@@ -152,7 +156,9 @@ class Fork:
 
 def copied(engine: Engine) -> Engine:
     """Another engine in the same state, without a workload. What never changes is shared."""
-    requests = engine.scheduler.state.requests.values()
+    state = engine.scheduler.state
+    started = [entry.request for batch in state.under_way for entry in batch.planned.started]
+    requests = [*state.requests.values(), *started]
     memo: dict[int, Any] = {id(request.key_hasher): request.key_hasher.copy() for request in requests}
     memo |= {id(request.prompt_token_ids): request.prompt_token_ids for request in requests}
     source, engine.source = engine.source, None
@@ -161,7 +167,7 @@ def copied(engine: Engine) -> Engine:
     return copy
 
 
-def _play(driver: Driver, record: StepRecord, following: StepRecord | None) -> None:
+def _play(driver: Driver, record: StepRecord, following: Sequence[StepRecord]) -> None:
     """Decide a record again. Raises `ValueError` where the outcome is not the recorded one."""
     decided = driver.play(record, following)
     if decided is None or decided.rows != record.rows or decided.waiting != record.waiting:

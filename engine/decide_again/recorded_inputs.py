@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any
@@ -20,7 +21,7 @@ from schedtop.engine.contract.telemetry import (
     table_growth,
 )
 from schedtop.engine.handoff.plan import StepPlan, StepResult
-from schedtop.engine.handoff.request import Request
+from schedtop.engine.handoff.request import Image, Request
 from schedtop.engine.recording.arrivals import path_keys
 from schedtop.engine.recording.frames import RecordingError
 from schedtop.engine.scheduler.scheduler import Scheduler
@@ -98,10 +99,15 @@ class Driver:
         self.drafts_every_time = header.simulated_clock
         self.pauses_admissions = header.source == VLLM
 
-    def play(self, record: StepRecord, following: StepRecord | None) -> StepRecord | None:
+    @property
+    def num_ahead(self) -> int:
+        """How many of the following steps have to be known to play one: that many may be planned meanwhile."""
+        return self.engine.scheduler.config.max_concurrent_batches
+
+    def play(self, record: StepRecord, following: Sequence[StepRecord]) -> StepRecord | None:
         """The record of this scheduler in the place of `record`; None where it has nothing to run.
 
-        `following` is the next executed record: it tells which drafts were proposed.
+        `following` are the next executed records: they tell which drafts were proposed, and what is planned ahead.
         """
         engine = self.engine
         self._outside(record)
@@ -111,7 +117,7 @@ class Driver:
         engine.paused = record.paused
         return self._step(record, following)
 
-    def _play_paused(self, record: StepRecord, following: StepRecord | None) -> StepRecord | None:
+    def _play_paused(self, record: StepRecord, following: Sequence[StepRecord]) -> StepRecord | None:
         """A server's pause holds the queue only: as an admission cap that nobody can be under."""
         state = self.engine.scheduler.state
         limits = state.limits
@@ -122,14 +128,15 @@ class Driver:
             return None
         return msgspec.structs.replace(decided, paused=True, head=record.head, limiter=record.limiter)
 
-    def _step(self, record: StepRecord, following: StepRecord | None) -> StepRecord | None:
+    def _step(self, record: StepRecord, following: Sequence[StepRecord]) -> StepRecord | None:
         engine = self.engine
         if not record.executed:
             return engine.observer.idle_record(record.start_s, record.knobs_version, record.paused)
-        if not engine.num_unfinished:
+        if not engine.has_work:
             return None
-        self._learn_contents(record)
-        self._set_results(record, following)
+        for planned in (record, *following)[: self.num_ahead]:
+            self._learn_contents(planned)
+        self._set_results(record, following[0] if following else None)
         if engine.paused:
             engine.step_once()
         return engine.step()
@@ -204,15 +211,29 @@ def _drafts_of(record: StepRecord) -> dict[int, int]:
     return dict(zip(rows["request"].tolist(), rows["drafts"].tolist(), strict=True))
 
 
-def with_following(records: Iterable[StepRecord]) -> Iterator[tuple[StepRecord, StepRecord | None]]:
-    """Every record with the next executed one, as `Driver.play` takes them."""
-    held: list[StepRecord] = []
+def with_following(
+    records: Iterable[StepRecord], count: int = 1
+) -> Iterator[tuple[StepRecord, Sequence[StepRecord]]]:
+    """Every record with the next `count` executed ones, as `Driver.play` takes them."""
+    held: deque[StepRecord] = deque()
+    ahead: deque[StepRecord] = deque()
     for record in records:
-        if record.executed:
-            yield from ((earlier, record) for earlier in held)
-            held = []
         held.append(record)
-    yield from ((record, None) for record in held)
+        if not record.executed:
+            continue
+        ahead.append(record)
+        while len(ahead) - held[0].executed >= count:
+            yield _next_of(held, ahead)
+    while held:
+        yield _next_of(held, ahead)
+
+
+def _next_of(held: deque[StepRecord], ahead: deque[StepRecord]) -> tuple[StepRecord, Sequence[StepRecord]]:
+    """The first record held back, with the executed ones behind it."""
+    record = held.popleft()
+    if record.executed:
+        ahead.popleft()
+    return record, tuple(ahead)
 
 
 def request_of(arrival: Arrival) -> Request:
@@ -226,18 +247,22 @@ def request_of(arrival: Arrival) -> Request:
         priority=arrival.priority,
         client_wait_s=arrival.client_wait_s,
         preview=arrival.preview,
+        client=arrival.client,
+        adapter=arrival.adapter,
+        skip_reading_prefix_cache=arrival.skip_reading_prefix_cache,
+        images=tuple(Image(*image) for image in arrival.images),
         block_keys=path_keys(arrival.prefix_keys),
         key_hasher=sha256(str(arrival.number).encode()),
     )
 
 
 def _check_decidable(header: Header, path: str) -> None:
-    """A vLLM server may have what this scheduler has not."""
+    """Some of what decides is in no recording."""
     found = list(header.settings.get("undecidable", ()))
     if header.settings.get("async_scheduling"):
         found.insert(0, "async scheduling (--no-async-scheduling is without)")
     if found:
-        raise RecordingError(f"{path} is of a server with {', '.join(found)}: that cannot be decided again here")
+        raise RecordingError(f"{path} is of an engine with {', '.join(found)}: that cannot be decided again here")
 
 
 def _config_of(header: Header, path: str) -> SchedulerConfig:

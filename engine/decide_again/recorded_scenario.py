@@ -60,6 +60,8 @@ def config_of(header: Header, config: EngineConfig, given: set[str]) -> EngineCo
         for name, value in header.config.items()
         if value is not None and name in BY_NAME and name not in given and not name.endswith("_ceiling")
     }
+    if "async_scheduling" not in given:
+        scheduler.setdefault("async_scheduling", False)  # older recordings do not say
     own = {name: header.settings[name] for name in SAME_ENGINE if name in header.settings and name not in given}
     return msgspec.structs.replace(config, scheduler={**scheduler, **config.scheduler}, **own)
 

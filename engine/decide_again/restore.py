@@ -30,7 +30,12 @@ def restore(header: Header, snapshot: Snapshot, cost: StepCost, recent: Sequence
     """
     engine = Engine(
         Scheduler(config_at(header, snapshot)),
-        SimWorker(cost, vocab_size(header), num_speculative_tokens=snapshot.knobs.get("num_speculative_tokens", 0)),
+        SimWorker(
+            cost,
+            vocab_size(header),
+            num_speculative_tokens=snapshot.knobs.get("num_speculative_tokens", 0),
+            keeps_drafts=bool(header.config.get("async_scheduling")),
+        ),
         None,
         SimulatedClock(),
         header,
@@ -100,7 +105,9 @@ def _at_rest(builder: RequestBuilder, state: RequestState, block_size: int) -> R
 
 def _run_again(scheduler: Scheduler, request: Request, state: RequestState) -> None:
     """Give a request its blocks and its row; it waits, as if preempted, if its blocks are not there."""
-    books, computed = scheduler.state, state.computed_tokens
+    books = scheduler.state
+    # Steps under way are not in a snapshot: their tokens are computed once more.
+    computed = min(state.computed_tokens, request.num_tokens - 1)
     kv = books.kv
     hit = kv.look_up(request, min(computed + 1, request.num_tokens))
     if kv.shortage(hit, computed - hit.num_tokens, computed, full=False, reserve=False) is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -68,7 +68,7 @@ def verify_recording(
     ids: dict[int, str] = {}
     difference: Difference | None = None
     classes = _Classes(driver.engine.scheduler.config.num_blocks)
-    for index, (record, following) in enumerate(with_following(recording.records())):
+    for index, (record, following) in enumerate(with_following(recording.records(), driver.num_ahead)):
         if index % 64 == 0:
             on_progress(index)
         ids.update((arrival.number, arrival.id) for arrival in record.arrivals)
@@ -93,7 +93,7 @@ def verify_recording(
         refused=totals.refused,
         aborted=totals.aborted,
         running=state.table.size,
-        waiting=len(state.waiting),
+        waiting=len(state.requests) - state.table.size,
         truncated=recording.truncated,
         difference=difference,
     )
@@ -121,7 +121,7 @@ class _Classes:
 
 
 def _play(
-    driver: Driver, classes: _Classes, record: StepRecord, following: StepRecord | None, ids: dict[int, str]
+    driver: Driver, classes: _Classes, record: StepRecord, following: Sequence[StepRecord], ids: dict[int, str]
 ) -> Difference | None:
     try:
         decided = driver.play(record, following)

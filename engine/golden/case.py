@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from schedtop.engine.contract.config import ConfigError, SchedulerConfig, check_
 from schedtop.engine.contract.knobs import BY_NAME, KnobError, check_value
 from schedtop.engine.contract.telemetry import Finish, FinishReason, Limiter, Refusal
 from schedtop.engine.files.read import odd_file
+from schedtop.engine.golden.asked import CaseRequest
+from schedtop.engine.golden.store import CaseStore
 from schedtop.engine.handoff.plan import PLACEHOLDER, IntArray, StepPlan, StepResult
 from schedtop.engine.handoff.request import Image, Request
 from schedtop.engine.scheduler.deferral import skipped
@@ -26,35 +29,6 @@ class CaseError(ValueError):
 
 class CaseConfig(SchedulerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A limit that this scheduler does not know would make another case of it."""
-
-
-class CaseImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """`length` tokens of a prompt from `offset` on; without a name it is unlike any other."""
-
-    offset: int
-    length: int
-    name: str | None = None
-
-
-class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`prompt_parts` are [seed, length] pairs; token i of a part is (seed * 1000003 + i * 7919) % 32000.
-
-    Its `stop_after`-th output is a stop token, which ends it. Before step `ready_step` it is not ready, as if a grammar
-    were compiling.
-    """
-
-    id: str
-    arrival_step: int
-    max_tokens: int
-    prompt_parts: list[tuple[int, int]] = []
-    prompt: list[int] | None = None
-    priority: int = 0
-    stop_after: int | None = None
-    cache_salt: str | None = None
-    skip_reading_prefix_cache: bool = False
-    lora: int | None = None
-    images: list[CaseImage] = []
-    ready_step: int = 0
 
 
 class CaseKnob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,6 +56,13 @@ class CaseStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     skipped: list[str] | msgspec.UnsetType = msgspec.UNSET
     encoded: dict[str, list[int]] | msgspec.UnsetType = msgspec.UNSET
     images_dropped: list[str] | msgspec.UnsetType = msgspec.UNSET
+    holding: list[str] | msgspec.UnsetType = msgspec.UNSET
+    load_started: dict[str, tuple[int, int]] | msgspec.UnsetType = msgspec.UNSET
+    load_done: list[str] | msgspec.UnsetType = msgspec.UNSET
+    load_failed: list[str] | msgspec.UnsetType = msgspec.UNSET
+    send_done: list[str] | msgspec.UnsetType = msgspec.UNSET
+    errors: list[str] | msgspec.UnsetType = msgspec.UNSET
+    held: list[str] | msgspec.UnsetType = msgspec.UNSET
     applied: int | msgspec.UnsetType | None = msgspec.UNSET
 
 
@@ -91,6 +72,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str = ""
     knobs: list[CaseKnob] = []
     aborts: list[CaseAbort] = []
+    max_steps: int | None = None
     steps: list[CaseStep] | None = None
 
 
@@ -111,7 +93,7 @@ class Difference:
 class Verdict:
     """What replaying a case came to. `equal` is None for a case without recorded steps.
 
-    `submitted` is the sum of `finished`, `kv_capacity`, `refused`, `aborted`, `running` and `waiting`.
+    `submitted` is the sum of `finished`, `kv_capacity`, `refused`, `aborted`, `failed`, `running` and `waiting`.
     """
 
     name: str
@@ -129,6 +111,7 @@ class Verdict:
     kv_capacity: int = 0
     refused: int = 0
     aborted: int = 0
+    failed: int = 0
     running: int = 0
     waiting: int = 0
     difference: Difference | None = None
@@ -160,7 +143,19 @@ def check_case(case: Case) -> Case:
             raise CaseError(f"request {request.id!r} appears twice")
         seen.add(request.id)
         _check_request(request)
+        _check_images(case.config, request)
     return msgspec.structs.replace(case, knobs=[_typed_knob(case, knob) for knob in case.knobs])
+
+
+def _check_images(config: CaseConfig, request: CaseRequest) -> None:
+    """A drafter that reads ahead needs the next image while it still holds the one before: neither might ever go."""
+    gap = 2 * config.prefill_lookahead
+    for before, image in pairwise(request.images):
+        if image.offset < before.offset + before.length + gap:
+            raise CaseError(
+                f"request {request.id!r}: images at {before.offset} and {image.offset} are side by side: with"
+                f" prefill_lookahead={config.prefill_lookahead} they need {gap} tokens between them"
+            )
 
 
 def _check_request(request: CaseRequest) -> None:
@@ -285,13 +280,20 @@ class CaseModel:
         return result
 
 
+def case_model(case: Case) -> CaseModel:
+    """With asynchronous scheduling the model keeps its drafts."""
+    return CaseModel(0 if case.config.async_scheduling else case.config.num_speculative_tokens)
+
+
 class CaseRun:
     """One replay of a case: knobs, arrivals, aborts, schedule, model, update, step after step."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.scheduler = Scheduler(case.config)
-        self.model = CaseModel(0 if case.config.async_scheduling else case.config.num_speculative_tokens)
+        connector, size = case.config.kv_connector, case.config.block_size
+        self.store = None if connector is None else CaseStore(connector, size, len(case.config.groups()))
+        self.scheduler = Scheduler(case.config, self.store)
+        self.model = case_model(case)
         self.finishes: list[Finish] = []
         self.refusals: list[Refusal] = []
         self.admitted: dict[int, tuple[int, int]] = {}
@@ -324,7 +326,7 @@ class CaseRun:
         while step <= self._last_event or self._active:
             self.apply_events(step)
             if self._active:
-                told = self.scheduler.num_unfinished > 0
+                told = self.scheduler.num_unfinished > 0 or self._is_kept
                 decided = self._run_step(step)
                 if told:
                     yield decided
@@ -335,7 +337,13 @@ class CaseRun:
     @property
     def _active(self) -> bool:
         """There is something to plan, or a plan whose results are to be applied."""
-        return self.scheduler.num_unfinished > 0 or (self._depth > 1 and bool(self._under_way or self._untold))
+        more = self._depth > 1 and bool(self._under_way or self._untold)
+        return self.scheduler.num_unfinished > 0 or more or self._is_kept
+
+    @property
+    def _is_kept(self) -> bool:
+        """The store still needs blocks of a request that has ended."""
+        return self.scheduler.state.loads is not None and bool(self.scheduler.state.loads.kept)
 
     @property
     def _untold(self) -> bool:
@@ -344,6 +352,8 @@ class CaseRun:
 
     def apply_events(self, step: int) -> None:
         """Knobs, arrivals, aborts and requests becoming ready, in this order."""
+        if self.store is not None:
+            self.store.now = step
         for knob in self.case.knobs:
             if knob.step == step:
                 self.scheduler.set_limits(knob.set)
@@ -360,6 +370,8 @@ class CaseRun:
         arrived = make_request(request, step + ordinal * 1e-6)
         refusal = self.scheduler.add(arrived)
         self.num_submitted += 1
+        if self.store is not None:
+            self.store.known[arrived.number] = request
         self._numbers[request.id] = arrived.number
         self._ids[arrived.number] = request.id
         self.model.add(arrived.number, ordinal, request.stop_after)
@@ -369,15 +381,18 @@ class CaseRun:
         """Plan, and apply the oldest plan if as many are under way as may be, or nothing else is left to do."""
         decided: dict[str, Any] = {"step": step, "finished": []}
         due = True
-        if self.scheduler.num_unfinished or self._untold:
+        if self.scheduler.num_unfinished or self._untold or self._is_kept:
             decided |= self._plan(step)
             full = len(self._under_way) == self._depth
-            due = full or not (decided["scheduled"] or self.scheduler.num_unfinished or self._untold)
+            waits = self.scheduler.num_unfinished or self._untold or self._is_kept
+            due = full or not (decided["scheduled"] or waits)
         if self._depth > 1:
             decided["applied"] = None
         if due:
             self._apply(step, decided)
         decided["free_blocks_after"] = self.scheduler.state.kv.pool.num_free
+        if self.scheduler.state.loads is not None:
+            decided["held"] = [request.id for request in sorted(self.scheduler.state.loads.kept, key=_ordinal)]
         return CaseStep(**{**_NOTHING_PLANNED, **decided})
 
     def _plan(self, step: int) -> dict[str, Any]:
@@ -400,11 +415,14 @@ class CaseRun:
             "waiting": [request.id for request in state.waiting],
             "free_blocks": state.kv.pool.num_free,
         }
-        if self._ready or self._depth > 1 or self.case.config.max_loras:
+        if self._ready or self._depth > 1 or self.case.config.max_loras or state.loads is not None:
             decided["skipped"] = [request.id for request in skipped(state, planned)]
         if state.encoder is not None:
             decided["encoded"] = {names[number]: images for number, images in state.encoder.encoded.items()}
             decided["images_dropped"] = state.encoder.dropped
+        if state.loads is not None:
+            decided["holding"] = [entry.request.id for entry in state.loads.holding]
+            decided["load_started"] = {names[number]: load for number, load in state.loads.started.items()}
         self.finishes += planned.ended
         return decided
 
@@ -413,9 +431,22 @@ class CaseRun:
         settled = self.scheduler.update(plan, self.model.execute(plan), float(step))
         self.finishes += settled.finishes
         self.accepted_draft_tokens += settled.accepted_drafts
-        decided["finished"] = [self._ids[finish.number] for finish in settled.finishes]
+        errors = [finish.number for finish in settled.finishes if finish.reason == FinishReason.ERROR]
+        decided["finished"] = [
+            self._ids[finish.number] for finish in settled.finishes if finish.number not in errors
+        ]
+        loads = self.scheduler.state.loads
+        if loads is not None:
+            decided["load_done"] = [request.id for request in loads.done]
+            decided["load_failed"] = [request.id for request in sorted(loads.failed, key=_ordinal)]
+            decided["send_done"] = [request.id for request in loads.sent]
+            decided["errors"] = [self._ids[number] for number in sorted(errors)]
         if self._depth > 1 and plan.num_rows:
             decided["applied"] = planned_at
+
+
+def _ordinal(request: Request) -> int:
+    return request.number
 
 
 _NOTHING_PLANNED = {
@@ -470,7 +501,7 @@ def _count_requests(verdict: Verdict, run: CaseRun) -> None:
     state = run.scheduler.state
     verdict.submitted = run.num_submitted
     verdict.refused = len(run.refusals) + reasons[FinishReason.REFUSED]
-    verdict.aborted = reasons[FinishReason.ABORT]
+    verdict.aborted, verdict.failed = reasons[FinishReason.ABORT], reasons[FinishReason.ERROR]
     verdict.kv_capacity = reasons[FinishReason.KV_CAPACITY]
     verdict.finished = reasons[FinishReason.STOP] + reasons[FinishReason.LENGTH]
-    verdict.running, verdict.waiting = state.table.size, len(state.waiting)
+    verdict.running, verdict.waiting = state.table.size, state.num_unfinished - state.table.size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from schedtop.engine.golden.case import Case, CaseModel, make_request
+from schedtop.engine.golden.case import Case, case_model, make_request
 from schedtop.engine.handoff.plan import StepPlan, StepResult
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.step.engine import Engine
@@ -19,7 +19,7 @@ class CaseWorker:
     simulated = True
 
     def __init__(self, case: Case) -> None:
-        self.model = CaseModel(case.config.num_speculative_tokens)
+        self.model = case_model(case)
 
     def execute(self, plan: StepPlan) -> StepResult:
         result = self.model.execute(plan)
@@ -28,7 +28,10 @@ class CaseWorker:
 
 
 class CaseSource:
-    """Drives the engine it is bound to: knobs, arrivals and aborts of each step, in this order."""
+    """Drives the engine it is bound to: knobs, arrivals and aborts of each step, in this order.
+
+    A step of the case is a turn of the engine; the clock says less, for it stands still while steps are only planned.
+    """
 
     def __init__(self, case: Case, worker: CaseWorker) -> None:
         self.case = case
@@ -36,7 +39,7 @@ class CaseSource:
         self._worker = worker
         self._engine: Engine | None = None
         self._numbers: dict[str, int] = {}
-        self._next_step = 0
+        self._num_skipped = 0
         steps = {request.arrival_step for request in case.requests}
         steps |= {request.ready_step for request in case.requests if request.ready_step > request.arrival_step}
         steps |= {knob.step for knob in case.knobs} | {abort.step for abort in case.aborts}
@@ -46,8 +49,13 @@ class CaseSource:
         self._engine = engine
 
     def take(self, clock_s: float, step: int) -> list[Request]:
-        """Apply everything up to the clock's step; requests are submitted here, before their step's aborts."""
-        now = round(clock_s / STEP_S)
+        """Apply everything up to the present step; requests are submitted here, before their step's aborts."""
+        engine = self._engine
+        assert engine is not None, "a case source is bound before its engine steps"
+        now = engine.num_turns + self._num_skipped
+        if self._event_steps and not (engine.num_unfinished or engine.paused or engine.scheduler.state.under_way):
+            self._num_skipped += max(self._event_steps[0] - now, 0)
+            now = engine.num_turns + self._num_skipped
         while self._event_steps and self._event_steps[0] <= now:
             self._apply(self._event_steps.pop(0))
         return []
@@ -66,7 +74,7 @@ class CaseSource:
                 engine.set_knobs(knob.set, by="case")
         for ordinal, asked in enumerate(self.case.requests):
             if asked.arrival_step == step:
-                request = make_request(asked, step * STEP_S)
+                request = make_request(asked, engine.clock_s)
                 engine.submit(request)
                 self._numbers[asked.id] = request.number
                 self._worker.model.add(request.number, ordinal, asked.stop_after)

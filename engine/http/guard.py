@@ -20,7 +20,7 @@ OPEN_PATHS = frozenset({"/health"})
 
 
 class Guard:
-    """Middleware: the `Host` a browser was led to, the token, and the size of headers."""
+    """Middleware: the `Host` a browser was led to, the page it shows, the token, and the size of headers."""
 
     def __init__(self, app: ASGIApp, settings: HttpSettings) -> None:
         self._app = app
@@ -43,6 +43,9 @@ class Guard:
         if self._settings.loopback:
             if _host_name(request.headers.get("host", "")) not in LOOPBACK_NAMES:
                 raise ApiError(421, "this server answers to localhost only: check the Host header")
+            origin = request.headers.get("origin")
+            if origin is not None and _host_name(origin.rpartition("/")[2]) not in LOOPBACK_NAMES:
+                raise ApiError(403, "this server answers no web page of another site")
         elif request.url.path not in OPEN_PATHS:
             check_token(request, self._settings.token)
 

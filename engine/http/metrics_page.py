@@ -36,11 +36,17 @@ class HttpCollector(Collector):
         yield slow
 
 
-def metrics_page(header: Header, model: str, counts: Counts, http_counts: HttpCounts) -> Callable[[], bytes]:
-    """A function that makes the page, under the name that clients use for the model."""
+def metrics_registry(header: Header, model: str, counts: Counts, http_counts: HttpCounts) -> CollectorRegistry:
+    """All that is on the page, under the name that clients use for the model."""
     registry = CollectorRegistry()
     for collector in (GCCollector, PlatformCollector, ProcessCollector):
         collector(registry=registry)
     registry.register(MetricsCollector(msgspec.structs.replace(header, model=model), counts))
     registry.register(HttpCollector(model, http_counts))
+    return registry
+
+
+def metrics_page(header: Header, model: str, counts: Counts, http_counts: HttpCounts) -> Callable[[], bytes]:
+    """A function that makes the page."""
+    registry = metrics_registry(header, model, counts, http_counts)
     return lambda: page_text(registry.collect())

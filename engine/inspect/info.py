@@ -23,7 +23,8 @@ def document(
 
     Reads the whole file; `on_progress` gets the number of records done. Raises `RecordingError`.
     """
-    report = Report(slo, recording.header.settings.get("drafts"), recording.header.block_size)
+    settings = recording.header.settings
+    report = Report(slo, settings.get("drafts"), recording.header.block_size, settings.get("front_end_s"))
     report.workload = recording.header.workload
     snapshot, _ = recording.keyframe_before(0)
     report.begin(snapshot)

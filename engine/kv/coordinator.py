@@ -98,15 +98,18 @@ class KVCoordinator(KVManager):
     # Needs
 
     def shortage(
-        self, hit: Hit, num_new_tokens: int, num_tokens: int, full: bool, reserve: bool
+        self, hit: Hit, num_new_tokens: int, num_tokens: int, full: bool, reserve: bool, reserved: int | None = None
     ) -> Shortage | None:
         free = self.pool.num_free
         watermark = self.watermark_blocks if reserve else 0
         tables = [hit.blocks, *(hit.further or [[]] * (len(self.groups) - 1))]
         revived = sum(self._num_revived(group, table, hit.num_tokens) for group, table in self._pair(tables))
-        chunk = revived + self._fresh_need(tables, hit.num_tokens, hit.num_tokens + num_new_tokens, self.lookahead)
+        lookahead = self.lookahead if reserved is None else 0
+        chunk = revived + self._fresh_need(tables, hit.num_tokens, hit.num_tokens + num_new_tokens, lookahead)
         if chunk > free:
             return Shortage(Limiter.BLOCKS, chunk, free, watermark)
+        if reserved and chunk + watermark + reserved > free:
+            return Shortage(Limiter.RESERVED, chunk, free, watermark + reserved)
         if full:
             whole = revived + self._fresh_need(tables, hit.num_tokens, num_tokens, 0, capped=True)
             if whole > free:
@@ -151,7 +154,7 @@ class KVCoordinator(KVManager):
 
     def _holdings(self, request: Request) -> Iterator[tuple[Group, Holding]]:
         yield self.groups[0], request
-        yield from zip(self.groups[1:], request.further, strict=True)
+        yield from zip(self.groups[1:], request.further, strict=False)
 
     def most_tokens(self, hit: Hit, wanted: int) -> int:
         """Of `wanted` tokens, at least one, how many an empty pool can hold at once."""
@@ -179,13 +182,35 @@ class KVCoordinator(KVManager):
     # Changes
 
     def admit(self, request: Request, hit: Hit, num_new_tokens: int) -> None:
-        main, ahead = self._asked(hit.num_tokens + num_new_tokens)
+        self._admit(request, hit, *self._asked(hit.num_tokens + num_new_tokens))
+
+    def admit_load(self, request: Request, hit: Hit) -> None:
+        self._admit(request, hit, hit.num_tokens, hit.num_tokens)
+
+    def lacking(self, requests: list[Request], more: int) -> int:
+        total = 0
+        for request in requests:
+            want = request.num_tokens, request.num_tokens + more
+            holdings = list(self._holdings(request)) if request.further or not self.several else []
+            held = [len(holding.block_ids) for _, holding in holdings] or [0] * len(self.groups)
+            for place, group in enumerate(self.groups):
+                total += max(min(group.required(*want), self.caps[place]) - held[place], 0)
+        if more and requests:
+            total += sum(-(-more // group.size) for group in self.groups if not isinstance(group, WholeStateGroup))
+        return total
+
+    def forget_blocks(self, request: Request) -> None:
+        request.block_ids, request.further = [], []
+        request.num_registered = request.num_released = request.junction = 0
+
+    def _admit(self, request: Request, hit: Hit, main: int, ahead: int) -> None:
         request.junction = hit.junction
         request.further = [GroupBlocks() for _ in self.groups[1:]]
         tables = [hit.blocks, *(hit.further or [[]] * (len(self.groups) - 1))]
         for (group, holding), table in zip(self._holdings(request), tables, strict=True):
             skipped = group.num_skipped(hit.num_tokens)
             found = [block if place >= skipped else -1 for place, block in enumerate(table)]
+            found += [-1] * (skipped - len(found))
             self.pool.share(block for block in found if block >= 0)
             holding.block_ids = found
             holding.num_registered = len(table)

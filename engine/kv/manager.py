@@ -16,12 +16,14 @@ class Hit(msgspec.Struct, frozen=True):
     """What the prefix cache gives a request: blocks in order (-1: not needed, before the window).
 
     `further`: those of the KV groups behind the first. `junction`: tokens of a longer hit that one kind of group had.
+    `held`: the request holds the blocks already, from a load. `num_tokens` counts what comes from outside, too.
     """
 
     blocks: list[int]
     num_tokens: int
     further: list[list[int]] = []
     junction: int = 0
+    held: bool = False
 
 
 NO_HIT = Hit([], 0)
@@ -98,11 +100,12 @@ class KVManager:
         return Hit(blocks, len(blocks) * size)
 
     def shortage(
-        self, hit: Hit, num_new_tokens: int, num_tokens: int, full: bool, reserve: bool
+        self, hit: Hit, num_new_tokens: int, num_tokens: int, full: bool, reserve: bool, reserved: int | None = None
     ) -> Shortage | None:
         """What is missing to admit a request of `num_tokens` whose next chunk is `num_new_tokens`; None: it fits.
 
         `full`: the whole sequence must fit, not just the chunk. `reserve`: the watermark must stay free on top.
+        `reserved`: for a load, further blocks that must, beside the chunk.
         """
         pool = self.pool
         held = len(hit.blocks)
@@ -209,6 +212,23 @@ class KVManager:
     def shares_new_state(self, hit: Hit, scheduled: Iterable[tuple[Request, int]]) -> bool:
         """Whether a hit needs a state that a request of this very step still writes; only Mamba has such."""
         return False
+
+    def held_by(self, request: Request, num_computed: int) -> Hit:
+        """What a request holds, as a hit of `num_computed` tokens."""
+        tables = list(self.tables(request))
+        return Hit(tables[0], num_computed, tables[1:], request.junction, held=True)
+
+    def admit_load(self, request: Request, hit: Hit) -> None:
+        """Take the hit and the blocks for what comes from outside."""
+        raise NotImplementedError("only the coordinator serves loads")
+
+    def lacking(self, requests: list[Request], more: int) -> int:
+        """Blocks that requests lack for their whole sequences and `more` tokens."""
+        raise NotImplementedError("only the coordinator serves loads")
+
+    def forget_blocks(self, request: Request) -> None:
+        """The request's blocks are somebody else's to give back."""
+        raise NotImplementedError("only the coordinator serves loads")
 
     def standing(self, request: Request) -> Standing:
         """What the scheduler's table notes of a request's blocks."""

@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
-from schedtop.engine.contract.telemetry import FinishReason, Header, Limiter, StepRecord, Totals
+from schedtop.engine.contract.telemetry import DEFERRED, FinishReason, Header, Limiter, StepRecord, Totals
 from schedtop.engine.metrics.counts import Counts
 
 Values = Iterable[tuple[dict[str, str], float]]
@@ -151,6 +151,9 @@ class MetricsCollector(Collector):
         deferred = sum(count for _, count in record.deferred)
         usage = (blocks.held + blocks.shared) / pool if pool else None
         yield from self._load(record.running, record.waiting, deferred, usage)
+        counts = dict(record.deferred)
+        by_reason = [({"reason": str(name)}, counts.get(name, 0)) for name in DEFERRED]
+        yield self._gauge("schedtop_requests_deferred", "Requests that wait and are not ready.", by_reason)
         classes = [({"class": name}, getattr(blocks, name)) for name in ("held", "shared", "cached_free", "empty")]
         yield self._gauge("schedtop_kv_blocks", "KV blocks by class; the classes add up to the pool.", classes)
         yield self._gauge("schedtop_kv_watermark_blocks", "Blocks that admission leaves.", [({}, blocks.watermark)])

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from msgspec.structs import astuple
 from schedtop.engine.contract.cohort import SHARES, Cohort
 from schedtop.engine.contract.lives import Lives
 from schedtop.engine.contract.lost_hits import PrefixMemory
@@ -20,6 +19,7 @@ from schedtop.engine.contract.telemetry import (
     blocks_in_use,
     draft_positions,
     hit_rate,
+    totals_since,
 )
 from schedtop.engine.contract.workload_notes import as_document
 from schedtop.engine.offline.classes import Classes
@@ -29,7 +29,7 @@ from schedtop.engine.offline.report_text import duration_text, percent_text, rep
 if TYPE_CHECKING:
     from schedtop.engine.step.stretch import Stretch
 
-__all__ = ["SHARES", "Report", "duration_text", "percent_text", "report_text", "totals_since"]
+__all__ = ["SHARES", "Report", "duration_text", "percent_text", "report_text"]
 
 
 LATENCIES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
@@ -40,13 +40,20 @@ class Report:
 
     Latencies are those of a cohort (`engine.contract.cohort`): who still waits at the end is part of it. `drafter`
     names who drafts, where that is known; `workload` is a header's description of it; `block_size` is needed for
-    lost hits.
+    lost hits; `front_end_s` is what a client's latencies have on top of the scheduler's, where that is known.
     `wall_s`, `stopped_by` (a signal) and `unrecorded` (its recording is not whole) are for the caller to set; `close`
     says how long the run went on after its last record.
     """
 
-    def __init__(self, slo: Slo | None = None, drafter: str | None = None, block_size: int | None = None) -> None:
+    def __init__(
+        self,
+        slo: Slo | None = None,
+        drafter: str | None = None,
+        block_size: int | None = None,
+        front_end_s: float | None = None,
+    ) -> None:
         self.slo = slo
+        self.front_end_s = front_end_s
         self.drafter = drafter
         self.clock_s = 0.0
         self.wall_s: float | None = None
@@ -138,6 +145,7 @@ class Report:
         """
         totals = self.totals if since is None else totals_since(since, self.totals)
         clock_s = self.clock_s - start_s
+        cohorts = self.cohorts()
         document: dict[str, Any] = {
             "requests": {
                 "submitted": totals.submitted,
@@ -157,7 +165,8 @@ class Report:
                 "cached": totals.cached_tokens,
                 "aborted_prefill": totals.aborted_prefill_tokens,
             },
-            **{name: found.document() for name, found in self.cohorts().items()},
+            **{name: found.document() for name, found in cohorts.items()},
+            **self._client_latencies(cohorts),
             "preemptions": totals.preemptions,
             "hit_rate": hit_rate(totals),
             "steps": totals.steps,
@@ -201,6 +210,14 @@ class Report:
             "e2e_s": self._e2e_s.cohort(unended.e2e_s),
         }
 
+    def _client_latencies(self, cohorts: Mapping[str, Cohort]) -> dict[str, Any]:
+        """TTFT and E2E from the client's arrival on, where the time outside the scheduler is known."""
+        if self.front_end_s is None:
+            return {}
+        return {
+            f"client_{name}": cohorts[name].shifted(self.front_end_s).document() for name in ("ttft_s", "e2e_s")
+        }
+
     def _judge(self, slo: Slo, clock_s: float) -> dict[str, Any]:
         """Requests known to be within every bound, among those known to be within or past one."""
         past_open = self._lives.num_past(slo, self.clock_s)
@@ -233,11 +250,6 @@ class Report:
     def as_text(self) -> str:
         """The document as aligned lines of plain ASCII, without a newline at the end."""
         return report_text(self.as_dict())
-
-
-def totals_since(before: Totals, totals: Totals) -> Totals:
-    """What was counted from `before` on."""
-    return Totals(*(new - old for old, new in zip(astuple(before), astuple(totals), strict=True)))
 
 
 def _summary(values_s: Sequence[float]) -> dict[str, Any]:

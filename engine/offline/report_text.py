@@ -24,7 +24,11 @@ def report_text(document: dict[str, Any]) -> str:
         _line("throughput", "n/a" if rate is None else f"{rate:,.1f} output tokens/s"),
         _line("", "".join(f"{name:>10}" for name in ("mean", *SHARES)) + f"{'n':>13}{'open':>9}"),
         *(_latency_line(name, document[f"{name}_s"]) for name in LATENCIES),
-        *([_latency_line("client wait", document["client_wait_s"])] if "client_wait_s" in document else []),
+        *(
+            _latency_line(_client_label(name), document[name])
+            for name in ("client_ttft_s", "client_e2e_s", "client_wait_s")
+            if name in document
+        ),
         *_classes(document["requests"]["by_class"]),
     ]
     if "goodput" in document:
@@ -108,9 +112,15 @@ def _line(name: str, text: str) -> str:
     return f"{name:<15}{text}".rstrip()
 
 
+def _client_label(name: str) -> str:
+    words = name.removesuffix("_s").split("_")
+    return " ".join(word if word in ("client", "wait") else word.upper() for word in words)
+
+
 def _latency_line(name: str, summary: dict[str, Any]) -> str:
     figures = "".join(f"{bounded_text(summary, key):>10}" for key in ("mean", *SHARES))
-    return _line(name.upper(), f"{figures}{summary['n']:>13,}{summary['open']:>9,}")
+    label = name if name.startswith("client") else name.upper()
+    return _line(label, f"{figures}{summary['n']:>13,}{summary['open']:>9,}")
 
 
 def bounded_text(summary: dict[str, Any], name: str) -> str:

@@ -56,7 +56,10 @@ class Kind(IntEnum):
 
 
 class Marks(NamedTuple):
-    """How often what one jumps to happens in a frame, and its longest latencies in seconds (0: none)."""
+    """How often what one jumps to happens in a frame, and its longest latencies in seconds (0: none).
+
+    `aborts` are all early ends: answers cut off by a full pool among them.
+    """
 
     preemptions: int = 0
     loops: int = 0

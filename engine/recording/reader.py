@@ -59,6 +59,7 @@ class Mark(StrEnum):
     KNOB = "knobs"
     REFUSAL = "refusals"
     ABORT = "aborts"
+    KV_CAPACITY = "kv_capacity"
 
 
 _HAS_MARK: dict[Mark, Callable[[StepRecord], bool]] = {
@@ -67,6 +68,7 @@ _HAS_MARK: dict[Mark, Callable[[StepRecord], bool]] = {
     Mark.KNOB: lambda record: bool(record.knobs),
     Mark.REFUSAL: lambda record: bool(record.refusals),
     Mark.ABORT: lambda record: any(finish.reason == FinishReason.ABORT for finish in record.finishes),
+    Mark.KV_CAPACITY: lambda record: any(finish.reason == FinishReason.KV_CAPACITY for finish in record.finishes),
 }
 
 
@@ -338,7 +340,8 @@ class Recording:
 
     def find(self, mark: Mark, start: int, *, forward: bool = True) -> int | None:
         """The nearest record after (or before) `start` that has `mark`; None if there is none."""
-        return self._find(start, forward, lambda marks: bool(getattr(marks, mark)), _HAS_MARK[mark])
+        counted = Mark.ABORT if mark == Mark.KV_CAPACITY else mark
+        return self._find(start, forward, lambda marks: bool(getattr(marks, counted)), _HAS_MARK[mark])
 
     def find_slow(self, kind: str, limit_s: float, start: int, *, forward: bool = True) -> int | None:
         """The nearest record after (or before) `start` with a `ttft` or `itl` above `limit_s`."""

@@ -359,7 +359,7 @@ def _marks_of(batch: list[StepRecord]) -> Marks:
         loops=sum(preemption.loop for preemption in preemptions),
         knobs=sum(len(record.knobs) for record in batch),
         refusals=sum(len(record.refusals) for record in batch),
-        aborts=sum(finish.reason == FinishReason.ABORT for finish in finishes),
+        aborts=sum(finish.reason in (FinishReason.ABORT, FinishReason.KV_CAPACITY) for finish in finishes),
         max_ttft_s=max(ttft_s, default=0.0),
         max_itl_s=float(np.fmax.reduce(itl_s, initial=0.0)),
     )

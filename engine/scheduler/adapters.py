@@ -17,12 +17,16 @@ class AdapterSlots:
         scheduled = table.tokens[: table.size].nonzero()[0].tolist()
         self.used = {table.requests[row].adapter for row in scheduled} - {0}
 
+    def is_shut(self, request: Request) -> bool:
+        """Whether the request's adapter does not fit."""
+        adapter = request.adapter
+        return bool(adapter) and adapter not in self.used and len(self.used) >= self.max_loras
+
     def pass_over(self, request: Request) -> bool:
         """Whether the request's adapter does not fit; then nobody who asks for it is a head in this step."""
-        adapter = request.adapter
-        if not adapter or adapter in self.used or len(self.used) < self.max_loras:
+        if not self.is_shut(request):
             return False
-        self.lines.closed.add(adapter)
+        self.lines.closed.add(request.adapter)
         return True
 
     def add(self, request: Request) -> None:

@@ -41,10 +41,14 @@ class AdmissionPass:
                     continue
                 head = self._try_admit(request)
             if head is not None:
-                self.planned.head = head
-                self.planned.limiter = Limiter(head.reason)
+                self.stop(head)
                 return
         pass_deferred(self.state, self.planned, stopped=self.stop_before_look() is not None)
+
+    def stop(self, head: Head) -> None:
+        """Nobody behind this head is looked at."""
+        self.planned.head = head
+        self.planned.limiter = Limiter(head.reason)
 
     def stop_before_look(self) -> Head | None:
         """Limits that stop the pass whoever is at the head."""
@@ -58,10 +62,12 @@ class AdmissionPass:
         return None
 
     def _try_admit(self, request: Request) -> Head | None:
+        return self._admit_with(request, self.state.kv.look_up(request, request.num_tokens))
+
+    def _admit_with(self, request: Request, hit: Hit) -> Head | None:
         state, planned = self.state, self.planned
-        hit = state.kv.look_up(request, request.num_tokens)
         wanted = request.num_tokens - hit.num_tokens
-        drafts = self._padding(hit) if wanted == 1 else 0
+        drafts = self._padding(request, hit) if wanted == 1 else 0
         room = min(self.token_left, self.input_left - state.config.draft_slots)
         if drafts and wanted + drafts > room:
             return self._budget_head(request, wanted + drafts)
@@ -75,7 +81,7 @@ class AdmissionPass:
             chunk, drafts = self._shorten(request, hit, chunk, drafts)
             if not chunk or (state.kv.keeps_states and state.kv.shares_new_state(hit, planned_tokens(state))):
                 return self._shortened_head(request)
-        if not state.table.size:
+        if state.is_empty(request):
             # Under a window, a chunk of a raised budget can ask for more than the whole pool at once.
             chunk = state.kv.most_tokens(hit, chunk)
         short = state.kv.shortage(
@@ -85,7 +91,7 @@ class AdmissionPass:
             if state.encoder is not None:
                 state.encoder.give_back()
             return Head(request.number, short.reason, short.need, short.have, short.reserve)
-        state.waiting.pop()
+        self._leave_queue(request)
         self._admit(request, hit, chunk, drafts)
         if self.slots is not None:
             self.slots.add(request)
@@ -117,13 +123,13 @@ class AdmissionPass:
     def _end_stranded(self, request: Request, need: int) -> bool:
         """Without chunking, a sequence that outgrew every budget would wait for ever: it ends with its outputs."""
         state = self.state
-        if state.table.size or need <= step_room(state):
+        if not state.is_empty(request) or need <= step_room(state):
             return False
-        state.waiting.pop()
+        self._leave_queue(request)
         self.planned.ended.append(end_request(state, request, FinishReason.REFUSED, self.planned.now_s))
         return True
 
-    def _padding(self, hit: Hit) -> int:
+    def _padding(self, request: Request, hit: Hit) -> int:
         """Placeholder drafts that keep a pure decode batch uniform when a one-token request joins it."""
         state, k = self.state, self.state.limits.num_speculative_tokens
         if not k or hit.num_tokens + k + 2 > state.config.max_model_len:
@@ -136,15 +142,23 @@ class AdmissionPass:
         cap = state.chunk_cap()
         if cap is not None and cap < 1 + k:
             return 0
-        return 0 if self._padding_is_impossible(hit, k) else k
+        return 0 if self._padding_is_impossible(request, hit, k) else k
 
-    def _padding_is_impossible(self, hit: Hit, k: int) -> bool:
+    def _padding_is_impossible(self, request: Request, hit: Hit, k: int) -> bool:
         """With nothing running, padding that no budget or pool could ever hold must not hold the request back."""
         state = self.state
-        if state.table.size:
+        if not state.is_empty(request):
             return False
         short = state.kv.shortage(hit, 1 + k, hit.num_tokens + 1, state.limits.reserve_full_isl, reserve=False)
         return 1 + k > step_room(state) or short is not None
+
+    def _leave_queue(self, request: Request) -> None:
+        self.state.waiting.remove(request)
+
+    def _take(self, request: Request, hit: Hit, chunk: int) -> None:
+        """Take the blocks of a hit, and those for the chunk behind it."""
+        self.state.kv.admit(request, hit, chunk)
+        self.state.kv.release_before_window(request, hit.num_tokens)
 
     def _budget_head(self, request: Request, need: int) -> Head:
         limits = self.state.limits
@@ -154,8 +168,7 @@ class AdmissionPass:
 
     def _admit(self, request: Request, hit: Hit, chunk: int, drafts: int) -> None:
         state, planned = self.state, self.planned
-        state.kv.admit(request, hit, chunk)
-        state.kv.release_before_window(request, hit.num_tokens)
+        self._take(request, hit, chunk)
         resumed = request.status is Status.PREEMPTED
         waited_s = planned.now_s - request.queued_since_s
         if resumed:

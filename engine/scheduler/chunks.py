@@ -73,7 +73,8 @@ def plan_in_turn(state: State, planned: PlannedStep, first: int, token_left: int
 
 def shorten(state: State, request: Request, start: int, num_tokens: int, chunk: int) -> int:
     """How many of the `chunk` tokens from `start` on a request of `num_tokens` can take; 0: none in this step."""
-    most = min(step_room(state), state.limits.long_prefill_token_threshold or num_tokens)
+    most = step_room(state)
+    most = min(most, state.limits.long_prefill_token_threshold or most)
     if state.kv.keeps_states:
         chunk = _end_at_state(state, request, start, num_tokens, chunk, most)
     if state.encoder is not None and request.images and chunk:

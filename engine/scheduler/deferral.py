@@ -33,12 +33,14 @@ def pass_deferred(state: State, planned: PlannedStep, stopped: bool) -> None:
 def skipped(state: State, planned: PlannedStep) -> list[Request]:
     """Those that the step's waiting pass looked at and passed over, in order. To be asked before anything else."""
     place = state.waiting.place
-    passed_over = state.waiting.deferred
+    passed_over = [*state.waiting.deferred, *planned.passed_over]
+    if planned.passed_over:
+        passed_over.sort(key=place)
     if shut := state.waiting.ready.shut():
         passed_over = sorted([*passed_over, *shut], key=place)
     if planned.looked_at_all:
-        return list(passed_over)
+        return [*planned.held_back, *passed_over]
     if planned.last_look is None:
-        return []
+        return planned.held_back
     last = place(planned.last_look)
-    return [request for request in passed_over if place(request) < last]
+    return [*planned.held_back, *(request for request in passed_over if place(request) < last)]

@@ -35,7 +35,10 @@ def reason_of(state: State, request: Request, stopped: bool) -> FinishReason:
 
 def end_request(state: State, request: Request, reason: FinishReason, now_s: float) -> Finish:
     """Free a request's blocks and sum up its life. It must have left the queue or be about to leave the table."""
-    state.kv.free(request)
+    if state.loads is None:
+        state.kv.free(request)
+    else:
+        state.loads.give_back(state, request)
     if state.encoder is not None:
         state.encoder.leave(request)
     request.status = Status.FINISHED

@@ -14,23 +14,25 @@ from schedtop.engine.scheduler.ending import end_request, reason_of, stop_at
 from schedtop.engine.scheduler.request_table import IntArray, RequestTable, RowArray
 from schedtop.engine.scheduler.state import Batch, State
 
-ACCEPTED, EMITTED, FLAGS = (ROW_FIELDS.index(name) for name in ("accepted", "emitted", "flags"))
+ACCEPTED, COMPUTED, NEEDED, EMITTED, FLAGS = (
+    ROW_FIELDS.index(name) for name in ("accepted", "computed", "needed", "emitted", "flags")
+)
 
 
 class Present(NamedTuple):
     """The rows of a batch whose requests still run: `rows` in the table, `at` in the batch's columns.
 
-    The arrays are theirs alone; `drafts` is None where the step had none. `late`: places of the others in the plan.
+    `places` are theirs in the plan (None: all of them), `late` those of the others.
     """
 
     rows: slice | RowArray
     at: slice | RowArray
-    tokens: IntArray
-    drafts: IntArray | None
-    sampled: IntArray
-    num_sampled: IntArray
-    agreed: IntArray
+    places: RowArray | None
     late: list[int]
+
+    def of(self, column: IntArray) -> IntArray:
+        """What a column of the plan or its result says of them."""
+        return column if self.places is None else column[self.places]
 
 
 class Late(NamedTuple):
@@ -47,25 +49,31 @@ class Late(NamedTuple):
 NO_LATE = Late([], [], 0, 0, 0, [])
 
 
-def find_present(table: RequestTable, batch: Batch, result: StepResult) -> Present:
+def find_present(table: RequestTable, batch: Batch) -> Present:
     """Where the rows of a batch are now."""
-    plan = batch.plan
-    drafts = None if plan.draft_token_ids is None else plan.drafts
-    agreed = result.num_sampled - 1 if result.accepted is None else result.accepted
     if batch.layout == table.layout:
-        return Present(batch.busy, batch.busy, plan.tokens, drafts, result.sampled, result.num_sampled, agreed, [])
-    rows = table.rows_of(plan.numbers, batch.slots)
+        return Present(batch.busy, batch.busy, None, [])
+    rows = table.rows_of(batch.plan.numbers, batch.slots)
     here = np.flatnonzero(rows >= 0)
-    return Present(
-        rows[here],
-        here if isinstance(batch.busy, slice) else batch.busy[here],
-        plan.tokens[here],
-        None if drafts is None else drafts[here],
-        result.sampled[here],
-        result.num_sampled[here],
-        agreed[here],
-        np.flatnonzero(rows < 0).tolist(),
-    )
+    at = here if isinstance(batch.busy, slice) else batch.busy[here]
+    return Present(rows[here], at, here, np.flatnonzero(rows < 0).tolist())
+
+
+def place_after_results(state: State, batch: Batch) -> None:
+    """Drafts rejected since a batch was planned have moved its rows back; here they are put right."""
+    table = state.table
+    if not (state.config.async_scheduling and table.has_drafts):
+        return
+    present, columns, computed = find_present(table, batch), batch.columns, batch.plan.computed
+    moved = table.num_computed[present.rows] - table.in_flight[present.rows] - columns[COMPUTED, present.at]
+    columns[NEEDED, present.at] += moved
+    columns[COMPUTED, present.at] += moved
+    computed[slice(None) if present.places is None else present.places] = columns[COMPUTED, present.at]
+
+
+def agreed_drafts(result: StepResult) -> IntArray:
+    """Drafts that the model agreed with, a row each (-1: not sampled)."""
+    return result.num_sampled - 1 if result.accepted is None else result.accepted
 
 
 def settle_late(
@@ -74,7 +82,7 @@ def settle_late(
     """Give preempted requests their outputs, which may end them; results of ended ones are thrown away."""
     late = Late([], [], 0, 0, 0, [])
     outputs = rejected = accepted = 0
-    all_agreed = result.num_sampled - 1 if result.accepted is None else result.accepted
+    all_agreed = agreed_drafts(result)
     for place in places:
         number = batch.plan.numbers.item(place)
         column = place if isinstance(batch.busy, slice) else batch.busy.item(place)
@@ -101,6 +109,8 @@ def settle_late(
         if stopped or pooled or request.num_tokens >= stop_at(state, request):
             _tell_preemption(state, batch, number)
             state.waiting.remove(request)
+            if state.loads is not None:
+                state.loads.keep(state, request, 0)
             late.finishes.append(end_request(state, request, reason_of(state, request, stopped), now_s))
         elif not request.num_late:
             state.waiting.make_ready(request)

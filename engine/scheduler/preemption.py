@@ -34,7 +34,7 @@ def preempt(state: State, planned: PlannedStep, row: int, for_request: Request) 
     if state.encoder is not None:
         state.encoder.leave(request)
         state.encoder.drop_plan(request)
-    freed = kv.free(request)
+    freed = kv.free(request) if state.loads is None else state.loads.give_back(state, request)
     planned.new_blocks.pop(request.number, None)
     table.remove([row])
     request.status = Status.PREEMPTED

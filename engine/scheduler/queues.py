@@ -58,7 +58,10 @@ class Line:
             insort(requests, request, key=place)
 
     def remove(self, request: Request) -> None:
-        self._requests.remove(request)
+        if self._requests[0] is request:
+            self._requests.popleft()
+        else:
+            self._requests.remove(request)
 
 
 class AdapterLines(Line):

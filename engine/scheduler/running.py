@@ -127,6 +127,9 @@ def _make_room(state: State, planned: PlannedStep, row: int, need: int) -> int |
             need = table.num_computed.item(0) + table.tokens.item(0)
             continue
         victim = pick_victim(state)
+        if state.loads is not None and state.loads.store.consumes and table.in_flight.item(victim):
+            table.tokens[row : table.size] = 0
+            return None
         preempt(state, planned, victim, request)
         if victim == row:
             table.tokens[row : table.size] = 0
@@ -143,7 +146,7 @@ def _make_room(state: State, planned: PlannedStep, row: int, need: int) -> int |
 
 def _is_alone(state: State) -> bool:
     """One request runs, and no other holds a block."""
-    return state.table.size == 1
+    return state.table.size == 1 and (state.loads is None or state.holds_all(state.table.requests[0]))
 
 
 def _drop_drafts(state: State) -> bool:

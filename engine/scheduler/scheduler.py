@@ -9,9 +9,13 @@ from schedtop.engine.contract.config import SchedulerConfig, check_scheduler_con
 from schedtop.engine.contract.telemetry import Finish, FinishReason, Head, Limiter, Refusal
 from schedtop.engine.handoff.plan import StepPlan, StepResult
 from schedtop.engine.handoff.request import Request, Status
+from schedtop.engine.handoff.store import KVStore
 from schedtop.engine.kv.prefix_cache import extend_keys
 from schedtop.engine.scheduler.admission import AdmissionPass
 from schedtop.engine.scheduler.ending import end_request
+from schedtop.engine.scheduler.late import place_after_results
+from schedtop.engine.scheduler.loading_pass import LoadingPass
+from schedtop.engine.scheduler.loads import Loads
 from schedtop.engine.scheduler.running import run_pass
 from schedtop.engine.scheduler.seal import seal
 from schedtop.engine.scheduler.settle import Settled, settle
@@ -26,9 +30,11 @@ class Scheduler:
     `max_concurrent_batches`; results are applied in the order of the plans.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, store: KVStore | None = None) -> None:
         self.config = check_scheduler_config(config)
         self.state = State(config)
+        if store is not None:
+            self.state.loads = Loads(self.state, store)
         self.planned = PlannedStep(0.0)
         self._next_number = 0
 
@@ -67,7 +73,12 @@ class Scheduler:
             finish = end_request(state, request, FinishReason.ABORT, now_s)
             state.table.remove([row])
             return finish
-        state.waiting.remove(request)
+        if state.loads is not None and (entry := state.loads.of(request)) is not None:
+            if entry.loading:
+                return state.loads.end_while_loading(state, request, FinishReason.ABORT, now_s)
+            state.loads.leave(request)
+        else:
+            state.waiting.remove(request)
         return end_request(state, request, FinishReason.ABORT, now_s)
 
     def make_ready(self, number: int) -> None:
@@ -98,15 +109,27 @@ class Scheduler:
         state.num_planned += 1
         if state.encoder is not None:
             state.encoder.begin_step()
+        if state.loads is not None:
+            state.loads.started = {}
         run_pass(state, planned)
         if planned.preemptions:
             planned.limiter = Limiter.PREEMPTED_NOW
             planned.head = Head(state.waiting.first_number, Limiter.PREEMPTED_NOW)
+        elif state.loads is not None:
+            LoadingPass(state, planned, state.loads).run()
         elif state.waiting:
             AdmissionPass(state, planned).run()
         planned.blocks_in_use = state.kv.pool.num_blocks - state.kv.pool.num_free
+        if state.loads is not None:
+            planned.lost = state.loads.store.take_lost()
         state.under_way.append(seal(state, planned))
         return state.under_way[-1].plan
+
+    def next_due(self) -> StepPlan:
+        """The oldest plan under way, as it stands after the results of those before it."""
+        batch = self.state.under_way[0]
+        place_after_results(self.state, batch)
+        return batch.plan
 
     def update(self, plan: StepPlan, result: StepResult, now_s: float) -> Settled:
         """Apply what the worker returned for the oldest plan under way; `now_s`: when the outputs are delivered."""
@@ -117,8 +140,12 @@ class Scheduler:
     def audit(self) -> None:
         """Check that the books balance; raises `AssertionError` naming what is off."""
         state = self.state
-        state.kv.pool.audit(table for request in state.requests.values() for table in state.kv.tables(request))
-        assert len(state.requests) == state.num_unfinished, "a request is in no queue, or in two"
+        kept = [] if state.loads is None else state.loads.kept
+        owners = [*state.requests.values(), *kept]
+        state.kv.pool.audit(table for request in owners for table in state.kv.tables(request))
+        holding = 0 if state.loads is None else len(state.loads.holding)
+        queued = state.table.size + len(state.waiting) + holding
+        assert len(state.requests) == queued, "a request is in no queue, or in two"
         for row, request in enumerate(state.table.requests):
             assert state.table.request.item(row) == request.number, "a row belongs to another request"
             assert state.table.room.item(row) == state.kv.standing(request)[0], "a row miscounts its blocks"

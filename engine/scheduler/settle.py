@@ -11,7 +11,7 @@ from schedtop.engine.contract.telemetry import ROW_FIELDS, Finish, RowFlag
 from schedtop.engine.handoff.plan import StepResult
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.ending import end_request, reason_of
-from schedtop.engine.scheduler.late import NO_LATE, find_present, in_order_of, settle_late
+from schedtop.engine.scheduler.late import NO_LATE, agreed_drafts, find_present, in_order_of, settle_late
 from schedtop.engine.scheduler.overlap import newly_known
 from schedtop.engine.scheduler.register import register
 from schedtop.engine.scheduler.request_table import IntArray, RequestTable, RowArray
@@ -40,9 +40,19 @@ class Settled(msgspec.Struct, frozen=True):
 def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Settled:
     """Apply a worker's result to the rows it was planned for. `now_s`: when the outputs are delivered."""
     table, columns = state.table, batch.columns
-    present = find_present(table, batch, result)
-    rows, at, drafts, sampled = present.rows, present.at, present.drafts, present.sampled
-    emitted = np.zeros_like(present.num_sampled) if state.config.pooling else present.num_sampled
+    cut: dict[int, int] = {}
+    failures: list[Finish] = []
+    if state.loads is not None:
+        state.loads.free_due(state)
+        failures, cut = state.loads.settle_failures(state, batch, now_s)
+        for place in np.flatnonzero(np.isin(batch.plan.numbers, list(cut))).tolist():
+            result.num_sampled[place] = 0
+    present = find_present(table, batch)
+    rows, at = present.rows, present.at
+    drafts = None if batch.plan.draft_token_ids is None else present.of(batch.plan.drafts)
+    sampled, emitted = present.of(result.sampled), present.of(result.num_sampled)
+    if state.config.pooling:
+        emitted = np.zeros_like(emitted)
     if drafts is not None:
         emitted = np.minimum(emitted, table.stop_at[rows] - table.num_tokens[rows])
     stopped: list[int] = []
@@ -53,7 +63,7 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
         stopped += [row for row, request in enumerate(table.requests) if request.number in ended]
     rejected = accepted = 0
     if drafts is not None:
-        columns[ACCEPTED, at] = agreed = np.minimum(np.maximum(present.agreed, 0), drafts)
+        columns[ACCEPTED, at] = agreed = np.minimum(np.maximum(present.of(agreed_drafts(result)), 0), drafts)
         accepted = int(agreed.sum())
         rejected = _reject_drafts(state, rows, drafts - np.minimum(np.maximum(emitted - 1, 0), drafts))
     num_outputs = int(np.count_nonzero(emitted))
@@ -72,7 +82,9 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
     elif result.drafts is not None and result.num_drafts is not None:
         _keep_drafts(table, rows, result.drafts, result.num_drafts, emitted)
     if state.config.max_concurrent_batches > 1:
-        table.in_flight[rows] -= present.tokens
+        table.in_flight[rows] -= present.of(batch.plan.tokens)
+    if cut:
+        failures += state.loads.cut_rows(state, cut, now_s) if state.loads is not None else []
     first_tokens = _first_tokens(table, first_rows, now_s)
     size = table.size
     ends = (table.num_tokens[:size] >= table.stop_at[:size]).nonzero()[0].tolist()
@@ -82,12 +94,14 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
         state.encoder.settle(_computed(state, rows, {*ends, *stopped}))
     finishes = finish(state, sorted({*ends, *stopped}), set(stopped), now_s) if ends or stopped else []
     late = settle_late(state, batch, result, present.late, itl_s, now_s) if present.late else NO_LATE
+    if state.loads is not None:
+        state.loads.report(state)
     return Settled(
         planned=batch.planned,
         rows=columns.tobytes(),
         itl_s=itl_s.tobytes(),
         first_tokens=first_tokens + late.first_tokens,
-        finishes=in_order_of(batch, finishes, late.finishes),
+        finishes=[*failures, *in_order_of(batch, finishes, late.finishes)],
         output_tokens=num_outputs + late.output_tokens,
         rejected_drafts=rejected + late.rejected_drafts,
         accepted_drafts=accepted + late.accepted_drafts,
@@ -173,6 +187,8 @@ def finish(state: State, rows: list[int], stopped: set[int], now_s: float) -> li
     finishes = []
     for row in rows:
         request = table.rest(row)
+        if state.loads is not None:
+            state.loads.keep(state, request, table.num_computed.item(row) - table.in_flight.item(row))
         finishes.append(end_request(state, request, reason_of(state, request, row in stopped), now_s))
     if rows:
         table.remove(rows)

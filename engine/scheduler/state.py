@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from schedtop.engine.contract.config import SchedulerConfig, knob_values
 from schedtop.engine.contract.knobs import LIVE, in_force, with_followers
@@ -16,6 +16,9 @@ from schedtop.engine.kv.open import open_kv
 from schedtop.engine.scheduler.images import open_encoder
 from schedtop.engine.scheduler.queues import WaitingQueue, open_queue
 from schedtop.engine.scheduler.request_table import IntArray, RequestTable, RowArray
+
+if TYPE_CHECKING:
+    from schedtop.engine.scheduler.loads import Loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,9 @@ class PlannedStep:
     blocks_in_use: int = 0
     last_look: Request | None = None
     looked_at_all: bool = False
+    held_back: list[Request] = field(default_factory=list)
+    passed_over: list[Request] = field(default_factory=list)
+    lost: dict[int, Request] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -94,10 +100,22 @@ class State:
         self.num_planned = 0
         self.under_way: deque[Batch] = deque()
         self.gone: list[int] = []
+        self.loads: Loads | None = None
 
     @property
     def num_unfinished(self) -> int:
-        return self.table.size + len(self.waiting)
+        return len(self.requests)
+
+    def is_empty(self, request: Request) -> bool:
+        """Nobody runs, and nobody but this request, if anybody, holds a block."""
+        if self.table.size:
+            return False
+        return self.loads is None or self.holds_all(request)
+
+    def holds_all(self, request: Request) -> bool:
+        """Whatever is not free is this request's."""
+        own = {block for table in self.kv.tables(request) for block in table} - {-1}
+        return len(own) + self.kv.pool.num_free == self.kv.pool.num_blocks
 
     def chunk_cap(self) -> int | None:
         """Most tokens of one request in one step (the long-prefill threshold); None: no cap."""

@@ -27,6 +27,7 @@ from schedtop.engine.channel.stale_sockets import remove_leftovers
 from schedtop.engine.contract.config import ConfigError, EngineConfig
 from schedtop.engine.contract.harmless import one_line
 from schedtop.engine.contract.telemetry import Bye, Drain, Reply, Stage
+from schedtop.engine.serving.flight_recorder import FlightRecorder
 from schedtop.engine.serving.http_process import HttpProcess, start_http
 from schedtop.engine.serving.loop import DRAIN_WITHIN_S, ServiceLoop
 from schedtop.engine.serving.quiet_exit import leave
@@ -264,6 +265,8 @@ def _load(
         # As stages they are gone before anybody reads them.
         notices += getattr(getattr(engine, "worker", None), "notices", ())
         sinks = open_sinks(config, engine, stack, tell)
+        recorder = FlightRecorder(engine.snapshot)
+        sinks["flight recorder"], server.recent = recorder, recorder.recent
         life.loop = ServiceLoop(
             engine,
             server,

@@ -36,6 +36,7 @@ def calibrate(sessions: Sequence[Session]) -> tuple[Calibration, Fit]:
         kv_bytes_per_token=first.settings.get("kv_bytes_per_token"),
         num_blocks=first.num_blocks,
         block_size=first.block_size,
+        async_scheduling=bool(first.config.get("async_scheduling")),
         cost=fitted.cost,
     )
     return calibration, fitted
@@ -90,4 +91,4 @@ def _error_line(name: str, errors: Errors) -> str:
 
 def _toml(value: object) -> str:
     # A JSON string of printable text is a TOML basic string too.
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else str(value)

@@ -18,6 +18,10 @@ read no weights. Fitted to measured servers (`benchmarks/fit_step_times.py`)."""
 PREFILL_LAYER_S = 65e-6
 """More per layer where a row has several tokens: attention then runs outside the captured graph. Fitted likewise."""
 
+FRONT_END_S = 6.5e-3
+"""A client's time outside the scheduler: HTTP, tokenising, and the way back of the first token. Measured TTFTs on H100,
+A100 and L40S are 2.5 steps plus 5 to 8 ms."""
+
 ROW_S = 9.3e-6
 """Per request: passes over a row of float logits (5 MB at a 150k vocabulary), batch bookkeeping on the host. Fitted to
 decode steps of 1 to 128 rows."""
@@ -38,6 +42,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bandwidth are reached. `link_gb_s` joins it to its neighbours, both directions together (0: it has none);
     `link_latency_s` is one small all-reduce over it. `step_s`, `layer_s` and `row_s` are fixed costs of a step, of each
     of its layers and of each of its rows, `prefill_layer_s` more per layer where a row has several tokens.
+    `front_end_s` is a client's time outside the scheduler.
     """
 
     name: str
@@ -54,6 +59,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layer_s: float = LAYER_S
     row_s: float = ROW_S
     prefill_layer_s: float = PREFILL_LAYER_S
+    front_end_s: float = FRONT_END_S
 
 
 NVLINK_S = 5e-6  # a custom all-reduce inside a captured graph; fitted to measured servers of 2 to 8 ranks
@@ -88,6 +94,7 @@ _TABLE = (
         step_s=2e-3,
         layer_s=0.5e-3,
         prefill_layer_s=0.0,
+        front_end_s=0.0,
     ),
 )
 
@@ -109,7 +116,7 @@ def read_gpu(path: Path) -> Gpu:
     for name in ("tflops", "memory_gb", "bandwidth_gb_s", "fp8_factor", "weights_share", "kv_share"):
         if not 0 < getattr(gpu, name) < float("inf"):
             raise ConfigError(f"{path}: {name} must be above 0")
-    for name in ("link_gb_s", "link_latency_s", "step_s", "layer_s", "row_s", "prefill_layer_s"):
+    for name in ("link_gb_s", "link_latency_s", "step_s", "layer_s", "row_s", "prefill_layer_s", "front_end_s"):
         if not 0 <= getattr(gpu, name) < float("inf"):
             raise ConfigError(f"{path}: {name} must not be negative")
     return gpu

@@ -48,7 +48,8 @@ class LinearCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A device file: whose time it gives, the pool it had, and its costs.
 
-    The pool is `num_blocks` blocks of `block_size` tokens; `kv_bytes_per_token` None is unknown.
+    The pool is `num_blocks` blocks of `block_size` tokens; `kv_bytes_per_token` None is unknown. `async_scheduling`:
+    steps were planned while others ran.
     """
 
     model: str
@@ -58,6 +59,7 @@ class Calibration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     kv_bytes_per_token: Count | None = None
     num_blocks: Count
     block_size: Count
+    async_scheduling: bool = False
     cost: LinearCost
 
 

@@ -22,7 +22,10 @@ DEFAULT_POOL = PoolSettings()
 
 
 class SimDevice(Protocol):
-    """A simulated device and the model on it. `kv_bytes_per_token` is over all GPUs (0: unknown)."""
+    """A simulated device and the model on it. `kv_bytes_per_token` is over all GPUs (0: unknown).
+
+    `async_scheduling` is what an engine on it does unless told otherwise.
+    """
 
     @property
     def spec(self) -> str: ...
@@ -31,11 +34,17 @@ class SimDevice(Protocol):
     @property
     def label(self) -> str: ...
     @property
+    def async_scheduling(self) -> bool: ...
+    @property
     def vocab_size(self) -> int: ...
     @property
     def max_model_len(self) -> int: ...
     @property
     def kv_bytes_per_token(self) -> int: ...
+    @property
+    def front_end_s(self) -> float | None:
+        """A client's time outside the scheduler; None where it is not known."""
+        ...
 
     def num_blocks(self, settings: PoolSettings = DEFAULT_POOL) -> int:
         """Usable KV blocks. Raises `ConfigError` if the model does not fit or cannot be divided so."""
@@ -66,6 +75,11 @@ class PresetDevice:
         return self.gpu.label
 
     @property
+    def async_scheduling(self) -> bool:
+        """Off unless asked for."""
+        return False
+
+    @property
     def vocab_size(self) -> int:
         return self.shape.vocab
 
@@ -76,6 +90,10 @@ class PresetDevice:
     @property
     def kv_bytes_per_token(self) -> int:
         return self.shape.kv_bytes_per_token
+
+    @property
+    def front_end_s(self) -> float | None:
+        return self.gpu.front_end_s or None
 
     def num_blocks(self, settings: PoolSettings = DEFAULT_POOL) -> int:
         return pool_blocks(self.shape, self.gpu, settings)
@@ -109,6 +127,11 @@ class CalibratedDevice:
         return self.calibration.device
 
     @property
+    def async_scheduling(self) -> bool:
+        """As the recording was made."""
+        return self.calibration.async_scheduling
+
+    @property
     def vocab_size(self) -> int:
         return self.calibration.vocab_size
 
@@ -119,6 +142,10 @@ class CalibratedDevice:
     @property
     def kv_bytes_per_token(self) -> int:
         return self.calibration.kv_bytes_per_token or 0
+
+    @property
+    def front_end_s(self) -> float | None:
+        return None
 
     def num_blocks(self, settings: PoolSettings = DEFAULT_POOL) -> int:
         self._check_whole(settings.tensor_parallel_size, settings.pipeline_parallel_size)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.handoff.plan import IntArray, StepPlan, StepResult
+from schedtop.engine.handoff.plan import OWN_DRAFT, IntArray, StepPlan, StepResult
 from schedtop.engine.sim.features import StepCost, StepFeatures, step_features
 
 Words = npt.NDArray[np.uint32]
@@ -25,7 +25,8 @@ class SimWorker:
     The token at position p of request n depends on (seed, n, p) alone, so speculation, preemption and chunking
     never change an output. The drafter knows the coming tokens and spoils each with probability
     1 - `acceptance`, by (seed, n, p) too; a draft is accepted if it is the token the model gives.
-    `num_speculative_tokens` may be changed between steps.
+    `num_speculative_tokens` may be changed between steps. With `keeps_drafts` it does not send its drafts back: a plan
+    names them `OWN_DRAFT`.
     """
 
     simulated = True
@@ -37,8 +38,10 @@ class SimWorker:
         seed: int = 0,
         acceptance: float = 0.7,
         num_speculative_tokens: int = 0,
+        keeps_drafts: bool = False,
     ) -> None:
         self.cost = cost
+        self.keeps_drafts = keeps_drafts
         self.num_speculative_tokens = num_speculative_tokens
         self._vocab = np.uint32(vocab_size)
         self._token_salt = np.uint32(seed * 0xC2B2AE3D & 0xFFFFFFFF)
@@ -55,11 +58,14 @@ class SimWorker:
         else:
             first -= plan.drafts
             width = int(plan.drafts.max(initial=0))  # the plan's matrix may be wider than any of its rows
-            sampled, accepted = self._verify(plan.numbers, first, plan.drafts, plan.draft_token_ids[:, :width])
+            drafted = plan.draft_token_ids[:, :width]
+            if self.keeps_drafts:
+                drafted = np.where(drafted == OWN_DRAFT, self._propose(plan.numbers, first, width), drafted)
+            sampled, accepted = self._verify(plan.numbers, first, plan.drafts, drafted)
             num_sampled = np.where(plan.samples, accepted + 1, 0).astype(np.int32)
         result = StepResult(sampled, num_sampled, elapsed_s=elapsed_s)
-        if self.num_speculative_tokens:
-            result.drafts = self._propose(plan.numbers, first + num_sampled)
+        if self.num_speculative_tokens and not self.keeps_drafts:
+            result.drafts = self._propose(plan.numbers, first + num_sampled, self.num_speculative_tokens)
             result.num_drafts = np.where(num_sampled > 0, np.int32(self.num_speculative_tokens), np.int32(0))
         return result
 
@@ -87,10 +93,10 @@ class SimWorker:
         holds = (draft_token_ids == outputs[:, :-1]) & (offsets[:-1] < drafts[:, None])
         return outputs, np.logical_and.accumulate(holds, axis=1).sum(axis=1)
 
-    def _propose(self, numbers: IntArray, first: IntArray) -> IntArray:
-        """Drafts (rows, num_speculative_tokens) for the positions from `first` on."""
+    def _propose(self, numbers: IntArray, first: IntArray, count: int) -> IntArray:
+        """Drafts (rows, `count`) for the positions from `first` on."""
         numbers = numbers[:, None]
-        offsets: IntArray = np.arange(self.num_speculative_tokens, dtype=np.int32)
+        offsets: IntArray = np.arange(count, dtype=np.int32)
         positions = first[:, None] + offsets
         chance = self._spread(numbers, positions, self._draft_salt)
         chance = (chance ^ chance >> np.uint32(16)) * _MIX

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,22 +12,35 @@ import msgspec
 import numpy as np
 from schedtop.engine.contract.config import knob_values
 from schedtop.engine.contract.knobs import KnobError, with_followers
-from schedtop.engine.contract.telemetry import Header, KnobChange, Refusal, Reply, Snapshot, StepRecord
-from schedtop.engine.handoff.plan import IntArray, StepPlan, Worker
+from schedtop.engine.contract.telemetry import (
+    Header,
+    KnobChange,
+    Refusal,
+    Reply,
+    Snapshot,
+    StepRecord,
+    TokenLogprob,
+)
+from schedtop.engine.handoff.plan import IntArray, StepPlan, StepResult, Worker
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.open_latencies import Unended, look
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.step.clock import Clock
 from schedtop.engine.step.consequences import check_change, warnings_for
 from schedtop.engine.step.observer import Observer, Timing
+from schedtop.engine.step.stages import Stages
 from schedtop.engine.workload.source import Source
+
+NOTHING = StepResult(np.zeros((0, 1), dtype=np.int32), np.zeros(0, dtype=np.int32))
+"""What an empty plan comes to."""
 
 
 class Engine:
     """One scheduler, one worker, one clock. It is driven from outside and waits for nobody.
 
     `texts` is the output text that the last step made certain, by request number, where the worker has any;
-    `sampled` are the last step's outputs as the worker returned them, int32 (rows, width).
+    `sampled` are the last step's outputs as the worker returned them, int32 (rows, width), `logprobs` those of the
+    requests that asked for them.
     """
 
     def __init__(
@@ -44,6 +58,13 @@ class Engine:
         self.paused = False
         self.texts: dict[int, str] = {}
         self.sampled: IntArray = np.zeros((0, 1), dtype=np.int32)
+        self.logprobs: dict[int, list[TokenLogprob]] = {}
+        self.num_turns = 0
+        self._max_under_way = scheduler.config.max_concurrent_batches
+        self._schedule_s: deque[float | None] = deque()
+        stages = scheduler.config.pipeline_depth
+        self._stages = Stages(stages) if stages > 1 else None
+        self._last_end_s = 0.0
         self._steps_allowed = 0
         self._told_paused = False
 
@@ -65,20 +86,64 @@ class Engine:
         self._take_arrivals()
         if not self._may_run():
             return self.tell()
-        start_s = self.clock_s
-        plan, schedule_s = self._plan(start_s)
-        end_s, execute_s, result = self._execute(plan, start_s)
+        while (record := self._turn()) is None and self.has_work:
+            self._take_arrivals()
+        return record or self.tell()
+
+    def _turn(self) -> StepRecord | None:
+        """Plan a step if there is any work, and take the results of the oldest if no more may be under way."""
+        self.num_turns += 1
+        if self.num_unfinished:
+            began_s = time.perf_counter()
+            self.scheduler.schedule(self.clock_s)
+            schedule_s = None if self.clock.simulated else time.perf_counter() - began_s
+            self._schedule_s.append(schedule_s)
+            if len(self._schedule_s) < self._max_under_way:
+                return None
+        return self._apply_results()
+
+    def _apply_results(self) -> StepRecord | None:
+        """Run the oldest plan under way and apply its results; None for an empty one, which takes no time."""
+        schedule_s, planned = self._schedule_s.popleft(), self.scheduler.state.under_way[0].planned
+        plan = self.scheduler.next_due()
+        told = self._max_under_way == 1 or plan.num_rows or planned.preemptions or planned.ended
+        if not told and any(batch.plan.num_rows for batch in self.scheduler.state.under_way):
+            self.scheduler.update(plan, NOTHING, self.clock_s)
+            return None
+        start_s = max(planned.now_s, self._last_end_s)
+        end_s, execute_s, result = self._execute(plan, planned.now_s, start_s)
         began_s = time.perf_counter()
         settled = self.scheduler.update(plan, result, end_s)
         update_s = None if self.clock.simulated else time.perf_counter() - began_s
-        timing = Timing(start_s, end_s, schedule_s, execute_s, update_s)
+        self._last_end_s = end_s
         self._told_paused = self.paused
+        timing = Timing(start_s, end_s, schedule_s, execute_s, update_s)
         return self.observer.record(plan, settled, timing, self.knobs_version, self.paused)
+
+    def _execute(self, plan: StepPlan, planned_s: float, start_s: float) -> tuple[float, float, StepResult]:
+        """Run a plan; returns when its results were there, how long the device had it, and the results."""
+        began_s = time.perf_counter()
+        result = self.worker.execute(plan)
+        self.texts, self.sampled, self.logprobs = result.texts, result.sampled, result.logprobs
+        if not self.clock.simulated:
+            return self.clock.advance(None), time.perf_counter() - began_s, result
+        if self._stages is None:
+            end_s = self.clock.advance(result.elapsed_s)
+            return end_s, end_s - start_s, result
+        taken_up_s, end_s = self._stages.run(planned_s, result.elapsed_s or 0.0)
+        end_s = self.clock.advance(end_s - self.clock_s)
+        return end_s, end_s - taken_up_s, result
+
+    @property
+    def has_work(self) -> bool:
+        """A request can be scheduled, or results are to come. Deferred requests alone are no work."""
+        state = self.scheduler.state
+        return bool(state.table.size or state.waiting.head() or state.under_way)
 
     def _take_arrivals(self) -> None:
         if self.source is None:
             return
-        if not self.num_unfinished and not self.paused:
+        if not self.has_work and not self.paused:
             wake_s = self.source.next_arrival_s()
             if wake_s is not None and wake_s < math.inf:
                 self.clock.skip_to(wake_s)
@@ -86,7 +151,7 @@ class Engine:
             self.submit(request)
 
     def _may_run(self) -> bool:
-        if not self.num_unfinished:
+        if not self.has_work:
             return False
         if not self.paused:
             return True
@@ -101,22 +166,10 @@ class Engine:
         self._told_paused = self.paused
         return self.observer.idle_record(self.clock_s, self.knobs_version, self.paused)
 
-    def _plan(self, now_s: float) -> tuple[StepPlan, float | None]:
-        began_s = time.perf_counter()
-        plan = self.scheduler.schedule(now_s)
-        return plan, None if self.clock.simulated else time.perf_counter() - began_s
-
-    def _execute(self, plan: StepPlan, start_s: float) -> tuple[float, float, Any]:
-        began_s = time.perf_counter()
-        result = self.worker.execute(plan)
-        self.texts, self.sampled = result.texts, result.sampled
-        end_s = self.clock.advance(result.elapsed_s)
-        execute_s = end_s - start_s if self.clock.simulated else time.perf_counter() - began_s
-        return end_s, execute_s, result
-
     def skip_to(self, time_s: float) -> None:
         """Pass time without stepping: nothing was to be done, or steps were taken elsewhere (see `stretch`)."""
         self.clock.skip_to(time_s)
+        self._last_end_s = time_s
         self._told_paused = self.paused
 
     def submit(self, request: Request) -> Refusal | None:

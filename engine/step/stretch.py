@@ -101,6 +101,7 @@ class Stretch(msgspec.Struct, frozen=True):
                 step=common.step + step + 1,
                 start_s=start_s,
                 end_s=end_s,
+                planned_s=start_s,
                 execute_s=end_s - start_s,
                 rows=rows.tobytes(),
                 itl_s=self.itl_s[step * width : (step + 1) * width],

@@ -153,7 +153,7 @@ def run(scenario: Scenario, slo: Slo | None = None) -> dict[str, Any]:
 
 
 def _report(engine: Engine, slo: Slo | None) -> Report:
-    report = Report(slo, block_size=engine.header.block_size)
+    report = Report(slo, None, engine.header.block_size, engine.header.settings.get("front_end_s"))
     report.workload = engine.header.workload
     return report
 

@@ -50,8 +50,17 @@ def test_ttft_of_those_that_came_does_not_speak_for_those_that_wait() -> None:
     source = Script([ask("zzz", 4, 3000), *arriving])
     found, history = changed(engine_of(source=source, **ROOMY), max_num_seqs=1)
     assert history.latest is not None and history.latest.oldest_wait_s is not None
-    (said,) = verdicts(found, "TTFT")
-    assert said.endswith("s waiting") and 0 < float(said.partition("s ")[0]) <= history.latest.oldest_wait_s
+    assert verdicts(found, "TTFT") == {"worse"}
+    p95 = next(figure for figure in found.figures if figure.name == "TTFT p95 ms")
+    assert p95.bounds[1] and p95.after is not None and p95.after > 1000
+
+
+def test_a_side_of_which_too_many_are_open_is_not_judged() -> None:
+    """Waits that are short yet may still grow to anything."""
+    figure = Figure("TTFT p50 ms", 10.0, 5.0, 99, 99, True, bounds=(False, True), after_most=float("inf"))
+    assert figure.verdict == "cannot tell"
+    surely = Figure("TTFT p50 ms", 10.0, 5.0, 99, 99, True, bounds=(False, True), after_most=6.0)
+    assert surely.verdict == "better"
 
 
 def test_a_queue_that_moves_is_no_reason_against_praise() -> None:

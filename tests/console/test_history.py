@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,7 +11,11 @@ import pytest
 from schedtop.console.past.history import KEYFRAME_EVERY, History
 from schedtop.console.past.latency import Samples, collect, merge
 from schedtop.engine.contract.telemetry import Arrival, Bye, Notice, Refusal, StepRecord, TextDelta, Totals
+from schedtop.engine.golden.case import prompt_tokens, read_case
 from synthetic import SyntheticEngine
+
+from tests.engine.harness import ask as request_of
+from tests.engine.harness import engine_of
 
 BUSY = {"rate": 12.0, "num_blocks": 300}
 
@@ -275,6 +280,26 @@ def test_another_engine_on_the_same_address_is_an_event() -> None:
     for message in (again.header(started_at=1_760_000_100.0), again.snapshot(), *again.records(3)):
         history.apply(message)
     [event] = history.of_kind("N")
-    assert "another engine, started at" in event.describe() and history.live.step == 3
+    assert "a new engine (started at" in event.describe() and history.live.step == 3
     history.apply(again.header(started_at=1_760_000_100.0))
     assert len(list(history.of_kind("N"))) == 1, "the same one again is no other"
+
+
+def test_the_first_step_of_a_session_counts() -> None:
+    """Two prompts of 64 tokens, the second of which finds 48 of them: 37.5 %, however early the first came."""
+    case = read_case(Path(__file__).parents[1] / "golden" / "field" / "hits-D3.json")
+    config = {name: getattr(case.config, name) for name in ("block_size", "num_blocks", "max_num_batched_tokens")}
+    first, second = (request_of(asked.id, prompt_tokens(asked).tolist(), outputs=2) for asked in case.requests)
+    engine, history = engine_of(first, **config, enable_prefix_caching=True), History()
+    for message in (engine.header, engine.snapshot(), engine.step(), engine.step()):
+        assert message is not None
+        history.apply(message)
+    engine.submit(second)
+    while not engine.exhausted:
+        record = engine.step()
+        assert record is not None
+        history.apply(record)
+    rates = history.rates(history.now(), 60.0)
+    assert rates is not None
+    assert rates.hit_rate == 0.375
+    assert rates.steps == engine.observer.step / engine.clock_s

@@ -67,7 +67,7 @@ async def test_too_small_says_what_it_needs_and_recovers_with_the_selection() ->
         assert "needs 60x12" in seat.text and "50x10" in seat.text
         await seat.pilot.resize_terminal(80, 24)
         await seat.settle()
-        assert "[3]" in seat.text and "needs" not in seat.text
+        assert "[3]" in seat.text and "schedtop needs" not in seat.text
         assert seat.live.requests.selected == selected
 
 
@@ -350,7 +350,7 @@ async def test_a_step_far_back_is_in_sight_with_the_steps_around_it() -> None:
         await seat.settle()
         shown = seat.live.batch_panel.shown_steps()
         assert shown[0].seq < first + 100 < shown[-1].seq
-        assert f"columns {shown[0].step}-{shown[-1].step}" in seat.lines[1]
+        assert f"columns {shown[0].step}-{shown[-1].step}" in seat.lines[2]
         assert f"oldest {shown[0].step}" in seat.text and f"up to {shown[-1].step}, newest 600" in seat.text
         assert "▲" in seat.text
         text = await seat.press("right")
@@ -477,7 +477,7 @@ async def test_events_are_listed_by_weight() -> None:
 async def test_zoom_fills_the_screen_and_escape_never_quits() -> None:
     async with seated() as seat:
         await seat.press("3", "z")
-        assert seat.live.requests.size.height == 43 and "[2]" not in seat.text
+        assert seat.live.requests.size.height == 42 and "[2]" not in seat.text
         await seat.press("escape", "escape", "escape")
         assert "[2]" in seat.text and seat.app.is_running
 

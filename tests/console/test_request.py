@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
-from links import EngineLink
+from links import EngineLink, PlayedLink
 from schedtop.console.life.reader import read_life, sharers
 from schedtop.console.past.history import History
 from schedtop.console.screens.live import LiveScreen
@@ -223,3 +224,25 @@ async def test_what_came_before_the_console_is_blank() -> None:
         assert "partly unknown" in title
         assert "    " in bar
         assert "unknown" in parts and "prefill 0.0s" not in parts
+
+
+async def test_a_long_id_is_told_apart_filtered_and_shown_whole() -> None:
+    engine = SyntheticEngine(rate=12.0)
+    records = engine.records(60)
+    long = "chatcmpl-___prefill_addr_10.0.0.1:8000___decode_addr_10.0.0.2:8000_5b1f6f0e-{}"
+    renamed = [
+        msgspec.structs.replace(
+            record,
+            arrivals=tuple(msgspec.structs.replace(a, id=long.format(a.number)) for a in record.arrivals),
+        )
+        for record in records
+    ]
+    link = PlayedLink([engine.header(), SyntheticEngine(rate=12.0).snapshot(), *renamed])
+    async with seated(link=link) as seat:
+        number = seat.live.requests.listed[0]
+        rows = [line for line in seat.lines if line[2:].startswith("chatcmpl") and "~" in line[:32]]
+        assert len({row[2:].split()[0] for row in rows}) == len(rows) > 1
+        await seat.press("/", *f"{number}", "enter")
+        assert number in seat.live.requests.listed
+        await seat.press("enter")
+        assert long.format(number) in seat.text.replace("\n", "")

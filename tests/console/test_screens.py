@@ -21,7 +21,7 @@ async def test_too_small_says_what_is_needed_and_comes_back(keys: tuple[str, ...
         await seat.settle()
         assert "schedtop needs" not in seat.text
         assert seat.app.screen.focused is not None, "the panel that had the focus has it again"
-        assert seat.lines[1][:40] == before.split("\n")[1][:40]
+        assert seat.lines[2][:40] == before.split("\n")[2][:40]
 
 
 @pytest.mark.parametrize("size", [(60, 12), (79, 23), (80, 24), (139, 39), (300, 80), (61, 200), (400, 13)])

@@ -105,3 +105,12 @@ def test_the_ascii_set_is_ascii_and_has_the_same_shape() -> None:
 def test_our_own_signs_are_spelt_in_ascii() -> None:
     assert to_ascii("watermark: 7 − 5 < 3, 16→12 …") == "watermark: 7 - 5 < 3, 16->12 ~"
     assert to_ascii("é") == "?"
+
+
+@pytest.mark.parametrize("width", [12, 18, 30])
+def test_ids_of_a_server_differ_where_they_are_cut(width: int) -> None:
+    prefix = "chatcmpl-___prefill_addr_10.0.0.1:8000___decode_addr_10.0.0.2:8000_"
+    one, two = (f"{prefix}{tail}" for tail in ("3f2a9c1e77", "3f2a9c1e78"))
+    assert text.identity(one, width) != text.identity(two, width)
+    assert len(text.identity(one, width)) == width and "~" in text.identity(one, width)
+    assert text.identity(one) == one and text.identity("r-1", width) == "r-1"

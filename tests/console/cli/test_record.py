@@ -139,7 +139,7 @@ def test_what_cannot_be_decided_again_is_refused_by_name(tmp_path: Path, monkeyp
     with Recording(path) as recording, pytest.raises(RecordingError) as refused:
         verify_recording(recording)
     assert str(refused.value).endswith(
-        "is of a server with async scheduling (--no-async-scheduling is without), a KV connector:"
+        "is of an engine with async scheduling (--no-async-scheduling is without), a KV connector:"
         " that cannot be decided again here"
     )
 

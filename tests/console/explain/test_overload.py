@@ -38,7 +38,7 @@ def test_overload_is_told_before_all_else() -> None:
     assert backlog.numbers["waiting"] == run.records[-1].waiting > 250
     assert "token budget" in limits.words or "input budget" in limits.words
     assert finding.advice[0].knob == "max_num_batched_tokens" and finding.advice[0].direction == "up"
-    assert "less load" in finding.advice[-1].words
+    assert "less load, or more engines" in finding.advice[-1].words
     assert run.log().ranked()[0].finding.id == "overload"
 
 

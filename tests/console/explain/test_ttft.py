@@ -107,8 +107,6 @@ def test_the_sequence_cap() -> None:
         sum(r.scheduled_tokens for r in queued) / sum(r.token_budget for r in queued)
     )
     assert [(a.knob, a.direction, a.now) for a in finding.advice] == [("max_num_seqs", "up", "8")]
-    assert finding.advice[0].up
-    assert finding.advice[0].down
     assert "queue-low-use" not in run.findings()
 
 

@@ -52,8 +52,9 @@ class Seat(Operator):
         """Wait, however long it takes here."""
         while not holds():
             await self.pilot.pause(0.02)
+        await self.settle()
         self.app.paint()
-        await self.pilot.pause()
+        await self.settle()
         return self.text
 
     async def outcome(self) -> str:

@@ -132,6 +132,13 @@ def test_what_cannot_be_served_is_told_at_once(engine: EngineProcess, prompt: An
         assert follow(client, Seen(), lambda seen: seen.ends).ends, "the engine goes on"
 
 
+def test_a_bias_for_a_token_that_is_none_is_refused(engine: EngineProcess) -> None:
+    with join(engine) as client:
+        client.send(submit(1, sampling=t.Sampling(logit_bias=((1 << 30, 1.0),))))
+        reply = follow(client, Seen(), lambda seen: seen.replies).replies[1]
+        assert not reply.ok and reply.number == -1 and "logit_bias" in reply.text
+
+
 def test_an_abort_and_a_hang_up_free_everything(engine: EngineProcess) -> None:
     with join(engine) as client, join(engine) as other:
         client.send(t.Pause(90))

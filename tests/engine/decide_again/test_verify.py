@@ -143,7 +143,11 @@ def test_settings_that_no_scheduler_has(recording: Recording, tmp_path: Path, co
         verify_recording(other)
 
 
-CASES = sorted(Path(__file__).parents[2].joinpath("golden").glob("*.json"))
+CASES = [
+    path
+    for path in sorted(Path(__file__).parents[2].joinpath("golden").glob("*.json"))
+    if b'"kv_connector"' not in path.read_bytes()  # a case's store answers only in a replay
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda path: path.stem)
@@ -158,5 +162,9 @@ def test_a_recorded_golden_case_is_decided_the_same(case: Path, tmp_path: Path) 
             if record is not None:
                 writer.write(record)
     with Recording(tmp_path / "case.schedtop") as recording:
+        if untold := engine.header.settings.get("undecidable"):
+            with pytest.raises(RecordingError, match=untold[0]):
+                verify_recording(recording)
+            return
         verdict = verify_recording(recording)
     assert verdict.equal, str(verdict.difference)

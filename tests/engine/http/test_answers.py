@@ -102,11 +102,12 @@ def test_a_stop_string_ends_the_answer_before_it_and_frees_the_request(served: S
 
 
 def test_a_clients_own_id_is_the_requests(served: Served) -> None:
-    body = {"prompt": "x", "max_tokens": 1}
+    body = {"prompt": "x", "max_tokens": 1, "user": "somebody"}
     response = served.post("/v1/completions", body, headers={"x-request-id": "bench-7"})
     assert response.json()["id"] == "cmpl-bench-7"
     for record in served.records():
-        if any(arrival.id == "cmpl-bench-7" for arrival in record.arrivals):
+        if found := [arrival for arrival in record.arrivals if arrival.id == "cmpl-bench-7"]:
+            assert found[0].client == "somebody"
             break
 
 
@@ -147,6 +148,14 @@ def test_what_asks_for_nothing_is_accepted(served: Served, neutral: dict[str, An
         ({"max_tokens": 1 << 40}, "max_tokens"),
         ({"max_tokens": "many"}, "max_tokens"),
         ({"priority": 1 << 40}, "priority"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"frequency_penalty": "much"}, "frequency_penalty"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {"-5": 1}}, "logit_bias"),
+        ({"logit_bias": {"999999999": 1}}, "logit_bias"),
+        ({"logit_bias": {"word": 1}}, "logit_bias"),
         ({"stream": "yes"}, "stream"),
         ({"prompt": {}}, "prompt"),
         ({"prompt": ["one", "two"]}, "prompt"),

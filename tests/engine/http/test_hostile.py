@@ -146,3 +146,10 @@ def test_nothing_that_was_sent_is_in_the_log(served: Served) -> None:
     served.http.post("/v1/completions", content=json.dumps({"prompt": {"x": secret}}))
     served.http.get(f"/{secret}")
     assert secret not in "\n".join(served.engine.stderr_tail())
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://[", "http://localhost.evil.example:80"])
+def test_a_page_of_another_site_is_403(served: Served, origin: str) -> None:
+    response = served.post("/v1/completions", {"prompt": "x"}, headers={"origin": origin})
+    assert response.status_code == 403
+    assert served.http.get("/health", headers={"origin": "http://localhost:3000"}).status_code == 200

@@ -51,7 +51,7 @@ def records(draw: st.DrawFn) -> t.StepRecord:
     }
     fields |= {name: draw(st.booleans()) for name in ("executed", "paused")}
     fields |= {name: draw(floats) for name in ("start_s", "end_s", "execute_s")}
-    fields |= {name: draw(st.none() | floats) for name in ("schedule_s", "update_s", "oldest_wait_s")}
+    fields |= {name: draw(st.none() | floats) for name in ("schedule_s", "update_s", "oldest_wait_s", "planned_s")}
     tables = draw(st.lists(st.tuples(number, ids), max_size=3))
     fields |= {
         "limiter": draw(st.sampled_from(["none", "blocks"])),

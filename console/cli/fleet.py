@@ -1,0 +1,251 @@
+"""What a fleet is made of: engines that tell their steps, and servers that have a metrics page."""
+
+from __future__ import annotations
+
+import glob
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from schedtop.console.feed import Feed, Link
+from schedtop.console.fleet.rows import Row, row_of, summed, worded
+from schedtop.console.past.history import History
+from schedtop.console.past.latency import merge
+from schedtop.engine.channel.client import ChannelClient
+from schedtop.engine.contract.harmless import one_line
+from schedtop.engine.contract.telemetry import Incoming, Outgoing
+from schedtop.engine.scrape.fetch import Fetcher
+from schedtop.engine.scrape.page import EngineKey, PageError, Reading
+from schedtop.engine.scrape.window import Window, describe, merged, percentile
+
+FETCH_EVERY_S = 1.0
+MOST_PATIENT_S = 30.0
+"""A server that does not answer is asked ever less often, but at least this often."""
+
+
+def is_page(address: str) -> bool:
+    """Whether an address is a metrics page's."""
+    return address.startswith(("http://", "https://"))
+
+
+def expand(addresses: Sequence[str]) -> list[str]:
+    """Patterns of socket paths (`unix:/tmp/v-*.sock`) become the paths they match, in order."""
+    found = []
+    for address in addresses:
+        path = address.removeprefix("unix:")
+        is_pattern = not is_page(address) and not address.startswith("tcp:") and glob.has_magic(path)
+        found += [f"unix:{match}" for match in sorted(glob.glob(path))] if is_pattern else [address]
+    return list(dict.fromkeys(found))
+
+
+class Member(Protocol):
+    """One address of a fleet. `rows` is called on the screen's thread."""
+
+    def rows(self, window_s: float) -> list[Row]: ...
+    def start(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class PageRows:
+    """What one server's page told so far. `state` says why nothing new comes."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.state = "connecting"
+        self.windows: dict[EngineKey, Window] = {}
+        self.lock = threading.Lock()
+
+    def take(self, at_s: float, engines: dict[EngineKey, Reading]) -> None:
+        """Take in the readings of a page."""
+        with self.lock:
+            self.windows = {key: self.windows.get(key) or Window() for key in engines}
+            for key, reading in engines.items():
+                self.windows[key].add(at_s, reading)
+            self.state = ""
+
+    def rows(self, window_s: float) -> list[Row]:
+        with self.lock:
+            if not self.windows:
+                return [Row(self.name, state=self.state)]
+            several = len(self.windows) > 1
+            return [self._row(key, window, window_s, several) for key, window in sorted(self.windows.items())]
+
+    def _row(self, key: EngineKey, window: Window, window_s: float, several: bool) -> Row:
+        newest = window.newest
+        assert newest is not None
+        name = f"{self.name} {key.model} {f'engine {key.engine}' if several else ''}"
+        queries, hits = window.added("cache_queries", window_s), window.added("cache_hits", window_s)
+        return Row(
+            name=one_line(name).strip(),
+            state=self.state,
+            running=newest.gauges.get("running"),
+            waiting=newest.gauges.get("waiting"),
+            kv_usage=newest.gauges.get("kv_usage"),
+            output_per_s=window.rate("output_tokens", window_s),
+            prompt_per_s=window.rate("prompt_tokens", window_s),
+            preemptions=newest.counters.get("preemptions"),
+            hit_rate=hits[0] / queries[0] if hits and queries and queries[0] else None,
+            ttft=_bounds(window.buckets("ttft", window_s)),
+            itl=_bounds(window.buckets("itl", window_s)),
+            restarts=window.restarts,
+        )
+
+
+class PageMember(PageRows):
+    """A server's page, fetched on a thread of its own. `on_page` gets every page, or why there was none."""
+
+    def __init__(self, address: str, now: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(address.split("://", 1)[1].rstrip("/"))
+        self.on_page: Callable[[float, str, dict[EngineKey, Reading], str], None] = lambda *_: None
+        self._fetcher, self._now = Fetcher(address), now
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="scrape", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+
+    def _run(self) -> None:
+        wait_s = FETCH_EVERY_S
+        while not self._closing.wait(wait_s if self.state != "connecting" else 0.0):
+            wait_s = FETCH_EVERY_S if self.fetch_once() else min(2 * wait_s, MOST_PATIENT_S)
+        self._fetcher.close()
+
+    def fetch_once(self) -> bool:
+        """Fetch the page now; False if that failed, which `state` explains."""
+        try:
+            engines = self._fetcher.fetch()
+        except PageError as error:
+            return self._failed(str(error))
+        except Exception as error:  # whatever a server sends, the console goes on
+            return self._failed(f"{type(error).__name__}: {error}")
+        self.take(self._now(), engines)
+        self.on_page(time.time(), self.name, engines, "")
+        return True
+
+    def _failed(self, why: str) -> bool:
+        self.state = one_line(why)
+        self.on_page(time.time(), self.name, {}, self.state)
+        return False
+
+
+def _bounds(buckets: list[tuple[float, float]] | None) -> tuple[str, str]:
+    return describe(percentile(buckets, 0.5)), describe(percentile(buckets, 0.95))
+
+
+class EngineMember:
+    """An engine that tells its steps."""
+
+    def __init__(self, address: str, connect: Callable[[str], Link]) -> None:
+        self.address = address
+        self.history = History()
+        self._feed = Feed(
+            _Later(lambda: connect(address)),
+            self.history,
+            self._changed,
+            lambda reply: None,
+            lambda: connect(address),
+        )
+
+    def start(self) -> None:
+        self._feed.start()
+
+    def close(self) -> None:
+        self._feed.close()
+
+    def _changed(self) -> None:
+        self._feed.looked()
+
+    def rows(self, window_s: float) -> list[Row]:
+        status = self._feed.status
+        state = "" if status.state == "open" else one_line(status.cause or status.state)
+        with self.history.lock:
+            header = self.history.header
+            model = one_line(header.model) if header is not None else ""
+            return [row_of(f"{self.address} {model}".strip(), self.address, state, self.history, window_s)]
+
+
+class _Later:
+    """A link that is opened by the feed's own thread: one that does not answer must not hold the screen up."""
+
+    def __init__(self, connect: Callable[[], Link]) -> None:
+        self._connect = connect
+        self._link: Link | None = None
+
+    def receive(self, timeout_s: float) -> Outgoing | None:
+        if self._link is None:
+            self._link = self._connect()
+        return self._link.receive(timeout_s)
+
+    def send(self, command: Incoming) -> None:
+        raise OSError("a fleet commands nothing")
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+
+
+def merged_pages(pages: Sequence[PageRows], kind: str, window_s: float) -> tuple[str, str]:
+    """p50 and p95 over the buckets of all engines of all pages."""
+    parts = []
+    for page in pages:
+        with page.lock:
+            parts += [window.buckets(kind, window_s) for window in page.windows.values()]
+    return _bounds(merged(parts))
+
+
+class Members:
+    """A fleet of addresses."""
+
+    def __init__(self, addresses: Sequence[str], token_file: str | None = None) -> None:
+        def connect(address: str) -> Link:
+            return ChannelClient.connect(address, token_file=token_file, read_only=True)
+
+        self.pages = [PageMember(address) for address in addresses if is_page(address)]
+        self.engines = [EngineMember(address, connect) for address in addresses if not is_page(address)]
+
+    @property
+    def _all(self) -> list[Member]:
+        return [*self.engines, *self.pages]
+
+    def start(self) -> None:
+        for member in self._all:
+            member.start()
+
+    def close(self) -> None:
+        for member in self._all:
+            member.close()
+
+    def rows(self, window_s: float) -> list[Row]:
+        return [row for member in self._all for row in member.rows(window_s)]
+
+    def total(self, window_s: float) -> Row | None:
+        """Sums; percentiles only over what can be merged: all pages, or all engines that tell their steps."""
+        rows = self.rows(window_s)
+        if not self.engines:
+            return summed(rows, self._merged_pages("ttft", window_s), self._merged_pages("itl", window_s))
+        if not self.pages:
+            return summed(rows, self._merged_steps("ttft", window_s), self._merged_steps("itl", window_s))
+        return summed(rows)
+
+    def _merged_pages(self, kind: str, window_s: float) -> tuple[str, str]:
+        return merged_pages(self.pages, kind, window_s)
+
+    def _merged_steps(self, kind: str, window_s: float) -> tuple[str, str]:
+        parts = []
+        for engine in self.engines:
+            with engine.history.lock:
+                parts += engine.history.latency_columns(kind, engine.history.now(), window_s, 1)
+        return worded(merge(parts))
+
+    def notes(self) -> list[str]:
+        if not self.pages:
+            return ["Percentiles of all together are over all their samples; KV usage is never added up."]
+        return [
+            "A page tells percentiles by bucket: ≤10 ms is the first one, 25–50 ms the one between those bounds.",
+            "Batches, the head of the queue, victims, blocks and limits are not on it: start the server with"
+            " SCHEDTOP_ATTACH=unix:PATH and attach to that (docs/vllm.md).",
+        ]

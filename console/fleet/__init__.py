@@ -1,0 +1,1 @@
+"""Several engines on one screen: a row each, sums below, and the way into one."""

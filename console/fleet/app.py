@@ -1,0 +1,172 @@
+"""The fleet's screen: a row per engine, all together below, and what is not known."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar, Protocol
+
+from rich.text import Text
+from schedtop.console.drawing import text
+from schedtop.console.fleet.rows import NA, Fleet, Row, imbalances
+from schedtop.console.terminal.driver import ConsoleDriver
+from textual.app import App
+from textual.binding import Binding, BindingType
+from textual.drivers.linux_driver import LinuxDriver
+from textual.widgets import DataTable, Sparkline, Static
+
+if TYPE_CHECKING:
+    from textual.app import ComposeResult
+
+LOOK_EVERY_S = 1.0
+WINDOWS_S = (10.0, 60.0, 300.0, 900.0)
+HISTORY = 900
+"""Looks that the curve of output tokens holds."""
+
+COLUMNS = (
+    "engine",
+    "running",
+    "waiting",
+    "KV",
+    "out/s",
+    "in/s",
+    "TTFT p50",
+    "p95",
+    "ITL p50",
+    "p95",
+    "preempt",
+    "hits",
+    "",
+)
+
+
+class FleetApp(App[str]):
+    """Left with the address of an engine to open, or None."""
+
+    CSS: ClassVar[str] = """
+    #title { height: 1; }
+    DataTable { height: 1fr; }
+    #curve-title { height: 1; color: $text-muted; }
+    Sparkline { height: 3; }
+    #notes { height: auto; max-height: 6; color: $text-muted; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "quit"),
+        Binding("plus,equals_sign", "window(1)", "longer"),
+        Binding("minus", "window(-1)", "shorter"),
+    ]
+    ENABLE_COMMAND_PALETTE: ClassVar[bool] = False
+
+    def __init__(self, fleet: Fleet, title: str, *, theme: str | None = None) -> None:
+        super().__init__(driver_class=ConsoleDriver if issubclass(self.get_driver_class(), LinuxDriver) else None)
+        self._fleet, self._heading = fleet, title
+        self._window = 1
+        self._rows: list[Row] = []
+        self._curve: list[float] = []
+        if theme in self.available_themes:
+            self.theme = theme
+
+    def compose(self) -> ComposeResult:
+        yield Static(id="title")
+        yield DataTable(cursor_type="row", zebra_stripes=True)
+        yield Static("output tokens/s of all", id="curve-title")
+        yield Sparkline([])
+        yield Static(id="notes")
+
+    def on_mount(self) -> None:
+        table = self.query_one(DataTable)
+        for place, name in enumerate(COLUMNS):
+            table.add_column(name, key=str(place))
+        self.look()
+        self.set_interval(LOOK_EVERY_S, self.look)
+
+    def look(self) -> None:
+        """Show the present."""
+        window_s = WINDOWS_S[self._window]
+        self._rows = list(self._fleet.rows(window_s))
+        total = self._fleet.total(window_s)
+        table, marked = self.query_one(DataTable), imbalances(self._rows)
+        shown = [_cells(row, marked.get(place, "")) for place, row in enumerate(self._rows)]
+        shown += [_cells(total, "")] if total is not None else []
+        if table.row_count != len(shown):
+            cursor = table.cursor_row
+            table.clear()
+            for place, cells in enumerate(shown):
+                table.add_row(*cells, key=str(place))
+            table.move_cursor(row=min(cursor, max(0, len(shown) - 1)))
+        else:
+            for place, cells in enumerate(shown):
+                for column, cell in enumerate(cells):
+                    table.update_cell(str(place), str(column), cell, update_width=True)
+        known = [row.output_per_s for row in self._rows if row.output_per_s is not None]
+        self._curve = [*self._curve[-HISTORY:], sum(known)]
+        self.query_one(Sparkline).data = self._curve
+        self.query_one("#title", Static).update(
+            Text(f" schedtop  {self._heading}   window {window_s:g} s   + - window   Enter opens   q quit")
+        )
+        self.query_one("#notes", Static).update(Text("\n".join(self._fleet.notes())))
+
+    def action_window(self, by: int) -> None:
+        self._window = max(0, min(len(WINDOWS_S) - 1, self._window + by))
+        self.look()
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        place = event.cursor_row
+        if place < len(self._rows):
+            row = self._rows[place]
+            if row.address and not row.state:
+                self.exit(row.address)
+            else:
+                why = row.state or "its page tells no steps: start the server with SCHEDTOP_ATTACH (docs/vllm.md)"
+                self.notify(Text(why).plain, title=Text(row.name).plain, markup=False)
+
+
+class Played(Fleet, Protocol):
+    """A fleet of the past."""
+
+    def move(self, seconds: float) -> None: ...
+    def toggle(self) -> None: ...
+
+
+class ReplayApp(FleetApp):
+    """The same screen over recorded pages."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("space", "play", "play"),
+        Binding("left", "move(-10)", "back", priority=True),
+        Binding("right", "move(10)", "on", priority=True),
+    ]
+
+    def __init__(self, pages: Played, title: str) -> None:
+        super().__init__(pages, title)
+        self._pages = pages
+
+    def action_play(self) -> None:
+        self._pages.toggle()
+        self.look()
+
+    def action_move(self, seconds: int) -> None:
+        self._pages.move(seconds)
+        self.look()
+
+
+def _cells(row: Row, mark: str) -> list[Text]:
+    if row.state:
+        return [Text(row.name), *[Text("")] * (len(COLUMNS) - 2), Text(row.state, style="bold")]
+    note = f"! {mark}" if mark else ""
+    if row.restarts:
+        note = f"{note} restarted {row.restarts}x".strip()
+    figures = [
+        _count(row.running),
+        _count(row.waiting),
+        NA if row.kv_usage is None else f"{row.kv_usage:.0%}",
+        NA if row.output_per_s is None else text.rate(row.output_per_s),
+        NA if row.prompt_per_s is None else text.rate(row.prompt_per_s),
+        *row.ttft,
+        *row.itl,
+        _count(row.preemptions),
+        NA if row.hit_rate is None else f"{row.hit_rate:.0%}",
+    ]
+    return [Text(row.name), *[Text(figure, justify="right") for figure in figures], Text(note, style="bold")]
+
+
+def _count(value: float | None) -> str:
+    return NA if value is None else text.count(int(value))

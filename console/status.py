@@ -1,0 +1,108 @@
+"""What holds the engine back, in one sentence; and the facts of the Live screen as plain lines. No drawing here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from schedtop.console.drawing import text
+from schedtop.console.explain.log import Entry
+from schedtop.console.past import sample_sizes as enough
+from schedtop.console.past.latency import KINDS, merge
+from schedtop.console.past.past import Moment, Past
+from schedtop.engine.contract.telemetry import describe_head
+
+SHARES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
+WINDOW_S = 60.0
+
+
+def sentence(history: Past, moment: Moment, entries: list[Entry]) -> tuple[str, str]:
+    """The one thing that holds the engine back, with the role of its colour: the gravest finding's own words."""
+    state, head = moment.state, moment.record.head if moment.record is not None else None
+    queue = ""
+    if head is not None and state.num_waiting:
+        queue = f"{state.num_waiting} waiting, head {history.name(head.number)}: {describe_head(head)}"
+    active = next((entry for entry in entries if entry.active), None)
+    if active is not None:
+        return active.shown.title + (
+            f". {queue}" if queue else ""
+        ), "breach" if active.shown.severity > 1 else "warn"
+    if state.paused:
+        return "The engine is paused" + (f". {queue}" if queue else ""), "warn"
+    if queue:
+        return f"{queue[0].upper()}{queue[1:]}", "text"
+    if state.requests:
+        return f"Nothing is held back: {state.num_running} running, queue is empty", "muted"
+    return "No requests", "muted"
+
+
+def facts(history: Past, entries: list[Entry], slos_s: dict[str, float]) -> dict[str, Any]:
+    """The Live screen's facts as plain values: times in seconds, None where there are too few samples."""
+    moment, header = history.now(), history.header
+    state, record = moment.state, moment.record
+    rates = history.rates(moment)
+    latency = {}
+    for kind in KINDS:
+        samples = merge(history.latency_columns(kind, moment, WINDOW_S, 60))
+        figures = {name: enough.quantile(samples, share) for name, share in SHARES}
+        met = samples.within(slos_s[kind]) / samples.n if kind in slos_s and samples.n else None
+        latency[kind] = {**figures, "n": samples.n, "slo_s": slos_s.get(kind), "within_slo": met}
+    blocks = record.blocks if record is not None else None
+    return {
+        "model": header.model if header is not None else None,
+        "device": header.device if header is not None else None,
+        "step": state.step,
+        "clock_s": state.clock_s,
+        "paused": state.paused,
+        "running": state.num_running,
+        "waiting": state.num_waiting,
+        "oldest_wait_s": record.oldest_wait_s if record is not None else None,
+        "head": describe_head(record.head) if record is not None and record.head is not None else None,
+        "kv_in_use": blocks.held + blocks.shared if blocks is not None else None,
+        "kv_blocks": blocks.held + blocks.shared + blocks.cached_free + blocks.empty
+        if blocks is not None
+        else None,
+        "steps_per_s": rates.steps if rates is not None else None,
+        "output_tokens_per_s": rates.output_tokens if rates is not None else None,
+        "prompt_tokens_per_s": rates.prompt_tokens if rates is not None else None,
+        "preemptions": state.totals.preemptions,
+        "latency": latency,
+        "knobs": dict(state.knobs),
+        "findings": [entry.shown.title for entry in entries if entry.active],
+        "status": sentence(history, moment, entries)[0],
+    }
+
+
+def page(found: dict[str, Any]) -> Iterator[str]:
+    """The facts as lines to read."""
+    yield f"status: {found['status']}"
+    yield f"engine: {text.clean(found['model'])} on {text.clean(found['device'])}, step {found['step']}"
+    wait = f", oldest wait {text.duration(found['oldest_wait_s'])}" if found["waiting"] else ""
+    yield f"requests: {found['running']} running, {found['waiting']} waiting{wait}"
+    if found["kv_blocks"]:
+        share = text.share(found["kv_in_use"], found["kv_blocks"])
+        yield f"KV: {found['kv_in_use']} of {found['kv_blocks']} blocks in use ({share})"
+    rates = (found["steps_per_s"], found["output_tokens_per_s"], found["prompt_tokens_per_s"])
+    steps, outputs, prompts = (text.rate(rate) for rate in rates)
+    yield f"rates: {steps} steps/s, {outputs} output tokens/s, {prompts} prompt tokens/s"
+    for kind, figures in found["latency"].items():
+        yield f"{kind.upper()}: {_latency(figures)}"
+    yield f"knobs: {', '.join(f'{name} {text.value(value)}' for name, value in found['knobs'].items())}"
+    for title in found["findings"]:
+        yield f"finding: {title}"
+
+
+def brief(found: dict[str, Any]) -> str:
+    """The facts in one line."""
+    used = text.share(found["kv_in_use"], found["kv_blocks"]) if found["kv_blocks"] else text.UNKNOWN
+    latency = ", ".join(f"{kind.upper()} {_latency(figures)}" for kind, figures in found["latency"].items())
+    return (
+        f"step {found['step']}: {found['running']} running, {found['waiting']} waiting, KV {used}, "
+        f"{text.rate(found['output_tokens_per_s'])} tok/s, {latency}. {found['status']}"
+    )
+
+
+def _latency(figures: dict[str, Any]) -> str:
+    words = [f"{name} {text.ms_unit(figures[name])}" for name, _ in SHARES if figures[name] is not None]
+    told = " ".join(words) if words else f"too few samples (n={figures['n']})"
+    return told + (f", {figures['within_slo']:.0%} within SLO" if figures["within_slo"] is not None else "")

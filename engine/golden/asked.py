@@ -1,0 +1,64 @@
+"""What a golden case asks for: its requests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+from schedtop.engine.contract.config import SchedulerConfig
+
+
+class CaseExternal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What the store holds of a request: `tokens` of its prompt, from the start.
+
+    Before `known_step` it cannot say. The first load fails from block `fail_block` of the sequence on, or wholly.
+    """
+
+    tokens: int
+    load_steps: int | None = None
+    known_step: int = 0
+    fail_block: int | str | None = None
+
+
+class CaseImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """`length` tokens of a prompt from `offset` on; without a name it is unlike any other."""
+
+    offset: int
+    length: int
+    name: str | None = None
+
+
+class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`prompt_parts` are [seed, length] pairs; token i of a part is (seed * 1000003 + i * 7919) % 32000.
+
+    Its `stop_after`-th output is a stop token, which ends it. Before step `ready_step` it is not ready, as if a grammar
+    were compiling.
+    """
+
+    id: str
+    arrival_step: int
+    max_tokens: int
+    prompt_parts: list[tuple[int, int]] = []
+    prompt: list[int] | None = None
+    priority: int = 0
+    stop_after: int | None = None
+    cache_salt: str | None = None
+    skip_reading_prefix_cache: bool = False
+    lora: int | None = None
+    images: list[CaseImage] = []
+    external: CaseExternal | None = None
+    send_steps: int | None = None
+    ready_step: int = 0
+
+
+def unrecorded(config: SchedulerConfig, requests: Sequence[CaseRequest]) -> list[str]:
+    """What decides a case and no recording of it tells; empty where the recording can be decided again."""
+    found = {
+        "adapters": any(request.lora is not None for request in requests),
+        "images": any(request.images for request in requests),
+        "requests that skip the prefix cache": any(request.skip_reading_prefix_cache for request in requests),
+        "pooling requests": config.pooling,
+        "a KV connector": config.kv_connector is not None,
+        "arrivals between steps that were planned ahead": config.max_concurrent_batches > 1,
+    }
+    return [name for name, is_there in found.items() if is_there]

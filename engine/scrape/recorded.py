@@ -1,0 +1,111 @@
+"""Recordings of metrics pages: a line of JSON per page that was read, after a line that says what the file is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+from schedtop.engine.scrape.page import EngineKey, PageError, Reading
+
+KIND = "schedtop metrics recording"
+VERSION = 1
+MAX_FILE_BYTES = 1 << 30
+
+
+Kind = TypeVar("Kind", bound=msgspec.Struct)
+
+
+class Opening(msgspec.Struct, frozen=True):
+    """The first line."""
+
+    kind: str
+    version: int
+
+
+class PageRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one server's page said at a time (Unix seconds), or why it said nothing."""
+
+    at_s: float
+    server: str
+    engines: list[tuple[str, str, Reading]] = []
+    error: str = ""
+
+    def readings(self) -> dict[EngineKey, Reading]:
+        """By engine, as `read_page` gives them."""
+        return {EngineKey(model, engine): reading for model, engine, reading in self.engines}
+
+
+class PageWriter:
+    """Appends to a new file; what was written is there whatever happens next. Raises `OSError`."""
+
+    def __init__(self, path: str) -> None:
+        self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
+        self._encoder = msgspec.json.Encoder()
+        self.num_pages = 0
+        self._write(Opening(KIND, VERSION))
+
+    def page(self, at_s: float, server: str, engines: dict[EngineKey, Reading], error: str = "") -> None:
+        """One page."""
+        found = [(key.model, key.engine, _finite(reading)) for key, reading in engines.items()]
+        self._write(PageRecord(at_s, server, found, error))
+        self.num_pages += 1
+
+    def _write(self, line: msgspec.Struct) -> None:
+        self._file.write(self._encoder.encode(line) + b"\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+_MOST = 1e308
+"""Stands for infinity, which JSON has not."""
+
+
+def _finite(reading: Reading) -> Reading:
+    return _with_bounds(reading, float("inf"), _MOST)
+
+
+def _with_bounds(reading: Reading, old: float, new: float) -> Reading:
+    histograms = {
+        name: [(new if bound == old else bound, count) for bound, count in buckets]
+        for name, buckets in reading.histograms.items()
+    }
+    return msgspec.structs.replace(reading, histograms=histograms)
+
+
+def is_page_recording(path: Path) -> bool:
+    """Whether a file begins as one."""
+    try:
+        with path.open("rb") as file:
+            return KIND.encode() in file.read(128)
+    except OSError:
+        return False
+
+
+def read_pages(path: Path) -> Iterator[PageRecord]:
+    """The pages of a recording, in order; a last line that is torn is left out. Raises `PageError`."""
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise PageError(f"{path} has more than {MAX_FILE_BYTES >> 30} GiB")
+        with path.open("rb") as file:
+            opening = _line(path, file.readline(), Opening)
+            if opening.kind != KIND or opening.version != VERSION:
+                raise PageError(f"{path} is no metrics recording of version {VERSION}")
+            for line in file:
+                if line.endswith(b"\n"):
+                    record = _line(path, line, PageRecord)
+                    engines = [(a, b, _with_bounds(c, _MOST, float("inf"))) for a, b, c in record.engines]
+                    yield msgspec.structs.replace(record, engines=engines)
+    except OSError as error:
+        raise PageError(f"{path}: {error.strerror}") from None
+
+
+def _line(path: Path, line: bytes, kind: type[Kind]) -> Kind:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise PageError(f"{path}: a line is damaged ({' '.join(str(error).split())[:100]})") from None

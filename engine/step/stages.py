@@ -1,0 +1,18 @@
+"""The stages of a simulated device: each holds one batch, so a batch need not wait for the one before to be through."""
+
+from __future__ import annotations
+
+
+class Stages:
+    """Equal shares of a device that a batch passes one after the other."""
+
+    def __init__(self, count: int) -> None:
+        self._free_s = [0.0] * count
+
+    def run(self, ready_s: float, elapsed_s: float) -> tuple[float, float]:
+        """When a batch that is ready at `ready_s` and takes `elapsed_s` in all is taken up, and when it is through."""
+        share_s, time_s = elapsed_s / len(self._free_s), ready_s
+        taken_up_s = max(ready_s, self._free_s[0])
+        for stage, free_s in enumerate(self._free_s):
+            time_s = self._free_s[stage] = max(time_s, free_s) + share_s
+        return taken_up_s, time_s

@@ -1,0 +1,119 @@
+"""Advice that was measured: values of a finding's knobs, forecast from the present state; Enter stages one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import pytest
+from links import PlayedLink
+from scenes import Run, serve
+from schedtop.console.app import ConsoleApp
+from schedtop.console.explain.finding import Advice
+from schedtop.console.explain.tries import judged, values_of
+from schedtop.console.knobs.staged import Staging
+from schedtop.console.options import ConsoleOptions
+from schedtop.console.past.history import History
+from schedtop.engine.contract.config import WorkloadSpec
+from schedtop.engine.whatif.forecast import Estimate, Forecast, forecast
+from seat import WIDE, Clock
+from test_screen import Seat, taken_in
+
+
+@cache
+def capped() -> Run:
+    return serve(WorkloadSpec(source="mixed", rate=8.0, seed=3), 20, max_num_seqs=8)
+
+
+def measured(header: Any, snapshot: Any, staged: Mapping[str, Any], recent: Any) -> Forecast:
+    return forecast(header, snapshot, staged, recent=recent, horizon_s=4.0, replicas=2)
+
+
+def staging_of(run: Run) -> Staging:
+    history = History()
+    for message in run.messages:
+        history.apply(message)
+    return Staging(history)
+
+
+@pytest.mark.parametrize(
+    ("knob", "direction", "values"),
+    [
+        ("max_num_seqs", "up", [12, 16, 32]),
+        ("max_num_seqs", "down", [6, 4, 2]),
+        ("max_num_seqs", "back to 128", [128]),
+        ("watermark", "up", [0.02, 0.05, 0.1]),
+        ("watermark", "down", []),
+        ("enable_prefix_caching", "off", [False]),
+        ("long_prefill_token_threshold", "on (0 is off)", [256, 1024]),
+    ],
+)
+def test_values_lie_in_the_direction_of_the_advice(knob: str, direction: str, values: list[Any]) -> None:
+    assert values_of(Advice(knob, direction), staging_of(capped())) == values
+
+
+def test_what_a_value_would_do_is_said_and_weighed() -> None:
+    def side(ttft_s: float, preemptions: float) -> dict[str, Estimate]:
+        return {"ttft_p50_s": Estimate(ttft_s, 0.0), "preemptions": Estimate(preemptions, 0.0)}
+
+    found = Forecast(
+        horizon_s=10.0,
+        replicas=2,
+        rate=1.0,
+        base=side(20.0, 10),
+        staged=side(10.0, 2),
+        change=side(-10.0, -8),
+        warnings=[],
+    )
+    tried = judged("watermark", 0.05, found)
+    assert tried.words == "TTFT p50 20.0 s→10.0 s, preemptions 10.0→2.0"
+    assert tried.gain == pytest.approx(0.5)
+
+
+async def explained(make_forecast: Any) -> tuple[ConsoleApp, list[str]]:
+    """The Explain screen on a sequence cap far too low: as it stands once all has been tried, then after Enter."""
+    link, clock = PlayedLink(capped().messages), Clock()
+    app = ConsoleApp(link, ConsoleOptions(theme="dark"), now=clock, make_forecast=make_forecast)
+    async with app.run_test(size=WIDE) as pilot:
+        await taken_in(pilot, link)
+        seat = Seat(app, pilot, clock)
+        await seat.later(4)
+        texts = [await seat.press("x")]
+        for _ in range(400):
+            if "working out" not in texts[0]:
+                break
+            await pilot.pause(0.05)
+            texts[0] = await seat.later(1)
+        await seat.press("tab")
+        while app.screen.why.tried() is None and app.screen.why.line < len(texts[0]):  # type: ignore[attr-defined]
+            line = app.screen.why.line  # type: ignore[attr-defined]
+            await seat.press("down")
+            if app.screen.why.line == line:  # type: ignore[attr-defined]
+                break
+        texts.append(await seat.press("enter"))
+    return app, texts
+
+
+async def test_what_helps_is_shown_best_first_and_enter_stages_it() -> None:
+    app, (text, after) = await explained(measured)
+    lines = [line for line in text.splitlines() if "max_num_seqs" in line and "→" in line]
+    assert lines and "TTFT p95" in lines[0], text
+    assert "staged max_num_seqs" in after
+    assert app.staging.staged["max_num_seqs"] in (12, 16, 32)
+
+
+async def test_none_is_shown_where_none_helps() -> None:
+    def useless(*_: Any) -> Forecast:
+        same = {"ttft_p50_s": Estimate(1.0, 0.0)}
+        none = {"ttft_p50_s": Estimate(0.0, 0.0)}
+        return Forecast(horizon_s=10.0, replicas=1, rate=1.0, base=same, staged=same, change=none, warnings=[])
+
+    app, (text, _) = await explained(useless)
+    assert "none of these helps: max_num_seqs 12" in text
+    assert not app.staging.staged
+
+
+async def test_without_a_forecaster_the_knob_and_its_direction_stand_alone() -> None:
+    _, (text, _) = await explained(None)
+    assert "max_num_seqs up (now 8)" in text and "working out" not in text

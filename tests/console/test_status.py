@@ -1,0 +1,79 @@
+"""The Live screen's facts without a screen."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from schedtop.console.past.history import History
+from schedtop.console.status import brief, facts, page, sentence
+from schedtop.engine.contract.telemetry import describe_head
+from seat import COMPACT, WIDE, seated
+from synthetic import SyntheticEngine
+
+PROGRAM = (sys.executable, "-c", "from schedtop.console.cli.main import main; main()")
+
+
+def told(steps: int, rate: float = 12.0) -> History:
+    engine = SyntheticEngine(rate=rate, num_blocks=300)
+    history = History()
+    for message in (engine.header(), engine.snapshot(), *engine.records(steps)):
+        history.apply(message)
+    return history
+
+
+def test_the_facts_are_those_of_the_records() -> None:
+    history = told(300)
+    latest, found = history.latest, facts(history, [], {"ttft": 0.5})
+    assert latest is not None and latest.head is not None
+    assert (found["running"], found["waiting"]) == (latest.running, latest.waiting)
+    assert found["kv_in_use"] == latest.blocks.held + latest.blocks.shared
+    assert found["latency"]["ttft"]["n"] == sum(len(record.ttft_s) for record in history.records)
+    words = sentence(history, history.now(), [])[0]
+    assert describe_head(latest.head) in words and f"{latest.waiting} waiting" in words
+    assert words in "\n".join(page(found)) and words in brief(found)
+    assert "\x1b" not in "\n".join(page(found))
+
+
+def test_nothing_is_made_up_before_the_first_step() -> None:
+    found = facts(told(0), [], {})
+    assert found["kv_in_use"] is None and found["latency"]["itl"]["p50"] is None
+    assert "No requests" in "\n".join(page(found)) and "too few samples (n=0)" in brief(found)
+
+
+@pytest.mark.parametrize("size", [WIDE, COMPACT])
+async def test_one_line_under_the_header_says_what_holds_the_engine_back(size: tuple[int, int]) -> None:
+    async with seated(size, steps=300) as seat:
+        record = seat.app.history.latest
+        assert record is not None and record.head is not None
+        assert f"{record.waiting} waiting" in seat.lines[1]
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    flags = ("serve", "--device=sim:llama-3.1-8b@h100", "--workload=mixed", "--rate=8")
+    environ = os.environ | {"PYTHONSAFEPATH": "1", "XDG_RUNTIME_DIR": str(tmp_path)}
+    with subprocess.Popen((*PROGRAM, *flags), stderr=subprocess.PIPE, text=True, env=environ) as process:
+        assert process.stderr is not None
+        line = process.stderr.readline()
+        yield "unix:" + line.split()[-1]
+        process.send_signal(signal.SIGTERM)
+        process.wait()
+
+
+def test_an_engine_is_asked_once_and_followed_in_plain_lines(address: str) -> None:
+    environ = os.environ | {"PYTHONSAFEPATH": "1"}
+    once = subprocess.run((*PROGRAM, "status", address, "--json"), capture_output=True, check=True, env=environ)
+    found = json.loads(once.stdout)
+    assert found["device"] == "sim:llama-3.1-8b@h100" and found["step"] > 0
+    with subprocess.Popen((*PROGRAM, "attach", address, "--plain"), stdout=subprocess.PIPE, env=environ) as child:
+        assert child.stdout is not None
+        lines = [child.stdout.readline() for _ in range(2)]
+        child.send_signal(signal.SIGINT)
+    assert all(line.startswith(b"step ") and b"\x1b" not in line for line in lines) and lines[0] != lines[1]

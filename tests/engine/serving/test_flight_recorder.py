@@ -1,0 +1,83 @@
+"""What a console that attaches late is given: the last minutes, as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from schedtop.console.past.history import History
+from schedtop.engine.build import build_engine
+from schedtop.engine.channel import encode
+from schedtop.engine.channel.protocol import FrameBuffer, decode_outgoing
+from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
+from schedtop.engine.contract.telemetry import Outgoing, Snapshot, StepRecord
+from schedtop.engine.serving import flight_recorder
+from schedtop.engine.serving.flight_recorder import FlightRecorder
+from schedtop.engine.step.engine import Engine
+
+
+def engine() -> Engine:
+    workload = WorkloadSpec(source="mixed", rate=4.0)
+    scheduler = {"num_blocks": 500, "max_num_seqs": 12}
+    return build_engine(EngineConfig(device="sim:llama-3.1-8b@l4", workload=workload, scheduler=scheduler))
+
+
+def messages(recorder: FlightRecorder) -> Iterator[Outgoing]:
+    frames = FrameBuffer(1 << 26)
+    frames.feed(b"".join(recorder.recent()))
+    while (body := frames.next()) is not None:
+        yield decode_outgoing(body)
+
+
+def run(recorder: FlightRecorder, served: Engine, steps: int) -> list[StepRecord]:
+    records = []
+    while len(records) < steps:
+        record = served.step()
+        if record is not None:
+            recorder.write(record, encode(record))
+            records.append(record)
+    return records
+
+
+@pytest.mark.parametrize("keep_s", [600.0, 20.0])
+def test_a_console_that_comes_late_knows_the_last_minutes(keep_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight_recorder, "KEEP_S", keep_s)
+    monkeypatch.setattr(flight_recorder, "SEGMENT_S", 5.0)
+    served = engine()
+    recorder = FlightRecorder(served.snapshot)
+    records = run(recorder, served, 700)
+    history = History()
+    history.apply(served.header)
+    for message in messages(recorder):
+        history.apply(message)
+    kept = list(history.records)
+    assert kept == records[-len(kept) :] and not history.gaps
+    assert kept[-1].end_s - kept[0].end_s >= min(keep_s, records[-1].end_s) * 0.9 - 1
+    assert kept[-1].end_s - kept[0].end_s <= keep_s + 3 * 5.0
+    known, true = history.live.snapshot(), served.snapshot()
+    assert (known.running, known.block_classes, known.totals) == (true.running, true.block_classes, true.totals)
+    assert {item.arrival.number for item in known.requests} == {item.arrival.number for item in true.requests}
+    assert history.at(kept[len(kept) // 2].seq) is not None
+
+
+def test_it_keeps_no_more_bytes_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight_recorder, "KEEP_BYTES", 600_000)
+    monkeypatch.setattr(flight_recorder, "SEGMENT_BYTES", 100_000)
+    served = engine()
+    recorder = FlightRecorder(served.snapshot)
+    run(recorder, served, 900)
+    assert 100_000 < sum(map(len, recorder.recent())) <= 700_000
+    assert isinstance(next(messages(recorder)), Snapshot)
+
+
+def test_a_link_that_comes_back_fills_what_was_missed_and_repeats_nothing() -> None:
+    served, history = engine(), History()
+    recorder = FlightRecorder(served.snapshot)
+    history.apply(served.header)
+    history.apply(served.snapshot())
+    records = run(recorder, served, 200)
+    for record in records[:120]:
+        history.apply(record)
+    for message in (served.header, *messages(recorder)):  # after the link broke for eighty steps
+        history.apply(message)
+    assert list(history.records) == records and not history.gaps

@@ -1,0 +1,88 @@
+"""Tests against a real vLLM: `make test-vllm`. Elsewhere they are skipped.
+
+`SCHEDTOP_TEST_MODEL` is a model folder that vLLM can serve on the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+READY_WITHIN_S = 400.0
+MODEL = os.environ.get("SCHEDTOP_TEST_MODEL", "")
+ROOT = Path(__file__).parents[2]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if MODEL:
+        return
+    for item in items:
+        if Path(item.path).parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.skip(reason="needs vLLM and a model: make test-vllm"))
+
+
+class Server:
+    """A vLLM server with the hook in it; `log` is what it said."""
+
+    def __init__(self, folder: Path, *flags: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url, self.address = f"http://127.0.0.1:{port}", f"unix:{folder}/0.sock"
+        self.log = folder / "server.log"
+        command = [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "serve", MODEL]
+        limits = ["--max-model-len", "2048", "--max-num-seqs", "16", "--max-num-batched-tokens", "512"]
+        where = ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
+        environment = {
+            **os.environ,
+            "SCHEDTOP_ATTACH": f"unix:{folder}/%r.sock",
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "2",
+            "VLLM_NO_USAGE_STATS": "1",
+        }
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*command, *where, *limits, *flags],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd=folder,
+            )
+
+    def await_ready(self) -> None:
+        """Raises `AssertionError` with the end of its log if it does not come up."""
+        until_s = time.monotonic() + READY_WITHIN_S
+        while time.monotonic() < until_s and self.process.poll() is None:
+            try:
+                if httpx.get(f"{self.url}/health", timeout=2).status_code == 200:
+                    return
+            except httpx.HTTPError:
+                time.sleep(0.5)
+        raise AssertionError(self.log.read_text()[-2000:])
+
+    def close(self, number: int = signal.SIGTERM) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, number)
+        self.process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    server = Server(tmp_path_factory.mktemp("vllm"))
+    try:
+        server.await_ready()
+        yield server
+    finally:
+        server.close()
