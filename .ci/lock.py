@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 import tomllib
 from importlib.metadata import PackageNotFoundError, distribution
-
 from pathlib import Path
 
 from packaging.markers import default_environment

@@ -64,10 +64,15 @@ async def stream_one(url: str, body: dict[str, object], outcome: Outcome) -> Non
 
 
 async def load(
-    url: str, bodies: Iterable[dict[str, object]], concurrency: int, for_s: float | None = None
+    url: str,
+    bodies: Iterable[dict[str, object]],
+    concurrency: int,
+    for_s: float | None = None,
+    outcome: Outcome | None = None,
 ) -> Outcome:
-    """Keep `concurrency` streams open until the bodies are used up or `for_s` is over."""
-    outcome, waiting, began_s = Outcome(), iter(bodies), time.perf_counter()
+    """Keep `concurrency` streams open until the bodies are used up or `for_s` is over; fills in `outcome`."""
+    outcome = outcome or Outcome()
+    waiting, began_s = iter(bodies), time.perf_counter()
 
     async def worker() -> None:
         for body in waiting:

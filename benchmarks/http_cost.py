@@ -70,7 +70,7 @@ def engine(*arguments: str) -> Iterator[tuple[int, str, str]]:
 async def measure(own: tuple[int, str, str], served: tuple[int, str, str], seconds: float) -> None:
     bodies = ({"prompt": f"{n}", "max_tokens": OUTPUTS} for n in itertools.count())
     client = asyncio.create_task(load(served[2], bodies, STREAMS))
-    while min(await asyncio.to_thread(step_of, channel) for _, channel, _ in (own, served)) < 0:
+    while await asyncio.to_thread(step_of, own[1]) < 0 or await asyncio.to_thread(step_of, served[1]) < 0:
         await asyncio.sleep(0.2)
     sides = {"without HTTP": own, "with HTTP": served}
     before = {name: (cpu_s(pid), await asyncio.to_thread(step_of, at)) for name, (pid, at, _) in sides.items()}
@@ -91,7 +91,10 @@ def measure_page() -> None:
     while (record := simulated.step()) is not None and record.step < 1500:
         counts.write(record)
     registry = metrics_registry(simulated.header, "m", counts, HttpCounts())
-    writers = {"this one": lambda: page_text(registry.collect()), "Prometheus's": lambda: generate_latest(registry)}
+    writers = {
+        "this project": lambda: page_text(registry.collect()),
+        "Prometheus's client": lambda: generate_latest(registry),
+    }
     times: dict[str, list[float]] = {name: [] for name in writers}
     for _ in range(50):
         for name, write in writers.items():
@@ -99,7 +102,7 @@ def measure_page() -> None:
             write()
             times[name].append(1000 * (time.perf_counter() - began_s))
     for name, values in times.items():
-        print(f"the metrics page by {name} writer: best {min(values):.2f} ms")
+        print(f"the metrics page, written by {name}: best {min(values):.2f} ms")
 
 
 def main(seconds: float = 20.0) -> None:

@@ -32,13 +32,19 @@ def child_of(pid: int) -> int:
 
 async def soak(url: str, pid: int, minutes: float, streams: int) -> tuple[Outcome, list[tuple[float, float]]]:
     bodies = ({"prompt": f"{n} " + "word " * (n % 97), "max_tokens": 100 + n % 200} for n in itertools.count())
-    running = asyncio.create_task(load(url, bodies, streams, for_s=minutes * 60))
+    outcome = Outcome()
+    running = asyncio.create_task(load(url, bodies, streams, for_s=minutes * 60, outcome=outcome))
     memory = []
     began_s = time.perf_counter()
     for minute in range(1, int(minutes) + 1):
         await asyncio.wait({running}, timeout=max(0.0, began_s + minute * 60 - time.perf_counter()))
         memory.append((rss_mib(pid), rss_mib(child_of(pid))))
-        print(f"minute {minute}: engine {memory[-1][0]:.1f} MiB, HTTP {memory[-1][1]:.1f} MiB", flush=True)
+        so_far = (
+            f"{outcome.requests} requests, {len(outcome.errors)} errors, longest gap {max(outcome.gaps_s):.2f} s"
+        )
+        print(
+            f"minute {minute}: engine {memory[-1][0]:.1f} MiB, HTTP {memory[-1][1]:.1f} MiB; {so_far}", flush=True
+        )
     return await running, memory
 
 

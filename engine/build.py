@@ -117,7 +117,9 @@ def _build_case(config: EngineConfig) -> Engine:
 
 
 def case_engine(case: Case, config: EngineConfig) -> Engine:
-    """An engine that serves a case under the case's own limits."""
+    """An engine that serves a case under the case's own limits; raises `ConfigError` for one with a store outside."""
+    if case.config.kv_connector is not None:
+        raise ConfigError(f"kv_connector: {case.name} can be verified, but not run: its store answers only there")
     worker = CaseWorker(case)
     source = CaseSource(case, worker)
     header = make_header(config, case.config, source, "case", case.name, CASE_VOCAB_SIZE, simulated=True)

@@ -46,7 +46,8 @@ def choose_tiling(max_query_len: int, group: int, head_pad: int, itemsize: int, 
     if itemsize == 4:
         tiling = Tiling(max(smallest, min(wanted, 16 if head_pad > 128 else 32)), 32, 8, 2)
     elif wanted <= 32:
-        tiling = Tiling(max(smallest, wanted), 64, 4, 5)
+        # A head of 256 leaves 32 rows no registers for 64 keys.
+        tiling = Tiling(max(smallest, wanted), 64 if head_pad <= 128 or wanted <= 16 else 32, 4, 5)
     elif shared_bytes < SHARED_QUERIES_BYTES:
         # Queries and sums share the registers: larger tiles spill.
         if head_pad <= 64:

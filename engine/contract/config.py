@@ -130,6 +130,7 @@ def _check_kv(config: SchedulerConfig) -> None:
         raise ConfigError(str(error)) from None
     if config.kv_groups is not None and config.sliding_window is not None:
         raise ConfigError("sliding_window: with kv_groups, give the window in its group")
+    _check_together(config)
     for name in (
         "max_loras",
         "encoder_budget",
@@ -147,6 +148,17 @@ def _check_kv(config: SchedulerConfig) -> None:
             f"prefix_cache_retention_interval={interval}: must be 0 or a multiple of {common},"
             " the least common multiple of the block sizes"
         )
+
+
+def _check_together(config: SchedulerConfig) -> None:
+    """Refuse what would leave a request waiting for ever; vLLM does not."""
+    depth, role = config.pipeline_depth, config.kv_connector and config.kv_connector.role
+    if config.max_loras and config.encoder_budget is not None:
+        raise ConfigError(f"max_loras={config.max_loras}: adapters cannot be served beside images (encoder_budget)")
+    if config.max_loras and depth > 1:
+        raise ConfigError(f"max_loras={config.max_loras}: adapters need pipeline_depth 1, not {depth}")
+    if role == "kv_producer" and config.max_concurrent_batches > 1:
+        raise ConfigError("kv_connector: the role kv_producer needs one batch at a time: no async_scheduling")
 
 
 def knob_values(config: SchedulerConfig, extra: dict[str, Any] | None = None) -> dict[str, Any]:

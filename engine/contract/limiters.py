@@ -43,6 +43,10 @@ LIMITERS: dict[Limiter, LimiterText] = {
     Limiter.STALE_OUTPUT: LimiterText("results from before its preemption are under way; others may pass"),
     Limiter.LORA: LimiterText("max_loras other adapters are in this step; others may pass"),
     Limiter.ENCODER: LimiterText("the next image does not fit the encoder's budget or cache"),
+    Limiter.RESERVED: LimiterText(
+        "its load would take blocks that requests in the middle of their prompts still need",
+        (("num_blocks", "up"),),
+    ),
     Limiter.DP_THROTTLE: LimiterText("another data-parallel rank holds prefills back"),
 }
 

@@ -109,7 +109,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Arrival(Message, frozen=True):
     """A request the scheduler received. `prefix_keys` joins `PREFIX_KEY_BYTES` of each full prompt block's key.
 
-    `client` is who asked, where the request says so.
+    `client` is who asked, where the request says so. `images` are offsets, lengths and names; `adapter` 0 is none.
     """
 
     number: int
@@ -122,6 +122,9 @@ class Arrival(Message, frozen=True):
     client_wait_s: float | None = None
     preview: str = ""
     client: str = ""
+    adapter: int = 0
+    skip_reading_prefix_cache: bool = False
+    images: tuple[tuple[int, int, str], ...] = ()
 
 
 class Admission(Message, frozen=True):
@@ -441,17 +444,25 @@ class Ending(Message, frozen=True):
     cached_tokens: int = 0
 
 
+class TokenLogprob(Message, frozen=True):
+    """Log probability of an output, and those of the likeliest token ids, best first."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
 class Output(Message, tag=9, frozen=True):
     """What a step gave to the requests of one client.
 
     `numbers` are requests and `counts` how many tokens each got, both int32; `token_ids` (int32) lie end to end in
-    that order. `ends` are requests that end with these tokens.
+    that order. `ends` are requests that end with these tokens. `logprobs`: of those who asked, one entry per token.
     """
 
     numbers: bytes
     counts: bytes
     token_ids: bytes
     ends: tuple[Ending, ...] = ()
+    logprobs: tuple[tuple[int, tuple[TokenLogprob, ...]], ...] = ()
 
 
 Outgoing = StepRecord | Header | Snapshot | Stage | Notice | TextDelta | Reply | Bye | Output
@@ -636,6 +647,11 @@ class Sampling(Message, frozen=True):
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    logprobs: int | None = None
 
 
 class Submit(Command, tag=109, frozen=True):

@@ -21,7 +21,7 @@ from schedtop.engine.contract.telemetry import (
     table_growth,
 )
 from schedtop.engine.handoff.plan import StepPlan, StepResult
-from schedtop.engine.handoff.request import Request
+from schedtop.engine.handoff.request import Image, Request
 from schedtop.engine.recording.arrivals import path_keys
 from schedtop.engine.recording.frames import RecordingError
 from schedtop.engine.scheduler.scheduler import Scheduler
@@ -248,6 +248,9 @@ def request_of(arrival: Arrival) -> Request:
         client_wait_s=arrival.client_wait_s,
         preview=arrival.preview,
         client=arrival.client,
+        adapter=arrival.adapter,
+        skip_reading_prefix_cache=arrival.skip_reading_prefix_cache,
+        images=tuple(Image(*image) for image in arrival.images),
         block_keys=path_keys(arrival.prefix_keys),
         key_hasher=sha256(str(arrival.number).encode()),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str = ""
     knobs: list[CaseKnob] = []
     aborts: list[CaseAbort] = []
+    max_steps: int | None = None
     steps: list[CaseStep] | None = None
 
 
@@ -91,7 +93,7 @@ class Difference:
 class Verdict:
     """What replaying a case came to. `equal` is None for a case without recorded steps.
 
-    `submitted` is the sum of `finished`, `kv_capacity`, `refused`, `aborted`, `running` and `waiting`.
+    `submitted` is the sum of `finished`, `kv_capacity`, `refused`, `aborted`, `failed`, `running` and `waiting`.
     """
 
     name: str
@@ -109,6 +111,7 @@ class Verdict:
     kv_capacity: int = 0
     refused: int = 0
     aborted: int = 0
+    failed: int = 0
     running: int = 0
     waiting: int = 0
     difference: Difference | None = None
@@ -140,7 +143,19 @@ def check_case(case: Case) -> Case:
             raise CaseError(f"request {request.id!r} appears twice")
         seen.add(request.id)
         _check_request(request)
+        _check_images(case.config, request)
     return msgspec.structs.replace(case, knobs=[_typed_knob(case, knob) for knob in case.knobs])
+
+
+def _check_images(config: CaseConfig, request: CaseRequest) -> None:
+    """A drafter that reads ahead needs the next image while it still holds the one before: neither might ever go."""
+    gap = 2 * config.prefill_lookahead
+    for before, image in pairwise(request.images):
+        if image.offset < before.offset + before.length + gap:
+            raise CaseError(
+                f"request {request.id!r}: images at {before.offset} and {image.offset} are side by side: with"
+                f" prefill_lookahead={config.prefill_lookahead} they need {gap} tokens between them"
+            )
 
 
 def _check_request(request: CaseRequest) -> None:
@@ -486,9 +501,7 @@ def _count_requests(verdict: Verdict, run: CaseRun) -> None:
     state = run.scheduler.state
     verdict.submitted = run.num_submitted
     verdict.refused = len(run.refusals) + reasons[FinishReason.REFUSED]
-    verdict.aborted = reasons[FinishReason.ABORT]
+    verdict.aborted, verdict.failed = reasons[FinishReason.ABORT], reasons[FinishReason.ERROR]
     verdict.kv_capacity = reasons[FinishReason.KV_CAPACITY]
-    apart = (FinishReason.REFUSED, FinishReason.ABORT, FinishReason.KV_CAPACITY)
-    verdict.finished = reasons.total() - sum(reasons[reason] for reason in apart)
-    # Whoever's KV is on its way is in no queue and waits all the same.
-    verdict.running, verdict.waiting = state.table.size, len(state.requests) - state.table.size
+    verdict.finished = reasons[FinishReason.STOP] + reasons[FinishReason.LENGTH]
+    verdict.running, verdict.waiting = state.table.size, state.num_unfinished - state.table.size

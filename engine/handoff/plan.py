@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from schedtop.engine.contract.telemetry import TokenLogprob
 from schedtop.engine.handoff.request import Request
 
 IntArray = npt.NDArray[np.int32]
@@ -71,6 +72,7 @@ class StepResult:
     step. `elapsed_s`: time the device took; None on a real device, whose time is measured. `texts`: output text
     that became certain in this step, by request number; `stopped`: numbers whose last output completed a stop
     string. `accepted`: drafts that the model agreed with, where that is not `num_sampled` - 1.
+    `logprobs`: of the requests that asked for them, an entry for each of the row's outputs, counted or not.
     """
 
     sampled: IntArray
@@ -81,6 +83,7 @@ class StepResult:
     texts: dict[int, str] = field(default_factory=dict)
     stopped: list[int] = field(default_factory=list)
     accepted: IntArray | None = None
+    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
 
 
 class Worker(Protocol):

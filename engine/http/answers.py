@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 from schedtop.engine.contract.telemetry import Ending, FinishReason
+from schedtop.engine.http.logprobs import Scored, TokenText, chat_logprobs, completion_logprobs
 from schedtop.engine.http.streams import Stream
 from schedtop.engine.http.text import OutputText
 
@@ -26,6 +27,7 @@ class Piece:
     reason: str | None = None
     stop: str | int | None = None
     cached_tokens: int = 0
+    scored: list[Scored] = field(default_factory=list)
 
 
 class Reader:
@@ -36,18 +38,23 @@ class Reader:
         self._text = text
         self._stop_token_ids = stop_token_ids
         self._num_tokens = 0
+        self._scored: list[Scored] = []
 
     async def pieces(self) -> AsyncIterator[Piece]:
         """Pieces with text in them, and the last one. Raises `StreamFailedError`."""
         while True:
             ids = await self._stream.next()
+            self._scored += zip(ids, self._stream.take_logprobs(), strict=False)
             ending = self._stream.ending
             text, stop = self._decode(ids, ending)
             if stop is not None or ending is not None:
-                yield self._last(text, ending, stop)
+                last = self._last(text, ending, stop)
+                last.scored = self._scored
+                yield last
                 return
             if text:
-                yield Piece(text, self._num_tokens)
+                scored, self._scored = self._scored, []
+                yield Piece(text, self._num_tokens, scored=scored)
 
     def _decode(self, ids: list[int], ending: Ending | None) -> tuple[str, str | int | None]:
         """The text of some tokens, and what stopped it."""
@@ -73,7 +80,10 @@ class Reader:
 
 @dataclass(slots=True)
 class Answer:
-    """The shape of one request's answer. `usage`: at a stream's end; `continuous`: in every chunk, too."""
+    """The shape of one request's answer. `usage`: at a stream's end; `continuous`: in every chunk, too.
+
+    `token_text` is there where log probabilities are told.
+    """
 
     id: str
     model: str
@@ -81,7 +91,9 @@ class Answer:
     prompt_tokens: int
     usage: bool = False
     continuous: bool = False
+    token_text: TokenText | None = None
     created: int = field(default_factory=lambda: int(time.time()))
+    _length: int = 0
 
     async def events(self, pieces: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
         """A stream's events, from the first certain text to the last one but `DONE`."""
@@ -96,7 +108,8 @@ class Answer:
             yield self._event([], last, with_usage=True)
 
     def _choice(self, shown: Any, piece: Piece | None = None) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": 0, "delta" if self.chat else "text": shown, "logprobs": None}
+        choice: dict[str, Any] = {"index": 0, "delta" if self.chat else "text": shown}
+        choice["logprobs"] = None if piece is None else self._logprobs(piece)
         choice["finish_reason"] = None if piece is None else piece.reason
         choice["stop_reason"] = None if piece is None else piece.stop
         return choice
@@ -115,12 +128,14 @@ class Answer:
 
     async def whole(self, pieces: AsyncIterator[Piece]) -> dict[str, Any]:
         """The whole answer as JSON values."""
-        texts, last = [], Piece("", 0)
+        texts, scored, last = [], [], Piece("", 0)
         async for last in pieces:
             texts.append(last.text)
+            scored += last.scored
+        last.scored = scored
         text = "".join(texts)
         shown = {"role": "assistant", "content": text} if self.chat else text
-        choice = {"index": 0, "message" if self.chat else "text": shown, "logprobs": None}
+        choice = {"index": 0, "message" if self.chat else "text": shown, "logprobs": self._logprobs(last)}
         return {
             "id": self.id,
             "object": "chat.completion" if self.chat else "text_completion",
@@ -129,6 +144,15 @@ class Answer:
             "choices": [{**choice, "finish_reason": last.reason, "stop_reason": last.stop}],
             "usage": self._usage(last),
         }
+
+    def _logprobs(self, piece: Piece) -> dict[str, Any] | None:
+        if self.token_text is None:
+            return None
+        if self.chat:
+            return chat_logprobs(piece.scored, self.token_text)
+        told = completion_logprobs(piece.scored, self.token_text, self._length)
+        self._length += sum(map(len, told["tokens"]))
+        return told
 
     def _usage(self, piece: Piece) -> dict[str, Any]:
         usage: dict[str, Any] = {

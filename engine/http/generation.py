@@ -49,6 +49,8 @@ class Generation:
         asked = read(await read_body(self._request), self._kind)
         state = self._state
         state.check_model(asked.model)
+        if asked.asked_logprobs is not None and not state.has_logits:
+            raise ApiError(400, "logprobs: a simulated device knows no probabilities", "logprobs")
         with state.admission():
             command = await self._submit(asked)
             stream = await self._queue(command)
@@ -103,7 +105,7 @@ class Generation:
             request_id=self._id(asked),
             prompt=token_ids.tobytes(),
             max_tokens=self._max_tokens(asked, prompt),
-            sampling=asked.sampling(self._state.advice),
+            sampling=asked.sampling(self._state.advice, self._state.vocab_size),
             stop_token_ids=tuple(asked.stop_token_ids or ()),
             priority=asked.priority or 0,
             arrived_s=self._arrived_s,
@@ -158,6 +160,7 @@ class Generation:
             model=asked.model or self._state.names[0],
             chat=isinstance(asked, ChatRequest),
             prompt_tokens=len(command.prompt) // 4,
+            token_text=None if asked.asked_logprobs is None else self._state.texts.token,
             usage=bool(options and options.include_usage),
             continuous=bool(options and options.continuous_usage_stats and options.include_usage),
         )

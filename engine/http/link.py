@@ -179,10 +179,11 @@ class EngineLink(asyncio.BufferedProtocol):
     def _take_output(self, output: Output) -> None:
         ids = np.frombuffer(output.token_ids, dtype=np.int32).tolist()
         numbers, counts = (np.frombuffer(data, dtype=np.int32).tolist() for data in (output.numbers, output.counts))
+        logprobs = dict(output.logprobs)
         start = 0
         for number, count in zip(numbers, counts, strict=True):
             if (stream := self._streams.get(number)) is not None:
-                stream.push(ids[start : start + count])
+                stream.push(ids[start : start + count], logprobs.get(number, ()))
             start += count
         for ending in output.ends:
             self._queued.discard(ending.number)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 from schedtop.engine.contract.telemetry import Sampling
+from schedtop.engine.handoff.sampling_settings import MAX_LOGPROBS
 from schedtop.engine.http.errors import ApiError
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -22,23 +23,18 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "continue_final_message": (False,),
     "documents": ([],),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "include_stop_str_in_output": (False,),
     "kv_transfer_params": (),
     "length_penalty": (1,),
-    "logit_bias": ({},),
     "logits_processors": ([],),
-    "logprobs": (False,),
     "min_tokens": (0,),
     "modalities": (["text"],),
     "n": (1,),
-    "presence_penalty": (0,),
     "prompt_embeds": (),
     "prompt_logprobs": (),
     "reasoning_effort": (),
-    "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "return_token_ids": (False,),
     "skip_special_tokens": (True,),
@@ -46,7 +42,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "truncate_prompt_tokens": (),
     "use_beam_search": (False,),
 }
@@ -56,9 +51,16 @@ MAX_STOPS = 16
 MAX_ID_CHARS = 128
 _FIELD = re.compile(r"at `\$\.(\w+)")
 _INT64 = 1 << 63
+_ADVISED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""What a model's own settings may advise."""
+_SAMPLING = (
+    *("temperature", "top_k", "top_p", "min_p", "seed"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty"),
+)
 
 Count = Annotated[int, Meta(ge=1, lt=1 << 31)]
 Stop = Annotated[str, Meta(min_length=1, max_length=1000)]
+Top = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 Asked = TypeVar("Asked", bound="GenerationRequest")
 
@@ -80,6 +82,10 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     top_k: Annotated[int, Meta(ge=-1, lt=1 << 31)] | None = None
     min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
     seed: Annotated[int, Meta(ge=-_INT64, le=_INT64 - 1)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    logit_bias: dict[str, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     stop: Stop | Annotated[list[Stop], Meta(max_length=MAX_STOPS)] | None = None
     stop_token_ids: Annotated[list[TokenId], Meta(max_length=1000)] | None = None
     ignore_eos: bool | None = None
@@ -97,20 +103,42 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
     @property
+    def asked_logprobs(self) -> int | None:
+        """Of how many of the likeliest tokens log probabilities are told; None: of no token at all."""
+        raise NotImplementedError
+
+    @property
     def asked_tokens(self) -> int | None:
         """How many output tokens were asked for."""
         return self.max_tokens
 
-    def sampling(self, advice: Mapping[str, Any]) -> Sampling:
+    def sampling(self, advice: Mapping[str, Any], vocab_size: int) -> Sampling:
         """The request's own settings over the model's advice over OpenAI's defaults, as vLLM's server has it."""
         values: dict[str, Any] = {"temperature": 1.0}
         if advice.get("temperature"):
-            values.update({name: advice[name] for name in ("temperature", "top_k", "top_p", "min_p")})
-        for name in ("temperature", "top_k", "top_p", "min_p", "seed"):
+            values.update({name: advice[name] for name in _ADVISED if name in advice})
+        for name in _SAMPLING:
             if (own := getattr(self, name)) is not None:
                 values[name] = own
         values["top_k"] = max(values.get("top_k", 0), 0)  # -1 is off, too
-        return Sampling(**values, stop=self.stops, ignore_eos=bool(self.ignore_eos))
+        bias = self.biases(vocab_size)
+        return Sampling(
+            **values,
+            stop=self.stops,
+            ignore_eos=bool(self.ignore_eos),
+            logit_bias=bias,
+            logprobs=self.asked_logprobs,
+        )
+
+    def biases(self, vocab_size: int) -> tuple[tuple[int, float], ...]:
+        """Token ids and what is added to their logits. Raises `ApiError` for one that the model has not."""
+        found = []
+        for key, bias in (self.logit_bias or {}).items():
+            if not (key.isascii() and key.isdigit() and len(key) < 10 and int(key) < vocab_size):
+                text = f"logit_bias: {key[:40]!r} is no token id below {vocab_size}"
+                raise ApiError(400, text, "logit_bias")
+            found.append((int(key), bias))
+        return tuple(found)
 
 
 class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
@@ -118,6 +146,11 @@ class CompletionRequest(GenerationRequest, frozen=True, kw_only=True):
 
     prompt: str | list[str | TokenId | list[TokenId]]
     add_special_tokens: bool | None = None
+    logprobs: Top | None = None
+
+    @property
+    def asked_logprobs(self) -> int | None:
+        return self.logprobs
 
     @property
     def asked_tokens(self) -> int | None:
@@ -141,6 +174,12 @@ class ChatRequest(GenerationRequest, frozen=True, kw_only=True):
 
     messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
     max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Top | None = None
+
+    @property
+    def asked_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def asked_tokens(self) -> int | None:

@@ -43,6 +43,15 @@ class ServerState:
         return self.header.max_model_len
 
     @property
+    def vocab_size(self) -> int:
+        return int(self.header.settings.get("vocab_size") or 1 << 31)
+
+    @property
+    def has_logits(self) -> bool:
+        """A model runs."""
+        return not self.header.simulated_clock
+
+    @property
     def advice(self) -> Mapping[str, Any]:
         """How the model's files say that it is sampled."""
         advice: Mapping[str, Any] = self.header.settings.get("sampling", {})
@@ -60,7 +69,7 @@ class ServerState:
 
     def check_ids(self, ids: list[int]) -> TokenIds:
         """Token ids as an array. Raises `ApiError` if the model has not all of them."""
-        vocab_size = self.header.settings.get("vocab_size") or 1 << 31
+        vocab_size = self.vocab_size
         bad = next((token_id for token_id in ids if token_id >= vocab_size), None)
         if bad is not None:
             raise ApiError(400, f"token id {bad} is not among the model's {vocab_size}", "prompt")

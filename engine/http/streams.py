@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from schedtop.engine.contract.telemetry import Ending
+from schedtop.engine.contract.telemetry import Ending, TokenLogprob
 
 MAX_UNSENT_TOKENS = 16_384
 MAX_UNSENT_S = 60.0
@@ -25,6 +25,7 @@ class Stream:
         self.ending: Ending | None = None
         self.on_slow: Callable[[], object] = lambda: None
         self._ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
         self._unsent_since_s = 0.0
         self._failure: str | None = None
         self._news = asyncio.Event()
@@ -34,12 +35,13 @@ class Stream:
         """Nothing more will come from the engine."""
         return self.ending is not None or self._failure is not None
 
-    def push(self, ids: list[int]) -> None:
-        """More tokens."""
+    def push(self, ids: list[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
+        """More tokens, with their log probabilities if they were asked for."""
         now_s = time.monotonic()
         if not self._ids:
             self._unsent_since_s = now_s
         self._ids += ids
+        self._logprobs += logprobs
         if len(self._ids) > MAX_UNSENT_TOKENS or now_s - self._unsent_since_s > MAX_UNSENT_S:
             self.on_slow()
         self._news.set()
@@ -66,3 +68,8 @@ class Stream:
         if self._failure is not None and not ids:
             raise StreamFailedError(self._failure)
         return ids
+
+    def take_logprobs(self) -> list[TokenLogprob]:
+        """Those of the tokens that `next` gave last."""
+        logprobs, self._logprobs = self._logprobs, []
+        return logprobs

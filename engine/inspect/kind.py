@@ -13,6 +13,7 @@ from schedtop.engine.files.read import looks_like_case, odd_file
 from schedtop.engine.offline.generate import read_prompt
 from schedtop.engine.recording.arrivals import looks_like_recording
 from schedtop.engine.runner.loading.model_files import GGUF_MAGIC
+from schedtop.engine.scrape.recorded import is_page_recording
 from schedtop.engine.sim.linear import read_calibration
 from schedtop.engine.whatif.sweep_results import Outcome
 from schedtop.engine.workload.files import packing
@@ -29,6 +30,7 @@ class Kind(NamedTuple):
 
 
 RECORDING = Kind("a recording", "schedtop info, explain, replay and whatif take it")
+PAGES = Kind("a recording of metrics pages", "schedtop replay takes it")
 CASE = Kind("a golden case", "schedtop verify takes it, and run, serve and whatif as their workload")
 PROMPTS = Kind("prompts", "schedtop generate takes it, and run, serve and whatif as their workload")
 RESULTS = Kind("results of a sweep", "schedtop sweep --results takes it")
@@ -53,6 +55,8 @@ def kind_of(path: Path) -> Kind | None:
         return Kind("a GGUF model", f"give it as --model {path}")
     if looks_like_recording(path):
         return RECORDING
+    if is_page_recording(path):
+        return PAGES
     if looks_like_case(path):
         return CASE
     if _reads(read_prompt, head):

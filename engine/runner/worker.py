@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from schedtop.engine.contract.telemetry import TokenLogprob
 from schedtop.engine.handoff.plan import IntArray, StepPlan, StepResult
 from schedtop.engine.runner.batch import Decoder, lay_out
 from schedtop.engine.runner.detokenize import Texts
@@ -44,6 +45,7 @@ class ModelWorker:
         self.notices: list[str] = []
         self._forward = Forward(decoder, device, graphs)
         self._picker = Picker(seed, sampler)
+        self._logprobs: dict[int, list[TokenLogprob]] = {}
         self._drafter = drafter or PromptLookUp()
         self._rows = Rows(block_size)
         self._texts = texts
@@ -56,9 +58,10 @@ class ModelWorker:
         logits = self._forward(lay_out(plan, self._rows, slots))
         first = plan.computed + plan.tokens - plan.drafts
         outputs, num_sampled = self._pick(plan, logits, first)
-        result = StepResult(outputs, num_sampled)
+        result = StepResult(outputs, num_sampled, logprobs=self._logprobs)
         if self._texts is not None:
             self._texts.extend(plan.numbers, result)
+        self._picker.note(plan.numbers, outputs, result.num_sampled)
         self._rows.write(slots, first, outputs, result.num_sampled)
         step = Verified(plan, self._rows, slots, first + result.num_sampled)
         self._propose(step, result)
@@ -83,11 +86,13 @@ class ModelWorker:
         """Outputs (rows, drafts + 1) and how many of each row's count: accepted drafts and one more."""
         width = 0 if plan.draft_token_ids is None else int(plan.drafts.max(initial=0))
         outputs = np.zeros((plan.num_rows, width + 1), dtype=np.int32)
+        self._logprobs = {}
         if logits is None:
             return outputs, np.zeros(plan.num_rows, dtype=np.int32)
         counts = np.where(plan.samples, plan.drafts + 1, 0) if width else plan.samples.astype(np.int32)
         rows, places = np.nonzero(np.arange(width + 1) < counts[:, None])
         outputs[rows, places] = self._picker.pick(logits, plan.numbers[rows], first[rows] + places)
+        self._logprobs = self._picker.logprobs(logits, plan.numbers[rows], outputs[rows, places])
         if not width:
             return outputs, counts
         assert plan.draft_token_ids is not None

@@ -18,6 +18,7 @@ from schedtop.engine.contract.telemetry import (
     Reply,
     StepRecord,
     Submit,
+    TokenLogprob,
     row_columns,
 )
 from schedtop.engine.handoff.plan import IntArray
@@ -63,6 +64,9 @@ class Clients:
 
     def _request(self, command: Submit) -> Request:
         params = check_sampling(SamplingParams(**msgspec.structs.asdict(command.sampling)))
+        for token_id, _ in params.logit_bias:
+            if not 0 <= token_id < self._vocab_size:
+                raise ValueError(f"logit_bias: token id {token_id} is not among the model's {self._vocab_size}")
         stops = frozenset(command.stop_token_ids)
         arrived_s = command.arrived_s
         return Request(
@@ -101,10 +105,26 @@ class Clients:
             own = np.fromiter((owner is peer for owner in owners), dtype=bool, count=len(owners))
             some = counts[own]
             given = sampled[own][np.arange(sampled.shape[1]) < some[:, None]]
-            ended = tuple(ends.get(peer, ()))
-            self._server.output(peer, Output(numbers[own].tobytes(), some.tobytes(), given.tobytes(), ended))
+            self._server.output(
+                peer,
+                Output(
+                    numbers[own].tobytes(),
+                    some.tobytes(),
+                    given.tobytes(),
+                    tuple(ends.get(peer, ())),
+                    self._logprobs(numbers[own].tolist(), some.tolist()),
+                ),
+            )
         for finish in record.finishes:
             self._open.pop(finish.number, None)
+
+    def _logprobs(self, numbers: list[int], counts: list[int]) -> tuple[tuple[int, tuple[TokenLogprob, ...]], ...]:
+        """Those of the tokens that count, for requests that asked."""
+        asked: dict[int, list[TokenLogprob]] = getattr(self._engine, "logprobs", {})
+        if not asked:
+            return ()
+        pairs = zip(numbers, counts, strict=True)
+        return tuple((number, tuple(asked[number][:count])) for number, count in pairs if number in asked)
 
     def _outputs(self, record: StepRecord) -> tuple[IntArray, IntArray, IntArray]:
         """Requests that got tokens in a step, how many, and the worker's outputs of their rows."""

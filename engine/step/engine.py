@@ -12,7 +12,15 @@ import msgspec
 import numpy as np
 from schedtop.engine.contract.config import knob_values
 from schedtop.engine.contract.knobs import KnobError, with_followers
-from schedtop.engine.contract.telemetry import Header, KnobChange, Refusal, Reply, Snapshot, StepRecord
+from schedtop.engine.contract.telemetry import (
+    Header,
+    KnobChange,
+    Refusal,
+    Reply,
+    Snapshot,
+    StepRecord,
+    TokenLogprob,
+)
 from schedtop.engine.handoff.plan import IntArray, StepPlan, StepResult, Worker
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.open_latencies import Unended, look
@@ -31,7 +39,8 @@ class Engine:
     """One scheduler, one worker, one clock. It is driven from outside and waits for nobody.
 
     `texts` is the output text that the last step made certain, by request number, where the worker has any;
-    `sampled` are the last step's outputs as the worker returned them, int32 (rows, width).
+    `sampled` are the last step's outputs as the worker returned them, int32 (rows, width), `logprobs` those of the
+    requests that asked for them.
     """
 
     def __init__(
@@ -49,6 +58,7 @@ class Engine:
         self.paused = False
         self.texts: dict[int, str] = {}
         self.sampled: IntArray = np.zeros((0, 1), dtype=np.int32)
+        self.logprobs: dict[int, list[TokenLogprob]] = {}
         self.num_turns = 0
         self._max_under_way = scheduler.config.max_concurrent_batches
         self._schedule_s: deque[float | None] = deque()
@@ -114,7 +124,7 @@ class Engine:
         """Run a plan; returns when its results were there, how long the device had it, and the results."""
         began_s = time.perf_counter()
         result = self.worker.execute(plan)
-        self.texts, self.sampled = result.texts, result.sampled
+        self.texts, self.sampled, self.logprobs = result.texts, result.sampled, result.logprobs
         if not self.clock.simulated:
             return self.clock.advance(None), time.perf_counter() - began_s, result
         if self._stages is None:

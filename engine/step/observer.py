@@ -61,7 +61,7 @@ class Observer:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
-        self._block_size = scheduler.config.block_size
+        self._block_size = scheduler.state.kv.stride
         self.counts: dict[str, float] = dict.fromkeys(Totals.__struct_fields__, 0)
         self.seq = 0
         self.step = 0
@@ -399,6 +399,9 @@ def describe_arrival(request: Request, block_size: int) -> Arrival:
         client_wait_s=request.client_wait_s,
         preview=request.preview,
         client=request.client,
+        adapter=request.adapter,
+        skip_reading_prefix_cache=request.skip_reading_prefix_cache,
+        images=tuple((image.offset, image.length, image.name) for image in request.images),
     )
 
 

@@ -49,7 +49,7 @@ class Hook:
         self.rescan = True
         self._zero_s = time.monotonic()
         self.facts = Facts.of(scheduler)
-        self.pool = PoolWatch(scheduler.kv_cache_manager.block_pool)
+        self.pool = PoolWatch(scheduler.kv_cache_manager.block_pool, self.failed)
         self.look_ups = LookUps(scheduler.kv_cache_manager)
         self._preempted: list[PreemptSeen] = []
         self._by_console: set[str] = set()
@@ -200,7 +200,11 @@ class Hook:
 
     def is_new(self, request: Any) -> bool:
         """False for more input of a session that streams it."""
-        return not self.off and request.request_id not in self.scheduler.requests
+        try:
+            return not self.off and request.request_id not in self.scheduler.requests
+        except Exception as error:
+            self.failed(error)
+            return False
 
     def after_add(self, request: Any) -> None:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 WATCHED = ("get_new_blocks", "touch", "free_blocks", "evict_blocks", "reset_prefix_cache")
@@ -11,11 +11,13 @@ WATCHED = ("get_new_blocks", "touch", "free_blocks", "evict_blocks", "reset_pref
 class PoolWatch:
     """Wraps the methods of one pool. `given` is the first block of every handing out since it was last taken.
 
-    `lost`: something happened that names no blocks, so only a look at the whole pool helps.
+    `lost`: something happened that names no blocks, so only a look at the whole pool helps. What goes wrong here goes
+    to `failed`, never to the scheduler in whose call it happens.
     """
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self, pool: Any, failed: Callable[[Exception], None]) -> None:
         self._pool = pool
+        self._failed = failed
         self._touched: list[Any] = []
         self.given: list[int] = []
         self.lost = False
@@ -49,29 +51,33 @@ class PoolWatch:
 
         def watched_get(num_blocks: int, *args: Any, **kwargs: Any) -> Any:
             blocks = get_new_blocks(num_blocks, *args, **kwargs)
-            if blocks:
-                self._touched += blocks
-                self.given.append(blocks[0].block_id)
+            self._note(blocks, given=True)
             return blocks
 
         def watched_touch(blocks: Any, *args: Any, **kwargs: Any) -> Any:
             blocks = blocks if isinstance(blocks, list | tuple) else list(blocks)
-            for block in blocks:  # up to 0.11 a sequence of them per group
-                if hasattr(block, "block_id"):
-                    self._touched.append(block)
-                else:
-                    self._touched += block
+            self._note(blocks)
             return touch(blocks, *args, **kwargs)
 
         def watched_free(ordered_blocks: Iterable[Any], *args: Any, **kwargs: Any) -> Any:
             blocks = list(ordered_blocks)
-            self._touched += blocks
+            self._note(blocks)
             return free_blocks(blocks, *args, **kwargs)
 
         pool.get_new_blocks, pool.touch, pool.free_blocks = watched_get, watched_touch, watched_free
         for name in WATCHED[3:]:
             if hasattr(pool, name):
                 setattr(pool, name, self._losing(getattr(pool, name)))
+
+    def _note(self, blocks: Any, given: bool = False) -> None:
+        try:
+            if blocks and not hasattr(blocks[0], "block_id"):  # up to 0.11 touch gets a sequence of them per group
+                blocks = [block for group in blocks for block in group]
+            self._touched += blocks
+            if given and blocks:
+                self.given.append(blocks[0].block_id)
+        except Exception as error:
+            self._failed(error)
 
     def _losing(self, method: Any) -> Any:
         def watched(*args: Any, **kwargs: Any) -> Any:

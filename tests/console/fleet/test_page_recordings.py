@@ -9,6 +9,7 @@ import pytest
 from schedtop.console.cli.errors import CommandError
 from schedtop.console.cli.page_recordings import RecordedPages, record_pages
 from schedtop.console.fleet.app import ReplayApp
+from schedtop.engine.inspect.kind import kind_of
 from schedtop.engine.scrape.page import EngineKey, PageError, Reading
 from schedtop.engine.scrape.recorded import PageWriter, is_page_recording, read_pages
 from textual.widgets import DataTable
@@ -49,7 +50,9 @@ def test_another_file_is_none(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_text("{}\n")
     assert not is_page_recording(other) and not is_page_recording(tmp_path / "none")
-    assert is_page_recording(written(tmp_path / "p.rec", [1.0]))
+    path = written(tmp_path / "p.rec", [1.0])
+    assert is_page_recording(path)
+    assert kind_of(path) == ("a recording of metrics pages", "schedtop replay takes it")
 
 
 def test_a_server_is_recorded(tmp_path: Path) -> None:

@@ -104,6 +104,23 @@ def test_drafts_come_in_bursts_and_stop_at_the_length() -> None:
     assert max(int(t.row_columns(record)["emitted"].max(initial=0)) for record in seen.records) > 1
 
 
+@pytest.mark.parametrize("changes", [{"scheduler": {"async_scheduling": True}}, {"pipeline_parallel_size": 2}])
+def test_with_steps_under_way_each_still_gets_its_own(changes: dict[str, Any]) -> None:
+    scheduler = {"num_blocks": 64, "max_model_len": 512, "max_num_seqs": 4, **changes.get("scheduler", {})}
+    config = EngineConfig(workload=None, **{**changes, "scheduler": scheduler})
+    with start_engine(config) as process, join(process) as client:
+        for id in range(12):
+            client.send(submit(id, max_tokens=5 + id))
+        seen = follow(client, Seen(), lambda seen: len(seen.ends) == 12)
+    assert {number: len(ids) for number, ids in seen.tokens.items()} == {
+        reply.number: 5 + id for id, reply in seen.replies.items()
+    }
+    for record in seen.records:
+        if record.executed:
+            rows = t.row_columns(record)
+            assert ((rows["emitted"] > 0) <= (rows["tokens"] > 0)).all()
+
+
 def test_beside_a_workload_a_client_gets_only_its_own() -> None:
     config = EngineConfig(workload=WorkloadSpec(source="mixed", rate=50.0), scheduler={"max_model_len": 4096})
     with start_engine(config) as process, join(process) as client:
@@ -130,6 +147,13 @@ def test_what_cannot_be_served_is_told_at_once(engine: EngineProcess, prompt: An
         assert not reply.ok and reply.number == number and text in reply.text
         client.send(submit(2))
         assert follow(client, Seen(), lambda seen: seen.ends).ends, "the engine goes on"
+
+
+def test_a_bias_for_a_token_that_is_none_is_refused(engine: EngineProcess) -> None:
+    with join(engine) as client:
+        client.send(submit(1, sampling=t.Sampling(logit_bias=((1 << 30, 1.0),))))
+        reply = follow(client, Seen(), lambda seen: seen.replies).replies[1]
+        assert not reply.ok and reply.number == -1 and "logit_bias" in reply.text
 
 
 def test_an_abort_and_a_hang_up_free_everything(engine: EngineProcess) -> None:

@@ -143,7 +143,11 @@ def test_settings_that_no_scheduler_has(recording: Recording, tmp_path: Path, co
         verify_recording(other)
 
 
-CASES = sorted(Path(__file__).parents[2].joinpath("golden").glob("*.json"))
+CASES = [
+    path
+    for path in sorted(Path(__file__).parents[2].joinpath("golden").glob("*.json"))
+    if b'"kv_connector"' not in path.read_bytes()  # a case's store answers only in a replay
+]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda path: path.stem)

@@ -24,15 +24,16 @@ def configs(draw: st.DrawFn, further: bool = False) -> SchedulerConfig:
     drafts = draw(st.sampled_from([0, 0, 1, 2, 4]))
     drafter = further and drafts > 0 and draw(st.booleans())
     intervals = [None, None, 0, 2 * block_size, 4 * block_size] if further else [None]
+    extra = draw(st.sampled_from(["", "", "adapters", "" if drafter else "images"])) if further else ""
     return SchedulerConfig(
         kv_groups=groups,
         prefix_cache_retention_interval=draw(st.sampled_from(intervals)),
         drop_last_cached_block=drafter,
         num_lookahead_tokens=drafts if drafter else 0,
         prefill_lookahead=draw(st.sampled_from([1, drafts])) if drafter else 0,
-        encoder_budget=None if drafter else draw(st.sampled_from([None, None, 8, 12])) if further else None,
+        encoder_budget=8 if extra == "images" else None,
         pooling=further and draw(st.sampled_from([False, False, False, True])),
-        max_loras=draw(st.sampled_from([0, 0, 1, 2])) if further else 0,
+        max_loras=draw(st.integers(1, 2)) if extra == "adapters" else 0,
         block_size=block_size,
         num_blocks=max(1, draw(st.integers(24, 96) | st.integers(1, 96)) // block_size),
         max_num_batched_tokens=draw(st.integers(slots + 1, 64)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -68,6 +69,16 @@ def test_three_errors_turn_the_hook_off_and_the_scheduler_runs_alone(
     assert decisions(run.scheduler) == decisions(scheduler_of(version, num_blocks=27)())
     assert not run.hook.log
     assert "get_new_blocks" not in vars(run.scheduler.kv_cache_manager.block_pool)
+
+
+def test_an_error_within_a_call_of_the_pool_is_not_the_schedulers() -> None:
+    """A block of a shape that only the hook stumbles over."""
+    run = Run("0.32")
+    block = SimpleNamespace(ref_cnt=1)
+    for _ in range(3):
+        run.scheduler.kv_cache_manager.block_pool.touch([block])
+    assert block.ref_cnt == 4
+    assert run.hook.off.startswith("off after 3 errors")
 
 
 def test_notes_that_nobody_takes_turn_the_hook_off(monkeypatch: pytest.MonkeyPatch) -> None:
