@@ -65,7 +65,11 @@ def server(command: list[str | Path], port: int) -> Iterator[str]:
         yield url
     finally:
         process.terminate()
-        process.wait(60)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # it has a session of its own
+            process.wait()
 
 
 def commands(model: str, vllm: str, modes: list[str]) -> dict[str, tuple[list[str | Path], int]]:
