@@ -6,7 +6,7 @@ C_FILES := $(wildcard engine/runner/models/c/*)
 LOCK ?=
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(if $(LOCK),--constraint $(LOCK))
 
-.PHONY: run test test-clients test-vllm lint types check format engine pictures lock audit clean
+.PHONY: run test test-clients test-vllm lint types check format engine pictures lock audit soak clean
 
 run: $(VENV)/.engine ## open the console on an engine of your own (ARGS='--rate 20')
 	@$(BIN)/schedtop $(ARGS)
@@ -62,6 +62,9 @@ test-vllm: ## the hook in a real vLLM, in an environment of its own below VLLM (
 
 lock: $(VENV)/.test ## write requirements.lock from what is installed (LOCK=requirements.lock installs it)
 	$(BIN)/python .ci/lock.py > requirements.lock.part && mv requirements.lock.part requirements.lock
+
+soak: $(VENV)/.test ## memory over two simulated hours with a console joined (minutes)
+	$(BIN)/python benchmarks/soak.py $(ARGS)
 
 audit: $(VENV)/.test ## known vulnerabilities of requirements.lock (AUDIT_DB=URL of an OSV mirror)
 	@if ! $(BIN)/python -c 'import pip_audit' 2>/dev/null; then echo "audit skipped: pip-audit is not installed"; \

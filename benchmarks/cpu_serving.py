@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -64,7 +65,11 @@ def server(command: list[str | Path], port: int) -> Iterator[str]:
         yield url
     finally:
         process.terminate()
-        process.wait(60)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # it has a session of its own
+            process.wait()
 
 
 def commands(model: str, vllm: str, modes: list[str]) -> dict[str, tuple[list[str | Path], int]]:
@@ -101,6 +106,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # the servers end with it
     with ExitStack() as stack:
         modes = given.modes.split(",")
         urls = {
@@ -115,7 +121,8 @@ def main() -> None:
             for turn in range(given.rounds):
                 prompts = make_prompts(count, turn * 100 + concurrency)
                 for name, url in urls.items():
-                    seen[name].append(measure(url, prompts, given.tokens, concurrency))
+                    seen[name].append(outcome := measure(url, prompts, given.tokens, concurrency))
+                    print(f"  {concurrency} concurrent, {name}: {outcome.tokens_per_s:.1f} tokens/s", flush=True)
             report(concurrency, seen)
 
 

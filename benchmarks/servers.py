@@ -110,6 +110,7 @@ def simulate(load: Load, most_s: float) -> dict[str, float]:
             "from schedtop.console.cli.main import main; main()",
             "run",
             "--json",
+            "--async-scheduling",
         ]
         command += ["--device", f"sim:{FOLDER / 'models' / row['model']}.json@{row['gpu']}", "-tp", row["tp"]]
         command += ["--workload", str(trace), "--prefix-block-tokens", "16", "--max-model-len", "4096"]

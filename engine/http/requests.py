@@ -51,6 +51,8 @@ MAX_STOPS = 16
 MAX_ID_CHARS = 128
 _FIELD = re.compile(r"at `\$\.(\w+)")
 _INT64 = 1 << 63
+_ADVISED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""What a model's own settings may advise."""
 _SAMPLING = (
     *("temperature", "top_k", "top_p", "min_p", "seed"),
     *("repetition_penalty", "frequency_penalty", "presence_penalty"),
@@ -114,7 +116,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         """The request's own settings over the model's advice over OpenAI's defaults, as vLLM's server has it."""
         values: dict[str, Any] = {"temperature": 1.0}
         if advice.get("temperature"):
-            values.update({name: advice[name] for name in ("temperature", "top_k", "top_p", "min_p")})
+            values.update({name: advice[name] for name in _ADVISED if name in advice})
         for name in _SAMPLING:
             if (own := getattr(self, name)) is not None:
                 values[name] = own

@@ -163,6 +163,8 @@ class MetricsCollector(Collector):
         if record.oldest_wait_s is not None:
             oldest: Values = [({}, record.oldest_wait_s)]
             yield self._gauge("schedtop_oldest_wait_seconds", "How long the oldest request waits.", oldest)
+        tokens = self._counts.waiting_tokens
+        yield self._gauge("schedtop_waiting_prompt_tokens", "Prompts that were never admitted.", [({}, tokens)])
         yield self._gauge("schedtop_paused", "1 while the engine is paused.", [({}, record.paused)])
         yield self._gauge("schedtop_clock_seconds", "The engine's clock.", [({}, record.end_s)])
 

@@ -77,12 +77,13 @@ class Buckets:
 class _Live:
     """What the page must remember of a request until it ends."""
 
-    __slots__ = ("cached_tokens", "client_wait_s", "max_tokens", "prompt_tokens")
+    __slots__ = ("admitted", "cached_tokens", "client_wait_s", "max_tokens", "prompt_tokens")
 
     def __init__(self, arrival: Arrival) -> None:
         self.prompt_tokens = arrival.prompt_tokens
         self.max_tokens = arrival.max_tokens
         self.client_wait_s = arrival.client_wait_s or 0.0
+        self.admitted = False
         self.cached_tokens = 0
 
 
@@ -137,6 +138,7 @@ class Counts:
             for admission in record.admissions:
                 if not admission.resumed and admission.number in self._live:
                     self._live[admission.number].cached_tokens = admission.cached_tokens
+                    self._live[admission.number].admitted = True
             if record.executed:
                 self._count_step(record)
             for finish in record.finishes:
@@ -195,6 +197,11 @@ class Counts:
         add["schedtop_request_requeued_seconds"](finish.requeued_s if finish.preemptions else None)
         if finish.ttft_s is not None:
             add["vllm:request_prefill_kv_computed_tokens"](live.prompt_tokens - live.cached_tokens)
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Prompt tokens of requests that wait for their first admission."""
+        return sum(live.prompt_tokens for live in self._live.values() if not live.admitted)
 
     def settle(self) -> None:
         """Count what was put off."""

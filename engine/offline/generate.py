@@ -21,7 +21,8 @@ from schedtop.engine.sim.spec import PREFIX
 from schedtop.engine.step.engine import Engine
 
 PROMPT_KEYS = ("prompt", "prompt_token_ids", "messages")
-SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "ignore_eos")
+PENALTY_KEYS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias")
+SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "ignore_eos", *PENALTY_KEYS)
 
 OnProgress = Callable[[int, int], None]
 """Called with answers finished and prompts in all."""
@@ -42,6 +43,10 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: int | None = None
     stop: list[str] | None = None
     ignore_eos: bool | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[int, float] | None = None
 
 
 @dataclass(slots=True)
@@ -210,6 +215,8 @@ def sampling_of(prompt: Prompt, sampling: dict[str, Any], advice: SamplingParams
     values = {**sampling, **own}
     if "stop" in values:
         values["stop"] = tuple(values["stop"])
+    if "logit_bias" in values:
+        values["logit_bias"] = tuple(values["logit_bias"].items())
     return check_sampling(replace(advice, **values))
 
 

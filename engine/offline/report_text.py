@@ -64,7 +64,7 @@ def _ends(document: dict[str, Any]) -> list[str]:
     cut, wasted = document["requests"]["kv_capacity"], document["tokens"]["aborted_prefill"]
     lines = []
     if cut:
-        lines.append(_line("", f"kv_capacity: {cut:,} answers cut off because the pool was full"))
+        lines.append(_line("", f"kv_capacity: {cut:,} answer{'s' * (cut > 1)} cut off because the pool was full"))
     if wasted:
         lines.append(_line("", f"aborted while in prefill: {wasted:,} tokens computed for nothing"))
     return lines

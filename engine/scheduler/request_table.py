@@ -192,6 +192,10 @@ class RequestTable:
 
     def note_blocks(self, rows: RowArray, standings: Sequence[Standing]) -> None:
         """Bring the counters of some rows up to their requests' blocks."""
+        if len(standings) == 1:  # as of each row that preempts others
+            row = rows[0]
+            self.room[row], self.next_release[row], self.num_released[row], self.blocks[row] = standings[0]
+            return
         columns = np.array(standings, dtype=np.int32).reshape(-1, 4).T
         self.room[rows], self.next_release[rows], self.num_released[rows], self.blocks[rows] = columns
 

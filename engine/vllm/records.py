@@ -33,7 +33,7 @@ from schedtop.engine.vllm.blocks import Pool
 from schedtop.engine.vllm.deliveries import deliver, outside_reason
 from schedtop.engine.vllm.events import Added, Applied, Ended, Event, PauseSeen, PreemptSeen, Scheduled, Updated
 from schedtop.engine.vllm.reasons import Fixed, head_of
-from schedtop.engine.vllm.requests import COMPUTED, GONE, WAITING, Life, Lives
+from schedtop.engine.vllm.requests import COMPUTED, GONE, HIGH_WATER, WAITING, Life, Lives
 
 LOOP_LENGTH = 3
 """Preemptions of one request, with nothing finishing in between, that make a loop."""
@@ -89,6 +89,7 @@ class Records:
         self.wants_rescan = False
         self._fixed = fixed
         self._by_priority = header.policy == "priority"
+        self._caching: bool = header.config["enable_prefix_caching"]
         self._counts: dict[str, float] = dict.fromkeys(Totals.__struct_fields__, 0)
         self._pending: deque[Event] = deque()
         self._told = Told()
@@ -168,8 +169,15 @@ class Records:
             if life is None:
                 continue
             ambiguous = life.has_stop_strings and not event.by_console and "ABORT" in event.status
+            if life.first_token_s is None:
+                self._counts["aborted_prefill_tokens"] += self._prefilled(life)
             reason = FinishReason.STOP_OR_ABORT if ambiguous else outside_reason(event.status)
             self._told.finishes.append(self.lives.end(life, reason.value, self.step))
+
+    def _prefilled(self, life: Life) -> int:
+        """Prompt tokens that were computed for it, those of the prefix cache not counted."""
+        high, computed = (int(self.lives.columns[row, life.slot]) for row in (HIGH_WATER, COMPUTED))
+        return max(0, max(high, computed) - life.cached_tokens)
 
     def _apply(self, event: Applied) -> None:
         if event.error:
@@ -230,7 +238,7 @@ class Records:
         self._told.finishes += [lives.end(life, reason, self.step) for life, reason in ended]
         head, limiter = self._waiting(seen, batch)
         step = self._timing(seen, updated, start_s) | self._tokens(batch, seen)
-        self._count(batch, step, int(emitted.sum()), rejected, now_s - start_s)
+        self._count(batch, step, int(emitted.sum()), int(accepted.sum()), rejected, now_s - start_s)
         record = self._tell(
             now_s,
             **step,
@@ -297,11 +305,16 @@ class Records:
             "input_rows": tokens + self._fixed.draft_slots * len(batch.slots),
         }
 
-    def _count(self, batch: Batch, step: dict[str, Any], outputs: int, rejected: int, busy_s: float) -> None:
+    def _count(
+        self, batch: Batch, step: dict[str, Any], outputs: int, accepted: int, rejected: int, busy_s: float
+    ) -> None:
         counts = self._counts
         counts["steps"] += 1
         counts["output_tokens"] += outputs
         counts["rejected_draft_tokens"] += rejected
+        if step["draft_tokens"]:
+            counts["drafts"] += int(np.count_nonzero(batch.drafts))
+            counts["accepted_draft_tokens"] += accepted
         counts["busy_s"] += busy_s
         for name in COUNTED:
             counts[name] += step[name]
@@ -312,6 +325,8 @@ class Records:
                 counts["admitted"] += 1
                 counts["prompt_tokens"] += life.arrival.prompt_tokens
                 counts["cached_tokens"] += admission.cached_tokens
+                if self._caching:
+                    counts["cache_queries"] += life.arrival.prompt_tokens
 
     def _tell(self, now_s: float, **step: Any) -> StepRecord:
         """The next record: `step` are the fields of one that ran, and what is to be told beside it."""

@@ -61,7 +61,7 @@ def address(tmp_path: Path) -> Iterator[str]:
     environ = os.environ | {"PYTHONSAFEPATH": "1", "XDG_RUNTIME_DIR": str(tmp_path)}
     with subprocess.Popen((*PROGRAM, *flags), stderr=subprocess.PIPE, text=True, env=environ) as process:
         assert process.stderr is not None
-        line = process.stderr.readline()
+        line = next(line for line in process.stderr if "listening on" in line)
         yield "unix:" + line.split()[-1]
         process.send_signal(signal.SIGTERM)
         process.wait()

@@ -379,4 +379,5 @@ def _sampling_defaults(model: PreTrainedModel) -> SamplingParams:
         top_k=int(value("top_k", 0)),
         top_p=float(value("top_p", 1.0)),
         min_p=float(value("min_p", 0.0)),
+        repetition_penalty=float(value("repetition_penalty", 1.0)),
     )

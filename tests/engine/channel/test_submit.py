@@ -104,6 +104,23 @@ def test_drafts_come_in_bursts_and_stop_at_the_length() -> None:
     assert max(int(t.row_columns(record)["emitted"].max(initial=0)) for record in seen.records) > 1
 
 
+@pytest.mark.parametrize("changes", [{"scheduler": {"async_scheduling": True}}, {"pipeline_parallel_size": 2}])
+def test_with_steps_under_way_each_still_gets_its_own(changes: dict[str, Any]) -> None:
+    scheduler = {"num_blocks": 64, "max_model_len": 512, "max_num_seqs": 4, **changes.get("scheduler", {})}
+    config = EngineConfig(workload=None, **{**changes, "scheduler": scheduler})
+    with start_engine(config) as process, join(process) as client:
+        for id in range(12):
+            client.send(submit(id, max_tokens=5 + id))
+        seen = follow(client, Seen(), lambda seen: len(seen.ends) == 12)
+    assert {number: len(ids) for number, ids in seen.tokens.items()} == {
+        reply.number: 5 + id for id, reply in seen.replies.items()
+    }
+    for record in seen.records:
+        if record.executed:
+            rows = t.row_columns(record)
+            assert ((rows["emitted"] > 0) <= (rows["tokens"] > 0)).all()
+
+
 def test_beside_a_workload_a_client_gets_only_its_own() -> None:
     config = EngineConfig(workload=WorkloadSpec(source="mixed", rate=50.0), scheduler={"max_model_len": 4096})
     with start_engine(config) as process, join(process) as client:

@@ -284,3 +284,24 @@ def test_the_page_is_written_as_prometheus_writes_it(samples: list[tuple[str, st
     if any(isinstance(value, int) and abs(value) > 2**53 for *_, value in samples):
         return
     assert page_text(registry.collect()) == generate_latest(registry)
+
+
+def test_prompts_that_wait_are_counted_until_they_are_admitted() -> None:
+    engine = build_engine(EngineConfig(workload=None, scheduler={"num_blocks": 64, "max_model_len": 256}))
+    counts = Counts(engine.header)
+    engine.pause()
+    for size in (20, 50, 400):
+        engine.submit(Request(f"r{size}", np.arange(size, dtype=np.int32), 2))
+
+    def waiting() -> float:
+        record = engine.step()
+        assert record is not None
+        counts.write(record)
+        ((_, tokens),) = parse(page_text(MetricsCollector(engine.header, counts).collect()).decode())[
+            "schedtop_waiting_prompt_tokens"
+        ]
+        return tokens
+
+    assert waiting() == 70, "the one that is too long was refused"
+    engine.resume()
+    assert waiting() == 0

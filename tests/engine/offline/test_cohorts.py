@@ -120,7 +120,7 @@ def test_an_answer_cut_off_by_the_pool_is_no_finished_one() -> None:
         report.add(step(engine))
     requests = report.as_dict()["requests"]
     assert (requests["finished"], requests["kv_capacity"]) == (0, 1)
-    assert "1 answers cut off" in report.as_text()
+    assert "kv_capacity: 1 answer cut off" in report.as_text()
 
 
 def test_without_a_cache_there_are_no_look_ups() -> None:

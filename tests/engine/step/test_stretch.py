@@ -232,8 +232,9 @@ def test_a_whole_run_is_the_same() -> None:
     together = [record for item in items for record in (item.records() if isinstance(item, Stretch) else [item])]
     assert together == alone
     assert len(items) < len(alone) / 2
-    report = Report(block_size=16)
-    report.workload = build_engine(asked).header.workload
+    header = build_engine(asked).header
+    report = Report(block_size=16, front_end_s=header.settings.get("front_end_s"))
+    report.workload = header.workload
     for record in alone:
         report.add(record)
     report.close(15.0)

@@ -161,6 +161,7 @@ def test_an_abort_between_steps_is_told_and_one_by_stop_string_is_not_certain() 
     assert record is not None and not record.executed
     assert [finish.reason for finish in record.finishes] == ["abort", "stop_or_abort"]
     assert (record.totals.aborted, record.totals.finished) == (1, 1)
+    assert (record.totals.cache_queries, record.totals.aborted_prefill_tokens) == (8, 0)
     assert run.tell() is None
 
 
@@ -195,7 +196,7 @@ def test_its_header_and_arrivals_can_be_decided_again() -> None:
     run.run_out()
     driver = Driver(run.hook.facts.header, "here")
     for record in run.records:
-        again = driver.play(record, None)
+        again = driver.play(record, ())
         assert again is not None
         assert (again.rows, again.grown_blocks) == (record.rows, record.grown_blocks)
 
