@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 from schedtop.engine import __version__
 from schedtop.engine.contract.config import ConfigError, EngineConfig, SchedulerConfig
+from schedtop.engine.contract.input_files import looks_like_case
 from schedtop.engine.contract.knobs import BY_NAME
 from schedtop.engine.contract.start_settings import check_settings, scheduler_config
 from schedtop.engine.contract.telemetry import PROTOCOL, Header
-from schedtop.engine.files.read import looks_like_case
 from schedtop.engine.golden.asked import unrecorded
 from schedtop.engine.golden.case import Case, read_case
 from schedtop.engine.golden.source import CaseSource, CaseWorker

@@ -23,7 +23,6 @@ def test_every_room_has_its_place_in_the_contracts() -> None:
     assert set(contracts[3]["forbidden_modules"]) == rooms - {
         "schedtop.engine.py",
         "schedtop.engine.contract",
-        "schedtop.engine.files",
     }
 
 

@@ -67,7 +67,7 @@ def test_a_knob(copy: Path) -> None:
     )
     limit = "    seq_cap: int\n"
     edit(
-        copy / "engine/scheduler/state.py",
+        copy / "engine/scheduler/books/state.py",
         lambda text: text.replace(limit, limit + "    max_num_new_seqs: int\n", 1),
     )
     shown = run(

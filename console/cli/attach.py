@@ -12,7 +12,7 @@ from schedtop.console.cli.errors import CommandError
 from schedtop.console.cli.open_console import check_terminal, console_options
 from schedtop.console.cli.status import follow
 from schedtop.engine.channel.client import ChannelClient
-from schedtop.engine.contract.slo import Slo, parse_slo
+from schedtop.engine.contract.latencies.slo import Slo, parse_slo
 
 
 def _console_flags(function: Any) -> Any:

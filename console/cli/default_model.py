@@ -10,7 +10,7 @@ import click
 from schedtop.console.cli.engine_flags import DEFAULT_DEVICE
 from schedtop.console.cli.errors import CommandError
 from schedtop.console.cli.pull import pull_model
-from schedtop.engine.files.read import looks_like_case
+from schedtop.engine.contract.input_files import looks_like_case
 from schedtop.engine.runner.loading.model_files import DEFAULT_MODEL, check_extra
 from schedtop.engine.runner.loading.pull import PULLABLE, pulled_path
 

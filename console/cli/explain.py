@@ -10,7 +10,7 @@ import click
 from schedtop.console.cli.errors import check_positive
 from schedtop.console.cli.output import show, show_json
 from schedtop.console.cli.recording_flags import opened
-from schedtop.engine.contract.slo import Slo, parse_slo
+from schedtop.engine.contract.latencies.slo import Slo, parse_slo
 from schedtop.engine.contract.telemetry import Outgoing
 
 if TYPE_CHECKING:

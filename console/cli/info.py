@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 from schedtop.console.cli.output import show, show_json
 from schedtop.console.cli.recording_flags import opened, progress
-from schedtop.engine.contract.slo import parse_slo
+from schedtop.engine.contract.latencies.slo import parse_slo
 
 
 @click.command("info")

@@ -26,8 +26,8 @@ from schedtop.console.cli.terminal_abilities import has_colours, speaks_utf8
 from schedtop.engine.channel.protocol import ChannelError
 from schedtop.engine.channel.spawn import EngineProcess, start_engine
 from schedtop.engine.contract.config import EngineConfig
+from schedtop.engine.contract.latencies.slo import Slo, parse_slo
 from schedtop.engine.contract.nearest_name import did_you_mean
-from schedtop.engine.contract.slo import Slo, parse_slo
 
 REPORT_S = 30.0
 """Simulated seconds of the report that a pipe gets instead of a console."""

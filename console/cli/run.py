@@ -12,7 +12,7 @@ from schedtop.console.cli.engine_flags import add_engine_flags, engine_config
 from schedtop.console.cli.errors import CommandError, check_writable, say
 from schedtop.console.cli.output import show, show_json
 from schedtop.console.cli.pull import check_start
-from schedtop.engine.contract.slo import parse_slo
+from schedtop.engine.contract.latencies.slo import parse_slo
 
 
 @click.command("run")

@@ -11,7 +11,7 @@ from schedtop.console.cli.errors import INTERRUPTED, CommandError
 from schedtop.console.cli.output import show, show_json
 from schedtop.engine.channel.client import ChannelClient
 from schedtop.engine.channel.protocol import ChannelError
-from schedtop.engine.contract.slo import Slo, parse_slo
+from schedtop.engine.contract.latencies.slo import Slo, parse_slo
 from schedtop.engine.contract.telemetry import Bye
 
 LISTEN_S = 2.0

@@ -12,7 +12,7 @@ from schedtop.console.cli.errors import BAD_INPUT, FAILED, CommandError, say, sh
 from schedtop.console.cli.output import show, show_json
 from schedtop.console.cli.recording_flags import expected, opened, progress
 from schedtop.engine.contract.harmless import one_line, page
-from schedtop.engine.files.read import odd_file
+from schedtop.engine.contract.input_files import odd_file
 from schedtop.engine.golden.case import CaseError, Verdict, read_case, verify
 from schedtop.engine.golden.deviations import deviation
 from schedtop.engine.recording.frames import RecordingError

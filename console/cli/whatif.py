@@ -12,7 +12,7 @@ from schedtop.console.cli.output import show, show_json
 from schedtop.console.cli.scenario_flags import NOT_HERE, open_scenario, progress_over
 from schedtop.console.cli.unused_flags import without
 from schedtop.engine.contract.knobs import parse_assignments
-from schedtop.engine.contract.slo import parse_slo
+from schedtop.engine.contract.latencies.slo import parse_slo
 
 
 @click.command("whatif")

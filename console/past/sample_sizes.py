@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from schedtop.console.past.latency import Samples
-from schedtop.engine.contract.cohort import Bounded, Cohort
+from schedtop.engine.contract.latencies.cohort import Bounded, Cohort
 
 _LEAST = 10
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from schedtop.console.past.latency import Samples
 from schedtop.console.past.past import Moment, Past
 from schedtop.console.past.state import EMITTED, NUMBER
-from schedtop.engine.contract.cohort import Cohort, cohort
+from schedtop.engine.contract.latencies.cohort import Cohort, cohort
 from schedtop.engine.contract.telemetry import row_matrix
 
 Floats = npt.NDArray[np.float64]

@@ -13,7 +13,7 @@ from schedtop.console.past.latency import Samples, column_of, merge
 from schedtop.console.past.unended import cohort_of, unended
 from schedtop.console.view import WINDOWS_S
 from schedtop.console.widgets.panel import Panel, Pieces
-from schedtop.engine.contract.cohort import Cohort
+from schedtop.engine.contract.latencies.cohort import Cohort
 
 GUTTER = 10
 PLAIN = Style(bold=False, underline=False)

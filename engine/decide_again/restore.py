@@ -10,7 +10,7 @@ from schedtop.engine.contract.config import SchedulerConfig
 from schedtop.engine.contract.telemetry import Arrival, Header, RequestState, Snapshot
 from schedtop.engine.handoff.request import Request, Status
 from schedtop.engine.recording.arrivals import prefix_ids
-from schedtop.engine.scheduler.ending import stop_at
+from schedtop.engine.scheduler.books.ending import stop_at
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.sim.features import StepCost
 from schedtop.engine.sim.worker import SimWorker

@@ -12,14 +12,14 @@ from typing import Any
 import msgspec
 import numpy as np
 from schedtop.engine.contract.config import ConfigError, SchedulerConfig, check_scheduler_config
+from schedtop.engine.contract.input_files import odd_file
 from schedtop.engine.contract.knobs import BY_NAME, KnobError, check_value
 from schedtop.engine.contract.telemetry import Finish, FinishReason, Limiter, Refusal
-from schedtop.engine.files.read import odd_file
 from schedtop.engine.golden.asked import CaseRequest
 from schedtop.engine.golden.store import CaseStore
 from schedtop.engine.handoff.plan import PLACEHOLDER, IntArray, StepPlan, StepResult
 from schedtop.engine.handoff.request import Image, Request
-from schedtop.engine.scheduler.deferral import skipped
+from schedtop.engine.scheduler.passes.deferral import skipped
 from schedtop.engine.scheduler.scheduler import Scheduler
 
 

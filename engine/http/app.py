@@ -9,11 +9,17 @@ from schedtop.engine import __version__
 from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.contract.telemetry import SetKnobs
 from schedtop.engine.http.errors import ApiError, busy, json_response
-from schedtop.engine.http.generation import generation
+from schedtop.engine.http.generation.generate import generation
+from schedtop.engine.http.generation.requests import (
+    ChatRequest,
+    CompletionRequest,
+    KnobsRequest,
+    TokenizeRequest,
+    read,
+)
 from schedtop.engine.http.guard import Guard, check_token, read_body
 from schedtop.engine.http.knobs_page import knobs_page
 from schedtop.engine.http.link import NotTakenError
-from schedtop.engine.http.requests import ChatRequest, CompletionRequest, KnobsRequest, TokenizeRequest, read
 from schedtop.engine.http.server_state import ServerState
 from schedtop.engine.http.settings import HttpSettings
 from schedtop.engine.http.text import message_text

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from schedtop.engine.contract.config import ConfigError
-from schedtop.engine.files.read import odd_file
+from schedtop.engine.contract.input_files import odd_file
 
 PART_SUFFIX = ".part"
 

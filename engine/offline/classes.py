@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from schedtop.engine.contract.lives import Lives
-from schedtop.engine.contract.percentiles import Percentiles
+from schedtop.engine.contract.latencies.lives import Lives
+from schedtop.engine.contract.latencies.percentiles import Percentiles
 from schedtop.engine.contract.telemetry import Snapshot, StepRecord
 
 

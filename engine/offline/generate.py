@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import ConfigError, EngineConfig
+from schedtop.engine.contract.input_files import odd_file
 from schedtop.engine.contract.telemetry import FinishReason, RowFlag, StepRecord, row_columns
-from schedtop.engine.files.read import odd_file
 from schedtop.engine.handoff.request import Request, SamplingParams, TokenIds
 from schedtop.engine.handoff.sampling_settings import check_sampling
 from schedtop.engine.offline.answer_file import Answers, is_complete

@@ -13,7 +13,7 @@ import msgspec
 from schedtop.engine.build import build_engine
 from schedtop.engine.channel.protocol import Sink, encode
 from schedtop.engine.contract.config import ConfigError, EngineConfig
-from schedtop.engine.contract.slo import Slo
+from schedtop.engine.contract.latencies.slo import Slo
 from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.offline.report import Report
 from schedtop.engine.offline.stop_signals import StopSignals

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from schedtop.engine.contract.cohort import SHARES, Cohort
-from schedtop.engine.contract.lives import Lives
+from schedtop.engine.contract.latencies.cohort import SHARES, Cohort
+from schedtop.engine.contract.latencies.lives import Lives
+from schedtop.engine.contract.latencies.percentiles import Percentiles
+from schedtop.engine.contract.latencies.slo import Slo, served
 from schedtop.engine.contract.lost_hits import PrefixMemory
-from schedtop.engine.contract.percentiles import Percentiles
-from schedtop.engine.contract.slo import Slo, served
 from schedtop.engine.contract.telemetry import (
     MOST_DRAFTS,
     Snapshot,

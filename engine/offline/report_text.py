@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from schedtop.engine.contract.cohort import SHARES
+from schedtop.engine.contract.latencies.cohort import SHARES
 from schedtop.engine.offline.held_back import held_back_lines
 
 LATENCIES = ("ttft", "itl", "tpot", "e2e")

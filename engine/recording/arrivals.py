@@ -7,8 +7,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
+from schedtop.engine.contract.input_files import odd_file
 from schedtop.engine.contract.telemetry import PREFIX_KEY_BYTES, Arrival, FinishReason
-from schedtop.engine.files.read import odd_file
 from schedtop.engine.recording.frames import MARK, MARK_BYTES, RecordingError
 from schedtop.engine.recording.reader import Recording
 from schedtop.engine.workload.trace import (

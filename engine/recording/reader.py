@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from schedtop.engine.contract.input_files import odd_file
 from schedtop.engine.contract.telemetry import (
     OLDEST_RECORDED,
     PROTOCOL,
@@ -24,7 +25,6 @@ from schedtop.engine.contract.telemetry import (
     StepRecord,
     TextDelta,
 )
-from schedtop.engine.files.read import odd_file
 from schedtop.engine.recording.batch import MAX_RECORDS, decode_batch
 from schedtop.engine.recording.blocks import Tables, tables_of
 from schedtop.engine.recording.frames import (

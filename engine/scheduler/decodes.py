@@ -10,12 +10,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.telemetry import Finish, Head
-from schedtop.engine.scheduler.admission import AdmissionPass
-from schedtop.engine.scheduler.deferral import deferred_head
-from schedtop.engine.scheduler.register import register
-from schedtop.engine.scheduler.request_table import IntArray, RowArray
+from schedtop.engine.scheduler.books.register import register
+from schedtop.engine.scheduler.books.request_table import IntArray, RowArray
+from schedtop.engine.scheduler.books.state import PlannedStep, State
+from schedtop.engine.scheduler.passes.admission import AdmissionPass
+from schedtop.engine.scheduler.passes.deferral import deferred_head
 from schedtop.engine.scheduler.settle import finish
-from schedtop.engine.scheduler.state import PlannedStep, State
 
 Floats = npt.NDArray[np.float64]
 Gaps = npt.NDArray[np.float32]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.scheduler.state import State
+from schedtop.engine.scheduler.books.state import State
 
 SecondsArray = npt.NDArray[np.float64]
 

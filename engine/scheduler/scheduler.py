@@ -11,16 +11,16 @@ from schedtop.engine.handoff.plan import StepPlan, StepResult
 from schedtop.engine.handoff.request import Request, Status
 from schedtop.engine.handoff.store import KVStore
 from schedtop.engine.kv.prefix_cache import extend_keys
-from schedtop.engine.scheduler.admission import AdmissionPass
-from schedtop.engine.scheduler.ending import end_request
-from schedtop.engine.scheduler.late import place_after_results
-from schedtop.engine.scheduler.loading_pass import LoadingPass
-from schedtop.engine.scheduler.loads import Loads
-from schedtop.engine.scheduler.running import run_pass
-from schedtop.engine.scheduler.seal import seal
+from schedtop.engine.scheduler.books.ending import end_request
+from schedtop.engine.scheduler.books.loads import Loads
+from schedtop.engine.scheduler.books.state import PlannedStep, State
+from schedtop.engine.scheduler.books.submission import refuse
+from schedtop.engine.scheduler.late_results import place_after_results
+from schedtop.engine.scheduler.passes.admission import AdmissionPass
+from schedtop.engine.scheduler.passes.loading import LoadingPass
+from schedtop.engine.scheduler.passes.running import run_pass
+from schedtop.engine.scheduler.passes.seal import seal
 from schedtop.engine.scheduler.settle import Settled, settle
-from schedtop.engine.scheduler.state import PlannedStep, State
-from schedtop.engine.scheduler.submission import refuse
 
 
 class Scheduler:

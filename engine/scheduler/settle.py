@@ -10,12 +10,12 @@ import numpy.typing as npt
 from schedtop.engine.contract.telemetry import ROW_FIELDS, Finish, RowFlag
 from schedtop.engine.handoff.plan import StepResult
 from schedtop.engine.handoff.request import Request
-from schedtop.engine.scheduler.ending import end_request, reason_of
-from schedtop.engine.scheduler.late import NO_LATE, agreed_drafts, find_present, in_order_of, settle_late
-from schedtop.engine.scheduler.overlap import newly_known
-from schedtop.engine.scheduler.register import register
-from schedtop.engine.scheduler.request_table import IntArray, RequestTable, RowArray
-from schedtop.engine.scheduler.state import Batch, PlannedStep, State
+from schedtop.engine.scheduler.books.ending import end_request, reason_of
+from schedtop.engine.scheduler.books.overlap import newly_known
+from schedtop.engine.scheduler.books.register import register
+from schedtop.engine.scheduler.books.request_table import IntArray, RequestTable, RowArray
+from schedtop.engine.scheduler.books.state import Batch, PlannedStep, State
+from schedtop.engine.scheduler.late_results import NO_LATE, agreed_drafts, find_present, in_order_of, settle_late
 
 ACCEPTED, EMITTED, FLAGS = (ROW_FIELDS.index(name) for name in ("accepted", "emitted", "flags"))
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from schedtop.engine.contract.cohort import Cohort, cohort
+from schedtop.engine.contract.latencies.cohort import Cohort, cohort
 from schedtop.engine.contract.telemetry import StepRecord
 
 if TYPE_CHECKING:

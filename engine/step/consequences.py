@@ -9,7 +9,7 @@ import numpy as np
 from schedtop.engine.contract.config import SchedulerConfig
 from schedtop.engine.contract.knobs import BY_NAME, KnobError, check_value, in_force, with_followers
 from schedtop.engine.handoff.request import Request
-from schedtop.engine.scheduler.state import State
+from schedtop.engine.scheduler.books.state import State
 
 
 def check_change(

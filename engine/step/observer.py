@@ -27,10 +27,10 @@ from schedtop.engine.contract.telemetry import (
 )
 from schedtop.engine.handoff.plan import StepPlan
 from schedtop.engine.handoff.request import Request
-from schedtop.engine.scheduler.admission import mark_inverted
+from schedtop.engine.scheduler.books.state import PlannedStep
+from schedtop.engine.scheduler.passes.admission import mark_inverted
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.scheduler.settle import Settled
-from schedtop.engine.scheduler.state import PlannedStep
 
 DECODE = int(RowFlag.DECODE)
 BYTE_ORDER = sys.byteorder

@@ -22,8 +22,8 @@ from schedtop.engine.contract.telemetry import (
     Totals,
 )
 from schedtop.engine.kv.block_pool import HELD, in_order
+from schedtop.engine.scheduler.books.request_table import COLUMNS, IntArray
 from schedtop.engine.scheduler.decodes import Floats, Gaps, Needs, block_needs, decode, decodes_ahead, take_blocks
-from schedtop.engine.scheduler.request_table import COLUMNS, IntArray
 from schedtop.engine.sim.worker import SimWorker
 from schedtop.engine.step.engine import Engine
 from schedtop.engine.step.observer import packed

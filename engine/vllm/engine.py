@@ -35,9 +35,9 @@ from schedtop.engine.vllm.changes import check_change, foresee, with_consequence
 from schedtop.engine.vllm.events import Updated
 from schedtop.engine.vllm.hook import Hook
 from schedtop.engine.vllm.limits import set_limits
-from schedtop.engine.vllm.reasons import Fixed
-from schedtop.engine.vllm.records import Records
-from schedtop.engine.vllm.requests import DECODING
+from schedtop.engine.vllm.records.reasons import Fixed
+from schedtop.engine.vllm.records.records import Records
+from schedtop.engine.vllm.records.requests import DECODING
 
 LOOK_EVERY_S = 0.02
 """While nothing comes. The engine's thread does not wake this one: that would cost it a system call per step."""

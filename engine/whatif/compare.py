@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from schedtop.engine.contract.config import ConfigError, EngineConfig
 from schedtop.engine.contract.harmless import page
-from schedtop.engine.contract.slo import Slo
+from schedtop.engine.contract.latencies.slo import Slo
 from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.decide_again.divergence import Divergence, first_difference
 from schedtop.engine.decide_again.scenario import Scenario, check_changes

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
-from schedtop.engine.contract.slo import Slo, parse_slo
+from schedtop.engine.contract.latencies.slo import Slo, parse_slo
 from schedtop.engine.contract.telemetry import Snapshot, StepRecord, Totals
 from schedtop.engine.decide_again.branch import Fork
 from schedtop.engine.decide_again.divergence import Divergence, first_difference

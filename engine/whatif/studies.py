@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
+from schedtop.engine.contract.latencies.slo import parse_slo
 from schedtop.engine.contract.nearest_name import did_you_mean
-from schedtop.engine.contract.slo import parse_slo
 from schedtop.engine.decide_again.scenario import Scenario
 from schedtop.engine.whatif.compare import Comparison, compare
 

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 from schedtop.engine import __version__
 from schedtop.engine.contract.config import ConfigError
-from schedtop.engine.contract.slo import Slo
+from schedtop.engine.contract.latencies.slo import Slo
 from schedtop.engine.decide_again.scenario import Scenario, check_changes
 from schedtop.engine.sim.linear import read_calibration
 from schedtop.engine.sim.spec import PREFIX, CalibratedDevice

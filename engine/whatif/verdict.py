@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from schedtop.engine.contract.cohort import SHARES, Bounded, Cohort
+from schedtop.engine.contract.latencies.cohort import SHARES, Bounded, Cohort
 from schedtop.engine.whatif.compared_figures import Document, Figure, value_text
 
 NOTABLE = 0.01

@@ -8,9 +8,9 @@ from itertools import islice
 from pathlib import Path
 
 from schedtop.engine.contract.config import ConfigError, WorkloadSpec
+from schedtop.engine.contract.input_files import odd_file
 from schedtop.engine.contract.knobs import KnobError, check_value
 from schedtop.engine.contract.nearest_name import did_you_mean
-from schedtop.engine.files.read import odd_file
 from schedtop.engine.workload.build import Encode, RequestBuilder
 from schedtop.engine.workload.paced import PacedSource, Tempo
 from schedtop.engine.workload.presets import BY_NAME, PRESETS, Preset, preset_asks

@@ -11,8 +11,8 @@ from schedtop.console.past.history import History
 from schedtop.console.past.latency import merge
 from schedtop.console.past.unended import cohort_of, unended
 from schedtop.engine.build import build_engine
-from schedtop.engine.contract.cohort import cohort
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
+from schedtop.engine.contract.latencies.cohort import cohort
 from schedtop.engine.step.engine import Engine
 from seat import WIDE, Clock
 

@@ -13,8 +13,8 @@ from schedtop.engine.vllm.changes import with_consequences
 from schedtop.engine.vllm.hook import Hook
 from schedtop.engine.vllm.limits import set_limits
 from schedtop.engine.vllm.plugin import hooked
-from schedtop.engine.vllm.reasons import Fixed
-from schedtop.engine.vllm.records import Records
+from schedtop.engine.vllm.records.reasons import Fixed
+from schedtop.engine.vllm.records.records import Records
 
 from benchmarks.vllm_scheduler import Requests, answer, build
 from tests.vllm.conftest import MODEL

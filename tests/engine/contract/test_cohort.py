@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedtop.engine.contract.cohort import SHARES, Bounded, cohort
+from schedtop.engine.contract.latencies.cohort import SHARES, Bounded, cohort
 
 VALUES = st.lists(st.integers(0, 40).map(lambda tick: tick / 8), max_size=60)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedtop.engine.contract import percentiles
-from schedtop.engine.contract.percentiles import Percentiles
+from schedtop.engine.contract.latencies import percentiles
+from schedtop.engine.contract.latencies.percentiles import Percentiles
 
 gaps = st.floats(0, 1e3, width=32) | st.just(float("nan")) | st.sampled_from([0.25, 0.5])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from schedtop.engine.contract.config import ConfigError
-from schedtop.engine.contract.slo import Slo, parse_slo
+from schedtop.engine.contract.latencies.slo import Slo, parse_slo
 from schedtop.engine.contract.telemetry import Finish
 
 

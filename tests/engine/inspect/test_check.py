@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from schedtop.engine.contract.config import ConfigError
-from schedtop.engine.contract.slo import parse_slo
+from schedtop.engine.contract.latencies.slo import parse_slo
 from schedtop.engine.inspect.check import Outcome, check
 from schedtop.engine.inspect.conditions import ConditionError, parse_condition
 from schedtop.engine.recording import Recording

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from schedtop.engine.build import build_engine
-from schedtop.engine.contract.cohort import cohort
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
-from schedtop.engine.contract.slo import parse_slo
+from schedtop.engine.contract.latencies.cohort import cohort
+from schedtop.engine.contract.latencies.slo import parse_slo
 from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.golden.case import prompt_tokens, read_case
 from schedtop.engine.offline.headless import run_headless

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
-from schedtop.engine.contract.slo import parse_slo
+from schedtop.engine.contract.latencies.slo import parse_slo
 from schedtop.engine.contract.telemetry import StepRecord, itl_column
 from schedtop.engine.offline.report import Report, report_text
 

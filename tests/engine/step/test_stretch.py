@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
-from schedtop.engine.contract.slo import parse_slo
+from schedtop.engine.contract.latencies.slo import parse_slo
 from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.golden.case import Case, prompt_tokens
 from schedtop.engine.handoff.request import Request

@@ -8,8 +8,8 @@ import pytest
 from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.vllm.hook import Hook
 from schedtop.engine.vllm.plugin import hooked
-from schedtop.engine.vllm.reasons import Fixed
-from schedtop.engine.vllm.records import Records
+from schedtop.engine.vllm.records.reasons import Fixed
+from schedtop.engine.vllm.records.records import Records
 
 from tests.engine.vllm.stub import Request, scheduler_of
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
-from schedtop.engine.contract.slo import Slo
+from schedtop.engine.contract.latencies.slo import Slo
 from schedtop.engine.decide_again.scenario import Scenario
 from schedtop.engine.whatif.ranking import pareto_set, ranked
 from schedtop.engine.whatif.sweep import combinations, parse_vary, run_key, sweep

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedtop.engine.contract.cohort import Cohort, cohort
+from schedtop.engine.contract.latencies.cohort import Cohort, cohort
 from schedtop.engine.whatif.compared_figures import BY_NAME
 from schedtop.engine.whatif.verdict import CANNOT_TELL, verdict
 

@@ -7,13 +7,13 @@ from schedtop.engine.contract.telemetry import Admission, FinishReason, Head, Li
 from schedtop.engine.handoff.plan import PLACEHOLDER, Started
 from schedtop.engine.handoff.request import Request, Status
 from schedtop.engine.kv.manager import Hit
-from schedtop.engine.scheduler.adapters import open_slots
-from schedtop.engine.scheduler.chunks import planned_tokens, shorten
-from schedtop.engine.scheduler.deferral import pass_deferred
-from schedtop.engine.scheduler.ending import end_request, stop_at
-from schedtop.engine.scheduler.queues import urgency
-from schedtop.engine.scheduler.state import PlannedStep, State
-from schedtop.engine.scheduler.submission import step_room
+from schedtop.engine.scheduler.books.ending import end_request, stop_at
+from schedtop.engine.scheduler.books.queues import urgency
+from schedtop.engine.scheduler.books.state import PlannedStep, State
+from schedtop.engine.scheduler.books.submission import step_room
+from schedtop.engine.scheduler.passes.adapters import open_slots
+from schedtop.engine.scheduler.passes.chunks import planned_tokens, shorten
+from schedtop.engine.scheduler.passes.deferral import pass_deferred
 
 
 class AdmissionPass:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 from schedtop.engine.contract.telemetry import Limiter
-from schedtop.engine.scheduler.chunks import cut, plan_in_turn
-from schedtop.engine.scheduler.overlap import await_results, hold_back
-from schedtop.engine.scheduler.preemption import pick_victim, preempt
-from schedtop.engine.scheduler.register import register
-from schedtop.engine.scheduler.request_table import BoolArray, IntArray, RowArray
-from schedtop.engine.scheduler.state import PlannedStep, State
+from schedtop.engine.scheduler.books.overlap import await_results, hold_back
+from schedtop.engine.scheduler.books.register import register
+from schedtop.engine.scheduler.books.request_table import BoolArray, IntArray, RowArray
+from schedtop.engine.scheduler.books.state import PlannedStep, State
+from schedtop.engine.scheduler.passes.chunks import cut, plan_in_turn
+from schedtop.engine.scheduler.passes.preemption import pick_victim, preempt
 
 
 def run_pass(state: State, planned: PlannedStep) -> None:

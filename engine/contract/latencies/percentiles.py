@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.contract.cohort import Cohort, cohort
+from schedtop.engine.contract.latencies.cohort import Cohort, cohort
 
 COMPACT_AT = 4 * 2**20
 """Values kept as they came before equal ones are joined. Rows of one step mostly share their gap, so few remain."""

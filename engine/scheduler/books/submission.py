@@ -5,7 +5,7 @@ from __future__ import annotations
 from schedtop.engine.contract.telemetry import Refusal
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.kv.manager import blocks_for
-from schedtop.engine.scheduler.state import State
+from schedtop.engine.scheduler.books.state import State
 
 
 def refuse(state: State, request: Request) -> Refusal | None:

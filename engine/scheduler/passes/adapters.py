@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from schedtop.engine.handoff.request import Request
-from schedtop.engine.scheduler.queues import AdapterLines
-from schedtop.engine.scheduler.state import State
+from schedtop.engine.scheduler.books.queues import AdapterLines
+from schedtop.engine.scheduler.books.state import State
 
 
 class AdapterSlots:

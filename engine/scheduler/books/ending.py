@@ -7,7 +7,7 @@ from array import array
 import numpy as np
 from schedtop.engine.contract.telemetry import Finish, FinishReason
 from schedtop.engine.handoff.request import Request, Status
-from schedtop.engine.scheduler.state import State
+from schedtop.engine.scheduler.books.state import State
 
 
 def stop_at(state: State, request: Request) -> int:

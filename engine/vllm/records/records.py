@@ -28,12 +28,12 @@ from schedtop.engine.contract.telemetry import (
     StepRecord,
     Totals,
 )
-from schedtop.engine.vllm.batch import Batch, Ints, new_tables, row_bytes, take_batch
-from schedtop.engine.vllm.blocks import Pool
-from schedtop.engine.vllm.deliveries import deliver, outside_reason
 from schedtop.engine.vllm.events import Added, Applied, Ended, Event, PauseSeen, PreemptSeen, Scheduled, Updated
-from schedtop.engine.vllm.reasons import Fixed, head_of
-from schedtop.engine.vllm.requests import COMPUTED, GONE, HIGH_WATER, WAITING, Life, Lives
+from schedtop.engine.vllm.records.batch import Batch, Ints, new_tables, row_bytes, take_batch
+from schedtop.engine.vllm.records.blocks import Pool
+from schedtop.engine.vllm.records.deliveries import deliver, outside_reason
+from schedtop.engine.vllm.records.reasons import Fixed, head_of
+from schedtop.engine.vllm.records.requests import COMPUTED, GONE, HIGH_WATER, WAITING, Life, Lives
 
 LOOP_LENGTH = 3
 """Preemptions of one request, with nothing finishing in between, that make a loop."""

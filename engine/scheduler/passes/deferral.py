@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schedtop.engine.contract.telemetry import Head, Limiter
 from schedtop.engine.handoff.request import Request
-from schedtop.engine.scheduler.state import PlannedStep, State
+from schedtop.engine.scheduler.books.state import PlannedStep, State
 
 
 def deferred_head(state: State) -> Head | None:

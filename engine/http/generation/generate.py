@@ -12,11 +12,17 @@ from typing import Any
 from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.contract.telemetry import Submit
 from schedtop.engine.handoff.request import TokenIds
-from schedtop.engine.http.answers import DONE, Answer, Reader, error_event
 from schedtop.engine.http.errors import ApiError, busy, json_response
+from schedtop.engine.http.generation.answers import DONE, Answer, Reader, error_event
+from schedtop.engine.http.generation.requests import (
+    MAX_ID_CHARS,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    read,
+)
 from schedtop.engine.http.guard import ClientGoneError, read_body, while_connected
 from schedtop.engine.http.link import MAX_PROMPT_TOKENS, NotTakenError
-from schedtop.engine.http.requests import MAX_ID_CHARS, ChatRequest, CompletionRequest, GenerationRequest, read
 from schedtop.engine.http.server_state import ServerState
 from schedtop.engine.http.streams import Stream, StreamFailedError
 from schedtop.engine.http.text import message_text

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.telemetry import ROW_FIELDS, Admission, RowFlag
-from schedtop.engine.vllm.requests import (
+from schedtop.engine.vllm.records.requests import (
     BLOCKS,
     COMPUTED,
     DECODING,

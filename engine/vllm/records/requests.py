@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.telemetry import Arrival, Finish, RequestState
-from schedtop.engine.scheduler.ending import percentile_of_gaps
+from schedtop.engine.scheduler.books.ending import percentile_of_gaps
 
 COLUMNS = (
     "number",

@@ -5,15 +5,15 @@ from __future__ import annotations
 import numpy as np
 from schedtop.engine.contract.telemetry import ROW_FIELDS, RowFlag
 from schedtop.engine.handoff.plan import StepPlan
-from schedtop.engine.scheduler.overlap import set_out
-from schedtop.engine.scheduler.request_table import (
+from schedtop.engine.scheduler.books.overlap import set_out
+from schedtop.engine.scheduler.books.request_table import (
     PLAN_ROWS,
     BoolArray,
     IntArray,
     RequestTable,
     RowArray,
 )
-from schedtop.engine.scheduler.state import Batch, PlannedStep, State
+from schedtop.engine.scheduler.books.state import Batch, PlannedStep, State
 
 NEW, RESUMED, SAMPLED = int(RowFlag.NEW), int(RowFlag.RESUMED), np.int32(RowFlag.SAMPLED)
 

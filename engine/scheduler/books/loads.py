@@ -14,8 +14,8 @@ from schedtop.engine.contract.telemetry import Finish, FinishReason, Head
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.handoff.store import KVStore, Load
 from schedtop.engine.kv.manager import Hit, KVManager
-from schedtop.engine.scheduler.request_table import RequestTable
-from schedtop.engine.scheduler.state import Batch, PlannedStep, State
+from schedtop.engine.scheduler.books.request_table import RequestTable
+from schedtop.engine.scheduler.books.state import Batch, PlannedStep, State
 
 
 class Holding(msgspec.Struct):
@@ -150,7 +150,7 @@ class Loads:
 
     def cut_rows(self, state: State, cut: dict[int, int], now_s: float) -> list[Finish]:
         """Rows that lost a result go back to what stays computed, or end."""
-        from schedtop.engine.scheduler.ending import end_request
+        from schedtop.engine.scheduler.books.ending import end_request
 
         table, finishes = state.table, list[Finish]()
         for number, num_computed in cut.items():
@@ -179,7 +179,7 @@ class Loads:
 
     def end_while_loading(self, state: State, request: Request, reason: FinishReason, now_s: float) -> Finish:
         """Its blocks come back when the load reports."""
-        from schedtop.engine.scheduler.ending import end_request
+        from schedtop.engine.scheduler.books.ending import end_request
 
         self.leave(request)
         self.kept.append(request)

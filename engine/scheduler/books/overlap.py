@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 from schedtop.engine.handoff.plan import OWN_DRAFT
-from schedtop.engine.scheduler.request_table import BoolArray, IntArray, RowArray
-from schedtop.engine.scheduler.state import State
+from schedtop.engine.scheduler.books.request_table import BoolArray, IntArray, RowArray
+from schedtop.engine.scheduler.books.state import State
 
 
 def set_out(state: State, samples: BoolArray, busy: slice | RowArray) -> None:

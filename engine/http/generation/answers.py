@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 from schedtop.engine.contract.telemetry import Ending, FinishReason
-from schedtop.engine.http.logprobs import Scored, TokenText, chat_logprobs, completion_logprobs
+from schedtop.engine.http.generation.logprobs import Scored, TokenText, chat_logprobs, completion_logprobs
 from schedtop.engine.http.streams import Stream
 from schedtop.engine.http.text import OutputText
 

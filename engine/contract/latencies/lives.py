@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.contract.slo import Slo
+from schedtop.engine.contract.latencies.slo import Slo
 from schedtop.engine.contract.telemetry import ROW_FIELDS, Arrival, Snapshot, StepRecord, row_matrix
 
 Floats = npt.NDArray[np.float64]

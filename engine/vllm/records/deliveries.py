@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.telemetry import FinishReason
-from schedtop.engine.vllm.batch import Ints
-from schedtop.engine.vllm.requests import OUTPUTS, Life, Lives
+from schedtop.engine.vllm.records.batch import Ints
+from schedtop.engine.vllm.records.requests import OUTPUTS, Life, Lives
 
 Seconds = npt.NDArray[np.float64]
 

@@ -6,9 +6,9 @@ import msgspec
 from schedtop.engine.contract.telemetry import Head
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.kv.manager import Hit
-from schedtop.engine.scheduler.admission import AdmissionPass
-from schedtop.engine.scheduler.loads import Holding, Loads, no_room
-from schedtop.engine.scheduler.state import PlannedStep, State
+from schedtop.engine.scheduler.books.loads import Holding, Loads, no_room
+from schedtop.engine.scheduler.books.state import PlannedStep, State
+from schedtop.engine.scheduler.passes.admission import AdmissionPass
 
 
 class LoadingPass(AdmissionPass):

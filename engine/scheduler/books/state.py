@@ -13,12 +13,12 @@ from schedtop.engine.contract.telemetry import Admission, Finish, Head, Limiter,
 from schedtop.engine.handoff.plan import Started, StepPlan
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.kv.open import open_kv
-from schedtop.engine.scheduler.images import open_encoder
-from schedtop.engine.scheduler.queues import WaitingQueue, open_queue
-from schedtop.engine.scheduler.request_table import IntArray, RequestTable, RowArray
+from schedtop.engine.scheduler.books.images import open_encoder
+from schedtop.engine.scheduler.books.queues import WaitingQueue, open_queue
+from schedtop.engine.scheduler.books.request_table import IntArray, RequestTable, RowArray
 
 if TYPE_CHECKING:
-    from schedtop.engine.scheduler.loads import Loads
+    from schedtop.engine.scheduler.books.loads import Loads
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from schedtop.engine.kv.prefix_cache import append_key
-from schedtop.engine.scheduler.request_table import IntArray, RowArray
-from schedtop.engine.scheduler.state import State
+from schedtop.engine.scheduler.books.request_table import IntArray, RowArray
+from schedtop.engine.scheduler.books.state import State
 
 
 def register(state: State, rows: RowArray, num_known: IntArray) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from schedtop.engine.contract.telemetry import Limiter, Preemption
 from schedtop.engine.handoff.request import Request, Status
-from schedtop.engine.scheduler.queues import urgency
-from schedtop.engine.scheduler.state import PlannedStep, State
+from schedtop.engine.scheduler.books.queues import urgency
+from schedtop.engine.scheduler.books.state import PlannedStep, State
 
 LOOP_LENGTH = 3
 """Preemptions of one request, with nothing finishing in between, that make a loop."""

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 from schedtop.engine.contract.telemetry import Limiter
 from schedtop.engine.handoff.request import Request
-from schedtop.engine.scheduler.request_table import IntArray
-from schedtop.engine.scheduler.state import PlannedStep, State
-from schedtop.engine.scheduler.submission import step_room
+from schedtop.engine.scheduler.books.request_table import IntArray
+from schedtop.engine.scheduler.books.state import PlannedStep, State
+from schedtop.engine.scheduler.books.submission import step_room
 
 
 def cut(wanted: IntArray, token_left: int, input_left: int, slots: int) -> Limiter:

@@ -1,0 +1,1 @@
+"""Latencies of those served and those still waiting: one cohort, its percentiles, its SLOs."""

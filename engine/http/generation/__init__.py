@@ -1,0 +1,1 @@
+"""From a client's request to tokens and back: fields, answers, log probabilities."""
