@@ -29,7 +29,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     monkeypatch.chdir(tmp_path)
     Path("case.json").write_text(json.dumps(CASE))
     Path("trace.csv").write_text(TRACE)
-    Path("packed.gz").write_bytes(gzip.compress(b"some text"))
+    Path("packed.gz").write_bytes(gzip.compress(b"some text", mtime=0))
     Path("trace.csv.gz").write_bytes(gzip.compress(TRACE.encode()))
     Path("in.jsonl").write_text('{"prompt": "a"}\n')
     Path("ids.jsonl").write_text('{"prompt_token_ids": [1], "max_tokens": 3}\n')

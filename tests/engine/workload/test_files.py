@@ -82,7 +82,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0f\nsize 5\n"
     [
         (b"", "the file is empty"),
         (b"\n\n  \n", "nothing in it but white space or damaged data"),
-        (gzip.compress(b""), "nothing in it but white space or damaged data"),
+        (gzip.compress(b"", mtime=0), "nothing in it but white space or damaged data"),
         (HEADER.encode(), "no request"),
         (POINTER, "a Git LFS pointer, not the data it stands for"),
         (gzip.compress(POINTER), "packs a Git LFS pointer"),
