@@ -78,7 +78,9 @@ def _with_bounds(reading: Reading, old: float, new: float) -> Reading:
 
 
 def is_page_recording(path: Path) -> bool:
-    """Whether a file begins as one."""
+    """Whether a file begins as one. A pipe is not looked into: that would wait for its writer."""
+    if not path.is_file():
+        return False
     try:
         with path.open("rb") as file:
             return KIND.encode() in file.read(128)

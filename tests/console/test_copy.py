@@ -32,7 +32,7 @@ async def test_inside_tmux_tmux_copies(tmp_path: Path, monkeypatch: pytest.Monke
     _tmux(tmp_path, f'echo "$@" > {tmp_path}/asked; cat > {tmp_path}/got', monkeypatch)
     async with seated(output_dir=tmp_path) as seat:
         await seat.press("3", "y")
-        assert await _shown(seat, "tmux has it")
+        assert await _shown(seat, "to the tmux buffer")
         assert (tmp_path / "asked").read_text() == "load-buffer -w -\n"
         assert (tmp_path / "got").read_text().startswith("number=")
         assert not seat.app.clipboard, "not through the terminal as well"

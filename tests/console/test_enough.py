@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from schedtop.console.explain import catalogue as table
@@ -30,7 +32,9 @@ async def test_the_latency_panel_keeps_to_it(size: tuple[int, int]) -> None:
         samples = merge(seat.app.history.latency_columns("ttft", seat.app.view.moment, 60.0, 10))
         assert 10 <= samples.n < 20, "the synthetic engine's first 150 steps"
         (line,) = (line for line in seat.lines if "TTFT" in line and f"n {samples.n}" in line)
-        assert line.count("–") == 2, "a p50, no p95, no p99"
+        members = sum(map(int, re.search(r"n ([\d+]+)", line)[1].split("+")))  # type: ignore[index]
+        assert 20 <= members < 100, "with those still waiting"
+        assert line.count("–") == 1, "a p50, a p95, no p99"
     async with seated(size, steps=0) as seat:
         line = next(line for line in seat.lines if line.lstrip(" │").startswith("TTFT") or "TTFT  p50" in line)
         assert "–" not in line and "n/a" not in line and "SLO 500 n/a" not in seat.text
@@ -40,8 +44,8 @@ async def test_both_sides_of_a_change_keep_to_it() -> None:
     async with seated() as seat:
         text = await seat.press("6", "-", "enter", "K")
         figures = [line for line in text.split("\n") if "TTFT p" in line or "ITL p" in line]
-        assert len(figures) == 4 and all(line.count("–") for line in figures), (
-            "nothing was sampled after the change"
+        assert len(figures) == 4 and all("–" in line or ">" in line for line in figures), (
+            "after the change some wait and few were served"
         )
         rates = [line for line in text.split("\n") if "out tok/s" in line or "preempt/min" in line]
         assert len(rates) == 2 and all("needs 10 s" in line for line in rates)

@@ -7,8 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from schedtop.console.past.history import History
@@ -56,15 +56,18 @@ async def test_one_line_under_the_header_says_what_holds_the_engine_back(size: t
 
 
 @pytest.fixture
-def address(tmp_path: Path) -> Iterator[str]:
+def address() -> Iterator[str]:
+    """A running engine's; the folder's path is short, as a socket's must be."""
     flags = ("serve", "--device=sim:llama-3.1-8b@h100", "--workload=mixed", "--rate=8")
-    environ = os.environ | {"PYTHONSAFEPATH": "1", "XDG_RUNTIME_DIR": str(tmp_path)}
-    with subprocess.Popen((*PROGRAM, *flags), stderr=subprocess.PIPE, text=True, env=environ) as process:
-        assert process.stderr is not None
-        line = next(line for line in process.stderr if "listening on" in line)
-        yield "unix:" + line.split()[-1]
-        process.send_signal(signal.SIGTERM)
-        process.wait()
+    with tempfile.TemporaryDirectory(prefix="st-") as folder:
+        environ = os.environ | {"PYTHONSAFEPATH": "1", "XDG_RUNTIME_DIR": folder}
+        with subprocess.Popen((*PROGRAM, *flags), stderr=subprocess.PIPE, text=True, env=environ) as process:
+            assert process.stderr is not None
+            line = next((line for line in process.stderr if "listening on" in line), "")
+            assert line, "the engine did not start"
+            yield "unix:" + line.split()[-1]
+            process.send_signal(signal.SIGTERM)
+            process.wait()
 
 
 def test_an_engine_is_asked_once_and_followed_in_plain_lines(address: str) -> None:

@@ -47,6 +47,8 @@ COMMAND_LINES: dict[str, list[list[str]]] = {
     ],
     "serve": [["--workload", "{missing}"], ["--listen", HOSTILE], ["--model", HOSTILE]],
     "attach": [[HOSTILE]],
+    "status": [[HOSTILE], ["{missing}"], ["{missing}", "--json"]],
+    "record": [[HOSTILE, "-o", "{missing}.rec"], ["{missing}", "-o", HOSTILE]],
     "knobs": [[HOSTILE], ["{missing}"], ["{missing}", "--set", f"{HOSTILE}=1"]],
     "generate": [["{case}", "-o", "{missing}.out"], ["{missing}", "-o", HOSTILE, "--model", HOSTILE]],
     "pull": [[HOSTILE]],

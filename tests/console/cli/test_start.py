@@ -85,7 +85,7 @@ def test_a_file_that_cannot_be_written_is_named(arguments: str, file: str, tmp_p
 
 
 def test_a_run_whose_recording_is_cut_short_reports_and_says_so(tmp_path: Path) -> None:
-    limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (700, resource.RLIM_INFINITY)); {START}"
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, resource.RLIM_INFINITY)); {START}"
     ended = subprocess.run(
         [sys.executable, "-c", limited, "run", "--limit", "20", "--record", "a.rec"],
         cwd=tmp_path,

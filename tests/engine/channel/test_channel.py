@@ -6,8 +6,10 @@ import os
 import socket
 import stat
 import struct
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -298,8 +300,15 @@ def test_another_user_is_turned_away(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert listening.peer_uid(socket.socketpair(socket.AF_UNIX)[0]) == os.getuid()
 
 
-def test_the_socket_is_private_and_removed_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder whose path leaves room for a socket's name: 107 bytes hold both."""
+    with tempfile.TemporaryDirectory(prefix="st-") as folder:
+        yield Path(folder)
+
+
+def test_the_socket_is_private_and_removed_at_the_end(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short_path))
     address = listening.default_address()
     with ChannelServer(address):
         assert stat.S_IMODE(Path(address).stat().st_mode) == 0o600
