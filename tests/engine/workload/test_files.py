@@ -85,7 +85,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0f\nsize 5\n"
         (gzip.compress(b"", mtime=0), "nothing in it but white space or damaged data"),
         (HEADER.encode(), "no request"),
         (POINTER, "a Git LFS pointer, not the data it stands for"),
-        (gzip.compress(POINTER), "packs a Git LFS pointer"),
+        (gzip.compress(POINTER, mtime=0), "packs a Git LFS pointer"),
         (b"a,b,c\n1,2,3\n", "no workload that is known; accepted: Azure LLM inference CSV"),
         (b'{"a": 1}\n', "no workload that is known"),
         (b"[]", "no workload that is known"),
