@@ -12,7 +12,7 @@ run: $(VENV)/.engine ## open the console on an engine of your own (ARGS='--rate 
 	@$(BIN)/schedtop $(ARGS)
 
 test: $(VENV)/.test ## everything that has to hold: style, types, tests
-	@$(MAKE) --no-print-directory --jobs 3 --output-sync=line lint types check
+	@$(MAKE) --no-print-directory --jobs 3 lint types check
 
 lint: $(VENV)/.test
 	@mkdir -p build
