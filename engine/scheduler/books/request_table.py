@@ -49,9 +49,9 @@ class RequestTable:
     """Arrays aligned with `requests`; only the first `size` entries count.
 
     Outputs that a row gets while it is here lie in the store: ids in `_ids`, seconds since the delivery before in
-    `_gaps`, one line of `_width` places per slot, flattened. `flush` hands them to the request. `has_drafts` says
-    whether any row may have drafts waiting. While `layout` stays the same, rows are where they were. `ahead`: rows are
-    planned on before their results are here.
+    `_gaps`, one line of `_width` places per slot, flattened. `flush` hands them to the request. The ids of a block that
+    was begun before lie in front of them. `has_drafts` says whether any row may have drafts waiting. While `layout`
+    stays the same, rows are where they were. `ahead`: rows are planned on before their results are here.
     """
 
     request: IntArray
@@ -81,7 +81,7 @@ class RequestTable:
     in_flight: IntArray
     next_step: IntArray
 
-    def __init__(self, ahead: bool = False, capacity: int = 64) -> None:
+    def __init__(self, ahead: bool = False, block_size: int = 1, capacity: int = 64) -> None:
         self.size = 0
         self.layout = 0
         self.requests: list[Request] = []
@@ -90,6 +90,7 @@ class RequestTable:
         self.num_recomputing = 0
         self.has_drafts = False
         self.ahead = ahead
+        self._block_size = block_size
         self._free_slots: list[int] = []
         self.data = np.zeros((len(COLUMNS), 0), dtype=np.int32)
         self.last_s = np.zeros(0)
@@ -139,9 +140,11 @@ class RequestTable:
         row = self.size
         if row == self.data.shape[1]:
             self._grow(2 * row)
-        outputs = stop_at - request.num_tokens + MAX_DRAFTS + 1
-        if outputs > self._width:
-            self._widen(outputs)
+        num_tokens = request.num_tokens
+        begun = num_tokens % self._block_size
+        places = begun + stop_at - num_tokens + MAX_DRAFTS + 1
+        if places > self._width:
+            self._widen(places)
         self.size = row + 1
         self.requests.append(request)
         self.ids.append(request.id)
@@ -150,12 +153,16 @@ class RequestTable:
         self.data[:, row] = 0
         self.request[row] = request.number
         self.num_computed[row] = num_computed
-        self.num_tokens[row] = self.num_expected[row] = request.num_tokens
+        self.num_tokens[row] = self.num_expected[row] = num_tokens
         self.room[row], self.next_release[row], self.num_released[row], self.blocks[row] = standing
         self.stop_at[row] = stop_at
         self.high_water[row] = request.high_water
         self.slot[row] = slot = self._free_slots.pop()
-        self.flushed[row] = self.cursor[row] = slot * self._width
+        start = slot * self._width
+        self.flushed[row] = self.cursor[row] = start + begun
+        if begun:
+            tokens = request.token_bytes(num_tokens - begun, num_tokens)
+            self._ids[start : start + begun] = np.frombuffer(tokens, dtype=np.int32)
         self.last_s[row] = np.nan if request.last_token_s is None else request.last_token_s
         return row
 
@@ -177,7 +184,9 @@ class RequestTable:
             stays = np.ones(size, dtype=bool)
             stays[list(rows)] = False
             keep = stays.nonzero()[0][first:]
-        self.data[:, first:left] = self.data[:, keep]
+        # numpy is several times slower at indexing many lines by one array.
+        behind = self.data[:, keep] if isinstance(keep, slice) else self.data.take(keep, axis=1)
+        self.data[:, first:left] = behind
         self.last_s[first:left] = self.last_s[keep]
         if self.has_drafts:
             self.draft_ids[first:left] = self.draft_ids[keep]
@@ -204,11 +213,11 @@ class RequestTable:
         rows: RowArray | slice,
         sampled: IntArray,
         emitted: IntArray,
-        gaps_s: npt.NDArray[np.float64],
+        gaps_s: npt.NDArray[np.float32],
         one_each: bool,
     ) -> None:
         """Store each row's first `emitted` ids of `sampled`, one delivery per row, `gaps_s` after its last one."""
-        cursor = self.cursor[rows]
+        cursor = self.cursor[rows].astype(np.intp)
         if one_each:
             self._ids[cursor] = sampled[:, 0]
             self._gaps[cursor] = gaps_s
