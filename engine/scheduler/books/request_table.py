@@ -49,7 +49,7 @@ class RequestTable:
     """Arrays aligned with `requests`; only the first `size` entries count.
 
     Outputs that a row gets while it is here lie in the store: ids in `_ids`, seconds since the delivery before in
-    `_gaps`, one line of `_width` places per slot, flattened. `flush` hands them to the request. The ids of a block that
+    `_gaps`, one line of `_width` places (whole blocks) per slot, flattened. `flush` hands them to the request. The ids of a block that
     was begun before lie in front of them. `has_drafts` says whether any row may have drafts waiting. While `layout`
     stays the same, rows are where they were. `ahead`: rows are planned on before their results are here.
     """
@@ -90,12 +90,12 @@ class RequestTable:
         self.num_recomputing = 0
         self.has_drafts = False
         self.ahead = ahead
-        self._block_size = block_size
+        self._block_size, self._block = block_size, np.array(block_size, dtype=np.int32)
         self._free_slots: list[int] = []
         self.data = np.zeros((len(COLUMNS), 0), dtype=np.int32)
         self.last_s = np.zeros(0)
         self.draft_ids = np.zeros((0, MAX_DRAFTS), dtype=np.int32)
-        self._width = 64
+        self._width = 64 // block_size * block_size or block_size
         self._ids = np.zeros(0, dtype=np.int32)
         self._gaps = np.zeros(0, dtype=np.float32)
         self._grow(capacity)
@@ -124,7 +124,7 @@ class RequestTable:
 
     def _widen(self, width: int) -> None:
         """Give every line of the store at least `width` places."""
-        old, self._width = self._width, max(width, 2 * self._width)
+        old, self._width = self._width, max(-(-width // self._block_size) * self._block_size, 2 * self._width)
         pad = ((0, 0), (0, self._width - old))
         self._ids = np.pad(self._ids.reshape(-1, old), pad).reshape(-1)
         self._gaps = np.pad(self._gaps.reshape(-1, old), pad).reshape(-1)
@@ -239,15 +239,15 @@ class RequestTable:
         self.cursor[:size] += steps
         self.num_tokens[:size] += steps
 
-    def output_bytes(self, rows: RowArray, starts: IntArray, count: int) -> tuple[bytes, BoolArray]:
-        """`count` token ids of each row from position `starts` on, int32, row after row.
+    def block_bytes(self, rows: RowArray, starts: IntArray) -> tuple[bytes, BoolArray]:
+        """The token ids of a block of each row, which begins at position `starts`: int32, row after row.
 
         Also says which rows have them all in the store; the bytes of the others mean nothing.
         """
-        places = self.cursor[rows] - (self.num_tokens[rows] - starts)
+        places = self.cursor[rows] - self.num_tokens[rows] + starts
+        blocks = self._ids.reshape(-1, self._block_size)
         stored = places >= self.slot[rows] * self._width
-        np.maximum(places, 0, out=places)
-        return self._ids[places[:, None] + np.arange(count)].tobytes(), stored
+        return blocks.take(places // self._block, axis=0, mode="clip").tobytes(), stored
 
     def flush(self, row: int) -> None:
         """Hand a row's outputs and gaps to its request."""
