@@ -80,7 +80,7 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
         register(state, *newly_known(state))
     elif result.drafts is not None and result.num_drafts is not None:
         _keep_drafts(table, rows, result.drafts, result.num_drafts, emitted)
-    if state.config.max_concurrent_batches > 1:
+    if state.overlaps:
         table.in_flight[rows] -= present.of(batch.plan.tokens)
     if cut:
         failures += state.loads.cut_rows(state, cut, now_s) if state.loads is not None else []

@@ -39,9 +39,6 @@ COLUMNS = (
     "in_flight",  # tokens scheduled in steps under way
     "next_step",  # step before which it is passed over
 )
-
-PLAN_ROWS = len(ROW_FIELDS[: ROW_FIELDS.index("computed") + 1])
-"""The first columns are what a plan says of each row."""
 MAX_DRAFTS = 8
 
 
@@ -50,7 +47,8 @@ class RequestTable:
 
     Outputs that a row gets while it is here lie in the store: ids in `_ids`, seconds since the delivery before in
     `_gaps`, one line of `_width` places (whole blocks) per slot, flattened. `flush` hands them to the request. The ids of a block that
-    was begun before lie in front of them. `has_drafts` says whether any row may have drafts waiting. While `layout`
+    was begun before lie in front of them. `has_drafts` says whether any row may have drafts waiting, `recomputing` whether any may
+    be below its `high_water`. While `layout`
     stays the same, rows are where they were. `ahead`: rows are planned on before their results are here.
     """
 
@@ -87,7 +85,7 @@ class RequestTable:
         self.requests: list[Request] = []
         self.ids: list[str] = []
         self.num_with_stops = 0
-        self.num_recomputing = 0
+        self.recomputing = False
         self.has_drafts = False
         self.ahead = ahead
         self._block_size, self._block = block_size, np.array(block_size, dtype=np.int32)
@@ -149,7 +147,7 @@ class RequestTable:
         self.requests.append(request)
         self.ids.append(request.id)
         self.num_with_stops += bool(request.stop_token_ids)
-        self.num_recomputing += request.high_water > 0
+        self.recomputing |= request.high_water > num_computed
         self.data[:, row] = 0
         self.request[row] = request.number
         self.num_computed[row] = num_computed
@@ -172,7 +170,6 @@ class RequestTable:
             request = self.requests.pop(row)
             del self.ids[row]
             self.num_with_stops -= bool(request.stop_token_ids)
-            self.num_recomputing -= request.high_water > 0
             self._free_slots.append(self.slot.item(row))
         size, left, first = self.size, len(self.requests), rows[0]
         self.size = left

@@ -83,12 +83,16 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
 
 
 class State:
-    """The scheduler's books. `under_way`: steps that were planned and whose results have not been applied yet."""
+    """The scheduler's books. `under_way`: steps that were planned and whose results have not been applied yet.
+
+    `overlaps`: there may be more than one.
+    """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.knobs = knob_values(config)
         self.limits = Limits.of(self.knobs)
+        self.overlaps = config.max_concurrent_batches > 1
         self.kv = open_kv(config)
         self.table = RequestTable(config.async_scheduling, self.kv.block_size if self.kv.one_group else 1)
         self.encoder = open_encoder(config)
