@@ -71,13 +71,23 @@ def check_config(config: EngineConfig, device: SimDevice | None = None) -> dict[
     if not simulated:
         if config.device not in ("cpu", "cuda", "auto"):
             raise ConfigError(f"device {config.device!r}: write cpu, cuda, auto or sim:MODEL@GPU")
-        if settings.get("async_scheduling"):
-            raise ConfigError(
-                "--async-scheduling: only for simulated devices; a model runs one step at a time here"
-            )
+        _refuse_simulated(settings)
         check_extra()
         look_up(config)
     return settings
+
+
+SIMULATED_ONLY = {
+    "async_scheduling": "a model runs one step at a time here",
+    "max_loras": "a model has no adapters here",
+}
+"""Settings that a real model cannot follow, and why."""
+
+
+def _refuse_simulated(settings: dict[str, Any]) -> None:
+    for name, why in SIMULATED_ONLY.items():
+        if settings.get(name):
+            raise ConfigError(f"{BY_NAME[name].option}: only for simulated devices; {why}")
 
 
 def _is_case(config: EngineConfig) -> bool:

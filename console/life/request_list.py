@@ -31,7 +31,7 @@ class RequestRow(NamedTuple):
     """One request as the table shows it, its client before its id. None is not known, or not yet.
 
     `done` are tokens of the prompt that have state; `computed` of `needed` all that have, outputs too: what a recompute
-    has to get back.
+    has to get back. `adapter` is what its LoRA adapter is called, empty for none.
     """
 
     number: int
@@ -50,6 +50,7 @@ class RequestRow(NamedTuple):
     priority: int
     computed: int
     needed: int
+    adapter: str = ""
 
     @property
     def progress(self) -> float:
@@ -70,6 +71,7 @@ COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("itl", "ITL", 7),
     ("preempt", "PREEMPT", 8),
     ("priority", "PRIO", 6),
+    ("adapter", "ADAPTER", 12),
 )
 """Field of `RequestRow`, title, and width in cells. The id takes what room is left."""
 
@@ -124,7 +126,13 @@ class RequestList:
             priority=arrival.priority,
             computed=computed,
             needed=needed,
+            adapter=text.identity(arrival.adapter_label, 40),
         )
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether anybody asks for a LoRA adapter."""
+        return any(self._state.requests[number].arrival.adapter for number in self.numbers)
 
     def ordered(self, numbers: list[int], column: str, descending: bool) -> list[int]:
         """Sorted by a column; equal ones stay as they were, and unknown values come last either way."""
@@ -179,7 +187,7 @@ class FilterError(ValueError):
 
 
 class Filter:
-    """Words that must all hold: a piece of the id or the state, `kv>40`, `age>2s`; `!` before one for its contrary.
+    """Words that must all hold: a piece of id, state or adapter, `kv>40`, `age>2s`; `!` before one for its contrary.
 
     What is not understood keeps everything and is told in `problems`.
     """
@@ -210,12 +218,12 @@ def _test(word: str) -> Test:
     found = _COMPARISON.fullmatch(word)
     if found is not None:
         return _comparison(word, *found.groups())
-    return lambda row: word in row.id.lower() or word in row.state
+    return lambda row: word in row.id.lower() or word in row.state or word in row.adapter.lower()
 
 
 def _comparison(word: str, name: str, sign: str, limit: str) -> Test:
     field = "priority" if name == "prio" else name
-    if field in ("id", "state"):
+    if field in ("id", "state", "adapter"):
         raise FilterError(f"{word}: write {limit or 'a piece of it'} alone")
     if field not in _UNITS:
         raise FilterError(f"{word}: compare {', '.join(_UNITS)}")

@@ -156,7 +156,9 @@ def _check_together(config: SchedulerConfig) -> None:
     if config.max_loras and config.encoder_budget is not None:
         raise ConfigError(f"max_loras={config.max_loras}: adapters cannot be served beside images (encoder_budget)")
     if config.max_loras and depth > 1:
-        raise ConfigError(f"max_loras={config.max_loras}: adapters need pipeline_depth 1, not {depth}")
+        raise ConfigError(
+            f"max_loras={config.max_loras}: adapters cannot be served over {depth} pipeline stages (pipeline_depth)"
+        )
     if role == "kv_producer" and config.max_concurrent_batches > 1:
         raise ConfigError("kv_connector: the role kv_producer needs one batch at a time: no async_scheduling")
 
@@ -170,7 +172,8 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Where requests come from: a generator's name or a trace file, and how it is cut and scaled.
 
     `rate` requests/s; `scale` multiplies lengths; `limit` is a number of requests; `time_scale` multiplies the
-    gaps between a trace's arrivals; `start_s`/`end_s` cut a window out of a trace. None leaves as is.
+    gaps between a trace's arrivals; `start_s`/`end_s` cut a window out of a trace. None leaves as is. Requests that
+    name no LoRA adapter are spread over `adapters` of them.
     """
 
     source: str = "mixed"
@@ -185,6 +188,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int | None = None
     prefix_block_tokens: int | None = None
     skip_bad: bool = False
+    adapters: int = 0
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -270,6 +270,17 @@ KNOBS: tuple[Knob, ...] = (
         down="",
     ),
     Knob(
+        "max_loras",
+        int,
+        0,
+        low=0,
+        high=1 << 16,
+        unit="adapters",
+        effect="LoRA adapters that one step can compute together; 0 is no limit. For simulated devices.",
+        up="Fewer requests wait for a slot of their adapter.",
+        down="Fewer adapters share a step; others are passed over.",
+    ),
+    Knob(
         "async_scheduling",
         bool,
         None,

@@ -109,7 +109,8 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Arrival(Message, frozen=True):
     """A request the scheduler received. `prefix_keys` joins `PREFIX_KEY_BYTES` of each full prompt block's key.
 
-    `client` is who asked, where the request says so. `images` are offsets, lengths and names; `adapter` 0 is none.
+    `client` is who asked, where the request says so. `images` are offsets, lengths and names; `adapter` 0 is none,
+    `adapter_name` what its workload calls it.
     """
 
     number: int
@@ -125,6 +126,12 @@ class Arrival(Message, frozen=True):
     adapter: int = 0
     skip_reading_prefix_cache: bool = False
     images: tuple[tuple[int, int, str], ...] = ()
+    adapter_name: str = ""
+
+    @property
+    def adapter_label(self) -> str:
+        """What to call its adapter; empty where it asks for none."""
+        return self.adapter_name or (str(self.adapter) if self.adapter else "")
 
 
 class Admission(Message, frozen=True):
@@ -547,6 +554,8 @@ def describe_head(head: Head) -> str:
             return f"sequence cap {need}, {have} running" + (", draining" if have > need else "")
         case Limiter.TOKEN_BUDGET | Limiter.INPUT_BUDGET:
             return f"{head.reason.replace('_', ' ')}: {have} left of {need}"
+        case Limiter.LORA:
+            return f"lora: other adapters have {have} of {need} slots"
         case Limiter.CHUNKING_OFF:
             return f"chunking off: needs {need} tokens, {have} left in this step"
     return head.reason.replace("_", " ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -86,6 +87,7 @@ class MetricsCollector(Collector):
             families = [*self._counters(), *self._histogram_families()]
             last = self._counts.last
             families += self._load(0, 0, 0, 0.0) if last is None else self._gauges(last)
+            families += self._adapters()
         yield self._cache_config()
         yield from families
 
@@ -176,6 +178,17 @@ class MetricsCollector(Collector):
         yield self._gauge("vllm:num_requests_waiting_by_reason", "Requests that wait, by reason.", waits)
         if usage is not None:
             yield self._gauge("vllm:kv_cache_usage_perc", "Share of the blocks in use, 0 to 1.", [({}, usage)])
+
+    def _adapters(self) -> Iterator[Metric]:
+        """As vLLM tells them: names in labels, the time as the value; nothing where nobody asks for one."""
+        running, waiting = self._counts.adapters()
+        most = self._header.config.get("max_loras") or 0
+        if not (most or running or waiting):
+            return
+        family = GaugeMetricFamily("vllm:lora_requests_info", "Adapters of requests that run and that wait.")
+        names = {"running_lora_adapters": ",".join(running), "waiting_lora_adapters": ",".join(waiting)}
+        family.add_sample("vllm:lora_requests_info", {**self._labels, "max_lora": str(most), **names}, time.time())
+        yield family
 
     def _histogram_families(self) -> Iterator[Metric]:
         for name, buckets in self._counts.histograms.items():

@@ -65,6 +65,7 @@ class Report:
         self._running = self._waiting = 0
         self._lives = Lives(keep_gaps=slo is not None and slo.itl_s is not None)
         self._classes = Classes()
+        self._adapters = Classes(lambda arrival: arrival.adapter_label or None)
         self._prefixes = None if block_size is None else PrefixMemory(block_size)
         self._ttft_s, self._tpot_s, self._e2e_s = Percentiles(), Percentiles(), Percentiles()
         self._itl_s = Percentiles("f")
@@ -79,6 +80,7 @@ class Report:
         self.totals, self.clock_s = snapshot.totals, snapshot.clock_s
         self._lives.begin(snapshot)
         self._classes.begin(snapshot)
+        self._adapters.begin(snapshot)
         self._running, self._waiting = len(snapshot.running), len(snapshot.waiting)
 
     def add(self, record: StepRecord | Stretch) -> None:
@@ -109,6 +111,7 @@ class Report:
             self._drafts += draft_positions(record)
         if record.arrivals or record.ttft_s or record.admissions:
             self._classes.add(record, self._lives)
+            self._adapters.add(record, self._lives)
             if self._prefixes is not None:
                 self._prefixes.add(record)
         self._lives.add(record)
@@ -179,6 +182,8 @@ class Report:
             "wall_s": self.wall_s,
             **self._held_back.as_document(),
         }
+        if adapters := self._adapters.document(self._lives, self.clock_s):
+            document["requests"]["by_adapter"] = adapters
         if self.workload:
             document["workload"] = as_document(self.workload)
         if "client_waits_s" in self.workload:

@@ -402,6 +402,7 @@ def describe_arrival(request: Request, block_size: int) -> Arrival:
         adapter=request.adapter,
         skip_reading_prefix_cache=request.skip_reading_prefix_cache,
         images=tuple((image.offset, image.length, image.name) for image in request.images),
+        adapter_name=request.adapter_name,
     )
 
 
