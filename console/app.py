@@ -328,10 +328,12 @@ class ConsoleApp(App[None], inherit_bindings=False):
             self.view.findings = self.explain.entries
             self.view.badge = self.explain.badge(key_name(keys[0]) if keys else "")
 
-    def open_explain(self) -> None:
-        """Show the findings."""
+    def open_explain(self, finding: str | None = None) -> None:
+        """Show the findings, one of them selected."""
         if not isinstance(self.screen, ExplainScreen):
             self.push_screen(ExplainScreen(self.view, self.registry, self.explain, self.forecaster, self.staging))
+        if finding is not None and isinstance(self.screen, ExplainScreen):
+            self.screen.findings.choose(finding)
 
     def command(self, make: Callable[[int], Incoming], replied: Callable[[Reply], None]) -> None:
         """Send a command; `replied` gets the answer, also when it could not be sent."""

@@ -135,11 +135,11 @@ class ReplayApp(ConsoleApp):
     def _open_watch(self, bounds: Bounds) -> Watch:
         return ReplayWatch(self.history, bounds)
 
-    def open_explain(self) -> None:
+    def open_explain(self, finding: str | None = None) -> None:
         with self.history.lock:
             self.player.pause()
             self.explain.look(self.view)
-        super().open_explain()
+        super().open_explain(finding)
 
     def show_rerun(self, words: str = "") -> None:
         """Open the re-run screen over whatever is shown; `words` say what is being run."""
