@@ -111,7 +111,8 @@ def _build_simulated(config: EngineConfig, settings: dict[str, Any], device: Sim
     source = _open_source(config, scheduler, device.vocab_size)
     header = make_header(config, scheduler, source, device.model, device.spec, device.vocab_size, simulated=True)
     if device.front_end_s is not None:
-        header = msgspec.structs.replace(header, settings={**header.settings, "front_end_s": device.front_end_s})
+        front_end = {"front_end_s": device.front_end_s, "front_end_row_s": device.front_end_row_s}
+        header = msgspec.structs.replace(header, settings={**header.settings, **front_end})
     return Engine(Scheduler(scheduler), worker, source, SimulatedClock(), header)
 
 

@@ -11,6 +11,7 @@ import msgspec
 from schedtop.engine.contract.harmless import page
 from schedtop.engine.contract.latencies.slo import Slo
 from schedtop.engine.contract.telemetry import Header
+from schedtop.engine.offline.client_latencies import front_end_of
 from schedtop.engine.offline.report import Report, duration_text, report_text
 from schedtop.engine.recording.reader import Recording
 
@@ -24,7 +25,7 @@ def document(
     Reads the whole file; `on_progress` gets the number of records done. Raises `RecordingError`.
     """
     settings = recording.header.settings
-    report = Report(slo, settings.get("drafts"), recording.header.block_size, settings.get("front_end_s"))
+    report = Report(slo, settings.get("drafts"), recording.header.block_size, front_end_of(settings))
     report.workload = recording.header.workload
     snapshot, _ = recording.keyframe_before(0)
     report.begin(snapshot)

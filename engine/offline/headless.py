@@ -15,6 +15,7 @@ from schedtop.engine.channel.protocol import Sink, encode
 from schedtop.engine.contract.config import ConfigError, EngineConfig
 from schedtop.engine.contract.latencies.slo import Slo
 from schedtop.engine.contract.telemetry import StepRecord
+from schedtop.engine.offline.client_latencies import front_end_of
 from schedtop.engine.offline.report import Report
 from schedtop.engine.offline.stop_signals import StopSignals
 from schedtop.engine.serving.sinks import open_sinks
@@ -49,7 +50,7 @@ def run_headless(
         config = with_end(config, notice)
         progress = stack.enter_context(Progress(config.duration_s, show_progress))
         settings = engine.header.settings
-        report = Report(slo, settings.get("drafts"), engine.header.block_size, settings.get("front_end_s"))
+        report = Report(slo, settings.get("drafts"), engine.header.block_size, front_end_of(settings))
         report.workload = engine.header.workload
         serve(engine, config, report, sinks, progress.update, notice, stop)
     report.stopped_by = stop.number

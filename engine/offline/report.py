@@ -23,6 +23,7 @@ from schedtop.engine.contract.telemetry import (
 )
 from schedtop.engine.contract.workload_notes import as_document
 from schedtop.engine.offline.classes import Classes
+from schedtop.engine.offline.client_latencies import ClientLatencies, FrontEnd
 from schedtop.engine.offline.held_back import HeldBack
 from schedtop.engine.offline.report_text import duration_text, percent_text, report_text
 
@@ -40,7 +41,7 @@ class Report:
 
     Latencies are those of a cohort (`engine.contract.cohort`): who still waits at the end is part of it. `drafter`
     names who drafts, where that is known; `workload` is a header's description of it; `block_size` is needed for
-    lost hits; `front_end_s` is what a client's latencies have on top of the scheduler's, where that is known.
+    lost hits; `front_end` is what a client's latencies have on top of the scheduler's, where that is simulated.
     `wall_s`, `stopped_by` (a signal) and `unrecorded` (its recording is not whole) are for the caller to set; `close`
     says how long the run went on after its last record.
     """
@@ -50,10 +51,9 @@ class Report:
         slo: Slo | None = None,
         drafter: str | None = None,
         block_size: int | None = None,
-        front_end_s: float | None = None,
+        front_end: FrontEnd | None = None,
     ) -> None:
         self.slo = slo
-        self.front_end_s = front_end_s
         self.drafter = drafter
         self.clock_s = 0.0
         self.wall_s: float | None = None
@@ -69,6 +69,7 @@ class Report:
         self._prefixes = None if block_size is None else PrefixMemory(block_size)
         self._ttft_s, self._tpot_s, self._e2e_s = Percentiles(), Percentiles(), Percentiles()
         self._itl_s = Percentiles("f")
+        self._clients = ClientLatencies(front_end)
         self._peak_blocks = 0
         self._pool_blocks = 0
         self.workload: Mapping[str, Any] = {}
@@ -92,6 +93,7 @@ class Report:
         for _, ttft_s in record.ttft_s:
             self._ttft_s.add(ttft_s)
         self._held_back.add(record)
+        self._clients.add(record)
         if record.finishes:
             self._add_finishes(record)
         self._running = record.running
@@ -169,7 +171,7 @@ class Report:
                 "aborted_prefill": totals.aborted_prefill_tokens,
             },
             **{name: found.document() for name, found in cohorts.items()},
-            **self._client_latencies(cohorts),
+            **self._clients.document(cohorts),
             "preemptions": totals.preemptions,
             "hit_rate": hit_rate(totals),
             "steps": totals.steps,
@@ -213,14 +215,6 @@ class Report:
             "itl_s": self._itl_s.cohort(unended.itl_s),
             "tpot_s": self._tpot_s.cohort(unended.tpot_s),
             "e2e_s": self._e2e_s.cohort(unended.e2e_s),
-        }
-
-    def _client_latencies(self, cohorts: Mapping[str, Cohort]) -> dict[str, Any]:
-        """TTFT and E2E from the client's arrival on, where the time outside the scheduler is known."""
-        if self.front_end_s is None:
-            return {}
-        return {
-            f"client_{name}": cohorts[name].shifted(self.front_end_s).document() for name in ("ttft_s", "e2e_s")
         }
 
     def _judge(self, slo: Slo, clock_s: float) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from schedtop.engine.contract.latencies.slo import Slo
 from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.decide_again.divergence import Divergence, first_difference
 from schedtop.engine.decide_again.scenario import Scenario, check_changes
+from schedtop.engine.offline.client_latencies import front_end_of
 from schedtop.engine.offline.held_back import held_back_lines
 from schedtop.engine.offline.report import Report
 from schedtop.engine.offline.report_text import told_lines
@@ -153,7 +154,7 @@ def run(scenario: Scenario, slo: Slo | None = None) -> dict[str, Any]:
 
 
 def _report(engine: Engine, slo: Slo | None) -> Report:
-    report = Report(slo, None, engine.header.block_size, engine.header.settings.get("front_end_s"))
+    report = Report(slo, None, engine.header.block_size, front_end_of(engine.header.settings))
     report.workload = engine.header.workload
     return report
 
