@@ -40,11 +40,17 @@ class Lookups:
 class PrefixMemory:
     """Takes in records in order. A prompt's blocks are in the cache once its first output is there.
 
+    With `windows`, only two places can be found again, as vLLM keeps them: the end of a prompt, and that of a prefix
+    which a second prompt had in common with another.
+
     Blocks of outputs have no recorded key: what a conversation finds of them is cached, what it misses is not lost.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, windows: bool = False) -> None:
         self.found = Lookups()
+        self._windows = windows
+        self._stops: OrderedDict[int, None] = OrderedDict()
+        self._junctions: dict[int, int] = {}
         self._block_size = block_size
         self._seen: OrderedDict[int, None] = OrderedDict()
         self._paths: dict[int, tuple[Arrival, list[int]]] = {}
@@ -61,10 +67,14 @@ class PrefixMemory:
             for path in self._paths.get(number, (None, ()))[1]:
                 self._seen[path] = None
                 self._seen.move_to_end(path)
-        while len(self._seen) > _MAX_PATHS:
-            self._seen.popitem(last=False)
+            if self._windows:
+                self._keep_stops(number)
+        for kept in (self._seen, self._stops):
+            while len(kept) > _MAX_PATHS:
+                kept.popitem(last=False)
         for finish in record.finishes:
             self._paths.pop(finish.number, None)
+            self._junctions.pop(finish.number, None)
         for refusal in record.refusals:
             self._paths.pop(refusal.number, None)
 
@@ -72,6 +82,9 @@ class PrefixMemory:
         most = (arrival.prompt_tokens - 1) // self._block_size
         known = next((place for place, path in enumerate(paths[:most]) if path not in self._seen), None)
         known = min(most, len(paths)) if known is None else known
+        if self._windows:
+            self._junctions[arrival.number] = known
+            known = max((place + 1 for place, path in enumerate(paths[:known]) if path in self._stops), default=0)
         lost = max(0, known * self._block_size - cached_tokens)
         found = self.found
         self.found = Lookups(
@@ -79,6 +92,16 @@ class PrefixMemory:
             found.cached_tokens + cached_tokens,
             found.lost_tokens + lost,
         )
+
+    def _keep_stops(self, number: int) -> None:
+        """What a request leaves behind that can be found again under windows."""
+        if number not in self._paths:
+            return
+        arrival, paths = self._paths[number]
+        for end in ((arrival.prompt_tokens - 1) // self._block_size, self._junctions.pop(number, 0)):
+            if 0 < end <= len(paths):
+                self._stops[paths[end - 1]] = None
+                self._stops.move_to_end(paths[end - 1])
 
 
 def _paths_of(keys: bytes) -> list[int]:

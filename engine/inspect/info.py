@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 from schedtop.engine.contract.harmless import page
+from schedtop.engine.contract.kv_groups import has_windows
 from schedtop.engine.contract.latencies.slo import Slo
 from schedtop.engine.contract.telemetry import Header
 from schedtop.engine.offline.report import Report, duration_text, report_text
@@ -24,7 +25,9 @@ def document(
     Reads the whole file; `on_progress` gets the number of records done. Raises `RecordingError`.
     """
     settings = recording.header.settings
-    report = Report(slo, settings.get("drafts"), recording.header.block_size, settings.get("front_end_s"))
+    header = recording.header
+    windows = has_windows(header.config)
+    report = Report(slo, settings.get("drafts"), header.block_size, settings.get("front_end_s"), windows)
     report.workload = recording.header.workload
     snapshot, _ = recording.keyframe_before(0)
     report.begin(snapshot)

@@ -45,7 +45,8 @@ class PlannedStep:
     """The step being planned. Rows of the running pass lie in the table; dropping a row there undoes it.
 
     The budgets are the limits it was planned under. `last_look`: the last request that the waiting pass considered;
-    `looked_at_all`: nothing kept it from going on to the end of the queue.
+    `looked_at_all`: nothing kept it from going on to the end of the queue. `group_growth` divides `new_blocks` over
+    several KV groups.
     """
 
     now_s: float
@@ -65,6 +66,7 @@ class PlannedStep:
     held_back: list[Request] = field(default_factory=list)
     passed_over: list[Request] = field(default_factory=list)
     lost: dict[int, Request] = field(default_factory=dict)
+    group_growth: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
