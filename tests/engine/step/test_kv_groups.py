@@ -21,8 +21,10 @@ from schedtop.engine.step.engine import Engine
 OSS = "sim:gpt-oss-20b@h100"
 
 
-def config(source: str = "shared-prefix", device: str = OSS, limit: int = 20, **scheduler: Any) -> EngineConfig:
-    workload = WorkloadSpec(source=source, rate=12.0, limit=limit)
+def config(
+    source: str = "shared-prefix", scale: float = 1.0, device: str = OSS, limit: int = 20, **scheduler: Any
+) -> EngineConfig:
+    workload = WorkloadSpec(source=source, rate=12.0, limit=limit, scale=scale)
     return EngineConfig(device=device, workload=workload, scheduler={"num_blocks": 900, **scheduler})
 
 
@@ -35,7 +37,7 @@ def tables(engine: Engine) -> dict[int, list[list[int]]]:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_record_tells_what_every_group_holds(overlap: bool) -> None:
-    engine = build_engine(config("pressure", async_scheduling=overlap, num_blocks=700))
+    engine = build_engine(config("pressure", 0.2, async_scheduling=overlap, num_blocks=150))
     console = State()
     console.start_afresh(engine.snapshot())
     steps = preemptions = 0
