@@ -97,6 +97,8 @@ def _is_case(config: EngineConfig) -> bool:
 def _build_simulated(config: EngineConfig, settings: dict[str, Any], device: SimDevice) -> Engine:
     blocks = _simulated_blocks(config, settings, device)
     settings = {**settings, "pipeline_depth": config.pipeline_parallel_size}
+    if device.kv_groups != ("full",):
+        settings["kv_groups"] = device.kv_groups
     if settings.get("async_scheduling") is None:
         settings["async_scheduling"] = device.async_scheduling
     scheduler = scheduler_config(settings, blocks, device.max_model_len)
@@ -149,6 +151,7 @@ def _simulated_blocks(config: EngineConfig, settings: dict[str, Any], device: Si
         tensor_parallel_size=config.tensor_parallel_size,
         pipeline_parallel_size=config.pipeline_parallel_size,
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+        one_group=bool(settings.get("disable_hybrid_kv_cache_manager")),
     )
     return device.num_blocks(pool)
 

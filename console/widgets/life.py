@@ -252,6 +252,8 @@ n and N go to the next and the previous request."""
     def _blocks(self, life: Life, width: int) -> Line:
         palette, others = self.view.palette, life.sharers
         line = Line().add(" blocks ", palette["muted"]).add(str(life.blocks), palette["text"])
+        if life.full_blocks is not None and life.blocks:
+            line.add(f"  {life.full_blocks} of full attention", palette["muted"])
         if others:
             line.add("  shared with ", palette["muted"])
             for place, (number, common) in enumerate(others):

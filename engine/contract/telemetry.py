@@ -272,7 +272,9 @@ class StepRecord(Message, tag=1, frozen=True):
     right after scheduling, which is what the head met and the step ran with.
     Step n + 1 may be planned before the record of step n is written: at `planned_s`, on the clock. What was decided is
     of that time (`limiter`, `head`, rows, admissions, preemptions), what there is (`running`, `waiting`, `blocks`) of
-    `end_s`. `start_s` is not before the end of the step before; `execute_s` counts from when the device took it up.
+    `end_s`. With several KV groups, `grown` has an entry for each that gained blocks, whose group is in `grown_groups`
+    (uint8), and `group_blocks` are the blocks in each group's tables, a shared one counted by each holder.
+    `start_s` is not before the end of the step before; `execute_s` counts from when the device took it up.
     """
 
     seq: int
@@ -316,10 +318,12 @@ class StepRecord(Message, tag=1, frozen=True):
     deferred: tuple[tuple[str, int], ...] = ()
     blocks_in_use: int | None = None
     planned_s: float | None = None
+    grown_groups: bytes = b""
+    group_blocks: tuple[int, ...] = ()
 
 
 class RequestState(Message, frozen=True):
-    """A live request inside a snapshot. `table` is its block ids, int32."""
+    """A live request inside a snapshot. `table` is its block ids, int32; `further` those in the other KV groups."""
 
     arrival: Arrival
     status: str
@@ -334,6 +338,7 @@ class RequestState(Message, frozen=True):
     queued_s: float | None = None
     requeued_s: float = 0.0
     deferred: str = ""
+    further: tuple[bytes, ...] = ()
 
 
 class Header(Message, tag=2, frozen=True):

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
+from schedtop.engine.contract.kv_groups import kinds_of
 from schedtop.engine.contract.telemetry import DEFERRED, FinishReason, Header, Limiter, StepRecord, Totals
 from schedtop.engine.metrics.counts import Counts
 
@@ -160,6 +161,10 @@ class MetricsCollector(Collector):
         yield self._gauge("schedtop_kv_blocks", "KV blocks by class; the classes add up to the pool.", classes)
         yield self._gauge("schedtop_kv_watermark_blocks", "Blocks that admission leaves.", [({}, blocks.watermark)])
         yield self._gauge("schedtop_kv_stored_tokens", "Tokens in blocks in use.", [({}, blocks.stored_tokens)])
+        if blocks_of := record.group_blocks:
+            kinds = {place: kind.label for kind in kinds_of(self._header.config) for place in kind.groups}
+            held = [({"group": str(at), "kind": kinds.get(at, "")}, count) for at, count in enumerate(blocks_of)]
+            yield self._gauge("schedtop_kv_group_blocks", "Blocks in the tables of each KV group.", held)
         reasons = [({"reason": str(name)}, float(head is not None and head.reason == name)) for name in Limiter]
         yield self._gauge("schedtop_waiting_head", "1 for the reason why the head of the queue waits.", reasons)
         if record.oldest_wait_s is not None:

@@ -40,10 +40,10 @@ class Report:
     """Accumulates step records; figures are since the session's start, as its totals are.
 
     Latencies are those of a cohort (`engine.contract.cohort`): who still waits at the end is part of it. `drafter`
-    names who drafts, where that is known; `workload` is a header's description of it; `block_size` is needed for
-    lost hits; `front_end` is what a client's latencies have on top of the scheduler's, where that is simulated.
-    `wall_s`, `stopped_by` (a signal) and `unrecorded` (its recording is not whole) are for the caller to set; `close`
-    says how long the run went on after its last record.
+    names who drafts, where that is known; `workload` is a header's description of it; `block_size` is needed for lost
+    hits, `windows` says that some layers forget; `front_end` is what a client's latencies have on top of the
+    scheduler's, where that is simulated. `wall_s`, `stopped_by` (a signal) and `unrecorded` (its recording is not
+    whole) are for the caller to set; `close` says how long the run went on after its last record.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Report:
         drafter: str | None = None,
         block_size: int | None = None,
         front_end: FrontEnd | None = None,
+        windows: bool = False,
     ) -> None:
         self.slo = slo
         self.drafter = drafter
@@ -66,7 +67,7 @@ class Report:
         self._lives = Lives(keep_gaps=slo is not None and slo.itl_s is not None)
         self._classes = Classes()
         self._adapters = Classes(lambda arrival: arrival.adapter_label or None)
-        self._prefixes = None if block_size is None else PrefixMemory(block_size)
+        self._prefixes = None if block_size is None else PrefixMemory(block_size, windows)
         self._ttft_s, self._tpot_s, self._e2e_s = Percentiles(), Percentiles(), Percentiles()
         self._itl_s = Percentiles("f")
         self._clients = ClientLatencies(front_end)
