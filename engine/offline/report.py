@@ -40,10 +40,10 @@ class Report:
     """Accumulates step records; figures are since the session's start, as its totals are.
 
     Latencies are those of a cohort (`engine.contract.cohort`): who still waits at the end is part of it. `drafter`
-    names who drafts, where that is known; `workload` is a header's description of it; `block_size` is needed for
-    lost hits; `front_end` is what a client's latencies have on top of the scheduler's, where that is simulated.
-    `wall_s`, `stopped_by` (a signal) and `unrecorded` (its recording is not whole) are for the caller to set; `close`
-    says how long the run went on after its last record.
+    names who drafts, where that is known; `workload` is a header's description of it; `block_size` is needed for lost
+    hits, `windows` says that some layers forget; `front_end` is what a client's latencies have on top of the
+    scheduler's, where that is simulated. `wall_s`, `stopped_by` (a signal) and `unrecorded` (its recording is not
+    whole) are for the caller to set; `close` says how long the run went on after its last record.
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Report:
         drafter: str | None = None,
         block_size: int | None = None,
         front_end: FrontEnd | None = None,
+        windows: bool = False,
     ) -> None:
         self.slo = slo
         self.drafter = drafter
@@ -65,7 +66,8 @@ class Report:
         self._running = self._waiting = 0
         self._lives = Lives(keep_gaps=slo is not None and slo.itl_s is not None)
         self._classes = Classes()
-        self._prefixes = None if block_size is None else PrefixMemory(block_size)
+        self._adapters = Classes(lambda arrival: arrival.adapter_label or None)
+        self._prefixes = None if block_size is None else PrefixMemory(block_size, windows)
         self._ttft_s, self._tpot_s, self._e2e_s = Percentiles(), Percentiles(), Percentiles()
         self._itl_s = Percentiles("f")
         self._clients = ClientLatencies(front_end)
@@ -80,6 +82,7 @@ class Report:
         self.totals, self.clock_s = snapshot.totals, snapshot.clock_s
         self._lives.begin(snapshot)
         self._classes.begin(snapshot)
+        self._adapters.begin(snapshot)
         self._running, self._waiting = len(snapshot.running), len(snapshot.waiting)
 
     def add(self, record: StepRecord | Stretch) -> None:
@@ -111,6 +114,7 @@ class Report:
             self._drafts += draft_positions(record)
         if record.arrivals or record.ttft_s or record.admissions:
             self._classes.add(record, self._lives)
+            self._adapters.add(record, self._lives)
             if self._prefixes is not None:
                 self._prefixes.add(record)
         self._lives.add(record)
@@ -181,6 +185,8 @@ class Report:
             "wall_s": self.wall_s,
             **self._held_back.as_document(),
         }
+        if adapters := self._adapters.document(self._lives, self.clock_s):
+            document["requests"]["by_adapter"] = adapters
         if self.workload:
             document["workload"] = as_document(self.workload)
         if "client_waits_s" in self.workload:

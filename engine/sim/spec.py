@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from schedtop.engine.contract.config import ConfigError
+from schedtop.engine.contract.kv_groups import Entry
 from schedtop.engine.contract.nearest_name import did_you_mean
 from schedtop.engine.sim.devices import GPUS, Gpu, read_gpu
 from schedtop.engine.sim.features import StepCost
@@ -22,7 +23,8 @@ DEFAULT_POOL = PoolSettings()
 
 
 class SimDevice(Protocol):
-    """A simulated device and the model on it. `kv_bytes_per_token` is over all GPUs (0: unknown).
+    """A simulated device and the model on it. `kv_bytes_per_token` is over all GPUs and layers (0: unknown);
+    `kv_groups` are those of the model's layers, ("full",) where they all keep everything.
 
     `async_scheduling` is what an engine on it does unless told otherwise.
     """
@@ -41,6 +43,8 @@ class SimDevice(Protocol):
     def max_model_len(self) -> int: ...
     @property
     def kv_bytes_per_token(self) -> int: ...
+    @property
+    def kv_groups(self) -> tuple[Entry, ...]: ...
     @property
     def front_end_s(self) -> float | None:
         """A client's time outside the scheduler; None where it is not known."""
@@ -97,6 +101,10 @@ class PresetDevice:
         return self.shape.kv_bytes_per_token
 
     @property
+    def kv_groups(self) -> tuple[Entry, ...]:
+        return self.shape.kv_groups
+
+    @property
     def front_end_s(self) -> float | None:
         return self.gpu.front_end_s or None
 
@@ -151,6 +159,11 @@ class CalibratedDevice:
     @property
     def kv_bytes_per_token(self) -> int:
         return self.calibration.kv_bytes_per_token or 0
+
+    @property
+    def kv_groups(self) -> tuple[Entry, ...]:
+        """A calibration does not tell of groups."""
+        return ("full",)
 
     @property
     def front_end_s(self) -> float | None:
