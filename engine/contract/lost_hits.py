@@ -59,12 +59,11 @@ class _Seen:
         """Note that they (n,) were used now."""
         self._now += 1
         while len(paths):
-            sets, first = np.unique(_sets(paths), return_index=True)
-            some = paths[first]
-            here = self._paths[sets] == some[:, None]
+            sets = _sets(paths)
+            here = self._paths[sets] == paths[:, None]
             ways = np.where(here.any(axis=1), here.argmax(axis=1), self._used[sets].argmin(axis=1))
-            self._paths[sets, ways], self._used[sets, ways] = some, self._now
-            paths = np.delete(paths, first)  # a set takes one at a time
+            self._paths[sets, ways], self._used[sets, ways] = paths, self._now
+            paths = paths[self._paths[sets, ways] != paths]  # a set takes one at a time
 
 
 def _sets(paths: Paths) -> Paths:
