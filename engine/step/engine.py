@@ -127,10 +127,13 @@ class Engine:
         self.texts, self.sampled, self.logprobs = result.texts, result.sampled, result.logprobs
         if not self.clock.simulated:
             return self.clock.advance(None), time.perf_counter() - began_s, result
+        elapsed_s = result.elapsed_s or 0.0
+        if start_s > self._last_end_s:
+            elapsed_s += getattr(self.worker, "wake_s", 0.0)
         if self._stages is None:
-            end_s = self.clock.advance(result.elapsed_s)
+            end_s = self.clock.advance(elapsed_s)
             return end_s, end_s - start_s, result
-        taken_up_s, end_s = self._stages.run(planned_s, result.elapsed_s or 0.0)
+        taken_up_s, end_s = self._stages.run(planned_s, elapsed_s)
         end_s = self.clock.advance(end_s - self.clock_s)
         return end_s, end_s - taken_up_s, result
 
