@@ -13,6 +13,7 @@ from schedtop.engine.contract.latencies.slo import Slo, served
 from schedtop.engine.contract.lost_hits import PrefixMemory
 from schedtop.engine.contract.telemetry import (
     MOST_DRAFTS,
+    Header,
     Snapshot,
     StepRecord,
     Totals,
@@ -40,7 +41,8 @@ class Report:
 
     Latencies are those of a cohort (`engine.contract.cohort`): who still waits at the end is part of it. `drafter`
     names who drafts, where that is known; `workload` is a header's description of it; `block_size` is needed for
-    lost hits; `front_end_s` is what a client's latencies have on top of the scheduler's, where that is known.
+    lost hits, `own_model_len` to say what raises a limit; `front_end_s` is what a client's latencies have on top of the
+    scheduler's, where that is known.
     `wall_s`, `stopped_by` (a signal) and `unrecorded` (its recording is not whole) are for the caller to set; `close`
     says how long the run went on after its last record.
     """
@@ -51,6 +53,7 @@ class Report:
         drafter: str | None = None,
         block_size: int | None = None,
         front_end_s: float | None = None,
+        own_model_len: int | None = None,
     ) -> None:
         self.slo = slo
         self.front_end_s = front_end_s
@@ -71,8 +74,16 @@ class Report:
         self._peak_blocks = 0
         self._pool_blocks = 0
         self.workload: Mapping[str, Any] = {}
-        self._held_back = HeldBack()
+        self._held_back = HeldBack(own_model_len)
         self._drafts = np.zeros((2, MOST_DRAFTS), dtype=np.int64)
+
+    @classmethod
+    def of(cls, header: Header, slo: Slo | None) -> Report:
+        """A report on the engine of a header."""
+        settings, own_model_len = header.settings, header.config.get("own_model_len")
+        report = cls(slo, settings.get("drafts"), header.block_size, settings.get("front_end_s"), own_model_len)
+        report.workload = header.workload
+        return report
 
     def begin(self, snapshot: Snapshot) -> None:
         """The first record is not that of a session's start: `snapshot` is the state before it."""
