@@ -43,7 +43,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     left with fewer than `prefill_lookahead` tokens of a prompt. `max_loras`: adapters that one step can compute
     together; 0: no limit. `pooling`: requests have no outputs and end with their prompt. `encoder_budget`: image
     tokens per step, `encoder_cache` those kept (None: the budget); with `disable_chunked_mm_input` no chunk ends
-    inside an image.
+    inside an image. `own_model_len`: what the model itself takes at most, where that is known.
     """
 
     num_blocks: int
@@ -80,6 +80,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_connector: KVConnector | None = None
     async_scheduling: bool = False
     pipeline_depth: int = 1
+    own_model_len: int | None = None
 
     def groups(self) -> tuple[KVGroup, ...]:
         """The KV groups with their block sizes; one if none are named. Raises `GroupError`."""
