@@ -41,6 +41,8 @@ class Child:
             unwanted = ("NO_COLOR", "COLUMNS", "LINES")
             inherited = {name: value for name, value in os.environ.items() if name not in unwanted}
             terminal = {"TERM": "xterm-256color", "COLORTERM": "truecolor", "PYTHONSAFEPATH": "1"}
+            if "XDG_CONFIG_HOME" in environment:  # no test leaves flights in the user's own folder
+                terminal["XDG_STATE_HOME"] = environment["XDG_CONFIG_HOME"]
             os.execve(sys.executable, [sys.executable, *arguments], inherited | terminal | environment)
         self.seen = b""
         self.screen = Tty(160, 45)
@@ -391,3 +393,23 @@ def test_the_last_minutes_and_what_follows_are_recorded_by_a_key(
         with Recording(path) as recording:
             assert recording.num_records and not recording.truncated
             assert recording.record(0).step <= 1
+
+
+def test_a_killed_engine_is_offered_at_the_next_start_and_opened(home: str) -> None:
+    child = Child(*CONSOLE, XDG_CONFIG_HOME=home)
+    child.wait_for(b"LIVE")
+    child.wait_for(b"decode")
+    os.kill(child.engine(), signal.SIGKILL)
+    child.wait_for(b"killed by signal 9")
+    os.write(child.fd, b"q")
+    child.ends_with(1)
+    child = Child(*CONSOLE, XDG_CONFIG_HOME=home)
+    child.wait_for(b"did not end in order: schedtop replay")
+    child.wait_for(b"LIVE")
+    os.kill(child.pid, signal.SIGTERM)
+    child.ends_with(128 + signal.SIGTERM)
+    [flight] = (Path(home) / "schedtop" / "flights").iterdir()
+    child = Child(*CONSOLE[:2], "replay", str(flight), XDG_CONFIG_HOME=home)
+    child.wait_for(b"REPLAY")
+    os.kill(child.pid, signal.SIGTERM)
+    child.ends_with(128 + signal.SIGTERM)
