@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import signal
 import sys
@@ -141,6 +142,18 @@ def check_terminal(instead: str = "") -> None:
         raise CommandError(f"TERM={term!r} cannot draw a console: set TERM{other}")
 
 
+def _who() -> str:
+    """The user and the terminal: other consoles on the engine see who changed what."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    try:
+        return f"{user}@{os.ttyname(0).removeprefix('/dev/')}"
+    except OSError:
+        return user
+
+
 def console_options(flags: Mapping[str, Any], *, embedded: bool = True, notice: str = ""):  # type: ignore[no-untyped-def]
     """The console's flags as its options."""
     from schedtop.console.options import ConsoleOptions
@@ -160,4 +173,5 @@ def console_options(flags: Mapping[str, Any], *, embedded: bool = True, notice: 
         window_s=flags["window_s"],
         paint_every_s=1 / flags["refresh"],
         notice=notice,
+        who=_who(),
     )
