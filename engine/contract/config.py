@@ -205,6 +205,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     `join_within_s`: wall time that the first step waits for a console. `draft_model` drafts for `model`.
     `http` is where clients are served (`HOST:PORT`), under `served_model_name`; more than `max_num_queued_reqs` that
     wait are turned away. `token_file`: what a TCP `socket` asks for. `read_only`: no console may command it.
+    `flight_folder`: where the last minutes are kept on disk; None: in memory only.
     """
 
     device: str = "sim:llama-3.1-8b@h100"
@@ -230,3 +231,4 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     read_only: bool = False
     join_within_s: float = 0.0
     draft_model: str | None = None
+    flight_folder: str | None = None
