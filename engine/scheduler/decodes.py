@@ -16,7 +16,7 @@ import numpy.typing as npt
 from schedtop.engine.contract.telemetry import ROW_FIELDS, Finish, Head, Limiter, RowFlag
 from schedtop.engine.handoff.plan import StepPlan
 from schedtop.engine.scheduler.books.register import register
-from schedtop.engine.scheduler.books.request_table import PLAN_ROWS, IntArray, RequestTable, RowArray
+from schedtop.engine.scheduler.books.request_table import IntArray, RequestTable, RowArray
 from schedtop.engine.scheduler.books.state import Batch, Limits, PlannedStep, State
 from schedtop.engine.scheduler.late_results import find_present
 from schedtop.engine.scheduler.passes.admission import AdmissionPass
@@ -26,7 +26,9 @@ from schedtop.engine.scheduler.settle import finish
 Floats = npt.NDArray[np.float64]
 Gaps = npt.NDArray[np.float32]
 
-FLAGS = ROW_FIELDS.index("flags")
+NUMBER, TOKENS, DRAFTS, BEFORE, FLAGS = (
+    ROW_FIELDS.index(name) for name in ("request", "tokens", "drafts", "computed", "flags")
+)
 DECODED = int(RowFlag.DECODE | RowFlag.SAMPLED)
 
 
@@ -225,16 +227,16 @@ def set_out_again(state: State, batches: list[Batch]) -> None:
 
 def batch_of(table: RequestTable, planned: PlannedStep, columns: IntArray) -> Batch:
     """The step of nothing but decoding that was planned with these columns."""
-    tokens = columns[ROW_FIELDS.index("tokens")]
+    tokens = columns[TOKENS]
     busy: slice | RowArray = slice(0, table.size) if tokens.all() else tokens.nonzero()[0]
-    numbers, tokens, drafts, _, before = columns[:PLAN_ROWS, busy]
+    rows = columns[:, busy]
     plan = StepPlan(
         ids=table.ids.copy() if isinstance(busy, slice) else [table.ids[row] for row in busy.tolist()],
-        numbers=numbers,
-        tokens=tokens,
-        drafts=drafts,
-        computed=before,
-        samples=np.ones(len(numbers), dtype=bool),
+        numbers=rows[NUMBER],
+        tokens=rows[TOKENS],
+        drafts=rows[DRAFTS],
+        computed=rows[BEFORE],
+        samples=np.ones(rows.shape[1], dtype=bool),
         draft_token_ids=None,
         new_blocks=planned.new_blocks,
         started=planned.started,

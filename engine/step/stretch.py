@@ -402,6 +402,7 @@ def _planned(
                 times.turns_s.item(turn),
                 state.limits.token_budget,
                 state.limits.input_budget,
+                decode_tokens=int(np.count_nonzero(outlook.times_planned(turn + 1) - outlook.times_planned(turn))),
                 limiter=_limiter(outlook.head),
                 head=outlook.head,
                 new_blocks={number: [block] for number, block in zip(numbers, new_blocks[begin:end], strict=True)},
