@@ -139,11 +139,11 @@ class Report:
         self._lives.add(record)
 
     def _add_stretch(self, stretch: Stretch) -> None:
-        """Every row got an output in each step; nobody came, and who ended did so in the last."""
-        numbers = stretch.columns[0]
-        self._lives.deliver(numbers, stretch.end_s)
+        """Rows got one output in each step; nobody came, and who ended did so in the last."""
+        for delivered, end_s in stretch.deliveries():
+            self._lives.deliver(delivered, end_s)
         if self.slo is not None and self.slo.itl_s is not None:
-            gaps_s = np.frombuffer(stretch.itl_s, dtype=np.float32)
+            numbers, gaps_s = stretch.columns[0], np.frombuffer(stretch.itl_s, dtype=np.float32)
             self._lives.keep(np.tile(numbers, len(gaps_s) // max(1, len(numbers))), gaps_s)
         for finish in stretch.finishes:
             self._lives.of.pop(finish.number, None)
