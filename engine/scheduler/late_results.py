@@ -18,6 +18,8 @@ ACCEPTED, COMPUTED, NEEDED, EMITTED, FLAGS = (
     ROW_FIELDS.index(name) for name in ("accepted", "computed", "needed", "emitted", "flags")
 )
 
+ONE = np.array(1, dtype=np.int32)  # numpy is slower at numbers of Python
+
 
 class Present(NamedTuple):
     """The rows of a batch whose requests still run: `rows` in the table, `at` in the batch's columns.
@@ -73,7 +75,7 @@ def place_after_results(state: State, batch: Batch) -> None:
 
 def agreed_drafts(result: StepResult) -> IntArray:
     """Drafts that the model agreed with, a row each (-1: not sampled)."""
-    return result.num_sampled - 1 if result.accepted is None else result.accepted
+    return result.num_sampled - ONE if result.accepted is None else result.accepted
 
 
 def settle_late(
