@@ -11,14 +11,12 @@ from schedtop.engine.contract.telemetry import ROW_FIELDS, Finish, RowFlag
 from schedtop.engine.handoff.plan import StepResult
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.books.ending import end_request, reason_of, stop_at
-from schedtop.engine.scheduler.books.request_table import IntArray, RequestTable, RowArray
+from schedtop.engine.scheduler.books.request_table import ONE, IntArray, RequestTable, RowArray
 from schedtop.engine.scheduler.books.state import Batch, State
 
 ACCEPTED, COMPUTED, NEEDED, EMITTED, FLAGS = (
     ROW_FIELDS.index(name) for name in ("accepted", "computed", "needed", "emitted", "flags")
 )
-
-ONE = np.array(1, dtype=np.int32)  # numpy is slower at numbers of Python
 
 
 class Present(NamedTuple):

@@ -13,18 +13,10 @@ from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.books.ending import end_request, reason_of
 from schedtop.engine.scheduler.books.overlap import newly_known
 from schedtop.engine.scheduler.books.register import register
-from schedtop.engine.scheduler.books.request_table import IntArray, RequestTable, RowArray
+from schedtop.engine.scheduler.books.request_table import ONE, ZERO, IntArray, RequestTable, RowArray
 from schedtop.engine.scheduler.books.state import Batch, PlannedStep, State
-from schedtop.engine.scheduler.late_results import (
-    NO_LATE,
-    ONE,
-    agreed_drafts,
-    find_present,
-    in_order_of,
-    settle_late,
-)
+from schedtop.engine.scheduler.late_results import NO_LATE, agreed_drafts, find_present, in_order_of, settle_late
 
-NONE = np.array(0, dtype=np.int32)
 ACCEPTED, EMITTED, FLAGS = (ROW_FIELDS.index(name) for name in ("accepted", "emitted", "flags"))
 
 
@@ -71,9 +63,9 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
         stopped += [row for row, request in enumerate(table.requests) if request.number in ended]
     rejected = accepted = 0
     if drafts is not None:
-        columns[ACCEPTED, at] = agreed = np.minimum(np.maximum(present.of(agreed_drafts(result)), NONE), drafts)
+        columns[ACCEPTED, at] = agreed = np.minimum(np.maximum(present.of(agreed_drafts(result)), ZERO), drafts)
         accepted = int(np.add.reduce(agreed))
-        rejected = _reject_drafts(state, rows, drafts - np.minimum(np.maximum(emitted - ONE, NONE), drafts))
+        rejected = _reject_drafts(state, rows, drafts - np.minimum(np.maximum(emitted - ONE, ZERO), drafts))
     num_outputs = int(np.count_nonzero(emitted))
     all_got = num_outputs == len(emitted)
     itl_s, first_rows = _note_deliveries(table, rows, emitted, now_s, all_got)
@@ -175,9 +167,8 @@ def _keep_drafts(
 ) -> None:
     """Rows that got outputs hold new drafts, to be verified in their next step."""
     table.draft_ids[rows, : drafts.shape[1]] = drafts
-    table.num_spec[rows] = np.where(
-        emitted, num_drafts, NONE
-    )  # those of a scheduled row were dropped when it was planned
+    # Those of a scheduled row were dropped when it was planned.
+    table.num_spec[rows] = num_drafts * (emitted > ZERO)
     table.has_drafts = True
 
 
