@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,13 +23,15 @@ OWN_DRAFT = -2
 class Started(msgspec.Struct, frozen=True, eq=False):
     """A row that enters the batch in this step, new or resumed: the worker needs all of it.
 
-    `block_table` is every block it holds, in order; a released block before the attention window is -1.
+    `block_table` is every block it holds, in order; a released block before the attention window is -1. `further` are
+    its tables in the KV groups behind the first.
     """
 
     row: int
     request: Request
     block_table: list[int]
     resumed: bool
+    further: Sequence[list[int]] = ()
 
     @property
     def token_ids(self) -> IntArray:

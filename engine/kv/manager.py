@@ -53,6 +53,7 @@ class KVManager:
     """
 
     one_group = True
+    several = False
     keeps_states = False
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -238,6 +239,31 @@ class KVManager:
         held, released = len(request.block_ids), request.num_released
         release = FOR_EVER if self.window is None else (released + 1) * self.block_size + self.window - 1
         return held * self.block_size, release, released, held - released
+
+    def needs(self, num_tokens: int) -> int:
+        """Most blocks that a request of so many tokens holds at once."""
+        return blocks_for(num_tokens, self.block_size)
+
+    def last_growth(self) -> tuple[int, ...]:
+        """Of the blocks that `grow` returned last, how many each group got; only several groups are told apart."""
+        raise NotImplementedError("only the coordinator has groups")
+
+    @property
+    def group_blocks(self) -> tuple[int, ...]:
+        """Blocks in the tables of each KV group, a shared one counted by each holder; none of a single group."""
+        return ()
+
+    def stored_tokens(self, num_computed: int, num_released: int) -> int:
+        """Tokens in the blocks of running requests, which have computed so many and released so many blocks."""
+        return num_computed - (self.pool.num_extra_refs + num_released) * self.block_size
+
+    def key_of(self, request: Request, group: int, place: int) -> bytes | None:
+        """The key of a block of the request's table in a group; None where its tokens are not known yet."""
+        return request.block_keys[place] if place < len(request.block_keys) else None
+
+    def learn_key(self, request: Request, group: int, place: int, key: bytes) -> None:
+        """Take over what a block holds whose tokens only the model knew."""
+        request.block_keys[place] = key
 
     def tables(self, request: Request) -> Iterable[list[int]]:
         """Its block tables, one per group."""

@@ -45,7 +45,8 @@ class PlannedStep(msgspec.Struct, eq=False):
     """The step being planned. Rows of the running pass lie in the table; dropping a row there undoes it.
 
     The budgets are the limits it was planned under. `last_look`: the last request that the waiting pass considered;
-    `looked_at_all`: nothing kept it from going on to the end of the queue.
+    `looked_at_all`: nothing kept it from going on to the end of the queue. `group_growth` divides `new_blocks` over
+    several KV groups.
     """
 
     now_s: float
@@ -66,6 +67,7 @@ class PlannedStep(msgspec.Struct, eq=False):
     held_back: list[Request] = []
     passed_over: list[Request] = []
     lost: dict[int, Request] = {}
+    group_growth: dict[int, tuple[int, ...]] = {}
 
 
 class Batch(msgspec.Struct, frozen=True, eq=False):

@@ -187,7 +187,15 @@ class AdmissionPass:
             state.table.draft_ids[row] = PLACEHOLDER
             state.table.has_drafts = True
         planned.admissions.append(Admission(request.number, hit.num_tokens, waited_s, resumed))
-        planned.started.append(Started(row, request, request.block_ids, resumed))
+        planned.started.append(_started(state, row, request, resumed))
+
+
+def _started(state: State, row: int, request: Request, resumed: bool) -> Started:
+    """Where steps overlap, the tables grow before this one is told of."""
+    if state.config.max_concurrent_batches == 1 and not request.further:
+        return Started(row, request, request.block_ids, resumed)
+    table, *further = (table.copy() for table in state.kv.tables(request))
+    return Started(row, request, table, resumed, further)
 
 
 def mark_inverted(state: State, head: Head) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from schedtop.engine.contract.telemetry import Limiter
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.books.overlap import await_results, hold_back
 from schedtop.engine.scheduler.books.register import register
 from schedtop.engine.scheduler.books.request_table import BoolArray, IntArray, RowArray
@@ -121,9 +122,15 @@ def _grow_one_by_one(state: State, planned: PlannedStep, rows: RowArray, needs: 
             failed, rows = row, rows[: index + 1]
             break
         if blocks:
-            planned.new_blocks[request.number] = blocks
+            _note_growth(state, planned, request, blocks)
     table.note_blocks(rows, [kv.standing(table.requests[row]) for row in rows.tolist()])
     return failed
+
+
+def _note_growth(state: State, planned: PlannedStep, request: Request, blocks: list[int]) -> None:
+    planned.new_blocks[request.number] = blocks
+    if state.kv.several:
+        planned.group_growth[request.number] = state.kv.last_growth()
 
 
 def _make_room(state: State, planned: PlannedStep, row: int, need: int) -> int | None:
@@ -143,7 +150,7 @@ def _make_room(state: State, planned: PlannedStep, row: int, need: int) -> int |
             table.tokens[row : table.size] = 0
             return None
         row -= victim < row
-    planned.new_blocks[request.number] = blocks
+    _note_growth(state, planned, request, blocks)
     rows = np.array([row])
     table.note_blocks(rows, [kv.standing(request)])
     known = min(need, table.num_tokens.item(row))
