@@ -14,6 +14,7 @@ class ConsoleOptions:
     dark. `embedded`: the engine ends with the console. `config_dir` holds `themes/` and `keys.toml`;
     `output_dir` takes screenshots and exports. `notice` is shown once at the start.
     `paint_every_s` is the least time between two frames of telemetry.
+    `who` names the user and the console in what they change.
     `address` is where the engine answers, if it was attached to.
     """
 
@@ -30,3 +31,4 @@ class ConsoleOptions:
     output_dir: Path | None = None
     notice: str = ""
     address: str = ""
+    who: str = ""

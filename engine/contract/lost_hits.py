@@ -74,11 +74,16 @@ def _sets(paths: Paths) -> Paths:
 class PrefixMemory:
     """Takes in records in order. A prompt's blocks are in the cache once its first output is there.
 
+    With `windows`, only two places can be found again, as vLLM keeps them: the end of a prompt, and that of a prefix
+    which a second prompt had in common with another.
+
     Blocks of outputs have no recorded key: what a conversation finds of them is cached, what it misses is not lost.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, windows: bool = False) -> None:
         self.found = Lookups()
+        self._stops = _Seen() if windows else None
+        self._junctions: dict[int, int] = {}
         self._block_size = block_size
         self._seen = _Seen()
         self._paths: dict[int, tuple[Arrival, Paths]] = {}
@@ -94,8 +99,10 @@ class PrefixMemory:
         for number, _ in record.ttft_s:
             if number in self._paths:
                 self._seen.add(self._paths[number][1])
+                self._keep_stops(*self._paths[number])
         for finish in record.finishes:
             self._paths.pop(finish.number, None)
+            self._junctions.pop(finish.number, None)
         for refusal in record.refusals:
             self._paths.pop(refusal.number, None)
 
@@ -103,6 +110,10 @@ class PrefixMemory:
         paths = paths[: (arrival.prompt_tokens - 1) // self._block_size]
         seen = self._seen.has(paths)
         known = len(paths) if seen.all() else int(seen.argmin())
+        if self._stops is not None:
+            self._junctions[arrival.number] = known
+            stops = self._stops.has(paths[:known]).nonzero()[0]
+            known = int(stops[-1]) + 1 if len(stops) else 0
         lost = max(0, known * self._block_size - cached_tokens)
         found = self.found
         self.found = Lookups(
@@ -110,6 +121,13 @@ class PrefixMemory:
             found.cached_tokens + cached_tokens,
             found.lost_tokens + lost,
         )
+
+    def _keep_stops(self, arrival: Arrival, paths: Paths) -> None:
+        """What a request leaves behind that can be found again under windows."""
+        if self._stops is None:
+            return
+        ends = {(arrival.prompt_tokens - 1) // self._block_size, self._junctions.pop(arrival.number, 0)}
+        self._stops.add(paths[[end - 1 for end in ends if 0 < end <= len(paths)]])
 
 
 def _paths_of(keys: bytes) -> Paths:
