@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from platformdirs import user_config_path
 from schedtop.console.cli.default_model import choose_default
 from schedtop.console.cli.engine_flags import engine_config
 from schedtop.console.cli.errors import (
@@ -37,15 +38,15 @@ RECORDED_WITHIN_S = 6.0
 """A recording is worth the wait for its last steps."""
 
 
-def open_console(flags: Mapping[str, Any]) -> int:
-    """Start an engine and show it; the exit code."""
+def open_console(flags: Mapping[str, Any], bare: bool = False) -> int:
+    """Start an engine and show it; the exit code. `bare`: no flag was given."""
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     notice = ""
     if on_terminal:
         check_terminal("run")
         flags, notice = choose_default(flags)
     config = engine_config(flags, real_time=flags.get("real_time") is not False, join_within_s=JOIN_WITHIN_S)
-    options = console_options(flags, notice=notice)
+    options = console_options(flags, notice=notice, guide=bare and not user_config_path("schedtop").exists())
     if config.record is not None:
         check_writable(config.record)
     check_start(config)
@@ -79,7 +80,6 @@ def _check_theme(name: str | None) -> None:
     """Raise `CommandError` for a theme that neither comes with the program nor lies in the user's folder."""
     if name is None:
         return
-    from platformdirs import user_config_path
     from schedtop.themes.load import load_themes
 
     themes, failures = load_themes(user_config_path("schedtop") / "themes")
@@ -126,7 +126,7 @@ def check_terminal(instead: str = "") -> None:
         raise CommandError(f"TERM={term!r} cannot draw a console: set TERM{other}")
 
 
-def console_options(flags: Mapping[str, Any], *, embedded: bool = True, notice: str = ""):  # type: ignore[no-untyped-def]
+def console_options(flags: Mapping[str, Any], *, embedded: bool = True, notice: str = "", guide: bool = False):  # type: ignore[no-untyped-def]
     """The console's flags as its options."""
     from schedtop.console.options import ConsoleOptions
 
@@ -145,4 +145,5 @@ def console_options(flags: Mapping[str, Any], *, embedded: bool = True, notice: 
         window_s=flags["window_s"],
         paint_every_s=1 / flags["refresh"],
         notice=notice,
+        guide=guide,
     )
