@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from schedtop.console.drawing import text
 from schedtop.engine.contract.knobs import LIVE, live_values
+from schedtop.engine.contract.kv_groups import has_windows
 from schedtop.engine.contract.lost_hits import Lookups, PrefixMemory
 from schedtop.engine.contract.telemetry import (
     DEFERRED,
@@ -165,7 +166,7 @@ class Facts:
             self.seq = -1
         self.header = header
         if self._memory is None:
-            self._memory = PrefixMemory(header.block_size)
+            self._memory = PrefixMemory(header.block_size, has_windows(header.config))
         self.knobs = {knob.name: knob.default for knob in LIVE} | live_values(header.config)
 
     def take_snapshot(self, snapshot: Snapshot) -> None:

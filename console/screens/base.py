@@ -12,6 +12,7 @@ from schedtop.console.drawing import layout, text
 from schedtop.console.guide import Guide
 from schedtop.console.knobs.forecast import Forecaster
 from schedtop.console.knobs.trial import Trials
+from schedtop.console.recordings import Recordings
 from schedtop.console.view import View
 from schedtop.console.widgets.bars import FooterBar
 from schedtop.engine.contract.telemetry import Incoming, Reply, StepRecord
@@ -43,6 +44,7 @@ class Console(Protocol):
     guide: Guide
     trials: Trials
     slos_s: dict[str, float]
+    recordings: Recordings
 
     @property
     def front(self) -> ConsoleScreen:

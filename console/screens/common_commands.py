@@ -58,6 +58,8 @@ class CommonCommands:
                 return engine_refuses(view) or (
                     None if view.history.live.paused else "the engine is running; P pauses it"
                 )
+            case "record":
+                return self.console.recordings.why_not
             case "live" if view.pinned is None and view.cursor_s is None:
                 return "the newest step is shown already"
             case "pause_view" | "export" if not view.history.records:
@@ -116,6 +118,9 @@ class CommonCommands:
 
     def do_step_engine(self) -> None:
         self.console.command(StepOnce, self._told("one step"))
+
+    def do_record(self) -> None:
+        self.screen.app.run_worker(self.console.recordings.toggle(self.console.output_dir))
 
     def do_copy(self) -> None:
         line = self.screen.copied_line()

@@ -58,7 +58,7 @@ class ExplainCommands:
         tried = self.screen.why.tried()
         if tried is not None:
             self.screen.staging.stage(tried.knob, tried.value)
-            self.screen.say(f"staged {tried.title}: Enter on Knobs applies, c tries it")
+            self.screen.say(f"staged {tried.title}: {self.screen.staging.NEXT}")
             return
         steps, view = self.screen.why.steps(), self.screen.view
         if steps is None:

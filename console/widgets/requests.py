@@ -18,8 +18,8 @@ _STATE_ROLES = {
     "wait": "muted",
     "preempted": "breach",
 }
-_LEFT = ("id", "state", "progress")
-_MAKE_ROOM = ("progress", "cached", "prompt", "out", "preempt")
+_LEFT = ("id", "state", "progress", "adapter")
+_MAKE_ROOM = ("progress", "cached", "prompt", "out", "preempt", "full", "adapter")
 """Columns that are left out where there is no room, in this order."""
 
 _ID_CELLS = 13, 30
@@ -40,11 +40,12 @@ STATE    decode, prefill, recompute (prompt and outputs again after a preemption
 PROMPT   computed/prompt tokens while the prompt is computed; in a recompute, of all tokens it needs
 CACHED   prompt tokens the prefix cache gave
 PROGRESS cached prompt (broken line), computed prompt (thin), outputs (thick), and what may still come, in proportion
-KV       blocks held      AGE  since arrival      TTFT, ITL  in ms; ITL is the newest gap
-PREEMPT  how often it was preempted     PRIO  lower is more urgent
+KV       blocks held, FULL those of full attention where other layers forget
+AGE      since arrival      TTFT, ITL  in ms; ITL is the newest gap
+PREEMPT  how often it was preempted     PRIO  lower is more urgent     ADAPTER  its LoRA adapter
 A letter before the id marks a row, which is tinted: T past its TTFT SLO, I its newest gap is past the ITL SLO,
 V preempted, 0 starved.
-< and > choose the sorting column, I inverts it. / filters: words match the id or the state, kv>40, out<10,
+< and > choose the sorting column, I inverts it. / filters: words match id, state or adapter, kv>40, out<10,
 age>2s, itl>80ms, prompt>=1000, progress>50% compare, ! before one excludes; all must hold. Esc clears it.
 f keeps the selected request in sight, F keeps the order while values go on changing. Enter shows its life."""
 
@@ -166,11 +167,15 @@ f keeps the selected request in sight, F keeps the order while values go on chan
 
     def columns(self, width: int) -> list[tuple[str, str, int]]:
         """What there is room for: the bar gives way first, then what is looked at least, at last some of the id."""
-        policy = self.view.history.policy
+        shown = {
+            "priority": self.view.history.policy == "priority",
+            "adapter": self.list.has_adapters,
+            "full": self.list.has_groups,
+        }
         listed = [
             (name, title, self._id_cells if name == "id" else size)
             for name, title, size in COLUMNS
-            if name != "priority" or policy == "priority"
+            if shown.get(name, True)
         ]
         for name in _MAKE_ROOM:
             if _spare(listed, width) >= -(_BAR_GIVES if name == "progress" else _ID_GIVES):

@@ -6,7 +6,14 @@ import csv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from schedtop.engine.workload.fields import TimeParser, date_stamps, plain_seconds, token_count
+from schedtop.engine.workload.fields import (
+    ADAPTER_COLUMNS,
+    TimeParser,
+    adapter_name,
+    date_stamps,
+    plain_seconds,
+    token_count,
+)
 from schedtop.engine.workload.files import Line
 from schedtop.engine.workload.trace import BadRowError, Tally, Trace, TraceError, TraceRow, note_unused
 
@@ -14,7 +21,7 @@ from schedtop.engine.workload.trace import BadRowError, Tally, Trace, TraceError
 @dataclass(frozen=True, slots=True)
 class CsvFormat:
     """Columns of a format, lower-case. `ones` must hold 1 in every row; `zero_drops`: why a row without input or
-    output is no request (None: such a row is bad)."""
+    output is no request (None: such a row is bad). Any of them may have a column of `ADAPTER_COLUMNS`."""
 
     name: str
     accepts: str
@@ -83,7 +90,8 @@ def csv_trace(header: Line, lines: Iterator[Line], tally: Tally) -> Trace | None
             places = {column: (lower.index(column), names[lower.index(column)]) for column in lower}
             rows = _rows(fmt, places, len(names), lines, tally)
             trace = Trace(fmt.name, rows, timed=fmt.time is not None, times=_TIMES[fmt.parser])
-            note_unused((name for name in names if name.lower() not in fmt.columns), trace.notes)
+            used = fmt.columns | set(ADAPTER_COLUMNS)
+            note_unused((name for name in names if name.lower() not in used), trace.notes)
             return trace
     for sign, word in ((b"\t", "tabs"), (b";", "semicolons")):
         if sign in header[1] and csv_trace((header[0], header[1].replace(sign, b",")), iter(()), tally):
@@ -103,6 +111,7 @@ def _rows(
     prompt_at, prompt_name = places[fmt.prompt]
     output_at, output_name = places[fmt.output]
     one_at, one_name = places.get(fmt.ones or "", (None, ""))
+    adapter_at, adapter_column = next((places[name] for name in ADAPTER_COLUMNS if name in places), (None, ""))
     for number, line in lines:
         try:
             cells = _cells(line)
@@ -113,8 +122,9 @@ def _rows(
             if one_at is not None and token_count(cells[one_at], one_name) != 1:
                 raise BadRowError(f"{one_name} other than 1", cells[one_at])
             time_s = parse(cells[time_at], time_name) if fmt.time else None
+            adapter = "" if adapter_at is None else adapter_name(cells[adapter_at], adapter_column)
             if prompt and output:
-                yield TraceRow(number, time_s, prompt, output)
+                yield TraceRow(number, time_s, prompt, output, adapter=adapter)
             elif fmt.zero_drops is None:
                 raise BadRowError(f"{prompt_name if not prompt else output_name} is 0")
             else:

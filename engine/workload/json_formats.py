@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from schedtop.engine.workload.fields import seconds, token_count
+from schedtop.engine.workload.fields import ADAPTER_COLUMNS, adapter_name, seconds, token_count
 from schedtop.engine.workload.files import Line
 from schedtop.engine.workload.results import result_trace
 from schedtop.engine.workload.tokens import TEXT_BYTES_PER_TOKEN
@@ -73,7 +73,7 @@ def _id_rows(fmt: IdFormat, lines: Iterator[Line], tally: Tally) -> Iterator[Tra
             time_s = seconds(row.get("timestamp"), "timestamp") / fmt.units_per_s
             prompt = _positive(row, "input_length")
             output = _positive(row, "output_length")
-            yield TraceRow(number, time_s, prompt, output, _ids(row.get("hash_ids")))
+            yield TraceRow(number, time_s, prompt, output, _ids(row.get("hash_ids")), adapter=_adapter(row))
         except BadRowError as error:
             tally.reject(number, error)
 
@@ -87,7 +87,7 @@ def _prompt_rows(lines: Iterator[Line], tally: Tally) -> Iterator[TraceRow]:
                 raise BadRowError("prompt is not a text" if prompt != "" else "prompt is empty")
             given = row.get("output_tokens") is not None
             output = _positive(row, "output_tokens") if given else DEFAULT_OUTPUT_TOKENS
-            yield TraceRow(number, None, 0, output, text=prompt.encode())
+            yield TraceRow(number, None, 0, output, text=prompt.encode(), adapter=_adapter(row))
         except BadRowError as error:
             tally.reject(number, error)
 
@@ -100,6 +100,11 @@ def _object(line: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BadRowError("not a JSON object", line[:64])
     return value
+
+
+def _adapter(row: dict[str, Any]) -> str:
+    name = next((name for name in ADAPTER_COLUMNS if name in row), None)
+    return "" if name is None else adapter_name(row[name], name)
 
 
 def _positive(row: dict[str, Any], name: str) -> int:

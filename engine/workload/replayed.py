@@ -196,6 +196,7 @@ def _ask(row: TraceRow, own_s: float, spec: WorkloadSpec, width: int | None, pre
         row.prefix_ids if shared_width else None,
         shared_width,
         row.text,
+        row.adapter,
     )
 
 

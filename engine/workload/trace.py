@@ -32,7 +32,7 @@ class TraceRow:
 
     `time_s` counts from any zero; None where the format has no times. `prefix_ids` names the prompt's leading
     blocks: equal ids in equal places are equal tokens. `text` is the prompt as UTF-8, where the trace has one;
-    `prompt_tokens` is then 0, the text decides.
+    `prompt_tokens` is then 0, the text decides. `adapter` names its LoRA adapter.
     """
 
     line: int
@@ -43,6 +43,7 @@ class TraceRow:
     text: bytes | None = None
     priority: int = 0
     id: str | None = None
+    adapter: str = ""
 
 
 @dataclass(slots=True)
@@ -131,7 +132,7 @@ def register_reader(reader: FileReader) -> None:
 
 SERVING_COLUMNS = frozenset(
     [
-        *("priority", "session_id", "session id", "lora", "lora_name", "numimages", "images"),
+        *("priority", "session_id", "session id", "numimages", "images"),
         *("delay", "think_time", "tool_wait_s", "cached_input_tokens"),
     ]
 )

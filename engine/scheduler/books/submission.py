@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from schedtop.engine.contract.telemetry import Refusal
 from schedtop.engine.handoff.request import Request
-from schedtop.engine.kv.manager import blocks_for
 from schedtop.engine.scheduler.books.state import State
 
 
@@ -27,7 +26,7 @@ def _refuse_blocks(state: State, request: Request) -> Refusal | None:
     capacity = state.kv.capacity_tokens
     if capacity is None or request.num_prompt_tokens <= capacity:
         return None
-    need = blocks_for(request.num_prompt_tokens, state.kv.block_size)
+    need = state.kv.needs(request.num_prompt_tokens)
     have = state.kv.pool.num_blocks
     return _refusal(request, f"the prompt needs {need} KV blocks, the pool has {have}", need, have, "--num-blocks")
 

@@ -13,6 +13,7 @@ from schedtop.engine.contract.latencies.slo import parse_slo
 from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.golden.case import Case, prompt_tokens
 from schedtop.engine.handoff.request import Request
+from schedtop.engine.offline.client_latencies import front_end_of
 from schedtop.engine.offline.headless import run_headless, run_through, step_through
 from schedtop.engine.offline.report import Report
 from schedtop.engine.scheduler.scheduler import Scheduler
@@ -233,7 +234,7 @@ def test_a_whole_run_is_the_same() -> None:
     assert together == alone
     assert len(items) < len(alone) / 2
     header = build_engine(asked).header
-    report = Report(block_size=16, front_end_s=header.settings.get("front_end_s"))
+    report = Report(block_size=16, front_end=front_end_of(header.settings))
     report.workload = header.workload
     for record in alone:
         report.add(record)
