@@ -205,6 +205,21 @@ class KnobChange(Message, frozen=True):
     by: str = ""
 
 
+class Host(Message, frozen=True):
+    """What the machine gave the engine's process over the last `span_s` of wall time; None where it is not known.
+
+    `cpu` is processor time in cores, of all threads; `delay` the share of time in which the stepping thread was ready
+    and waited for a processor. `gpu_busy` is a share, clocks are MHz.
+    """
+
+    span_s: float
+    cpu: float
+    delay: float | None = None
+    gpu_busy: float | None = None
+    gpu_clock_mhz: int | None = None
+    gpu_top_clock_mhz: int | None = None
+
+
 class Blocks(Message, frozen=True):
     """The pool after the step, when its finishers have freed theirs: the four classes add up to it. `stored_tokens` lie
     in held and shared blocks. See `blocks_in_use` for the instant after scheduling."""
@@ -266,6 +281,7 @@ class StepRecord(Message, tag=1, frozen=True):
     Step n + 1 may be planned before the record of step n is written: at `planned_s`, on the clock. What was decided is
     of that time (`limiter`, `head`, rows, admissions, preemptions), what there is (`running`, `waiting`, `blocks`) of
     `end_s`. `start_s` is not before the end of the step before; `execute_s` counts from when the device took it up.
+    `host` comes about once a second of wall time.
     """
 
     seq: int
@@ -309,6 +325,7 @@ class StepRecord(Message, tag=1, frozen=True):
     deferred: tuple[tuple[str, int], ...] = ()
     blocks_in_use: int | None = None
     planned_s: float | None = None
+    host: tuple[Host, ...] = ()
 
 
 class RequestState(Message, frozen=True):

@@ -71,6 +71,9 @@ def records(draw: st.DrawFn) -> t.StepRecord:
         "knobs": draw(st.lists(st.builds(t.KnobChange, st.just("rate"), st.none(), floats), max_size=1)),
         "deferrals": draw(st.lists(st.builds(t.Deferral, number, st.sampled_from(["", "grammar"])), max_size=2)),
         "deferred": draw(st.lists(st.tuples(st.just("grammar"), small), max_size=1)),
+        "host": draw(
+            st.lists(st.builds(t.Host, floats, floats, st.none() | floats, st.none() | floats), max_size=1)
+        ),
         "totals": t.Totals(
             **{
                 name: draw(floats if name == "busy_s" else st.one_of(small, long))
