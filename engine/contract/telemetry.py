@@ -212,6 +212,21 @@ class KnobChange(Message, frozen=True):
     by: str = ""
 
 
+class Host(Message, frozen=True):
+    """What the machine gave the engine's process over the last `span_s` of wall time; None where it is not known.
+
+    `cpu` is processor time in cores, of all threads; `delay` the share of time in which the stepping thread was ready
+    and waited for a processor. `gpu_busy` is a share, clocks are MHz.
+    """
+
+    span_s: float
+    cpu: float
+    delay: float | None = None
+    gpu_busy: float | None = None
+    gpu_clock_mhz: int | None = None
+    gpu_top_clock_mhz: int | None = None
+
+
 class Blocks(Message, frozen=True):
     """The pool after the step, when its finishers have freed theirs: the four classes add up to it. `stored_tokens` lie
     in held and shared blocks. See `blocks_in_use` for the instant after scheduling."""
@@ -275,6 +290,7 @@ class StepRecord(Message, tag=1, frozen=True):
     `end_s`. With several KV groups, `grown` has an entry for each that gained blocks, whose group is in `grown_groups`
     (uint8), and `group_blocks` are the blocks in each group's tables, a shared one counted by each holder.
     `start_s` is not before the end of the step before; `execute_s` counts from when the device took it up.
+    `host` comes about once a second of wall time.
     """
 
     seq: int
@@ -320,6 +336,7 @@ class StepRecord(Message, tag=1, frozen=True):
     planned_s: float | None = None
     grown_groups: bytes = b""
     group_blocks: tuple[int, ...] = ()
+    host: tuple[Host, ...] = ()
 
 
 class RequestState(Message, frozen=True):
