@@ -129,6 +129,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("live", ("end",), "Return to the present", "Leave the inspected step", mode=LIVE),
     Action("pause_engine", ("P",), "Pause or resume the engine", "Requests keep queueing"),
     Action("step_engine", ("full_stop",), "Run one step", "While the engine is paused", mode=LIVE),
+    Action("record", ("W",), "Record, or end the recording", "The last minutes and what follows", mode=LIVE),
     *REPLAY_ACTIONS,
     Action("filter", ("slash",), "Filter requests", "Words for id or state, !word, kv>40, age>2s", footer="filter"),
     Action("explain", ("x",), "Explain", "Symptoms, their causes, and which knob helps", footer="explain"),

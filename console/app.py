@@ -30,6 +30,7 @@ from schedtop.console.messages import DataArrived, ReplyReceived
 from schedtop.console.options import ConsoleOptions
 from schedtop.console.past.history import History
 from schedtop.console.past.past import Past
+from schedtop.console.recordings import Recorder, Recordings
 from schedtop.console.screens.base import Commands, ConsoleScreen
 from schedtop.console.screens.explain import ExplainScreen
 from schedtop.console.screens.knobs import KnobsScreen
@@ -65,7 +66,8 @@ TICK_S = 0.5
 class ConsoleApp(App[None], inherit_bindings=False):
     """Draws one engine. `link` is joined already; `reopen` joins anew after it broke, if that makes sense.
 
-    `make_forecast` says what staged knobs would do; `why_ended` says more about an engine that is gone.
+    `make_forecast` says what staged knobs would do; `why_ended` says more about an engine that is gone; `recorder`
+    writes recordings of it.
     """
 
     CSS_PATH: ClassVar[str] = str(Path(__file__).with_name("console.tcss"))
@@ -83,6 +85,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
         now: Callable[[], float] = time.monotonic,
         make_forecast: MakeForecast | None = None,
         why_ended: Callable[[], str | None] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.options = options if options is not None else ConsoleOptions()
         no_color = bool(os.environ.get("NO_COLOR"))
@@ -117,6 +120,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self.trials = Trials(self.history, now)
         bounds = Bounds(self.options.ttft_slo_s, self.options.itl_slo_s)
         self.explain = self._open_watch(bounds)
+        self.recordings = Recordings(recorder, self.view, lambda words, role: self.front.say(words, role))
         self.output_dir = self.options.output_dir or Path.cwd()
         self.mouse_on = self.options.mouse
         self._replies: dict[int, Callable[[Reply], None]] = {}
@@ -304,6 +308,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
         if isinstance(self._driver, ConsoleDriver) and self._driver.has_hung_up():
             self._end_by(signal.SIGHUP)  # which is not sent to everybody
             return
+        self.recordings.look()
         if time.monotonic() - self._painted_at_s > TICK_S * 0.9:
             self.paint()
 
@@ -323,10 +328,12 @@ class ConsoleApp(App[None], inherit_bindings=False):
             self.view.findings = self.explain.entries
             self.view.badge = self.explain.badge(key_name(keys[0]) if keys else "")
 
-    def open_explain(self) -> None:
-        """Show the findings."""
+    def open_explain(self, finding: str | None = None) -> None:
+        """Show the findings, one of them selected."""
         if not isinstance(self.screen, ExplainScreen):
             self.push_screen(ExplainScreen(self.view, self.registry, self.explain, self.forecaster, self.staging))
+        if finding is not None and isinstance(self.screen, ExplainScreen):
+            self.screen.findings.choose(finding)
 
     def command(self, make: Callable[[int], Incoming], replied: Callable[[Reply], None]) -> None:
         """Send a command; `replied` gets the answer, also when it could not be sent."""
@@ -431,6 +438,7 @@ def run_console(
     *,
     make_forecast: MakeForecast | None = None,
     why_ended: Callable[[], str | None] | None = None,
+    recorder: Recorder | None = None,
 ) -> int:
     """Run the console until it is left; the exit code. Raises `ActionError` for a bad `keys.toml`.
 
@@ -438,7 +446,7 @@ def run_console(
     """
     if options.config_dir is None:
         options = replace(options, config_dir=user_config_path("schedtop"))
-    app = ConsoleApp(link, options, reopen, make_forecast=make_forecast, why_ended=why_ended)
+    app = ConsoleApp(link, options, reopen, make_forecast=make_forecast, why_ended=why_ended, recorder=recorder)
     collect_garbage_rarely()
     let_keys_in()
     app.run(mouse=options.mouse)

@@ -56,7 +56,7 @@ class View:
     ones, which a key caused between two others, all panels but those it was meant for, and of these all but the rule
     if it `turned` the focus and did nothing else.
 
-    `replay` is there if a recording is shown, not an engine.
+    `replay` is there if a recording is shown, not an engine. `recording` names the file that is being written.
     """
 
     history: Past
@@ -75,6 +75,7 @@ class View:
     badge: str = ""
     findings: list[Entry] = field(default_factory=list)
     replay: ReplayStatus | None = None
+    recording: str = ""
     trial: Pending | None = None
     hurried: bool = False
     keyed: bool = False

@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 from schedtop.console.cli.engine_flags import CONSOLE_FLAGS, TOKEN_FILE
-from schedtop.console.cli.errors import CommandError
+from schedtop.console.cli.errors import CommandError, say
 from schedtop.console.cli.open_console import check_terminal, console_options
+from schedtop.console.cli.record_process import RecordProcess
 from schedtop.console.cli.status import follow
 from schedtop.engine.channel.client import ChannelClient
 from schedtop.engine.contract.latencies.slo import Slo, parse_slo
@@ -62,7 +63,12 @@ def _open(address: str, token_file: str | None, flags: dict[str, Any]) -> int:
     from schedtop.console.app import run_console
 
     options = replace(console_options(flags, embedded=False), address=address)
-    return run_console(link, options, reopen=connect)
+    recorder = RecordProcess(address, token_file)
+    try:
+        return run_console(link, options, reopen=connect, recorder=recorder)
+    finally:
+        if (recorded := recorder.close()) is not None:
+            say(recorded)
 
 
 def _open_fleet(addresses: list[str], token_file: str | None, flags: dict[str, Any]) -> int:

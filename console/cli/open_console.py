@@ -22,6 +22,7 @@ from schedtop.console.cli.errors import (
 from schedtop.console.cli.forecast_process import ForecastProcess
 from schedtop.console.cli.output import show
 from schedtop.console.cli.pull import check_start
+from schedtop.console.cli.record_process import RecordProcess
 from schedtop.console.cli.terminal_abilities import has_colours, speaks_utf8
 from schedtop.engine.channel.protocol import ChannelError
 from schedtop.engine.channel.spawn import EngineProcess, start_engine
@@ -64,11 +65,15 @@ def open_console(flags: Mapping[str, Any]) -> int:
             link = process.connect(read_only=options.read_only)
         except ChannelError as error:
             raise CommandError(str(error)) from None
-        make_forecast = ForecastProcess()
+        make_forecast, recorder = ForecastProcess(), RecordProcess(process.address)
         try:
-            code = run_console(link, options, make_forecast=make_forecast, why_ended=process.exit_cause)
+            code = run_console(
+                link, options, make_forecast=make_forecast, why_ended=process.exit_cause, recorder=recorder
+            )
         finally:
             make_forecast.close()
+            if (recorded := recorder.close()) is not None:
+                say(recorded)
         if process.process.poll() not in (None, 0):
             say(process.exit_cause() or "the engine ended")
             return code or (process.process.poll() if process.process.poll() == 2 else FAILED) or FAILED

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from schedtop.console.cli.fleet import is_page
 from schedtop.console.past.state import State
 from schedtop.engine.channel.client import ChannelClient, ChannelClosedError
 from schedtop.engine.channel.protocol import ChannelError
-from schedtop.engine.contract.telemetry import Bye, Header, Snapshot, StepRecord
+from schedtop.engine.contract.telemetry import Bye, Header, Reply, SetKnobs, Snapshot, StepRecord
 from schedtop.engine.recording import RecordingWriter
 
 LOOK_EVERY_S = 0.2
@@ -113,8 +114,15 @@ class Recorder:
                 if self._writer is None:
                     raise CommandError(message.reason)
                 return
+            if isinstance(message, Reply):
+                return
             if message is not None:
                 self._take(message)
+
+    def finish(self) -> None:
+        """End with all that the engine has told by now; may be called from another thread."""
+        with suppress(ChannelClosedError):
+            self._link.send(SetKnobs(1, {}, dry_run=True))  # its answer, a refusal, comes after that
 
     def _take(self, message: Any) -> None:
         if isinstance(message, Header):

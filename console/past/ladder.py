@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from itertools import groupby
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.telemetry import StepRecord
@@ -85,6 +86,20 @@ class Bucket:
             if theirs:
                 getattr(self, name).update(theirs)
 
+    def packed(self) -> bytes:
+        """The bucket as few bytes: many are kept, few are looked at."""
+        return msgspec.msgpack.encode([getattr(self, name) for name in self.__slots__])
+
+    @classmethod
+    def unpacked(cls, packed: bytes) -> Bucket:
+        """Undo `packed`."""
+        bucket = cls.__new__(cls)
+        for name, value in zip(cls.__slots__, msgspec.msgpack.decode(packed), strict=True):
+            setattr(bucket, name, Counter(value) if isinstance(value, dict) else value)
+        decode, prefill, draft = bucket.tokens  # a list, as it comes
+        bucket.tokens = decode, prefill, draft
+        return bucket
+
     @classmethod
     def of(cls, records: Iterable[StepRecord]) -> Bucket:
         """A bucket of these records."""
@@ -136,7 +151,8 @@ class Ladder:
 
     def __init__(self) -> None:
         self.begins_s: float | None = None
-        self._rungs: list[dict[int, Bucket]] = [{} for _ in range(NUM_RUNGS)]
+        self._newest: list[tuple[int, Bucket] | None] = [None] * NUM_RUNGS
+        self._packed: list[dict[int, bytes]] = [{} for _ in range(NUM_RUNGS)]
         self._order: list[deque[int]] = [deque() for _ in range(NUM_RUNGS)]
         self._pending: list[StepRecord] = []
 
@@ -156,14 +172,24 @@ class Ladder:
                 index //= STEPS_UP
 
     def _merge(self, rung: int, index: int, part: Bucket) -> None:
-        buckets, order = self._rungs[rung], self._order[rung]
-        bucket = buckets.get(index)
-        if bucket is None:
-            bucket = buckets[index] = Bucket()
-            order.append(index)
+        newest = self._newest[rung]
+        if newest is None or newest[0] != index:
+            packed, order = self._packed[rung], self._order[rung]
+            if newest is not None:
+                packed[newest[0]] = newest[1].packed()
+            if index not in packed:
+                order.append(index)
+            newest = self._newest[rung] = index, self._bucket(rung, index) or Bucket()
             if len(order) > KEPT:
-                del buckets[order.popleft()]
-        bucket.merge(part)
+                packed.pop(order.popleft(), None)
+        newest[1].merge(part)
+
+    def _bucket(self, rung: int, index: int) -> Bucket | None:
+        newest = self._newest[rung]
+        if newest is not None and newest[0] == index:
+            return newest[1]
+        packed = self._packed[rung].get(index)
+        return None if packed is None else Bucket.unpacked(packed)
 
     def columns(self, begin_s: float, end_s: float, width: int) -> tuple[list[Bucket | None], float, float]:
         """At most `width` columns over a span, oldest first, None where nothing ended; when the first begins, and
@@ -186,8 +212,7 @@ class Ladder:
         return found, first * per * unit_s, per * unit_s
 
     def _column(self, rung: int, first: int, num: int) -> Bucket | None:
-        buckets = self._rungs[rung]
-        parts = [buckets[index] for index in range(first, first + num) if index in buckets]
+        parts = [part for index in range(first, first + num) if (part := self._bucket(rung, index)) is not None]
         if len(parts) < 2:
             return parts[0] if parts else None
         whole = Bucket()

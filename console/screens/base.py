@@ -11,6 +11,7 @@ from schedtop.console.actions import Registry
 from schedtop.console.drawing import layout, text
 from schedtop.console.knobs.forecast import Forecaster
 from schedtop.console.knobs.trial import Trials
+from schedtop.console.recordings import Recordings
 from schedtop.console.view import View
 from schedtop.console.widgets.bars import FooterBar
 from schedtop.engine.contract.telemetry import Incoming, Reply, StepRecord
@@ -41,6 +42,7 @@ class Console(Protocol):
     forecaster: Forecaster
     trials: Trials
     slos_s: dict[str, float]
+    recordings: Recordings
 
     @property
     def front(self) -> ConsoleScreen:
@@ -57,7 +59,9 @@ class Console(Protocol):
 
     def command(self, make: Callable[[int], Incoming], replied: Callable[[Reply], None]) -> None: ...
 
-    def open_explain(self) -> None: ...
+    def open_explain(self, finding: str | None = None) -> None:
+        """Show the findings, one of them selected."""
+        ...
 
     def show_knobs(self) -> None: ...
 

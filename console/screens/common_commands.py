@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from schedtop.console.drawing import text
 from schedtop.console.screens.base import Console, ConsoleScreen
-from schedtop.console.screens.command_palette import PaletteScreen
+from schedtop.console.screens.command_palette import Entry, PaletteScreen
 from schedtop.console.screens.help import HelpScreen
+from schedtop.console.screens.palette_entries import entries
 from schedtop.console.screens.quit import QuitScreen
 from schedtop.console.terminal import clipboard, export
 from schedtop.engine.contract.telemetry import Pause, Reply, Resume, StepOnce, StepRecord
@@ -56,6 +58,8 @@ class CommonCommands:
                 return engine_refuses(view) or (
                     None if view.history.live.paused else "the engine is running; P pauses it"
                 )
+            case "record":
+                return self.console.recordings.why_not
             case "live" if view.pinned is None and view.cursor_s is None:
                 return "the newest step is shown already"
             case "pause_view" | "export" if not view.history.records:
@@ -86,11 +90,11 @@ class CommonCommands:
             self.screen.app.exit(return_code=0)
 
     def do_palette(self) -> None:
-        def run(name: str | None) -> None:
-            if name is not None:
-                self.screen.action_act(name)
+        def run(entry: Entry | None) -> None:
+            if entry is not None:
+                entry.run()
 
-        self.screen.app.push_screen(PaletteScreen(self.screen.registry, self.screen.why_not), run)
+        self.screen.app.push_screen(PaletteScreen(partial(entries, self.screen)), run)
 
     def do_explain(self) -> None:
         self.console.open_explain()
@@ -114,6 +118,9 @@ class CommonCommands:
 
     def do_step_engine(self) -> None:
         self.console.command(StepOnce, self._told("one step"))
+
+    def do_record(self) -> None:
+        self.screen.app.run_worker(self.console.recordings.toggle(self.console.output_dir))
 
     def do_copy(self) -> None:
         line = self.screen.copied_line()

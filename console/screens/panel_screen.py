@@ -9,6 +9,7 @@ from schedtop.console.drawing import layout
 from schedtop.console.screens.base import ConsoleScreen, TooSmall
 from schedtop.console.widgets.header import HeaderBar
 from schedtop.console.widgets.panel import Panel
+from textual.containers import Container
 
 if TYPE_CHECKING:
     from schedtop.console.actions import Registry
@@ -64,9 +65,11 @@ class MoveCommands:
 
 
 class PanelScreen(ConsoleScreen):
-    """`panels` in the order of Tab; the first has the focus when the screen opens."""
+    """`panels` in the order of Tab; the first has the focus when the screen opens. The stylesheet places them."""
 
     AUTO_FOCUS: ClassVar[str | None] = None
+    HORIZONTAL_BREAKPOINTS = [(0, "-small"), (layout.STRIP[0], "-middle"), (layout.WIDE[0], "-wide")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-flat"), (layout.STRIP[1], "-low"), (22, "-high"), (layout.COMPACT[1], "-tall")]  # noqa: RUF012
 
     def __init__(self, view: View, registry: Registry, panels: tuple[Panel, ...]) -> None:
         super().__init__(view, registry, str(panels[0].id))
@@ -75,38 +78,21 @@ class PanelScreen(ConsoleScreen):
         self.small = TooSmall()
         self._last = panels[0]
 
-    def places(self, width: int, height: int) -> layout.Places:
-        """Where the panels go, by their ids; nothing where the terminal is too small."""
-        raise NotImplementedError
-
     def more(self) -> Iterable[Widget]:
         """Widgets below the footer."""
         return ()
 
     def compose(self) -> ComposeResult:
         yield self.header
-        yield from self.panels
+        with Container(id="panels"):
+            yield from self.panels
         yield self.footer
         yield from self.more()
         yield self.small
 
-    def on_mount(self) -> None:
-        self.place()
-
     def on_resize(self, event: Resize) -> None:
-        self.place()
-
-    def place(self) -> None:
-        width, height = self.app.size
-        self.small.tell(width, height)
-        places = self.places(width, height)
-        for widget in (self.header, *self.panels, self.footer):
-            place = places.get(str(widget.id))
-            widget.display = place is not None
-            if place is not None:
-                widget.styles.width, widget.styles.height = place.width, place.height
-                widget.styles.offset = (place.x, place.y)
-        if self.focused is None and self.is_attached:
+        self.small.tell(*self.app.size)
+        if self.focused is None:
             self.set_focus(self._last)  # hidden widgets lose it
 
     @property

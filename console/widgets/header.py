@@ -21,7 +21,7 @@ class HeaderBar(Drawn):
     HELP: ClassVar[str] = """\
 Fields that do not fit are dropped, findings and read-only last, and … says so.
 step/s, out and in are per second of the engine's clock, over the seconds that stand before them; age is the time since
-the engine's last message. A simulated engine's clock (sim) starts at 0."""
+the engine's last message. REC: a recording is being written (W). A simulated engine's clock (sim) starts at 0."""
 
     def __init__(self, view: View, *, id: str) -> None:
         super().__init__(view, id=id)
@@ -107,6 +107,8 @@ the engine's last message. A simulated engine's clock (sim) starts at 0."""
             found.append(("", "engine paused", "warn"))
         if view.badge:
             found.append(("", view.badge, "breach"))
+        if view.recording:
+            found.append(("", "REC", "breach"))
         if view.options.read_only:
             found.append(("", "read-only", "warn"))
         if header is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
+import numpy as np
 from schedtop.engine.contract.config import SchedulerConfig
 from schedtop.engine.contract.telemetry import Limiter
 from schedtop.engine.handoff.request import Request
@@ -47,7 +48,7 @@ class Shortage(msgspec.Struct, frozen=True):
 class KVManager:
     """Block tables of requests over one pool, in one group. `watermark` and `caching` are live knobs.
 
-    Keys are for `stride` tokens each. `at_once`: blocks of many requests may be taken together, in their order.
+    `block` is `block_size` as arrays are quick with. Keys are for `stride` tokens each. `at_once`: blocks of many requests may be taken together, in their order.
     """
 
     one_group = True
@@ -56,6 +57,7 @@ class KVManager:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.block_size = self.stride = config.block_size
+        self.block = np.array(config.block_size, dtype=np.int32)
         self.max_model_len = config.max_model_len
         self.window = config.sliding_window
         self.at_once = self.window is None

@@ -42,7 +42,7 @@ class Needs(msgspec.Struct, frozen=True):
 def decodes_ahead(state: State) -> Outlook | None:
     """What lies ahead between two steps; None if the next one does not decode one token of every row, or does more."""
     table, limits, size = state.table, state.limits, state.table.size
-    if state.config.max_concurrent_batches > 1:
+    if state.overlaps:
         return None
     if not size or np.count_nonzero(table.decoding[:size]) < size:
         return None

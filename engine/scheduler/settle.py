@@ -68,12 +68,11 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
         rejected = _reject_drafts(state, rows, drafts - np.minimum(np.maximum(emitted - 1, 0), drafts))
     num_outputs = int(np.count_nonzero(emitted))
     all_got = num_outputs == len(emitted)
-    gaps_s, first_rows = _note_deliveries(table, rows, emitted, now_s, all_got)
-    table.append_outputs(rows, sampled, emitted, gaps_s, one_each=all_got and drafts is None)
+    itl_s, first_rows = _note_deliveries(table, rows, emitted, now_s, all_got)
+    table.append_outputs(rows, sampled, emitted, itl_s, one_each=all_got and drafts is None)
     columns[EMITTED, at] = emitted
     if drafts is not None:
         num_outputs = int(emitted.sum())
-    itl_s = gaps_s.astype(np.float32)
     if len(itl_s) != columns.shape[1]:
         itl_s, some = np.full(columns.shape[1], np.nan, dtype=np.float32), itl_s
         itl_s[at] = some
@@ -81,7 +80,7 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
         register(state, *newly_known(state))
     elif result.drafts is not None and result.num_drafts is not None:
         _keep_drafts(table, rows, result.drafts, result.num_drafts, emitted)
-    if state.config.max_concurrent_batches > 1:
+    if state.overlaps:
         table.in_flight[rows] -= present.of(batch.plan.tokens)
     if cut:
         failures += state.loads.cut_rows(state, cut, now_s) if state.loads is not None else []
@@ -119,10 +118,10 @@ def _computed(state: State, rows: RowArray | slice, ends: set[int]) -> Iterator[
 
 def _note_deliveries(
     table: RequestTable, rows: RowArray | slice, emitted: IntArray, now_s: float, all_got: bool
-) -> tuple[npt.NDArray[np.float64], list[int]]:
+) -> tuple[npt.NDArray[np.float32], list[int]]:
     """Each row's gap since its previous delivery (NaN: none), and the table rows that got their first output."""
     last_s = table.last_s[rows]
-    gaps_s = now_s - last_s
+    gaps_s = (now_s - last_s).astype(np.float32)
     if not all_got:
         got = emitted > 0
         gaps_s[~got] = np.nan

@@ -29,6 +29,7 @@ from schedtop.engine.contract.telemetry import (
 )
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.open_latencies import Unended
+from schedtop.engine.serving.flight_recorder import FlightRecorder
 from schedtop.engine.serving.loop import ServiceLoop
 from schedtop.engine.vllm.asked import log
 from schedtop.engine.vllm.changes import check_change, foresee, with_consequences
@@ -235,7 +236,10 @@ class HookLoop(ServiceLoop):
             refused |= dict.fromkeys((SetKnobs, EndTrial, Pause, Resume, Abort), words)
         kept = Kept(engine.snapshot())
         server.kept = kept.all
-        super().__init__(engine, server, {"kept": kept}, notices=_notices(hook), report=log.info, refused=refused)
+        recorder = FlightRecorder(engine.snapshot)
+        server.recent = recorder.recent
+        sinks = {"kept": kept, "flight recorder": recorder}
+        super().__init__(engine, server, sinks, notices=_notices(hook), report=log.info, refused=refused)
         self._hook, self._hooked = hook, engine
 
     def tick(self) -> None:

@@ -19,6 +19,7 @@ from typing import ClassVar
 
 import pytest
 from schedtop.console.terminal.driver import has_hung_up
+from schedtop.engine.recording.reader import Recording
 from terminal import ANSWER, ASKED, Tty
 
 RESTORED = (b"\x1b[?1049l", b"\x1b[?25h", b"\x1b[?1000l", b"\x1b[?1003l", b"\x1b[?2004l")
@@ -366,3 +367,27 @@ def test_a_slow_line_is_never_sent_more_than_it_can_show(home: str) -> None:
     assert len(child.seen) < 50_000
     os.kill(child.pid, signal.SIGTERM)
     child.ends_with(128 + signal.SIGTERM)
+
+
+def test_the_last_minutes_and_what_follows_are_recorded_by_a_key(
+    home: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(home)
+    child = Child(*CONSOLE, XDG_CONFIG_HOME=home)
+    child.wait_for(b"LIVE")
+    child.press(b"W", b"W ends it")
+    child.wait_for(b"REC")
+    child.press(b"W", b" recorded /")
+    child.press(b"W", b"W ends it")  # the second goes on until the console is left
+    until_s = time.monotonic() + PATIENCE_S
+    while len(list(Path(home).glob("schedtop-*.schedtop"))) < 2:
+        assert time.monotonic() < until_s, "no second recording"
+        child.read()
+    os.kill(child.pid, signal.SIGTERM)
+    child.ends_with(128 + signal.SIGTERM)
+    found = sorted(Path(home).glob("schedtop-*.schedtop"))
+    assert len(found) == 2
+    for path in found:
+        with Recording(path) as recording:
+            assert recording.num_records and not recording.truncated
+            assert recording.record(0).step <= 1

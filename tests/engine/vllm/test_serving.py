@@ -33,8 +33,8 @@ from tests.engine.vllm.stub import Request, scheduler_of
 class Console:
     """Keeps all that came."""
 
-    def __init__(self, address: str) -> None:
-        self.link = ChannelClient.connect(address)
+    def __init__(self, address: str, recent: bool = False) -> None:
+        self.link = ChannelClient.connect(address, recent=recent)
         self.messages: list[Outgoing] = []
 
     def until(self, found: Callable[[Outgoing], bool]) -> Any:
@@ -187,3 +187,17 @@ def test_the_thread_ends_with_the_scheduler(serve: Callable[..., Any], tmp_path:
     with pytest.raises(ChannelError, match="no engine"):
         ChannelClient.connect(f"unix:{tmp_path}/0.sock")
     assert not os.listdir(tmp_path)
+
+
+def test_a_console_that_comes_late_gets_the_last_minutes(serve: Callable[..., Any], tmp_path: Path) -> None:
+    scheduler = serve()
+    first = Console(f"unix:{tmp_path}/0.sock")
+    first.until(lambda message: isinstance(message, Snapshot))
+    scheduler.add_request(Request("one", 10, 5))
+    step(scheduler, 5)
+    first.until(lambda message: isinstance(message, StepRecord) and bool(message.finishes))
+    late = Console(f"unix:{tmp_path}/0.sock", recent=True)
+    assert late.until(lambda message: isinstance(message, Snapshot)).step == 0
+    last = late.until(lambda message: isinstance(message, StepRecord) and bool(message.finishes))
+    told = [message for message in late.messages if isinstance(message, StepRecord) and message.executed]
+    assert [record.step for record in told] == [1, 2, 3, 4, 5] and last in first.messages
