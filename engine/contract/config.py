@@ -78,6 +78,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     encoder_cache: int | None = None
     disable_chunked_mm_input: bool = False
     kv_connector: KVConnector | None = None
+    kv_host_memory_bytes: int = 0
+    kv_load_failure_policy: str = "recompute"
+    kv_load_failure_rate: float = 0.0
+    preemption_mode: str = "recompute"
     async_scheduling: bool = False
     pipeline_depth: int = 1
 
@@ -159,6 +163,7 @@ def _check_kv(config: SchedulerConfig) -> None:
 
 def _check_together(config: SchedulerConfig) -> None:
     """Refuse what would leave a request waiting for ever; vLLM does not."""
+    _check_host_memory(config)
     depth, role = config.pipeline_depth, config.kv_connector and config.kv_connector.role
     if config.max_loras and config.encoder_budget is not None:
         raise ConfigError(f"max_loras={config.max_loras}: adapters cannot be served beside images (encoder_budget)")
@@ -168,6 +173,21 @@ def _check_together(config: SchedulerConfig) -> None:
         )
     if role == "kv_producer" and config.max_concurrent_batches > 1:
         raise ConfigError("kv_connector: the role kv_producer needs one batch at a time: no async_scheduling")
+
+
+def _check_host_memory(config: SchedulerConfig) -> None:
+    if not config.kv_host_memory_bytes:
+        for name in ("kv_load_failure_policy", "kv_load_failure_rate", "preemption_mode"):
+            if getattr(config, name) != knobs.BY_NAME[name].default:
+                raise ConfigError(
+                    f"{name}={getattr(config, name)}: there is no host memory: give kv_host_memory_bytes"
+                )
+        return
+    if config.has_groups or config.sliding_window:
+        raise ConfigError(
+            f"kv_host_memory_bytes={config.kv_host_memory_bytes}: needs the state of all layers alike"
+            " (disable_hybrid_kv_cache_manager), and no sliding window"
+        )
 
 
 def knob_values(config: SchedulerConfig, extra: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -135,12 +135,14 @@ class Arrival(Message, frozen=True):
 
 
 class Admission(Message, frozen=True):
-    """A request taken from the queue. `cached_tokens` came from the prefix cache."""
+    """A request taken from the queue. `cached_tokens` came from the prefix cache, of them `external_tokens` from the
+    host's memory."""
 
     number: int
     cached_tokens: int
     waited_s: float
     resumed: bool = False
+    external_tokens: int = 0
 
 
 class Refusal(Message, frozen=True):
@@ -171,7 +173,8 @@ class Finish(Message, frozen=True):
 
 
 class Preemption(Message, frozen=True):
-    """One line of the preemption ledger. `usage_*` are shares of the pool; `was_planned`: already in the step."""
+    """One line of the preemption ledger. `usage_*` are shares of the pool; `was_planned`: already in the step;
+    `swapped`: what it had is in the host's memory, not lost."""
 
     number: int
     count: int
@@ -182,6 +185,7 @@ class Preemption(Message, frozen=True):
     for_number: int
     was_planned: bool = False
     loop: bool = False
+    swapped: bool = False
 
 
 class Head(Message, frozen=True):
@@ -227,10 +231,11 @@ class Blocks(Message, frozen=True):
 class Totals(Message, frozen=True):
     """Counters since the session began, so that a gap in the records loses no total.
 
-    `finished` ended by stop or length; `kv_capacity` were cut off by a full pool. `drafts` are rows that carried any;
-    `accepted_draft_tokens` those that the model agreed with, delivered or not. `cache_queries` are prompt tokens of
-    first admissions while prefix caching was on. `aborted_prefill_tokens` were computed for requests that were
-    aborted before their first output.
+    `finished` ended by stop or length; `kv_capacity` were cut off by a full pool, `failed` ended by an error. `drafts`
+    are rows that carried any; `accepted_draft_tokens` those that the model agreed with, delivered or not.
+    `cache_queries` are prompt tokens of first admissions while prefix caching was on, `external_tokens` those of
+    `cached_tokens` from the host's memory. `aborted_prefill_tokens` were computed for requests that were aborted
+    before their first output.
     """
 
     steps: int = 0
@@ -258,23 +263,26 @@ class Totals(Message, frozen=True):
     accepted_draft_tokens: int = 0
     cache_queries: int = 0
     aborted_prefill_tokens: int = 0
+    external_tokens: int = 0
+    failed: int = 0
 
 
 class StepRecord(Message, tag=1, frozen=True):
     """One step of the engine, whole. A record with `executed` false carries events of an idle engine.
 
-    `rows` is an int32 matrix (`len(ROW_FIELDS)`, rows), every running request in order, admitted ones last;
-    `itl_s` float32, one per row, NaN where the step delivered no second or later output. `grown` are int32 pairs: a
-    request, and how many blocks its table gained, or holds from its admission on; `grown_blocks` the ids of those
-    blocks (int32), end to end: see `table_growth`. `schedule_s` and `update_s` are None on a simulated clock, where
-    they are part of the device's cost. `changed_blocks` is int32 `block * 4 + BlockClass`. `deferrals`: who became
-    deferred or ready; `deferred`: how many of the waiting are, by reason. `blocks_in_use`: held and shared blocks
-    right after scheduling, which is what the head met and the step ran with.
-    Step n + 1 may be planned before the record of step n is written: at `planned_s`, on the clock. What was decided is
-    of that time (`limiter`, `head`, rows, admissions, preemptions), what there is (`running`, `waiting`, `blocks`) of
-    `end_s`. With several KV groups, `grown` has an entry for each that gained blocks, whose group is in `grown_groups`
-    (uint8), and `group_blocks` are the blocks in each group's tables, a shared one counted by each holder.
-    `start_s` is not before the end of the step before; `execute_s` counts from when the device took it up.
+    `rows` is an int32 matrix (`len(ROW_FIELDS)`, rows), every running request in order, admitted ones last; `itl_s`
+    float32, one per row, NaN where the step delivered no second or later output. `grown` are int32 pairs: a request,
+    and how many blocks its table gained, or holds from its admission on; `grown_blocks` the ids of those blocks
+    (int32), end to end: see `table_growth`. `schedule_s` and `update_s` are None on a simulated clock, where they are
+    part of the device's cost. `changed_blocks` is int32 `block * 4 + BlockClass`. `deferrals`: who became deferred or
+    ready; `deferred`: how many of the waiting are, by reason. `blocks_in_use`: held and shared blocks right after
+    scheduling, which is what the head met and the step ran with. Step n + 1 may be planned before the record of step n
+    is written: at `planned_s`, on the clock. What was decided is of that time (`limiter`, `head`, rows, admissions,
+    preemptions), what there is (`running`, `waiting`, `blocks`) of `end_s`. With several KV groups, `grown` has an
+    entry for each that gained blocks, whose group is in `grown_groups` (uint8), and `group_blocks` are the blocks in
+    each group's tables, a shared one counted by each holder. `host` is what the host's memory holds: blocks used, and
+    all; loads and sends under way. `start_s` is not before the end of the step before; `execute_s` counts from when
+    the device took it up.
     """
 
     seq: int
@@ -320,6 +328,7 @@ class StepRecord(Message, tag=1, frozen=True):
     planned_s: float | None = None
     grown_groups: bytes = b""
     group_blocks: tuple[int, ...] = ()
+    host: tuple[int, ...] = ()
 
 
 class RequestState(Message, frozen=True):

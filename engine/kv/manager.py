@@ -48,7 +48,8 @@ class Shortage(msgspec.Struct, frozen=True):
 class KVManager:
     """Block tables of requests over one pool, in one group. `watermark` and `caching` are live knobs.
 
-    `block` is `block_size` as arrays are quick with. Keys are for `stride` tokens each. `at_once`: blocks of many requests may be taken together, in their order.
+    `block` is `block_size` as arrays are quick with. Keys are for `stride` tokens each. `at_once`: blocks of many
+    requests may be taken together, in their order.
     """
 
     one_group = True

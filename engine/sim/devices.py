@@ -34,6 +34,10 @@ KV_SHARE = 0.95
 """Of peak bandwidth, when reading the KV cache of many rows."""
 
 
+PCIE_4_GB_S, PCIE_5_GB_S, C2C_GB_S = 32.0, 64.0, 450.0
+"""Of one direction: 16 lanes, or NVLink-C2C."""
+
+
 class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One device, in the vendor's decimal units.
 
@@ -42,7 +46,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bandwidth are reached. `link_gb_s` joins it to its neighbours, both directions together (0: it has none);
     `link_latency_s` is one small all-reduce over it. `step_s`, `layer_s` and `row_s` are fixed costs of a step, of each
     of its layers and of each of its rows, `prefill_layer_s` more per layer where a row has several tokens.
-    `front_end_s` is a client's time outside the scheduler.
+    `front_end_s` is a client's time outside the scheduler. `host_gb_s` joins it to the host's memory, one direction.
     """
 
     name: str
@@ -60,20 +64,21 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     row_s: float = ROW_S
     prefill_layer_s: float = PREFILL_LAYER_S
     front_end_s: float = FRONT_END_S
+    host_gb_s: float = PCIE_4_GB_S
 
 
 NVLINK_S = 5e-6  # a custom all-reduce inside a captured graph; fitted to measured servers of 2 to 8 ranks
 PCIE_S = 20e-6  # NCCL inside a decode graph over PCIe peer access (haohervchb/sglang-V100 pull request 2)
 
 _TABLE = (
-    Gpu("b200", "B200 SXM", 2250, 180, 8000, 1800, NVLINK_S, fp8_factor=2),
-    Gpu("gb200", "GB200", 2500, 186, 8000, 1800, NVLINK_S, fp8_factor=2),
-    Gpu("h200", "H200 SXM", 989.5, 141, 4800, 900, NVLINK_S, fp8_factor=2),
-    Gpu("h100", "H100 SXM", 989.5, 80, 3350, 900, NVLINK_S, fp8_factor=2),
+    Gpu("b200", "B200 SXM", 2250, 180, 8000, 1800, NVLINK_S, fp8_factor=2, host_gb_s=PCIE_5_GB_S),
+    Gpu("gb200", "GB200", 2500, 186, 8000, 1800, NVLINK_S, fp8_factor=2, host_gb_s=C2C_GB_S),
+    Gpu("h200", "H200 SXM", 989.5, 141, 4800, 900, NVLINK_S, fp8_factor=2, host_gb_s=PCIE_5_GB_S),
+    Gpu("h100", "H100 SXM", 989.5, 80, 3350, 900, NVLINK_S, fp8_factor=2, host_gb_s=PCIE_5_GB_S),
     # Two sources contradict each other on the A100: servers on vLLM 0.15.1 read weights at 0.7 of the bandwidth, 0.20.1
     # in process at 0.83.
     Gpu("a100", "A100 80GB SXM", 312, 80, 2039, 600, NVLINK_S, weights_share=0.76, kv_share=0.78),
-    Gpu("mi300x", "MI300X", 1307.4, 192, 5300, 896, NVLINK_S, fp8_factor=2),
+    Gpu("mi300x", "MI300X", 1307.4, 192, 5300, 896, NVLINK_S, fp8_factor=2, host_gb_s=PCIE_5_GB_S),
     Gpu("l40s", "L40S", 362, 48, 864, 64, PCIE_S, fp8_factor=2, weights_share=0.88, kv_share=0.57),
     Gpu("rtx6000", "RTX 6000 Ada", 364.2, 48, 960, 64, PCIE_S, fp8_factor=2, kv_share=0.57),
     Gpu("rtx4090", "RTX 4090", 165.2, 24, 1008, 64, PCIE_S, fp8_factor=2, kv_share=0.57),
@@ -113,7 +118,7 @@ def read_gpu(path: Path) -> Gpu:
         gpu = msgspec.convert({"name": path.stem, "label": path.stem, "link_latency_s": PCIE_S, **fields}, Gpu)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {error}") from None
-    for name in ("tflops", "memory_gb", "bandwidth_gb_s", "fp8_factor", "weights_share", "kv_share"):
+    for name in ("tflops", "memory_gb", "bandwidth_gb_s", "fp8_factor", "weights_share", "kv_share", "host_gb_s"):
         if not 0 < getattr(gpu, name) < float("inf"):
             raise ConfigError(f"{path}: {name} must be above 0")
     for name in ("link_gb_s", "link_latency_s", "step_s", "layer_s", "row_s", "prefill_layer_s", "front_end_s"):

@@ -46,10 +46,10 @@ class RequestTable:
     """Arrays aligned with `requests`; only the first `size` entries count.
 
     Outputs that a row gets while it is here lie in the store: ids in `_ids`, seconds since the delivery before in
-    `_gaps`, one line of `_width` places (whole blocks) per slot, flattened. `flush` hands them to the request. The ids of a block that
-    was begun before lie in front of them. `has_drafts` says whether any row may have drafts waiting, `recomputing` whether any may
-    be below its `high_water`. While `layout`
-    stays the same, rows are where they were. `ahead`: rows are planned on before their results are here.
+    `_gaps`, one line of `_width` places (whole blocks) per slot, flattened. `flush` hands them to the request. The ids
+    of a block that was begun before lie in front of them. `has_drafts` says whether any row may have drafts waiting,
+    `recomputing` whether any may be below its `high_water`. While `layout` stays the same, rows are where they were.
+    `ahead`: rows are planned on before their results are here.
     """
 
     request: IntArray
