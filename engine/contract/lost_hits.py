@@ -98,8 +98,7 @@ class PrefixMemory:
         for number, _ in record.ttft_s:
             if number in self._paths:
                 self._seen.add(self._paths[number][1])
-                if self._stops is not None:
-                    self._stops.add(self._left_behind(number))
+                self._keep_stops(*self._paths[number])
         for finish in record.finishes:
             self._paths.pop(finish.number, None)
             self._junctions.pop(finish.number, None)
@@ -112,7 +111,7 @@ class PrefixMemory:
         known = len(paths) if seen.all() else int(seen.argmin())
         if self._stops is not None:
             self._junctions[arrival.number] = known
-            stops = np.flatnonzero(self._stops.has(paths[:known]))
+            stops = self._stops.has(paths[:known]).nonzero()[0]
             known = int(stops[-1]) + 1 if len(stops) else 0
         lost = max(0, known * self._block_size - cached_tokens)
         found = self.found
@@ -122,11 +121,12 @@ class PrefixMemory:
             found.lost_tokens + lost,
         )
 
-    def _left_behind(self, number: int) -> Paths:
-        """What of a request can be found again under windows."""
-        arrival, paths = self._paths[number]
-        ends = {(arrival.prompt_tokens - 1) // self._block_size, self._junctions.pop(number, 0)}
-        return paths[[end - 1 for end in ends if 0 < end <= len(paths)]]
+    def _keep_stops(self, arrival: Arrival, paths: Paths) -> None:
+        """What a request leaves behind that can be found again under windows."""
+        if self._stops is None:
+            return
+        ends = {(arrival.prompt_tokens - 1) // self._block_size, self._junctions.pop(arrival.number, 0)}
+        self._stops.add(paths[[end - 1 for end in ends if 0 < end <= len(paths)]])
 
 
 def _paths_of(keys: bytes) -> Paths:

@@ -126,8 +126,7 @@ class KVCoordinator(KVManager):
         return zip(self.groups, tables, strict=True)
 
     def _num_revived(self, group: Group, table: list[int], num_computed: int) -> int:
-        behind = table[group.num_skipped(num_computed) :]
-        return sum(block >= 0 and self.pool.is_free(block) for block in behind)
+        return self.pool.num_free_of(table[group.num_skipped(num_computed) :])
 
     def _fresh_need(
         self, tables: list[list[int]], num_computed: int, num_tokens: int, lookahead: int, capped: bool = False

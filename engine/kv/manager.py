@@ -48,7 +48,7 @@ class Shortage(msgspec.Struct, frozen=True):
 class KVManager:
     """Block tables of requests over one pool, in one group. `watermark` and `caching` are live knobs.
 
-    `block` is `block_size` as arrays are quick with. Keys are for `stride` tokens each. `at_once`: blocks of many
+    Keys are for `stride` tokens each. `block` is the block size as numpy is quickest with. `at_once`: blocks of many
     requests may be taken together, in their order.
     """
 
@@ -113,7 +113,7 @@ class KVManager:
         """
         pool = self.pool
         held = len(hit.blocks)
-        revived = sum(pool.is_free(block) for block in hit.blocks if block >= 0)
+        revived = pool.num_free_of(hit.blocks)
         free = pool.num_free
         watermark = self.watermark_blocks if reserve else 0
         chunk = self._total_blocks(hit.num_tokens + num_new_tokens) - held + revived
@@ -134,7 +134,7 @@ class KVManager:
     def admit(self, request: Request, hit: Hit, num_new_tokens: int) -> None:
         """Take the hit and the blocks for the next chunk; `shortage` must have found none."""
         if hit.blocks:
-            self.pool.share(block for block in hit.blocks if block >= 0)
+            self.pool.share([block for block in hit.blocks if block >= 0])
         count = self._total_blocks(hit.num_tokens + num_new_tokens) - len(hit.blocks)
         blocks = self.pool.take(max(count, 0))
         assert blocks is not None, "admission was checked before"

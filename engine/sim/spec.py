@@ -51,6 +51,11 @@ class SimDevice(Protocol):
         """A client's time outside the scheduler; None where it is not known."""
         ...
 
+    @property
+    def front_end_row_s(self) -> float:
+        """More for each row of the step that gave the token."""
+        ...
+
     def num_blocks(self, settings: PoolSettings = DEFAULT_POOL) -> int:
         """Usable KV blocks. Raises `ConfigError` if the model does not fit or cannot be divided so."""
         ...
@@ -107,6 +112,10 @@ class PresetDevice:
     @property
     def front_end_s(self) -> float | None:
         return self.gpu.front_end_s or None
+
+    @property
+    def front_end_row_s(self) -> float:
+        return self.gpu.front_end_row_s
 
     def num_blocks(self, settings: PoolSettings = DEFAULT_POOL) -> int:
         return pool_blocks(self.shape, self.gpu, settings)
@@ -170,6 +179,10 @@ class CalibratedDevice:
     @property
     def front_end_s(self) -> float | None:
         return None
+
+    @property
+    def front_end_row_s(self) -> float:
+        return 0.0
 
     def num_blocks(self, settings: PoolSettings = DEFAULT_POOL) -> int:
         self._check_whole(settings.tensor_parallel_size, settings.pipeline_parallel_size)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import Counter
-from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -21,7 +20,6 @@ from schedtop.engine.contract.telemetry import (
     Limiter,
     Refusal,
     RequestState,
-    RowFlag,
     Snapshot,
     StepRecord,
     Totals,
@@ -34,8 +32,15 @@ from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.scheduler.settle import Settled
 from schedtop.engine.sim.host_store import HostStore
 
-DECODE = int(RowFlag.DECODE)
 BYTE_ORDER = sys.byteorder
+
+COUNTED_AS = {
+    FinishReason.ABORT.value: "aborted",
+    FinishReason.REFUSED.value: "refused",
+    FinishReason.KV_CAPACITY.value: "kv_capacity",
+    FinishReason.ERROR.value: "failed",
+}
+"""Ends that are not simply `finished`, and their counters."""
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -48,14 +53,13 @@ class Timing(msgspec.Struct, frozen=True):
     update_s: float | None
 
 
-@dataclass(slots=True)
-class Events:
+class Events(msgspec.Struct):
     """What happened since the last record, outside a step."""
 
-    arrivals: list[Arrival] = field(default_factory=list)
-    refusals: list[Refusal] = field(default_factory=list)
-    finishes: list[Finish] = field(default_factory=list)
-    knobs: list[KnobChange] = field(default_factory=list)
+    arrivals: list[Arrival] = []
+    refusals: list[Refusal] = []
+    finishes: list[Finish] = []
+    knobs: list[KnobChange] = []
 
 
 class Observer:
@@ -113,8 +117,7 @@ class Observer:
         self._count_step(plan, settled, timing, tokens, drafts)
         self._move_queue(planned)
         self._count_finishes([*planned.ended, *settled.finishes])
-        flags = np.frombuffer(settled.rows, dtype=np.int32)[-len(settled.itl_s) // 4 :]
-        decodes = int(np.count_nonzero(flags & DECODE))
+        decodes = planned.decode_tokens
         state = self.scheduler.state
         events = self._take_events()
         grown, grown_blocks, grown_groups = _growth(settled, events.finishes)
@@ -144,7 +147,7 @@ class Observer:
             oldest_wait_s=self._oldest_wait_s(timing.end_s),
             head=self.look_at(planned.head),
             blocks=self.blocks(),
-            changed_blocks=packed(state.kv.pool.drain_changes()),
+            changed_blocks=state.kv.pool.drain_changes().tobytes(),
             grown=grown,
             grown_blocks=grown_blocks,
             arrivals=tuple(events.arrivals),
@@ -179,7 +182,7 @@ class Observer:
             limiter=reason.value,
             oldest_wait_s=self._oldest_wait_s(now_s),
             head=self.look_at(head),
-            changed_blocks=packed(self.scheduler.state.kv.pool.drain_changes()),
+            changed_blocks=self.scheduler.state.kv.pool.drain_changes().tobytes(),
             arrivals=tuple(events.arrivals),
             refusals=tuple(events.refusals),
             finishes=tuple(events.finishes),
@@ -332,16 +335,7 @@ class Observer:
     def _count_finishes(self, finishes: list[Finish]) -> None:
         for finish in finishes:
             self._queued_s.pop(finish.number, None)
-            if finish.reason == FinishReason.ABORT:
-                self.counts["aborted"] += 1
-            elif finish.reason == FinishReason.REFUSED:
-                self.counts["refused"] += 1
-            elif finish.reason == FinishReason.KV_CAPACITY:
-                self.counts["kv_capacity"] += 1
-            elif finish.reason == FinishReason.ERROR:
-                self.counts["failed"] += 1
-            else:
-                self.counts["finished"] += 1
+            self.counts[COUNTED_AS.get(finish.reason, "finished")] += 1
 
     def _move_queue(self, planned: PlannedStep) -> None:
         for admission in planned.admissions:

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 from schedtop.engine.contract.config import ConfigError, EngineConfig
 from schedtop.engine.contract.harmless import page
-from schedtop.engine.contract.kv_groups import has_windows
 from schedtop.engine.contract.latencies.slo import Slo
 from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.decide_again.divergence import Divergence, first_difference
@@ -154,10 +153,8 @@ def run(scenario: Scenario, slo: Slo | None = None) -> dict[str, Any]:
 
 
 def _report(engine: Engine, slo: Slo | None) -> Report:
-    header = engine.header
-    front_end_s = header.settings.get("front_end_s")
-    report = Report(slo, None, header.block_size, front_end_s, has_windows(header.config))
-    report.workload = engine.header.workload
+    report = Report.of(engine.header, slo)
+    report.drafter = None
     return report
 
 

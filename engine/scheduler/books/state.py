@@ -52,6 +52,7 @@ class PlannedStep(msgspec.Struct, eq=False):
     now_s: float
     token_budget: int = 0
     input_budget: int = 0
+    decode_tokens: int = 0
     recomputed_tokens: int = 0
     limiter: Limiter = Limiter.NONE
     preemptions: list[Preemption] = []

@@ -29,6 +29,7 @@ def seal(state: State, planned: PlannedStep) -> Batch:
     samples = computed >= table.num_expected[:size]
     all_busy = np.count_nonzero(tokens) == size
     busy: slice | RowArray = slice(0, size) if all_busy else tokens.nonzero()[0]
+    planned.decode_tokens = int(np.count_nonzero(table.decoding[busy]))
     _flag_rows(table, planned, samples, busy)
     table.drafts[:size] = 0
     draft_token_ids = _take_drafts(table, busy) if table.has_drafts else None

@@ -162,7 +162,7 @@ def test_a_device_from_two_files(tmp_path: Path) -> None:
     (model / "config.json").write_text(json.dumps(LLAMA_8B))
     gpu.write_text(
         "tflops = 989.5\nmemory_gb = 80\nbandwidth_gb_s = 3350\n"
-        "link_gb_s = 900\nlink_latency_s = 5e-6\nfp8_factor = 2\n"
+        "link_gb_s = 900\nlink_latency_s = 2.2e-6\nfp8_factor = 2\n"
     )
     own, known = parse_device(f"sim:{model}@{gpu}"), parse_device("sim:llama-3.1-8b@h100")
     step = StepFeatures(300, 40_000, 30_000, 20)
