@@ -80,6 +80,7 @@ def check_config(config: EngineConfig, device: SimDevice | None = None) -> dict[
 
 SIMULATED_ONLY = {
     "async_scheduling": "a model runs one step at a time here",
+    "encoder_budget": "a model sees only text here",
     "max_loras": "a model has no adapters here",
     "kv_host_memory_bytes": "a model keeps its state in the pool here",
 }
@@ -101,6 +102,7 @@ def _build_simulated(config: EngineConfig, settings: dict[str, Any], device: Sim
     settings = {**settings, "pipeline_depth": config.pipeline_parallel_size}
     if device.kv_groups != ("full",):
         settings["kv_groups"] = device.kv_groups
+    _use_encoder(config, settings)
     if settings.get("async_scheduling") is None:
         settings["async_scheduling"] = device.async_scheduling
     scheduler = scheduler_config(settings, blocks, device.max_model_len)
@@ -123,6 +125,16 @@ def _build_simulated(config: EngineConfig, settings: dict[str, Any], device: Sim
     header = make_header(config, scheduler, source, device.model, device.spec, device.vocab_size, simulated=True)
     header = msgspec.structs.replace(header, settings={**header.settings, **told})
     return Engine(Scheduler(scheduler, tier), worker, source, clock, header, tier)
+
+
+def _use_encoder(config: EngineConfig, settings: dict[str, Any]) -> None:
+    """An engine whose requests have images has an encoder, with vLLM's budget unless told otherwise."""
+    width = None if config.workload is None else config.workload.image_tokens
+    if width is not None and settings.get("encoder_budget") is None:
+        settings["encoder_budget"] = (
+            settings.get("max_num_batched_tokens") or BY_NAME["max_num_batched_tokens"].default
+        )
+    settings["refuses_images"] = settings.get("encoder_budget") is not None
 
 
 def _build_case(config: EngineConfig) -> Engine:

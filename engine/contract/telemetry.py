@@ -568,6 +568,10 @@ def describe_head(head: Head) -> str:
             return f"sequence cap {need}, {have} running" + (", draining" if have > need else "")
         case Limiter.TOKEN_BUDGET | Limiter.INPUT_BUDGET:
             return f"{head.reason.replace('_', ' ')}: {have} left of {need}"
+        case Limiter.ENCODER if have < need:
+            return f"encoder: its next image has {need} tokens, {have} left in this step"
+        case Limiter.ENCODER:
+            return f"encoder: no room in its cache for an image of {need} tokens"
         case Limiter.LORA:
             return f"lora: other adapters have {have} of {need} slots"
         case Limiter.CHUNKING_OFF:

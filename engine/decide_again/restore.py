@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 from schedtop.engine.contract.config import SchedulerConfig
 from schedtop.engine.contract.telemetry import Arrival, Header, RequestState, Snapshot
-from schedtop.engine.handoff.request import Request, Status
+from schedtop.engine.handoff.request import Image, Request, Status
 from schedtop.engine.recording.arrivals import prefix_ids
 from schedtop.engine.scheduler.books.ending import stop_at
 from schedtop.engine.scheduler.scheduler import Scheduler
@@ -90,6 +90,7 @@ def ask_of(arrival: Arrival, block_size: int, ordinal: int, own_s: float) -> Ask
         keys,
         block_size,
         adapter=arrival.adapter_label,
+        images=tuple(Image(*image) for image in arrival.images),
     )
 
 
