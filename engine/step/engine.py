@@ -154,6 +154,8 @@ class Engine:
         if not self.clock.simulated:
             return self.clock.advance(None), time.perf_counter() - began_s, result
         elapsed_s = (result.elapsed_s or 0.0) + (0.0 if self.tier is None else self.tier.take_delay_s())
+        if start_s > self._last_end_s:
+            elapsed_s += getattr(self.worker, "wake_s", 0.0)
         if self.stages is None:
             end_s = self.clock.advance(elapsed_s)
             return end_s, end_s - start_s, result

@@ -109,7 +109,8 @@ def device_cost(header: Header) -> StepCost:
     if not header.device.startswith(PREFIX):
         raise ConfigError(f"{header.device} is a real device: a forecast needs step times fitted to its steps")
     ranks, stages = (header.settings.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline"))
-    return parse_device(header.device).step_cost(ranks, stages)
+    device = parse_device(header.device, header.settings.get("kv_cache_dtype", "auto"))
+    return device.step_cost(ranks, stages)
 
 
 def expected_rate(snapshot: Snapshot, known: Sequence[Arrival]) -> float | None:
