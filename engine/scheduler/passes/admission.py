@@ -187,7 +187,7 @@ class AdmissionPass:
             state.table.draft_ids[row] = PLACEHOLDER
             state.table.has_drafts = True
         planned.admissions.append(Admission(request.number, hit.num_tokens, waited_s, resumed))
-        planned.started.append(Started(row, request, request.block_ids, resumed))
+        planned.started.append(Started(row, request, [*request.block_ids], resumed))
 
 
 def mark_inverted(state: State, head: Head) -> bool:
