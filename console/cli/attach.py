@@ -60,9 +60,17 @@ def _open(address: str, token_file: str | None, flags: dict[str, Any]) -> int:
     link = connect()
     link.await_welcome()
     from schedtop.console.app import run_console
+    from schedtop.console.cli.attached_forecast import AttachedForecast, SeenSteps
 
     options = replace(console_options(flags, embedded=False), address=address)
-    return run_console(link, options, reopen=connect)
+    seen = SeenSteps()
+    make_forecast = AttachedForecast(seen)
+    try:
+        return run_console(
+            seen.through(link), options, reopen=lambda: seen.through(connect()), make_forecast=make_forecast
+        )
+    finally:
+        make_forecast.close()
 
 
 def _open_fleet(addresses: list[str], token_file: str | None, flags: dict[str, Any]) -> int:
