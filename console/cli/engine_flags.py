@@ -46,6 +46,7 @@ ENGINE_FLAGS = (
     click.option("--max-output-tokens", type=int, help="Cut longer outputs."),
     click.option("--prefix-block-tokens", type=int, help="Tokens per hash id, where a trace's format differs."),
     click.option("--adapters", type=int, default=0, metavar="N", help="Spread requests over N LoRA adapters."),
+    click.option("--image-tokens", type=int, metavar="N", help="Tokens of each of a trace's images (NumImages)."),
     click.option("--skip-bad", is_flag=True, help="Count bad lines of a trace instead of stopping at them."),
     click.option("--duration", "duration_s", type=float, help="Seconds on the engine's clock."),
     click.option("--real-time/--no-real-time", default=None, help="Pace a simulated clock by the wall clock."),
@@ -106,6 +107,12 @@ HTTP_FLAGS = (
     click.option("--max-num-queued-reqs", type=int, metavar="N", help="Most requests that wait; more get a 503."),
 )
 
+FLIGHT_FLAG = click.option(
+    "--no-flight-recorder",
+    is_flag=True,
+    help="Keep the last minutes in memory only, not on disk for after a crash.",
+)
+
 CONSOLE_FLAGS = (
     click.option("--slo", metavar="SLO", help="ttft=1s,itl=50ms: lines and marks on the charts."),
     click.option("--window", "window_s", type=float, default=60.0, show_default=True, help="Seconds of latency."),
@@ -139,7 +146,7 @@ def add_engine_flags(*, console: bool = False, http: bool = False) -> Callable[[
 
     def decorate(function: Decorated) -> Decorated:
         options = [_knob_option(knob) for knob in KNOBS if knob.name != "rate"]
-        more = [*(HTTP_FLAGS if http else ()), *(CONSOLE_FLAGS if console else ())]
+        more = [*((*HTTP_FLAGS, FLIGHT_FLAG) if http else ()), *(CONSOLE_FLAGS if console else ())]
         for option in reversed([*ENGINE_FLAGS, *options, *more]):
             function = option(function)
         return function

@@ -22,6 +22,7 @@ from schedtop.engine.contract.telemetry import (
     Arrival,
     Finish,
     Header,
+    Host,
     KnobChange,
     Limiter,
     Message,
@@ -58,6 +59,7 @@ _UNKNOWN = float("nan")
 _NO_HEAD = (-1.0, _UNKNOWN, _UNKNOWN, 0.0, 0.0, _UNKNOWN)
 _ZERO = bytes(4)
 _FOLDED_AT_ONCE = 64
+_FORGOTTEN_AT_ONCE = 512
 _MAX_EVENTS = 4096
 _MAX_SECONDS = 600
 _MAX_PREFIXES = 8192
@@ -145,6 +147,7 @@ class Facts:
         self.preemptions: deque[Marked[Preemption]] = deque(maxlen=_MAX_EVENTS)
         self.changes: deque[Marked[KnobChange]] = deque(maxlen=256)
         self.seconds: deque[Second] = deque(maxlen=_MAX_SECONDS)
+        self.hosts: deque[Marked[Host]] = deque(maxlen=_MAX_SECONDS)
         # The best median seconds of each mix of steps that a look has seen, and at which step.
         self.usual_s: dict[float, tuple[float, int]] = {}
         self._prefixes: OrderedDict[bytes, None] = OrderedDict()
@@ -205,6 +208,8 @@ class Facts:
         for change in record.knobs:
             self.knobs[change.name] = change.new
             self.changes.append(Marked(record.seq, record.step, record.end_s, change))
+        for host in record.host:
+            self.hosts.append(Marked(record.seq, record.step, record.end_s, host))
         self._unfolded.append(record)
         if len(self._unfolded) >= _FOLDED_AT_ONCE:
             self._fold()
@@ -311,9 +316,10 @@ class Facts:
         starved, attended = _of_rows(records)
         self.flat.frombytes(b"".join(map(_numbers, records, starved, attended)))
         self.itl += [record.itl_s for record in records]
-        if len(self.itl) >= 2 * MAX_STEPS:
-            del self.flat[: MAX_STEPS * len(COLUMNS)]
-            del self.itl[:MAX_STEPS]
+        spare = len(self.itl) - MAX_STEPS
+        if spare >= _FORGOTTEN_AT_ONCE:
+            del self.flat[: spare * len(COLUMNS)]
+            del self.itl[:spare]
 
     def second(self, end_s: float) -> Second:
         """The running totals as they are now."""

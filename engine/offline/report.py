@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from schedtop.engine.contract.kv_groups import has_windows
 from schedtop.engine.contract.latencies.cohort import SHARES, Cohort
 from schedtop.engine.contract.latencies.lives import Lives
 from schedtop.engine.contract.latencies.percentiles import Percentiles
@@ -13,6 +14,7 @@ from schedtop.engine.contract.latencies.slo import Slo, served
 from schedtop.engine.contract.lost_hits import PrefixMemory
 from schedtop.engine.contract.telemetry import (
     MOST_DRAFTS,
+    Header,
     Snapshot,
     StepRecord,
     Totals,
@@ -23,7 +25,7 @@ from schedtop.engine.contract.telemetry import (
 )
 from schedtop.engine.contract.workload_notes import as_document
 from schedtop.engine.offline.classes import Classes
-from schedtop.engine.offline.client_latencies import ClientLatencies, FrontEnd
+from schedtop.engine.offline.client_latencies import ClientLatencies, FrontEnd, front_end_of
 from schedtop.engine.offline.held_back import HeldBack
 from schedtop.engine.offline.report_text import duration_text, percent_text, report_text
 
@@ -42,8 +44,9 @@ class Report:
     Latencies are those of a cohort (`engine.contract.cohort`): who still waits at the end is part of it. `drafter`
     names who drafts, where that is known; `workload` is a header's description of it; `block_size` is needed for lost
     hits, `windows` says that some layers forget; `front_end` is what a client's latencies have on top of the
-    scheduler's, where that is simulated. `wall_s`, `stopped_by` (a signal) and `unrecorded` (its recording is not
-    whole) are for the caller to set; `close` says how long the run went on after its last record.
+    scheduler's, where that is simulated; `own_model_len` says what raises a limit. `wall_s`, `stopped_by` (a signal)
+    and `unrecorded` (its recording is not whole) are for the caller to set; `close` says how long the run went on after
+    its last record.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Report:
         block_size: int | None = None,
         front_end: FrontEnd | None = None,
         windows: bool = False,
+        own_model_len: int | None = None,
     ) -> None:
         self.slo = slo
         self.drafter = drafter
@@ -73,9 +77,25 @@ class Report:
         self._clients = ClientLatencies(front_end)
         self._peak_blocks = 0
         self._pool_blocks = 0
+        self._peak_host_blocks = self._host_blocks = 0
         self.workload: Mapping[str, Any] = {}
-        self._held_back = HeldBack()
+        self._held_back = HeldBack(own_model_len)
         self._drafts = np.zeros((2, MOST_DRAFTS), dtype=np.int64)
+
+    @classmethod
+    def of(cls, header: Header, slo: Slo | None) -> Report:
+        """A report on the engine of a header."""
+        settings, config = header.settings, header.config
+        report = cls(
+            slo,
+            settings.get("drafts"),
+            header.block_size,
+            front_end_of(settings),
+            has_windows(config),
+            config.get("own_model_len"),
+        )
+        report.workload = header.workload
+        return report
 
     def begin(self, snapshot: Snapshot) -> None:
         """The first record is not that of a session's start: `snapshot` is the state before it."""
@@ -110,6 +130,9 @@ class Report:
 
     def _add_step(self, record: StepRecord) -> None:
         self._waiting = record.waiting
+        if record.host_blocks:
+            self._peak_host_blocks = max(self._peak_host_blocks, record.host_blocks[0])
+            self._host_blocks = record.host_blocks[1]
         if record.draft_tokens:
             self._drafts += draft_positions(record)
         if record.arrivals or record.ttft_s or record.admissions:
@@ -120,11 +143,11 @@ class Report:
         self._lives.add(record)
 
     def _add_stretch(self, stretch: Stretch) -> None:
-        """Every row got an output in each step; nobody came, and who ended did so in the last."""
-        numbers = stretch.columns[0]
-        self._lives.deliver(numbers, stretch.end_s)
+        """Rows got one output in each step; nobody came, and who ended did so in the last."""
+        for delivered, end_s in stretch.deliveries():
+            self._lives.deliver(delivered, end_s)
         if self.slo is not None and self.slo.itl_s is not None:
-            gaps_s = np.frombuffer(stretch.itl_s, dtype=np.float32)
+            numbers, gaps_s = stretch.columns[0], np.frombuffer(stretch.itl_s, dtype=np.float32)
             self._lives.keep(np.tile(numbers, len(gaps_s) // max(1, len(numbers))), gaps_s)
         for finish in stretch.finishes:
             self._lives.of.pop(finish.number, None)
@@ -159,6 +182,7 @@ class Report:
                 "kv_capacity": totals.kv_capacity,
                 "refused": totals.refused,
                 "aborted": totals.aborted,
+                "failed": totals.failed,
                 "running": self._running,
                 "waiting": self._waiting,
                 "by_class": self._classes.document(self._lives, self.clock_s),
@@ -185,6 +209,12 @@ class Report:
             "wall_s": self.wall_s,
             **self._held_back.as_document(),
         }
+        if self._host_blocks:
+            document["hits_by_tier"] = {
+                "pool": _ratio(totals.cached_tokens - totals.external_tokens, totals.cache_queries),
+                "host": _ratio(totals.external_tokens, totals.cache_queries),
+            }
+            document["peak_host_usage"] = _ratio(self._peak_host_blocks, self._host_blocks)
         if adapters := self._adapters.document(self._lives, self.clock_s):
             document["requests"]["by_adapter"] = adapters
         if self.workload:

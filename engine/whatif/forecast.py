@@ -45,7 +45,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """Figures by name (see `FORETOLD`) with the knobs as they are and as staged, and the change between them.
 
     Both sides of a replica see the same arrivals, so `change` is surer than the two figures are. `rate` is that of
-    the expected arrivals, requests/s, None if none are expected. `warnings` are the engine's own on the change.
+    the expected arrivals, requests/s, None if none are expected. `warnings` are the engine's own on the change, `note`
+    says where the step times are from, if not from a simulated device.
     """
 
     horizon_s: float
@@ -55,6 +56,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     staged: dict[str, Estimate]
     change: dict[str, Estimate]
     warnings: list[str]
+    note: str = ""
 
 
 def forecast(

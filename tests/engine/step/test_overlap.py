@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
-from schedtop.engine.contract.telemetry import Limiter, RowFlag, StepRecord, row_columns
+from schedtop.engine.contract.telemetry import Limiter, RowFlag, StepRecord, row_columns, table_growth
 from schedtop.engine.decide_again.verify import verify_recording
 from schedtop.engine.golden.case import read_case
 from schedtop.engine.recording import Recording, RecordingWriter
@@ -57,6 +57,14 @@ def test_a_step_is_planned_while_the_one_before_runs_and_told_when_its_results_a
         assert record.planned_s is not None
         assert record.planned_s <= before.start_s < record.start_s == before.end_s
     assert sum(record.end_s - record.start_s for record in records) == pytest.approx(records[-1].totals.busy_s)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_block_is_told_once_by_the_step_that_took_it(overlap: bool) -> None:
+    records = run(engine_of(ask("a", 60, outputs=30), max_num_batched_tokens=16, async_scheduling=overlap))
+    grown = [ids for record in records for _, ids in table_growth(record.grown, record.grown_blocks)]
+    blocks = [block for ids in grown for block in np.frombuffer(ids, dtype=np.int32).tolist()]
+    assert len(blocks) == len(set(blocks)) == max(row_columns(record)["blocks"].max() for record in records)
 
 
 @pytest.mark.parametrize("drafts", [0, 3])
@@ -142,6 +150,20 @@ def test_an_engine_that_serves_a_case_decides_as_recorded(name: str) -> None:
     assert case.steps is not None
     assert decided == [step.scheduled for step in case.steps if step.scheduled][: len(decided)]
     assert sum(bool(step.scheduled) for step in case.steps) - len(decided) <= 2, "at most late steps are left"
+
+
+def test_rows_that_are_passed_over_take_no_draft_slots() -> None:
+    """Two of three rows wait for their results: the budget of input rows is enough for the third."""
+    asked = [ask("a", 1, outputs=8), ask("b", 2, outputs=8), ask("c", 24, outputs=8)]
+    records = run(
+        engine_of(*asked, async_scheduling=True, pipeline_depth=2, draft_slots=1, max_num_batched_tokens=16)
+    )
+    assert [row_columns(record)["tokens"].tolist() for record in records[:3]] == [[1, 2, 10], [0, 0, 14], [1, 1, 0]]
+
+
+def test_drafts_are_not_turned_on_over_stages_without_asynchronous_scheduling() -> None:
+    reply = simulated(2, async_scheduling=False).set_knobs({"num_speculative_tokens": 2})
+    assert not reply.ok and "drafts over pipeline stages need async scheduling" in reply.text
 
 
 def test_drafts_over_stages_need_asynchronous_scheduling() -> None:
