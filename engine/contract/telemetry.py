@@ -705,9 +705,9 @@ class Sampling(Message, frozen=True):
 class Submit(Command, tag=109, frozen=True):
     """A request of the client's own: `Reply` gives its number, `Output`s its tokens, the last one its end.
 
-    `prompt` is token ids, int32. `arrived_s` is when the client got it, on this machine's monotonic clock. The
-    model's end tokens end it unless `ignore_eos`; `stop_token_ids` do in any case. A client that hangs up ends its
-    requests.
+    `prompt` is token ids, int32. `arrived_s` is when the client got it, on this machine's monotonic clock. The model's
+    end tokens end it unless `ignore_eos`; `stop_token_ids` do in any case. Prefixes are shared with requests of the
+    same `cache_salt` only. A client that hangs up ends its requests.
     """
 
     id: int
@@ -720,6 +720,7 @@ class Submit(Command, tag=109, frozen=True):
     arrived_s: float | None = None
     preview: str = ""
     client: str = ""
+    cache_salt: str = ""
 
 
 Incoming = SetKnobs | Pause | Resume | StepOnce | Abort | Drain | Join | EndTrial | Submit

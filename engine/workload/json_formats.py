@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from schedtop.engine.workload.fields import ADAPTER_COLUMNS, adapter_name, seconds
+from schedtop.engine.workload.fields import (
+    ADAPTER_COLUMNS,
+    SALT_COLUMN,
+    adapter_name,
+    cache_salt,
+    seconds,
+    token_count,
+)
 from schedtop.engine.workload.files import Line
 from schedtop.engine.workload.json_lines import json_object, positive, prefix_ids
 from schedtop.engine.workload.nested_formats import NESTED_FORMATS, nested_trace
@@ -108,8 +115,20 @@ def _id_rows(fmt: IdFormat, timed: bool, lines: Iterator[Line], tally: Tally) ->
             row = json_object(line)
             time_s = _time_s(row, fmt.units_per_s) if timed else None
             prompt = positive(row, "input_length")
-            output = positive(row, "output_length")
-            yield TraceRow(number, time_s, prompt, output, prefix_ids(row.get("hash_ids")), adapter=_adapter(row))
+            output = (
+                token_count(row.get("output_length"), "output_length")
+                if tally.pooling
+                else positive(row, "output_length")
+            )
+            yield TraceRow(
+                number,
+                time_s,
+                prompt,
+                output,
+                prefix_ids(row.get("hash_ids")),
+                adapter=_adapter(row),
+                cache_salt=cache_salt(row.get(SALT_COLUMN)),
+            )
         except BadRowError as error:
             tally.reject(number, error)
 
@@ -124,7 +143,15 @@ def _text_rows(fmt: TextFormat, timed: bool, lines: Iterator[Line], tally: Tally
             time_s = _time_s(row, 1000.0) if timed else None
             given = row.get(fmt.output) is not None
             output = positive(row, fmt.output) if given else DEFAULT_OUTPUT_TOKENS
-            yield TraceRow(number, time_s, 0, output, text=prompt.encode(), adapter=_adapter(row))
+            yield TraceRow(
+                number,
+                time_s,
+                0,
+                output,
+                text=prompt.encode(),
+                adapter=_adapter(row),
+                cache_salt=cache_salt(row.get(SALT_COLUMN)),
+            )
         except BadRowError as error:
             tally.reject(number, error)
 
