@@ -103,7 +103,9 @@ class Clients:
                 ends.setdefault(self._owners[finish.number], []).append(ending)
         numbers, counts, sampled = self._outputs(record)
         owners = list(map(self._owners.get, numbers.tolist()))
-        for peer in {*ends, *owners} - {None}:
+        for peer in {*ends, *owners}:
+            if peer is None:  # a request of the workload
+                continue
             alone = owners.count(peer) == len(owners)
             own = slice(None) if alone else np.array([owner is peer for owner in owners], dtype=bool)
             some = counts[own]

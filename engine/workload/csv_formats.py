@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 from schedtop.engine.workload.fields import (
     ADAPTER_COLUMNS,
+    PRIORITY_COLUMN,
     TimeParser,
     adapter_name,
     date_stamps,
     plain_milliseconds,
     plain_seconds,
+    priority,
     token_count,
 )
 from schedtop.engine.workload.files import Line
@@ -31,7 +33,8 @@ from schedtop.engine.workload.trace import (
 class CsvFormat:
     """Columns of a format, lower-case. `ones` must hold 1 in every row; `zero_drops`: why a row without input or
     output is no request (None: such a row is bad). A row without a time that has a value in `waits` follows another.
-    Any of them may have a column of `ADAPTER_COLUMNS`."""
+    Any of them may have a
+    column of `ADAPTER_COLUMNS` and one of priorities."""
 
     name: str
     accepts: str
@@ -131,7 +134,7 @@ def csv_trace(header: Line, lines: Iterator[Line], tally: Tally) -> Trace | None
             places = {column: (lower.index(column), names[lower.index(column)]) for column in lower}
             rows = _rows(fmt, places, len(names), lines, tally)
             trace = Trace(fmt.name, rows, timed=fmt.time is not None, times=_TIMES[fmt.parser])
-            used = fmt.columns | set(ADAPTER_COLUMNS)
+            used = fmt.columns | {PRIORITY_COLUMN, *ADAPTER_COLUMNS}
             note_unused((name for name in names if name.lower() not in used), trace.notes)
             return trace
     for sign, word in ((b"\t", "tabs"), (b";", "semicolons")):
@@ -157,6 +160,7 @@ def _rows(
     output_at, output_name = places[fmt.output]
     one_at, one_name = places.get(fmt.ones or "", (None, ""))
     adapter_at, adapter_column = next((places[name] for name in ADAPTER_COLUMNS if name in places), (None, ""))
+    priority_at, _ = places.get(PRIORITY_COLUMN, (None, ""))
     waits_at, waits_name = places.get(fmt.waits or "", (None, ""))
     for number, line in lines:
         try:
@@ -171,8 +175,9 @@ def _rows(
                 raise BadRowError(f"a row with {waits_name} instead of {time_name}: a turn, {WAITS_FOR_ANSWER}")
             time_s = parse(cells[time_at], time_name) if fmt.time else None
             adapter = "" if adapter_at is None else adapter_name(cells[adapter_at], adapter_column)
+            urgency = 0 if priority_at is None else priority(cells[priority_at])
             if prompt and output:
-                yield TraceRow(number, time_s, prompt, output, adapter=adapter)
+                yield TraceRow(number, time_s, prompt, output, priority=urgency, adapter=adapter)
             elif fmt.zero_drops is None:
                 why = "" if not prompt else ": requests without outputs, such as embeddings, are not served"
                 raise BadRowError(f"{prompt_name if not prompt else output_name} is 0{why}")

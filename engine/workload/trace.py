@@ -137,7 +137,7 @@ WAITS_FOR_ANSWER = "whose arrival depends on the answer before it"
 
 SERVING_COLUMNS = frozenset(
     [
-        *("priority", "session_id", "session id", "numimages", "images"),
+        *("session_id", "session id", "numimages", "images"),
         *("delay", "think_time", "tool_wait_s", "cached_input_tokens"),
     ]
 )
