@@ -19,6 +19,7 @@ from schedtop.engine.golden.case import Case, read_case
 from schedtop.engine.golden.source import CaseSource, CaseWorker
 from schedtop.engine.runner.loading.model_files import check_extra, look_up
 from schedtop.engine.scheduler.scheduler import Scheduler
+from schedtop.engine.sim.host_store import open_host_store, with_tier
 from schedtop.engine.sim.memory import PoolSettings
 from schedtop.engine.sim.spec import PREFIX, SimDevice, parse_device
 from schedtop.engine.sim.worker import SimWorker
@@ -79,7 +80,9 @@ def check_config(config: EngineConfig, device: SimDevice | None = None) -> dict[
 
 SIMULATED_ONLY = {
     "async_scheduling": "a model runs one step at a time here",
+    "encoder_budget": "a model sees only text here",
     "max_loras": "a model has no adapters here",
+    "kv_host_memory_bytes": "a model keeps its state in the pool here",
 }
 """Settings that a real model cannot follow, and why."""
 
@@ -95,10 +98,11 @@ def _is_case(config: EngineConfig) -> bool:
 
 
 def _build_simulated(config: EngineConfig, settings: dict[str, Any], device: SimDevice) -> Engine:
-    blocks = _simulated_blocks(config, settings, device)
+    blocks = device.num_blocks(_pool_settings(config, settings))
     settings = {**settings, "pipeline_depth": config.pipeline_parallel_size}
     if device.kv_groups != ("full",):
         settings["kv_groups"] = device.kv_groups
+    _use_encoder(config, settings)
     if settings.get("async_scheduling") is None:
         settings["async_scheduling"] = device.async_scheduling
     scheduler = scheduler_config(settings, blocks, device.max_model_len)
@@ -111,11 +115,26 @@ def _build_simulated(config: EngineConfig, settings: dict[str, Any], device: Sim
         keeps_drafts=scheduler.async_scheduling,
     )
     source = _open_source(config, scheduler, device.vocab_size)
-    header = make_header(config, scheduler, source, device.model, device.spec, device.vocab_size, simulated=True)
+    clock, tier, told = SimulatedClock(), None, dict[str, Any]()
     if device.front_end_s is not None:
-        front_end = {"front_end_s": device.front_end_s, "front_end_row_s": device.front_end_row_s}
-        header = msgspec.structs.replace(header, settings={**header.settings, **front_end})
-    return Engine(Scheduler(scheduler), worker, source, SimulatedClock(), header)
+        told |= {"front_end_s": device.front_end_s, "front_end_row_s": device.front_end_row_s}
+    if scheduler.kv_host_memory_bytes:
+        link = device.host_link(_pool_settings(config, settings))
+        scheduler, tier = with_tier(scheduler), open_host_store(scheduler, link, clock.now_s, config.seed)
+        told |= {"host_link": list(link), "undecidable": ["KV state in the host's memory"]}
+    header = make_header(config, scheduler, source, device.model, device.spec, device.vocab_size, simulated=True)
+    header = msgspec.structs.replace(header, settings={**header.settings, **told})
+    return Engine(Scheduler(scheduler, tier), worker, source, clock, header, tier)
+
+
+def _use_encoder(config: EngineConfig, settings: dict[str, Any]) -> None:
+    """An engine whose requests have images has an encoder, with vLLM's budget unless told otherwise."""
+    width = None if config.workload is None else config.workload.image_tokens
+    if width is not None and settings.get("encoder_budget") is None:
+        settings["encoder_budget"] = (
+            settings.get("max_num_batched_tokens") or BY_NAME["max_num_batched_tokens"].default
+        )
+    settings["refuses_images"] = settings.get("encoder_budget") is not None
 
 
 def _build_case(config: EngineConfig) -> Engine:
@@ -143,8 +162,8 @@ def case_engine(case: Case, config: EngineConfig) -> Engine:
     return engine
 
 
-def _simulated_blocks(config: EngineConfig, settings: dict[str, Any], device: SimDevice) -> int:
-    pool = PoolSettings(
+def _pool_settings(config: EngineConfig, settings: dict[str, Any]) -> PoolSettings:
+    return PoolSettings(
         block_size=settings.get("block_size") or BY_NAME["block_size"].default,  # type: ignore[arg-type]
         gpu_memory_utilization=config.gpu_memory_utilization,
         max_num_batched_tokens=settings.get("max_num_batched_tokens") or 2048,
@@ -153,7 +172,6 @@ def _simulated_blocks(config: EngineConfig, settings: dict[str, Any], device: Si
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,
         one_group=bool(settings.get("disable_hybrid_kv_cache_manager")),
     )
-    return device.num_blocks(pool)
 
 
 def _build_real(

@@ -62,7 +62,8 @@ class Event(msgspec.Struct, frozen=True, gc=False):
                 loop = " LOOP" if detail.loop else ""
                 why = loop if short else " kv-full"
                 other = "itself" if detail.for_number == detail.number else self.other
-                words = f"{self.name}{why} for={other} freed={detail.freed_blocks} lost={detail.lost_tokens}"
+                what = "swapped" if detail.swapped else "lost"
+                words = f"{self.name}{why} for={other} freed={detail.freed_blocks} {what}={detail.lost_tokens}"
                 words += f" #{detail.count}" if detail.count > 1 else ""
                 return words + ("" if short else loop)
             case KnobChange():

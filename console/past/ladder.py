@@ -10,7 +10,7 @@ from itertools import groupby
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.contract.telemetry import StepRecord
+from schedtop.engine.contract.telemetry import Host, StepRecord
 
 FINEST_S = 1 / 64
 STEPS_UP = 4
@@ -28,13 +28,19 @@ class Bucket:
     """The steps that ended in a stretch of time: counts, peaks, and durations by size.
 
     `tokens` are decode, prefill and draft tokens of the step with the most of them; `slowest` is the seq of the
-    longest step. `used`, `cached` and `pool` are blocks where most were in use. Quantiles are exact to 5 %.
+    longest step. `used`, `cached` and `pool` are blocks where most were in use. `cpu`, `delay` and `gpu` are the
+    highest that the host told, `clock` the lowest share of the GPU's highest clock; negative where it told nothing.
+    Quantiles are exact to 5 %.
     """
 
     __slots__ = (
         "begin_s",
         "budget",
         "cached",
+        "clock",
+        "cpu",
+        "delay",
+        "gpu",
         "itl",
         "marks",
         "max_itl_s",
@@ -61,6 +67,7 @@ class Bucket:
         self.used = self.cached = self.pool = 0
         self.running = self.waiting = 0
         self.max_wait_s = self.max_ttft_s = self.max_itl_s = 0.0
+        self.cpu = self.delay = self.gpu = self.clock = -1.0
         self.steps: Counter[int] = Counter()
         self.ttft: Counter[int] = Counter()
         self.itl: Counter[int] = Counter()
@@ -81,6 +88,11 @@ class Bucket:
         self.max_wait_s = max(self.max_wait_s, other.max_wait_s)
         self.max_ttft_s = max(self.max_ttft_s, other.max_ttft_s)
         self.max_itl_s = max(self.max_itl_s, other.max_itl_s)
+        self.cpu, self.delay = max(self.cpu, other.cpu), max(self.delay, other.delay)
+        self.gpu = max(self.gpu, other.gpu)
+        self.clock = (
+            min(self.clock, other.clock) if min(self.clock, other.clock) >= 0 else max(self.clock, other.clock)
+        )
         for name in ("steps", "ttft", "itl", "marks"):
             theirs: Counter[object] = getattr(other, name)
             if theirs:
@@ -126,8 +138,19 @@ class Bucket:
         bucket.max_ttft_s = max(ttft, default=0.0)
         return bucket
 
+    def _take_host(self, host: Host) -> None:
+        told = Bucket()
+        told.cpu = host.cpu
+        told.delay = -1.0 if host.delay is None else host.delay
+        told.gpu = -1.0 if host.gpu_busy is None else host.gpu_busy
+        if host.gpu_clock_mhz and host.gpu_top_clock_mhz:
+            told.clock = host.gpu_clock_mhz / host.gpu_top_clock_mhz
+        self.merge(told)
+
     def _take(self, record: StepRecord) -> None:
         self.begin_s = min(self.begin_s, record.start_s)
+        for host in record.host:
+            self._take_host(host)
         if record.executed:
             self.num_steps += 1
             if record.scheduled_tokens > sum(self.tokens):
@@ -158,6 +181,7 @@ class Ladder:
 
     def __init__(self) -> None:
         self.begins_s: float | None = None
+        self.knows_gpu = False
         self._newest: list[tuple[int, Bucket] | None] = [None] * NUM_RUNGS
         self._packed: list[dict[int, bytes]] = [{} for _ in range(NUM_RUNGS)]
         self._order: list[deque[int]] = [deque() for _ in range(NUM_RUNGS)]
@@ -167,6 +191,8 @@ class Ladder:
         if self.begins_s is None:
             self.begins_s = record.start_s
         self._pending.append(record)
+        if record.host and record.host[0].gpu_busy is not None:
+            self.knows_gpu = True
         if len(self._pending) >= MOST_PENDING:
             self._settle()
 

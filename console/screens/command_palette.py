@@ -44,7 +44,9 @@ class PaletteScreen(ModalScreen[Entry | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(id="palette"):
-            yield Input(placeholder="Type to search actions, requests, findings, steps", id="palette-input")
+            typed = Input(placeholder="Type to search actions, requests, findings, steps", id="palette-input")
+            typed.cursor_blink = False  # nothing is written to the terminal that says nothing
+            yield typed
             yield OptionList(id="palette-list", markup=False)
 
     @property

@@ -52,6 +52,33 @@ _DURATION = (("accent", "=", "="), ("breach", "!", "!"), ("unused", ".", "."), (
 """Layers of a duration: within its SLO, past it, and up to the worst, within and past it."""
 
 
+HOST = Lane(
+    "host",
+    (("decode", "c", "c"), ("breach", "!", "!")),
+    lambda bucket: (max(bucket.cpu, 0.0), max(bucket.delay, 0.0)),
+    lambda bucket: _host(bucket),
+    lambda top: f"{top:.1f} cpu",
+    1.0,
+)
+GPU = Lane(
+    "GPU",
+    (("held", "g", "g"),),
+    lambda bucket: (max(bucket.gpu, 0.0),),
+    lambda bucket: f"{bucket.gpu:.0%}@{bucket.clock:.0%}" if bucket.clock >= 0 else _percent(bucket.gpu),
+    lambda top: "100%",
+    None,
+)
+"""Only where the engine has told of one."""
+
+
+def _host(bucket: Bucket) -> str:
+    return _percent(bucket.cpu) + (f"+{bucket.delay:.0%}" if bucket.delay >= 0 and bucket.cpu >= 0 else "")
+
+
+def _percent(share: float) -> str:
+    return "n/a" if share < 0 else f"{share:.0%}"
+
+
 def lanes(view: View) -> tuple[Lane, ...]:
     """The lanes from top to bottom."""
     options = view.options
@@ -118,6 +145,8 @@ def lanes(view: View) -> tuple[Lane, ...]:
             1e-3,
             weight=2,
         ),
+        HOST,
+        *((GPU,) if view.history.ladder.knows_gpu else ()),
     )
 
 
@@ -216,7 +245,7 @@ class Timeline:
         cursor = self.cursor_column(len(found), begin_s, length_s)
         shown = lanes(self.view)
         drawn: list[Line] = []
-        marks = height > len(shown)
+        marks = height >= LEAST_HEIGHT
         for lane, rows in zip(shown, _rows(shown, height - marks), strict=True):
             if rows:
                 drawn += self._lane(lane, found, cursor, plot_width(width), rows)
@@ -276,9 +305,9 @@ def _rows(shown: tuple[Lane, ...], height: int) -> list[int]:
     """Rows of each lane: one each, the step's last of all, then more by weight."""
     rows = [1] * len(shown)
     if height < len(shown):
-        for name in ("step", "tokens", "ITL", "TTFT", "run/wait"):
+        for name in ("GPU", "host", "step", "tokens", "ITL", "TTFT", "run/wait"):
             if sum(rows) > height:
-                rows[next(index for index, lane in enumerate(shown) if lane.name == name)] = 0
+                rows = [0 if lane.name == name else num for lane, num in zip(shown, rows, strict=True)]
     while sum(rows) < height:
         index = min(range(len(rows)), key=lambda at: (rows[at] / shown[at].weight, at))
         rows[index] += 1

@@ -74,10 +74,9 @@ def _sets(paths: Paths) -> Paths:
 class PrefixMemory:
     """Takes in records in order. A prompt's blocks are in the cache once its first output is there.
 
+    Blocks of outputs have no recorded key: what a conversation finds of them is cached, what it misses is not lost.
     With `windows`, only two places can be found again, as vLLM keeps them: the end of a prompt, and that of a prefix
     which a second prompt had in common with another.
-
-    Blocks of outputs have no recorded key: what a conversation finds of them is cached, what it misses is not lost.
     """
 
     def __init__(self, block_size: int, windows: bool = False) -> None:

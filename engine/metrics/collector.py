@@ -79,6 +79,7 @@ class MetricsCollector(Collector):
     def __init__(self, header: Header, counts: Counts) -> None:
         self._header = header
         self._counts = counts
+        self._has_host = bool(header.config.get("kv_host_memory_bytes"))
         self._labels = {"engine": "0", "model_name": header.model}
 
     def collect(self) -> Iterator[Metric]:
@@ -120,9 +121,18 @@ class MetricsCollector(Collector):
             self._counts.prompt_tokens - self._counts.computed_prompt_tokens,
         )
         yield self._counter("vllm:prompt_tokens", "Prompt tokens processed.", [({}, self._counts.prompt_tokens)])
-        sources = [({"source": "local_compute"}, computed), ({"source": "local_cache_hit"}, cached)]
+        host = totals.external_tokens
+        sources = [({"source": "local_compute"}, computed), ({"source": "local_cache_hit"}, cached - host)]
+        device = [({"source": "device"}, totals.cached_tokens - host)]
+        if self._has_host:
+            sources.append(({"source": "external_kv_transfer"}, host))
+            device.append(({"source": "host"}, host))
+            asked = totals.cache_queries - (totals.cached_tokens - host)
+            yield self._counter(
+                "vllm:external_prefix_cache_queries", "Tokens the pool did not have.", [({}, asked)]
+            )
+            yield self._counter("vllm:external_prefix_cache_hits", "Those the host's memory had.", [({}, host)])
         yield self._counter("vllm:prompt_tokens_by_source", "Prompt tokens by source.", sources)
-        device = [({"source": "device"}, totals.cached_tokens)]
         yield self._counter("vllm:prompt_tokens_cached_by_source", "Cached prompt tokens by tier.", device)
         reasons = dict(self._counts.reasons)
         reasons[FinishReason.LENGTH] += reasons[FinishReason.KV_CAPACITY]  # so vLLM's clients are told, too
@@ -171,6 +181,12 @@ class MetricsCollector(Collector):
             kinds = {place: kind.label for kind in kinds_of(self._header.config) for place in kind.groups}
             held = [({"group": str(at), "kind": kinds.get(at, "")}, count) for at, count in enumerate(blocks_of)]
             yield self._gauge("schedtop_kv_group_blocks", "Blocks in the tables of each KV group.", held)
+        if record.host_blocks:
+            used, size, loads, sends = record.host_blocks
+            blocks_of_host = [({"state": "used"}, used), ({"state": "free"}, size - used)]
+            yield self._gauge("schedtop_host_kv_blocks", "KV blocks in the host's memory.", blocks_of_host)
+            copies = [({"way": "load"}, loads), ({"way": "store"}, sends)]
+            yield self._gauge("schedtop_host_kv_copies", "Copies from and to the host's memory.", copies)
         left_out: Values = [({}, starving(record))]
         yield self._gauge("schedtop_requests_starving", "Running requests that the last step left out.", left_out)
         reasons = [({"reason": str(name)}, float(head is not None and head.reason == name)) for name in Limiter]

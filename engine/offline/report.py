@@ -78,6 +78,7 @@ class Report:
         self._clients = ClientLatencies(front_end)
         self._peak_blocks = 0
         self._pool_blocks = 0
+        self._peak_host_blocks = self._host_blocks = 0
         self.workload: Mapping[str, Any] = {}
         self._held_back = HeldBack(own_model_len)
         self._drafts = np.zeros((2, MOST_DRAFTS), dtype=np.int64)
@@ -131,6 +132,9 @@ class Report:
 
     def _add_step(self, record: StepRecord) -> None:
         self._waiting = record.waiting
+        if record.host_blocks:
+            self._peak_host_blocks = max(self._peak_host_blocks, record.host_blocks[0])
+            self._host_blocks = record.host_blocks[1]
         if record.draft_tokens:
             self._drafts += draft_positions(record)
         if record.arrivals or record.ttft_s or record.admissions:
@@ -142,11 +146,11 @@ class Report:
         self._lives.add(record)
 
     def _add_stretch(self, stretch: Stretch) -> None:
-        """Every row got an output in each step; nobody came, and who ended did so in the last."""
-        numbers = stretch.columns[0]
-        self._lives.deliver(numbers, stretch.end_s)
+        """Rows got one output in each step; nobody came, and who ended did so in the last."""
+        for delivered, end_s in stretch.deliveries():
+            self._lives.deliver(delivered, end_s)
         if self.slo is not None and self.slo.itl_s is not None:
-            gaps_s = np.frombuffer(stretch.itl_s, dtype=np.float32)
+            numbers, gaps_s = stretch.columns[0], np.frombuffer(stretch.itl_s, dtype=np.float32)
             self._lives.keep(np.tile(numbers, len(gaps_s) // max(1, len(numbers))), gaps_s)
         for finish in stretch.finishes:
             self._lives.of.pop(finish.number, None)
@@ -181,6 +185,7 @@ class Report:
                 "kv_capacity": totals.kv_capacity,
                 "refused": totals.refused,
                 "aborted": totals.aborted,
+                "failed": totals.failed,
                 "running": self._running,
                 "waiting": self._waiting,
                 "by_class": self._classes.document(self._lives, self.clock_s),
@@ -207,6 +212,12 @@ class Report:
             "wall_s": self.wall_s,
             **self._held_back.as_document(),
         }
+        if self._host_blocks:
+            document["hits_by_tier"] = {
+                "pool": _ratio(totals.cached_tokens - totals.external_tokens, totals.cache_queries),
+                "host": _ratio(totals.external_tokens, totals.cache_queries),
+            }
+            document["peak_host_usage"] = _ratio(self._peak_host_blocks, self._host_blocks)
         if adapters := self._adapters.document(self._lives, self.clock_s):
             document["requests"]["by_adapter"] = adapters
         if askers := self._askers.document(self._lives, self.clock_s):

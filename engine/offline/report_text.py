@@ -38,6 +38,7 @@ def report_text(document: dict[str, Any]) -> str:
     lines += [
         _line("preemptions", f"{document['preemptions']:,}"),
         _line("hit rate", _hits(document)),
+        *_tiers(document),
         _line("budget use", f"{percent_text(budget['tokens'])} of tokens, {percent_text(budget['rows'])} of rows"),
         _line("peak KV usage", percent_text(document["peak_kv_usage"])),
         _line("steps", f"{document['steps']:,}"),
@@ -58,7 +59,7 @@ def told_lines(document: dict[str, Any]) -> list[str]:
     return [_line("" if place else "notes", line) for place, line in enumerate(told)]
 
 
-_ONLY_IF_ANY = ("kv_capacity", "running", "waiting")
+_ONLY_IF_ANY = ("kv_capacity", "failed", "running", "waiting")
 
 
 def _ends(document: dict[str, Any]) -> list[str]:
@@ -106,6 +107,15 @@ def _hits(document: dict[str, Any]) -> str:
     if not lost or not lost["tokens"]:
         return words
     return f"{words}; {percent_text(lost['share'])} lost to eviction"
+
+
+def _tiers(document: dict[str, Any]) -> list[str]:
+    """Where the hits came from, where there is memory behind the pool."""
+    tiers = document.get("hits_by_tier")
+    if tiers is None:
+        return []
+    words = f"{percent_text(tiers['pool'])} from the pool, {percent_text(tiers['host'])} from the host's memory"
+    return [_line("hits by tier", f"{words}, which was up to {percent_text(document['peak_host_usage'])} full")]
 
 
 def drafts_text(drafts: dict[str, Any]) -> str:

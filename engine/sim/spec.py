@@ -12,11 +12,12 @@ from schedtop.engine.contract.kv_groups import Entry
 from schedtop.engine.contract.nearest_name import did_you_mean
 from schedtop.engine.sim.devices import GPUS, Gpu, read_gpu
 from schedtop.engine.sim.features import StepCost
+from schedtop.engine.sim.host_store import HostLink
 from schedtop.engine.sim.linear import Calibration, read_calibration
-from schedtop.engine.sim.memory import PoolSettings, check_parallel, pool_blocks
+from schedtop.engine.sim.memory import PoolSettings, check_parallel, local_block_bytes, pool_blocks
 from schedtop.engine.sim.model_config import read_shape
 from schedtop.engine.sim.models import FP8_SUFFIX, MODELS, ModelShape, find_model
-from schedtop.engine.sim.roofline import Roofline
+from schedtop.engine.sim.roofline import LINK_SHARE, Roofline
 
 PREFIX = "sim:"
 DEFAULT_POOL = PoolSettings()
@@ -57,6 +58,10 @@ class SimDevice(Protocol):
 
     def num_blocks(self, settings: PoolSettings = DEFAULT_POOL) -> int:
         """Usable KV blocks. Raises `ConfigError` if the model does not fit or cannot be divided so."""
+        ...
+
+    def host_link(self, settings: PoolSettings = DEFAULT_POOL) -> HostLink:
+        """The way to the host's memory. Raises `ConfigError` where it is not known."""
         ...
 
     def step_cost(self, tensor_parallel_size: int = 1, pipeline_parallel_size: int = 1) -> StepCost:
@@ -114,6 +119,12 @@ class PresetDevice:
 
     def num_blocks(self, settings: PoolSettings = DEFAULT_POOL) -> int:
         return pool_blocks(self.shape, self.gpu, settings)
+
+    def host_link(self, settings: PoolSettings = DEFAULT_POOL) -> HostLink:
+        """Every GPU moves its part of a block over a link of its own."""
+        gpus = settings.tensor_parallel_size * settings.pipeline_parallel_size
+        rate = self.gpu.host_gb_s * 1e9 * LINK_SHARE * gpus
+        return HostLink(local_block_bytes(self.shape, settings) * gpus, rate)
 
     def step_cost(self, tensor_parallel_size: int = 1, pipeline_parallel_size: int = 1) -> Roofline:
         check_parallel(self.shape, self.gpu, tensor_parallel_size, pipeline_parallel_size)
@@ -182,6 +193,9 @@ class CalibratedDevice:
         if tokens < size:
             raise ConfigError(f"{self.spec}: its pool of {tokens} tokens is less than one block of {size}")
         return tokens // size
+
+    def host_link(self, settings: PoolSettings = DEFAULT_POOL) -> HostLink:
+        raise ConfigError(f"--kv-host-memory: {self.spec} does not say how fast its link to the host is")
 
     def _blocks_in(self, num_bytes: int, block_size: int) -> int:
         flag, block_bytes = f"--kv-cache-memory {num_bytes}", block_size * self.kv_bytes_per_token

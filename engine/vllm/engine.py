@@ -30,6 +30,7 @@ from schedtop.engine.contract.telemetry import (
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.open_latencies import Unended
 from schedtop.engine.serving.flight_recorder import FlightRecorder
+from schedtop.engine.serving.host import HostWatch, nvml_gpu
 from schedtop.engine.serving.loop import ServiceLoop
 from schedtop.engine.vllm.asked import log
 from schedtop.engine.vllm.changes import check_change, foresee, with_consequences
@@ -239,8 +240,18 @@ class HookLoop(ServiceLoop):
         recorder = FlightRecorder(engine.snapshot)
         server.recent = recorder.recent
         sinks = {"kept": kept, "flight recorder": recorder}
-        super().__init__(engine, server, sinks, notices=_notices(hook), report=log.info, refused=refused)
+        host = HostWatch(nvml_gpu())
+        super().__init__(engine, server, sinks, notices=_notices(hook), report=log.info, refused=refused, host=host)
+        self._watch = host
         self._hook, self._hooked = hook, engine
+
+    def run(self) -> str:
+        """As without a hook; the machine is watched meanwhile."""
+        self._watch.start()
+        try:
+            return super().run()
+        finally:
+            self._watch.close()
 
     def tick(self) -> None:
         """Between steps: tell what went wrong, and end with the hook."""

@@ -347,7 +347,7 @@ def _share(stage: Stage, run: Run, record: StepRecord) -> float:
 
 
 def _ended(totals: Totals) -> int:
-    return totals.finished + totals.kv_capacity + totals.refused + totals.aborted
+    return totals.finished + totals.kv_capacity + totals.refused + totals.aborted + totals.failed
 
 
 def _in_decisions(found: Divergence | None) -> Divergence | None:

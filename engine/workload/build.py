@@ -51,6 +51,7 @@ class RequestBuilder:
             sampling=SAMPLING,
             adapter=self._adapters.setdefault(adapter, len(self._adapters) + 1) if adapter else 0,
             adapter_name=adapter,
+            images=tuple(image for image in ask.images if image.end <= len(prompt)),
         )
 
     def _spread(self, ordinal: int) -> str:

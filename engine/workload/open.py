@@ -26,7 +26,7 @@ MAX_SCALE = 1e9
 MAX_WHOLE = 2**63 - 1
 """What a record can hold."""
 
-_TRACE_ONLY = ("time_scale", "start_s", "end_s", "prefix_block_tokens", "skip_bad")
+_TRACE_ONLY = ("time_scale", "start_s", "end_s", "prefix_block_tokens", "skip_bad", "image_tokens")
 
 
 def open_source(
@@ -80,6 +80,7 @@ def check_spec(spec: WorkloadSpec) -> None:
         _check(spec, name, low)
     _check(spec, "prefix_block_tokens", 1)
     _check(spec, "adapters", 0)
+    _check(spec, "image_tokens", 1)
     for name in ("rate", "start_s", "end_s"):
         _check(spec, name, 0.0)
     try:

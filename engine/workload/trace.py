@@ -46,6 +46,7 @@ class TraceRow:
     id: str | None = None
     place: int | None = None
     adapter: str = ""
+    images: int = 0
 
 
 @dataclass(slots=True)
@@ -67,6 +68,7 @@ class Trace:
     texts: bool = False
     times: str = "seconds"
     client_waits_s: list[float] = field(default_factory=list)
+    image_column: str = ""
     notes: list[str] = field(default_factory=list)
 
 
@@ -137,7 +139,7 @@ WAITS_FOR_ANSWER = "whose arrival depends on the answer before it"
 
 SERVING_COLUMNS = frozenset(
     [
-        *("session_id", "session id", "numimages", "images"),
+        *("session_id", "session id"),
         *("delay", "think_time", "tool_wait_s", "cached_input_tokens"),
     ]
 )

@@ -39,6 +39,7 @@ def end_request(state: State, request: Request, reason: FinishReason, now_s: flo
         state.kv.free(request)
     else:
         state.loads.give_back(state, request)
+        state.loads.store.forget(request)
     if state.encoder is not None:
         state.encoder.leave(request)
     request.status = Status.FINISHED

@@ -22,7 +22,7 @@ from tests.engine.golden.test_golden import FIELD
 from tests.engine.harness import ask, engine_of, step
 
 SLO = parse_slo("ttft=1s,itl=50ms")
-BOOKS = ("finished", "kv_capacity", "refused", "aborted", "running", "waiting")
+BOOKS = ("finished", "kv_capacity", "refused", "aborted", "failed", "running", "waiting")
 
 
 def overloaded(seconds: float) -> tuple[Engine, Report]:
