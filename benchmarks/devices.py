@@ -41,6 +41,7 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     tensor_parallel_size: int = 1
     vllm: str | None = None
     client: bool = False
+    kv_cache_dtype: str = "auto"
     note: str = ""
     skip: str = ""
 
@@ -116,7 +117,7 @@ def steady_batch(cost: StepCost, device: SimDevice, point: Point) -> float:
 
 def predict(point: Point) -> float:
     """The point's value by the simulated device, in the unit of its kind."""
-    device = parse_device(point.device)
+    device = parse_device(point.device, point.kv_cache_dtype)
     cost = device.step_cost(point.tensor_parallel_size)
     front_end_s = (device.front_end_s or 0.0) if point.client else 0.0
     if point.kind == "ttft_ms":

@@ -157,7 +157,10 @@ class Refusal(Message, frozen=True):
 
 
 class Finish(Message, frozen=True):
-    """A request that ended, with the figures of its life (None where it has none)."""
+    """A request that ended, with the figures of its life (None where it has none).
+
+    `ended_s`: when, where somebody outside a vLLM server's steps ended it.
+    """
 
     number: int
     reason: str
@@ -170,6 +173,7 @@ class Finish(Message, frozen=True):
     itl_p95_s: float | None = None
     preemptions: int = 0
     recomputed_tokens: int = 0
+    ended_s: float | None = None
 
 
 class Preemption(Message, frozen=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -214,8 +214,8 @@ class CalibratedDevice:
             raise ConfigError(f"{self.spec} was measured as it is: leave tensor and pipeline parallel size at 1")
 
 
-def parse_device(spec: str) -> SimDevice:
-    """The device that `sim:MODEL@GPU` or `sim:@FILE.toml` names.
+def parse_device(spec: str, kv_cache_dtype: str = "auto") -> SimDevice:
+    """The device that `sim:MODEL@GPU` or `sim:@FILE.toml` names; its KV cache is bf16 unless `kv_cache_dtype` is fp8.
 
     MODEL may be the path of a `config.json` or of a folder with one, GPU that of a TOML file (`read_gpu`).
     Raises `ConfigError` for anything else, with the known names and the nearest one.
@@ -226,8 +226,13 @@ def parse_device(spec: str) -> SimDevice:
         raise ConfigError(f"device {spec!r}: write sim:MODEL@GPU, as in sim:llama-3.1-8b@h100, or sim:@FILE.toml")
     if not model_name:
         path = Path(gpu_name).expanduser()
-        return CalibratedDevice(path, read_calibration(path))
+        device = CalibratedDevice(path, read_calibration(path))
+        if kv_cache_dtype != "auto":
+            raise ConfigError(f"--kv-cache-dtype {kv_cache_dtype}: {device.spec} was measured as it is")
+        return device
     shape = _find_shape(model_name)
+    if kv_cache_dtype == "fp8":
+        shape = replace(shape, kv_number_bytes=1)
     return PresetDevice(shape, _find_gpu(gpu_name))
 
 

@@ -64,7 +64,6 @@ class HookedEngine:
 
     def __init__(self, hook: Hook) -> None:
         facts = hook.facts
-        config = facts.header.config
         self.header: Header = facts.header
         self.knobs: dict[str, Any] = dict(facts.knobs)
         self.knobs_version = 0
@@ -72,13 +71,7 @@ class HookedEngine:
         self._records = Records(
             facts.header,
             facts.knobs,
-            Fixed(
-                config["block_size"],
-                config["draft_slots"],
-                config["enable_chunked_prefill"],
-                "multimodal inputs" in facts.header.settings["undecidable"],
-                config["num_speculative_tokens"],
-            ),
+            fixed_of(facts.header),
         )
         self._idle_since_s = 0.0
 
@@ -201,6 +194,19 @@ class HookedEngine:
 
     def drain(self) -> None:
         """The server is not ours to end."""
+
+
+def fixed_of(header: Header) -> Fixed:
+    """What of the engine never changes."""
+    config = header.config
+    return Fixed(
+        config["block_size"],
+        config["draft_slots"],
+        config["enable_chunked_prefill"],
+        "multimodal inputs" in header.settings["undecidable"],
+        config["num_speculative_tokens"],
+        config["async_scheduling"],
+    )
 
 
 class Kept:
