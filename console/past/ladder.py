@@ -9,7 +9,8 @@ from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.contract.telemetry import Host, StepRecord
+from schedtop.engine.contract.latencies.cohort import Bounded, cohort
+from schedtop.engine.contract.telemetry import Host, Snapshot, StepRecord
 
 FINEST_S = 1 / 64
 STEPS_UP = 4
@@ -28,8 +29,8 @@ class Bucket:
 
     `tokens` are decode, prefill and draft tokens of the step with the most of them; `slowest` is the seq of the
     longest step. `used`, `cached` and `pool` are blocks where most were in use. `cpu`, `delay` and `gpu` are the
-    highest that the host told, `clock` the lowest share of the GPU's highest clock; negative where it told nothing. Quantiles
-    are exact to 5 %.
+    highest that the host told, `clock` the lowest share of the GPU's highest clock; negative where it told nothing.
+    `open` are the waits for a first token at its end, by size. Quantiles are exact to 5 %.
     """
 
     __slots__ = (
@@ -39,6 +40,7 @@ class Bucket:
         "clock",
         "cpu",
         "delay",
+        "end_s",
         "gpu",
         "itl",
         "marks",
@@ -47,6 +49,7 @@ class Bucket:
         "max_ttft_s",
         "max_wait_s",
         "num_steps",
+        "open",
         "pool",
         "running",
         "slowest",
@@ -59,7 +62,7 @@ class Bucket:
 
     def __init__(self) -> None:
         self.num_steps = 0
-        self.begin_s = math.inf
+        self.begin_s, self.end_s = math.inf, -math.inf
         self.tokens = (0, 0, 0)
         self.budget = 0
         self.max_step_s, self.slowest = 0.0, -1
@@ -70,12 +73,15 @@ class Bucket:
         self.steps: Counter[int] = Counter()
         self.ttft: Counter[int] = Counter()
         self.itl: Counter[int] = Counter()
+        self.open: Counter[int] = Counter()
         self.marks: Counter[str] = Counter()
 
     def merge(self, other: Bucket) -> None:
         """Take in what another bucket holds."""
         self.num_steps += other.num_steps
         self.begin_s = min(self.begin_s, other.begin_s)
+        if other.end_s >= self.end_s:
+            self.end_s, self.open = other.end_s, other.open
         if sum(other.tokens) > sum(self.tokens):
             self.tokens = other.tokens
         self.budget = max(self.budget, other.budget)
@@ -101,8 +107,15 @@ class Bucket:
         """The same, so much earlier and without the step to open."""
         moved = Bucket()
         moved.merge(self)
-        moved.begin_s, moved.slowest = self.begin_s - seconds, -1
+        moved.begin_s, moved.end_s, moved.slowest = self.begin_s - seconds, self.end_s - seconds, -1
         return moved
+
+    def ttft_p95(self) -> Bounded | None:
+        """Of the shared cohort: those who got their first token in this time, and those who wait at its end."""
+        sizes = sorted(self.ttft)
+        known = [_seconds(size) for size in sizes]
+        waits = [_seconds(size) for size in self.open.elements()]
+        return cohort(known, waits, [self.ttft[size] for size in sizes]).quantile(0.95)
 
     @classmethod
     def of(cls, records: Iterable[StepRecord]) -> Bucket:
@@ -134,6 +147,7 @@ class Bucket:
 
     def _take(self, record: StepRecord) -> None:
         self.begin_s = min(self.begin_s, record.start_s)
+        self.end_s = record.end_s
         for host in record.host:
             self._take_host(host)
         if record.executed:
@@ -170,6 +184,15 @@ class Ladder:
         self._rungs: list[dict[int, Bucket]] = [{} for _ in range(NUM_RUNGS)]
         self._order: list[deque[int]] = [deque() for _ in range(NUM_RUNGS)]
         self._pending: list[StepRecord] = []
+        self._waits: dict[int, float] = {}
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """Who waits for a first token, where the records do not tell of their arrival."""
+        if self._pending:
+            self._settle()
+        self._waits = {
+            item.arrival.number: item.arrival.arrival_s for item in snapshot.requests if item.first_token_s is None
+        }
 
     def take(self, record: StepRecord) -> None:
         if self.begins_s is None:
@@ -196,11 +219,28 @@ class Ladder:
 
     def _settle(self) -> None:
         pending, self._pending = self._pending, []
-        for index, records in groupby(pending, key=lambda record: int(record.end_s // FINEST_S)):
+        for index, group in groupby(pending, key=lambda record: int(record.end_s // FINEST_S)):
+            records = list(group)
             part = Bucket.of(records)
+            self._follow(records)
+            if self._waits:
+                part.open = _sizes(part.end_s - np.fromiter(self._waits.values(), dtype=np.float64))
             for rung in range(NUM_RUNGS):
                 self._merge(rung, index, part)
                 index //= STEPS_UP
+
+    def _follow(self, records: Iterable[StepRecord]) -> None:
+        """Who waits for a first token after these."""
+        waits = self._waits
+        for record in records:
+            for arrival in record.arrivals:
+                waits[arrival.number] = arrival.arrival_s
+            for number, _ in record.ttft_s:
+                waits.pop(number, None)
+            for finish in record.finishes:
+                waits.pop(finish.number, None)
+            for refusal in record.refusals:
+                waits.pop(refusal.number, None)
 
     def _merge(self, rung: int, index: int, part: Bucket) -> None:
         buckets, order = self._rungs[rung], self._order[rung]
@@ -262,5 +302,9 @@ def quantile(sizes: Counter[int], share: float) -> float | None:
     for size in sorted(sizes):
         left -= sizes[size]
         if left <= 0:
-            return _LEAST_S * float(2 ** (size / _BINS_PER_OCTAVE))
+            return _seconds(size)
     return None
+
+
+def _seconds(size: int) -> float:
+    return _LEAST_S * float(2 ** (size / _BINS_PER_OCTAVE))
