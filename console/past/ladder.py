@@ -19,6 +19,8 @@ NUM_RUNGS = 9
 KEPT = 1280
 """Buckets of a rung: a minute of the third, three days of the topmost."""
 MOST_PENDING = 4096
+MOST_CLOSED = 2048
+"""Columns that are remembered once nothing is added to them."""
 
 _BINS_PER_OCTAVE = 16
 _LEAST_S = 1e-4
@@ -30,7 +32,8 @@ class Bucket:
     `tokens` are decode, prefill and draft tokens of the step with the most of them; `slowest` is the seq of the
     longest step. `used`, `cached` and `pool` are blocks where most were in use. `cpu`, `delay` and `gpu` are the
     highest that the host told, `clock` the lowest share of the GPU's highest clock; negative where it told nothing.
-    `open` are the waits for a first token at its end, by size. Quantiles are exact to 5 %.
+    `open` are the waits for a first token at its end, by size. `drawn` is for who draws it, void once more is taken in.
+    Quantiles are exact to 5 %.
     """
 
     __slots__ = (
@@ -40,6 +43,7 @@ class Bucket:
         "clock",
         "cpu",
         "delay",
+        "drawn",
         "end_s",
         "gpu",
         "itl",
@@ -75,9 +79,11 @@ class Bucket:
         self.itl: Counter[int] = Counter()
         self.open: Counter[int] = Counter()
         self.marks: Counter[str] = Counter()
+        self.drawn: dict[str, tuple[float, ...]] = {}
 
     def merge(self, other: Bucket) -> None:
         """Take in what another bucket holds."""
+        self.drawn = {}
         self.num_steps += other.num_steps
         self.begin_s = min(self.begin_s, other.begin_s)
         if other.end_s >= self.end_s:
@@ -185,6 +191,7 @@ class Ladder:
         self._order: list[deque[int]] = [deque() for _ in range(NUM_RUNGS)]
         self._pending: list[StepRecord] = []
         self._waits: dict[int, float] = {}
+        self._closed: dict[tuple[int, int, int], Bucket | None] = {}
 
     def begin(self, snapshot: Snapshot) -> None:
         """Who waits for a first token, where the records do not tell of their arrival."""
@@ -219,15 +226,21 @@ class Ladder:
 
     def _settle(self) -> None:
         pending, self._pending = self._pending, []
+        parts: list[tuple[int, Bucket]] = []
         for index, group in groupby(pending, key=lambda record: int(record.end_s // FINEST_S)):
             records = list(group)
             part = Bucket.of(records)
             self._follow(records)
             if self._waits:
                 part.open = _sizes(part.end_s - np.fromiter(self._waits.values(), dtype=np.float64))
-            for rung in range(NUM_RUNGS):
+            parts.append((index, part))
+        for rung in range(NUM_RUNGS):
+            for index, part in parts:
                 self._merge(rung, index, part)
-                index //= STEPS_UP
+            parts = [
+                (index, _whole([part for _, part in group]))
+                for index, group in groupby(parts, key=lambda part: part[0] // STEPS_UP)
+            ]
 
     def _follow(self, records: Iterable[StepRecord]) -> None:
         """Who waits for a first token after these."""
@@ -274,17 +287,30 @@ class Ladder:
 
     def _column(self, rung: int, first: int, num: int) -> Bucket | None:
         buckets = self._rungs[rung]
+        known = self._closed.get((rung, first, num), self)
+        if not isinstance(known, Ladder):
+            return known
         parts = [buckets[index] for index in range(first, first + num) if index in buckets]
-        if len(parts) < 2:
-            return parts[0] if parts else None
-        whole = Bucket()
-        for part in parts:
-            whole.merge(part)
+        whole = _whole(parts) if parts else None
+        if self._order[rung] and first + num <= self._order[rung][-1]:  # nothing is added to it any more
+            if len(self._closed) >= MOST_CLOSED:
+                self._closed.clear()
+            self._closed[rung, first, num] = whole
         return whole
 
     @staticmethod
     def length_s(rung: int) -> float:
         return float(FINEST_S * STEPS_UP**rung)
+
+
+def _whole(parts: list[Bucket]) -> Bucket:
+    """The only one, or all in one."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = Bucket()
+    for part in parts:
+        whole.merge(part)
+    return whole
 
 
 def _sizes(seconds: npt.NDArray[np.floating]) -> Counter[int]:

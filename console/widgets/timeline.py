@@ -44,6 +44,14 @@ class Lane(NamedTuple):
     limit: float | None = None
 
 
+def _parts(lane: Lane, bucket: Bucket) -> Parts:
+    """Worked out once for a column that stays as it is."""
+    found = bucket.drawn.get(lane.name)
+    if found is None:
+        found = bucket.drawn[lane.name] = lane.parts(bucket)
+    return found
+
+
 def _capped(middle: float | None, peak: float, slo_s: float | None) -> Parts:
     """A fill up to a quantile and a cap up to the worst, each as good or late."""
     fill, cap = min(middle or 0.0, peak), max(0.0, peak - (middle or 0.0))
@@ -280,7 +288,7 @@ class Timeline:
     def _lane(self, lane: Lane, found: list[Bucket | None], cursor: int, width: int, rows: int) -> list[Line]:
         palette = self.view.palette
         none = (0.0,) * len(lane.layers)
-        parts = np.array([none if bucket is None else lane.parts(bucket) for bucket in found], dtype=np.float64)
+        parts = np.array([none if bucket is None else _parts(lane, bucket) for bucket in found], dtype=np.float64)
         parts = parts.reshape(len(found), len(lane.layers))
         top = 1.0 if lane.top is None else max(lane.top, float(parts.sum(axis=1).max(initial=0.0)))
         if lane.name == "tokens":
