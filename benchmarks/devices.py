@@ -40,6 +40,7 @@ class Point(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     rate: float | None = None
     tensor_parallel_size: int = 1
     vllm: str | None = None
+    client: bool = False
     note: str = ""
     skip: str = ""
 
@@ -117,8 +118,9 @@ def predict(point: Point) -> float:
     """The point's value by the simulated device, in the unit of its kind."""
     device = parse_device(point.device)
     cost = device.step_cost(point.tensor_parallel_size)
+    front_end_s = (device.front_end_s or 0.0) if point.client else 0.0
     if point.kind == "ttft_ms":
-        return prompt_s(cost, point.prompt) * 1e3
+        return (prompt_s(cost, point.prompt) + front_end_s) * 1e3
     batch = steady_batch(cost, device, point)
     match point.kind:
         case "decode_ms":
@@ -128,7 +130,7 @@ def predict(point: Point) -> float:
         case "mean_itl_ms":
             return mean_step_s(cost, batch, point) * 1e3
         case "mean_ttft_ms":  # it arrives in the middle of a step, and its prompt is the next one's
-            return (mean_step_s(cost, batch, point) / 2 + mixed_s(cost, batch, point)) * 1e3
+            return (mean_step_s(cost, batch, point) / 2 + mixed_s(cost, batch, point) + front_end_s) * 1e3
         case "output_tok_s":
             return batch / mean_step_s(cost, batch, point)
     raise ValueError(f"{point.kind}: no such kind")

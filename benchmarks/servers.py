@@ -1,6 +1,6 @@
 """Simulated servers beside measured ones: whole loads through the command line.
 
-    python benchmarks/servers.py [--every N] [--seconds S] [EXPERIMENT…]
+    python benchmarks/servers.py [--every N] [--held-out] [--seconds S] [EXPERIMENT…]
 
 `measured_servers/servers.csv` holds loads on real vLLM 0.15.1 servers, published by the inference-sim project. Each is
 written as a trace and served by `schedtop run --device sim:…`; printed are the errors of E2E and TTFT (mean, p90, p99)
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import math
 import random
 import statistics
 import subprocess
@@ -67,7 +68,10 @@ LOADS = list(read_loads())
 
 
 def requests(load: Load, most_s: float, seed: int = 1) -> Iterator[dict[str, object]]:
-    """The load as rows of a trace: 100 fixed prompts (10 system prompts, 10 questions each) round robin."""
+    """The load as rows of a trace: 100 fixed prompts (10 system prompts, 10 questions each) round robin.
+
+    Of a shorter first stage fewer prompts, so that the same share of them is new.
+    """
     prompt, output, system = (int(load.row[f"{name}_tokens"]) for name in ("prompt", "output", "system"))
     rng = random.Random(seed)
     blocks = -(-prompt // 16)
@@ -80,6 +84,7 @@ def requests(load: Load, most_s: float, seed: int = 1) -> Iterator[dict[str, obj
         for ask in range(10)
     ]
     rng.shuffle(ids)
+    ids = ids[: math.ceil(len(ids) * min(1.0, most_s / load.stages[0][1]))]
     start_s, sent = 0.0, 0
     for rate, seconds in load.stages:
         length_s = min(seconds, most_s)
@@ -91,7 +96,7 @@ def requests(load: Load, most_s: float, seed: int = 1) -> Iterator[dict[str, obj
                 "timestamp": round(now_s * 1000, 3),
                 "input_length": prompt,
                 "output_length": output,
-                "hash_ids": ids[sent % 100],
+                "hash_ids": ids[sent % len(ids)],
             }
             sent += 1
         start_s += length_s + 0.5
@@ -134,10 +139,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=600.0, help="most of each stage that is served")
     parser.add_argument("--every", type=int, default=1, help="serve every N-th load only")
+    parser.add_argument("--held-out", action="store_true", help="serve the loads that were not fitted only")
     parser.add_argument("experiments", nargs="*", help="these loads instead of all")
     options = parser.parse_args()
     loads = read_loads()
     names = options.experiments or LOADS[:: options.every]
+    names = [name for name in names if not (options.held_out and loads[name].fitted)]
     errors: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     print(f"{'load':<18}{'model':<20}{'gpu':<6}{'tp':>3}  {'':<9}" + "".join(f"{name:>11}" for name in METRICS))
     for name in names:

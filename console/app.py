@@ -23,6 +23,7 @@ from schedtop.console.drawing.styles import Palette
 from schedtop.console.explain.watch import Watch
 from schedtop.console.explain.window import Bounds
 from schedtop.console.feed import Commanded, Feed, Link
+from schedtop.console.guide import Guide
 from schedtop.console.knobs.forecast import Forecaster, MakeForecast
 from schedtop.console.knobs.staged import Staging
 from schedtop.console.knobs.trial import Trials
@@ -39,6 +40,7 @@ from schedtop.console.screens.live_commands import live_commands
 from schedtop.console.screens.request import RequestScreen
 from schedtop.console.terminal.driver import ConsoleDriver
 from schedtop.console.view import View
+from schedtop.console.widgets.panel import Panel
 from schedtop.engine.contract.telemetry import Drain, Incoming, Notice, Reply, StepRecord
 from schedtop.themes.load import DEFAULT, Theme, load_themes
 from textual._ansi_sequences import SYNC_END, SYNC_START
@@ -113,6 +115,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self.forecaster = Forecaster(self.history, make_forecast, self._on_change)
         self.staging = self._open_staging()
         self.staging.forecaster = self.forecaster
+        self.guide = Guide(self.view, self.staging, self.options.guide)
         self.live_screen = self.LIVE_SCREEN(self.view, self.registry, self.staging)
         self.live_screen.commands = live_commands(self.live_screen)
         slos = {"ttft": self.options.ttft_slo_s, "itl": self.options.itl_slo_s}
@@ -234,10 +237,13 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self._take_status()
         self._take_findings()
         self.view.trial = self.trials.pending
+        self.view.guide = self.guide.words(reading=isinstance(self.front, ExplainScreen))
         outcome = self.trials.take_outcome()
         if outcome is not None:
             self.front.say(outcome.text, "ok" if outcome.level == "info" else "warn")
         self.front.paint()
+        if self.screen is self.front and isinstance(self.focused, Panel):
+            self.cursor_position = self.focused.cursor_place
 
     def answer_key(self, action: str) -> None:
         """Draw what a key was meant for; the rest follows with the frame that is due, or now if none is."""
@@ -328,10 +334,12 @@ class ConsoleApp(App[None], inherit_bindings=False):
             self.view.findings = self.explain.entries
             self.view.badge = self.explain.badge(key_name(keys[0]) if keys else "")
 
-    def open_explain(self) -> None:
-        """Show the findings."""
+    def open_explain(self, finding: str | None = None) -> None:
+        """Show the findings, one of them selected."""
         if not isinstance(self.screen, ExplainScreen):
             self.push_screen(ExplainScreen(self.view, self.registry, self.explain, self.forecaster, self.staging))
+        if finding is not None and isinstance(self.screen, ExplainScreen):
+            self.screen.findings.choose(finding)
 
     def command(self, make: Callable[[int], Incoming], replied: Callable[[Reply], None]) -> None:
         """Send a command; `replied` gets the answer, also when it could not be sent."""

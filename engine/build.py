@@ -71,13 +71,23 @@ def check_config(config: EngineConfig, device: SimDevice | None = None) -> dict[
     if not simulated:
         if config.device not in ("cpu", "cuda", "auto"):
             raise ConfigError(f"device {config.device!r}: write cpu, cuda, auto or sim:MODEL@GPU")
-        if settings.get("async_scheduling"):
-            raise ConfigError(
-                "--async-scheduling: only for simulated devices; a model runs one step at a time here"
-            )
+        _refuse_simulated(settings)
         check_extra()
         look_up(config)
     return settings
+
+
+SIMULATED_ONLY = {
+    "async_scheduling": "a model runs one step at a time here",
+    "max_loras": "a model has no adapters here",
+}
+"""Settings that a real model cannot follow, and why."""
+
+
+def _refuse_simulated(settings: dict[str, Any]) -> None:
+    for name, why in SIMULATED_ONLY.items():
+        if settings.get(name):
+            raise ConfigError(f"{BY_NAME[name].option}: only for simulated devices; {why}")
 
 
 def _is_case(config: EngineConfig) -> bool:
@@ -87,6 +97,8 @@ def _is_case(config: EngineConfig) -> bool:
 def _build_simulated(config: EngineConfig, settings: dict[str, Any], device: SimDevice) -> Engine:
     blocks = _simulated_blocks(config, settings, device)
     settings = {**settings, "pipeline_depth": config.pipeline_parallel_size}
+    if device.kv_groups != ("full",):
+        settings["kv_groups"] = device.kv_groups
     if settings.get("async_scheduling") is None:
         settings["async_scheduling"] = device.async_scheduling
     scheduler = scheduler_config(settings, blocks, device.max_model_len)
@@ -101,7 +113,8 @@ def _build_simulated(config: EngineConfig, settings: dict[str, Any], device: Sim
     source = _open_source(config, scheduler, device.vocab_size)
     header = make_header(config, scheduler, source, device.model, device.spec, device.vocab_size, simulated=True)
     if device.front_end_s is not None:
-        header = msgspec.structs.replace(header, settings={**header.settings, "front_end_s": device.front_end_s})
+        front_end = {"front_end_s": device.front_end_s, "front_end_row_s": device.front_end_row_s}
+        header = msgspec.structs.replace(header, settings={**header.settings, **front_end})
     return Engine(Scheduler(scheduler), worker, source, SimulatedClock(), header)
 
 
@@ -138,6 +151,7 @@ def _simulated_blocks(config: EngineConfig, settings: dict[str, Any], device: Si
         tensor_parallel_size=config.tensor_parallel_size,
         pipeline_parallel_size=config.pipeline_parallel_size,
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+        one_group=bool(settings.get("disable_hybrid_kv_cache_manager")),
     )
     return device.num_blocks(pool)
 

@@ -45,6 +45,7 @@ ENGINE_FLAGS = (
     click.option("--max-prompt-tokens", type=int, help="Cut longer prompts."),
     click.option("--max-output-tokens", type=int, help="Cut longer outputs."),
     click.option("--prefix-block-tokens", type=int, help="Tokens per hash id, where a trace's format differs."),
+    click.option("--adapters", type=int, default=0, metavar="N", help="Spread requests over N LoRA adapters."),
     click.option("--skip-bad", is_flag=True, help="Count bad lines of a trace instead of stopping at them."),
     click.option("--duration", "duration_s", type=float, help="Seconds on the engine's clock."),
     click.option("--real-time/--no-real-time", default=None, help="Pace a simulated clock by the wall clock."),

@@ -33,9 +33,13 @@ class Asked(msgspec.Struct, array_like=True):
 
 
 class ForecastProcess:
-    """Callable as the console asks, from one thread. The process starts with the first forecast."""
+    """Callable as the console asks, from one thread. The process starts with the first forecast.
 
-    def __init__(self) -> None:
+    `device` takes the place of the engine's.
+    """
+
+    def __init__(self, device: str | None = None) -> None:
+        self._device = device
         self._process: subprocess.Popen[bytes] | None = None
 
     def __call__(
@@ -44,6 +48,8 @@ class ForecastProcess:
         """Raises `ForecastError`."""
         from schedtop.engine.whatif.forecast import Forecast
 
+        if self._device is not None:
+            header = msgspec.structs.replace(header, device=self._device)
         if self._process is None or self._process.poll() is not None:
             self._process = self._start()
         assert self._process.stdin is not None and self._process.stdout is not None

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from platformdirs import user_config_path
 from schedtop.console.cli.default_model import choose_default
 from schedtop.console.cli.engine_flags import engine_config
 from schedtop.console.cli.errors import (
@@ -41,8 +42,8 @@ RECORDED_WITHIN_S = 6.0
 """A recording is worth the wait for its last steps."""
 
 
-def open_console(flags: Mapping[str, Any]) -> int:
-    """Start an engine and show it; the exit code."""
+def open_console(flags: Mapping[str, Any], bare: bool = False) -> int:
+    """Start an engine and show it; the exit code. `bare`: no flag was given."""
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     notice = ""
     if on_terminal:
@@ -56,7 +57,7 @@ def open_console(flags: Mapping[str, Any]) -> int:
     )
     if on_terminal and (lost := offer()):
         notice = f"{lost}; {notice}" if notice else lost
-    options = console_options(flags, notice=notice)
+    options = console_options(flags, notice=notice, guide=bare and not user_config_path("schedtop").exists())
     if config.record is not None:
         check_writable(config.record)
     check_start(config)
@@ -94,7 +95,6 @@ def _check_theme(name: str | None) -> None:
     """Raise `CommandError` for a theme that neither comes with the program nor lies in the user's folder."""
     if name is None:
         return
-    from platformdirs import user_config_path
     from schedtop.themes.load import load_themes
 
     themes, failures = load_themes(user_config_path("schedtop") / "themes")
@@ -154,7 +154,7 @@ def _who() -> str:
         return user
 
 
-def console_options(flags: Mapping[str, Any], *, embedded: bool = True, notice: str = ""):  # type: ignore[no-untyped-def]
+def console_options(flags: Mapping[str, Any], *, embedded: bool = True, notice: str = "", guide: bool = False):  # type: ignore[no-untyped-def]
     """The console's flags as its options."""
     from schedtop.console.options import ConsoleOptions
 
@@ -174,4 +174,5 @@ def console_options(flags: Mapping[str, Any], *, embedded: bool = True, notice: 
         paint_every_s=1 / flags["refresh"],
         notice=notice,
         who=_who(),
+        guide=guide,
     )

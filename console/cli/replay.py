@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import click
 from schedtop.console.cli.attach import _console_flags
 from schedtop.console.cli.errors import CommandError
+from schedtop.console.cli.forecast_process import ForecastProcess
 from schedtop.console.cli.open_console import check_terminal, console_options
 from schedtop.console.cli.recording_flags import opened
 from schedtop.console.cli.rerun_process import beginner
@@ -37,7 +39,9 @@ def _replay_pages(file: Path, flags: dict[str, Any]) -> int:
 @click.option("--at", metavar="PLACE", help="Begin there: a step, 12.5s, 1:30, 40%, end, 'next preemption'.")
 @click.option("--speed", type=click.FloatRange(0.1, 1000), default=1.0, show_default=True, help="0.1 to 1000.")
 @click.option("--paused", is_flag=True, help="Begin paused.")
-@click.option("--device", metavar="SPEC", help="sim:…: re-runs are simulated on it, not on the recorded device.")
+@click.option(
+    "--device", metavar="SPEC", help="sim:…: re-runs and forecasts simulate it in place of the recorded device."
+)
 @_console_flags
 @click.pass_context
 def command(
@@ -70,5 +74,6 @@ def command(
 
         options = console_options(flags, embedded=False)
         begin = beginner(recording.path, flags.get("slo"), device)
-        code = run_replay(recording, options, speed, paused, at, RecordingError, begin)
+        with closing(ForecastProcess(device)) as forecast:
+            code = run_replay(recording, options, speed, paused, at, RecordingError, begin, forecast)
     ctx.exit(code)

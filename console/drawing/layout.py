@@ -12,7 +12,6 @@ TABS = ("requests", "queue", "knobs", "events")
 """Panels that share the lower pane where the screen is compact, in the order of the tabs."""
 
 _RIGHT_SHARE = 0.347
-_LIST_SHARE, _LEAST_LIST, _MOST_LIST = 0.3, 24, 44
 
 
 class Place(NamedTuple):
@@ -102,37 +101,3 @@ def _stack(x: int, y: int, width: int, heights: dict[str, int]) -> Places:
         places[name] = Place(x, y, width, height)
         y += height
     return places
-
-
-def arrange_one(width: int, height: int, name: str) -> Places:
-    """One panel between header and footer."""
-    if mode(width, height) == "small":
-        return {}
-    bars = {"header": Place(0, 0, width, 1), "footer": Place(0, height - 1, width, 1)}
-    return {**bars, name: Place(0, 1, width, height - 2)}
-
-
-def arrange_explain(width: int, height: int) -> Places:
-    """List and explanation side by side."""
-    places = arrange_one(width, height, "finding")
-    if places:
-        left = min(_MOST_LIST, max(_LEAST_LIST, round(width * _LIST_SHARE)))
-        places["findings"] = Place(0, 1, left, height - 2)
-        places["finding"] = Place(left + 1, 1, width - left - 1, height - 2)
-    return places
-
-
-def arrange_knobs(width: int, height: int) -> Places:
-    """The Knobs screen: side by side where there is room, else one above the other, the least needed left out."""
-    bars = arrange_one(width, height, "knobs")
-    if not bars:
-        return {}
-    room = height - 2
-    if width >= WIDE[0] and height >= COMPACT[1]:
-        left = width // 2 - 1
-        presets = min(8, room // 3)
-        right = _stack(left + 2, 1, width - left - 2, {"presets": presets, "changes": room - presets})
-        return {**bars, "knobs": Place(0, 1, left, room), **right}
-    if room >= 20:
-        return {**bars, **_stack(0, 1, width, {"knobs": room - 13, "presets": 4, "changes": 9})}
-    return bars

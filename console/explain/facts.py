@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from schedtop.console.drawing import text
 from schedtop.engine.contract.knobs import LIVE, live_values
+from schedtop.engine.contract.kv_groups import has_windows
 from schedtop.engine.contract.lost_hits import Lookups, PrefixMemory
 from schedtop.engine.contract.telemetry import (
     DEFERRED,
@@ -58,6 +59,7 @@ _UNKNOWN = float("nan")
 _NO_HEAD = (-1.0, _UNKNOWN, _UNKNOWN, 0.0, 0.0, _UNKNOWN)
 _ZERO = bytes(4)
 _FOLDED_AT_ONCE = 64
+_FORGOTTEN_AT_ONCE = 512
 _MAX_EVENTS = 4096
 _MAX_SECONDS = 600
 _MAX_PREFIXES = 8192
@@ -167,7 +169,7 @@ class Facts:
             self.seq = -1
         self.header = header
         if self._memory is None:
-            self._memory = PrefixMemory(header.block_size)
+            self._memory = PrefixMemory(header.block_size, has_windows(header.config))
         self.knobs = {knob.name: knob.default for knob in LIVE} | live_values(header.config)
 
     def take_snapshot(self, snapshot: Snapshot) -> None:
@@ -314,9 +316,10 @@ class Facts:
         starved, attended = _of_rows(records)
         self.flat.frombytes(b"".join(map(_numbers, records, starved, attended)))
         self.itl += [record.itl_s for record in records]
-        if len(self.itl) >= 2 * MAX_STEPS:
-            del self.flat[: MAX_STEPS * len(COLUMNS)]
-            del self.itl[:MAX_STEPS]
+        spare = len(self.itl) - MAX_STEPS
+        if spare >= _FORGOTTEN_AT_ONCE:
+            del self.flat[: spare * len(COLUMNS)]
+            del self.itl[:spare]
 
     def second(self, end_s: float) -> Second:
         """The running totals as they are now."""

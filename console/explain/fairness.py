@@ -8,7 +8,9 @@ import numpy as np
 from schedtop.console.explain import catalogue as table
 from schedtop.console.explain.facts import Known
 from schedtop.console.explain.finding import Advice, Finding, Link, Severity, seconds, some
+from schedtop.console.explain.remedy import remedy
 from schedtop.console.explain.window import Window
+from schedtop.engine.contract.telemetry import Limiter
 
 
 def find_starving(window: Window) -> Finding | None:
@@ -47,6 +49,16 @@ def find_starving(window: Window) -> Finding | None:
             {"classes": classes},
         ),
     )
+    advice = (
+        *window.advise(("max_num_seqs", "up")),
+        Advice("", "", words="give them a more urgent class, or less load"),
+    )
+    if all(known.arrival.adapter for known, _ in starving.values()) and window.main_reason is Limiter.LORA:
+        links = (
+            *links[:-1],
+            Link("the adapters in use keep their slots as long as requests for them keep coming", {}),
+        )
+        advice = (*remedy(window, Limiter.LORA), Advice("", "", words="fewer adapters on this engine"))
     rows = window.steps["waiting"] > 0
     return Finding(
         "starvation",
@@ -54,10 +66,7 @@ def find_starving(window: Window) -> Finding | None:
         Severity.SEVERE,
         links,
         window.spans(rows),
-        (
-            *window.advise(("max_num_seqs", "up")),
-            Advice("", "", words="give them a more urgent class, or less load"),
-        ),
+        advice,
         len(starving),
         "starving requests",
     )

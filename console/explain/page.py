@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from schedtop.console.explain.finding import Finding, as_dict, seconds, some
 from schedtop.console.explain.log import Entry, Episode, Log
+from schedtop.console.explain.tries import Outcome
+from schedtop.engine.contract.knobs import BY_NAME
 
 _MAX_EPISODES = 4
 
 
-def document(log: Log) -> dict[str, Any]:
-    """Everything found, as plain JSON values; findings the most severe first, each the strongest of its looks."""
+def document(log: Log, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
+    """Everything found, as plain JSON values; findings the most severe first, each the strongest of its looks.
+
+    `outcomes` are what the remedies of some findings would do.
+    """
     return {
         **_extent(log),
         "findings": [
@@ -20,13 +26,14 @@ def document(log: Log) -> dict[str, Any]:
                 **as_dict(entry.best),
                 "looks": entry.looks,
                 "episodes": [asdict(episode) for episode in entry.episodes],
+                **({"tried": asdict(outcomes[entry.best.id])} if entry.best.id in outcomes else {}),
             }
             for entry in _by_weight(log)
         ],
     }
 
 
-def page(log: Log) -> str:
+def page(log: Log, outcomes: Mapping[str, Outcome]) -> str:
     """The same for reading; no colour, no escapes, no newline at the end."""
     extent, entries = _extent(log), _by_weight(log)
     span = (
@@ -37,7 +44,7 @@ def page(log: Log) -> str:
     parts = [
         f"{some(len(entries), 'finding')} over {span}, {extent['requests']:,} {_noun(extent['requests'], 'request')}"
     ]
-    parts += [_entry(number, entry) for number, entry in enumerate(entries, start=1)]
+    parts += [_entry(number, entry, outcomes.get(entry.best.id)) for number, entry in enumerate(entries, start=1)]
     return "\n\n".join(parts)
 
 
@@ -59,7 +66,7 @@ def _by_weight(log: Log) -> list[Entry]:
     return sorted(log.ranked(), key=lambda entry: (entry.best.id != "overload", -entry.best.severity, -entry.looks))
 
 
-def _entry(number: int, entry: Entry) -> str:
+def _entry(number: int, entry: Entry, outcome: Outcome | None) -> str:
     finding = entry.best
     lines = [
         f"{number}. {finding.severity.word.upper()} {finding.title}",
@@ -68,9 +75,22 @@ def _entry(number: int, entry: Entry) -> str:
         *(f"   {'   ' * depth}{'<- ' if depth else ''}{link.words}" for depth, link in enumerate(finding.links)),
     ]
     lines += [f"   at {steps.label}" + (f": {steps.words}" if steps.words else "") for steps in finding.steps]
-    for advice in finding.advice:
-        lines.append(f"   try {advice.title}")
+    lines += [f"   {line}" for line in _remedies(finding, outcome)]
     return "\n".join(lines)
+
+
+def _remedies(finding: Finding, outcome: Outcome | None) -> list[str]:
+    """What was measured; other remedies by name."""
+    if outcome is None:
+        return [f"try {advice.title}" for advice in finding.advice]
+    if outcome.failed:
+        lines = [f"no forecast: {outcome.failed}"]
+    elif outcome.helpful:
+        lines = [f"try {tried.title}: {tried.words}" for tried in outcome.helpful]
+    else:
+        lines = [f"none of these helps: {', '.join(outcome.tried)}"] if outcome.tried else []
+    others = (advice for advice in finding.advice if not advice.knob or not BY_NAME[advice.knob].live)
+    return lines + [f"try {advice.title}" for advice in others]
 
 
 def extent_words(finding: Finding) -> str:

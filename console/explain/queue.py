@@ -141,6 +141,8 @@ def _check_link(window: Window, reason: Limiter, share: float) -> Link:
             words = f"it needs {need:.0f} of {have:.0f} free blocks, but {reserve:.0f} must stay free"
         case Limiter.BLOCKS:
             words = f"it needs {some(need, 'block')}, {have:.0f} free"
+        case Limiter.LORA:
+            words = f"other adapters have all {some(need, 'slot')}"
         case Limiter.CHUNKING_OFF:
             words = f"its whole prompt of {some(need, 'token')} does not fit the {have:.0f} left of a step"
         case _ if reason in DEFERRED:

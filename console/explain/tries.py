@@ -65,7 +65,7 @@ class Tries:
         live = self._forecaster.history.live
         with self._lock:
             known = self._outcomes.get(finding.id)
-            fresh = known is not None and known[0] == live.knobs_version and live.clock_s - known[1] < FRESH_S
+            fresh = known is not None and known[0] == live.knobs_version and abs(live.clock_s - known[1]) < FRESH_S
             if not fresh and self._doing is None:
                 self._doing = finding.id
                 candidates = list(self._candidates(finding))
@@ -75,12 +75,23 @@ class Tries:
                 ).start()
             return known[2] if known is not None and known[0] == live.knobs_version else None
 
+    def measure(self, finding: Finding) -> Outcome:
+        """What the finding's knobs would do from the present state; works it out at once."""
+        return self._measure(list(self._candidates(finding)))
+
     def _candidates(self, finding: Finding) -> Iterator[tuple[str, KnobValue]]:
         for advice in finding.advice:
             if advice.knob and BY_NAME[advice.knob].live and advice.knob in self._staging.current:
                 yield from ((advice.knob, value) for value in values_of(advice, self._staging))
 
     def _run(self, name: str, candidates: list[tuple[str, KnobValue]], at: tuple[int, float]) -> None:
+        outcome = self._measure(candidates)
+        with self._lock:
+            self._outcomes[name] = (*at, outcome)
+            self._doing = None
+        self._forecaster.on_done()
+
+    def _measure(self, candidates: list[tuple[str, KnobValue]]) -> Outcome:
         tried: list[Tried] = []
         failed = ""
         for knob, value in candidates:
@@ -90,11 +101,7 @@ class Tries:
                 continue
             tried.append(judged(knob, value, forecast))
         helpful = sorted((one for one in tried if one.gain > NOTABLE), key=lambda one: -one.gain)
-        outcome = Outcome(tuple(helpful), tuple(one.title for one in tried), "" if tried else failed)
-        with self._lock:
-            self._outcomes[name] = (*at, outcome)
-            self._doing = None
-        self._forecaster.on_done()
+        return Outcome(tuple(helpful), tuple(one.title for one in tried), "" if tried else failed)
 
 
 def values_of(advice: Advice, staging: Staging) -> list[KnobValue]:

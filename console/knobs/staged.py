@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from schedtop.console.drawing import text
 from schedtop.console.knobs.forecast import Forecaster
@@ -20,6 +20,9 @@ class Staging:
     `warnings` are the engine's own words about the staged values, from a dry run. `sent_over` is the link over which
     a change went that is not answered yet; once that link broke, no answer will come.
     """
+
+    NEXT: ClassVar[str] = "Enter on Knobs applies, c tries it"
+    """What to do with staged values."""
 
     def __init__(self, history: Past) -> None:
         self.history = history

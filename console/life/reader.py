@@ -7,10 +7,12 @@ import math
 import numpy as np
 from schedtop.console.life.path import Walk
 from schedtop.console.life.request_life import Life
+from schedtop.console.life.request_list import RequestList
 from schedtop.console.life.slow_gaps import Blamer
 from schedtop.console.past import sample_sizes as enough
 from schedtop.console.past.latency import merge
 from schedtop.console.past.past import Moment, Past
+from schedtop.engine.contract.kv_groups import kinds_of
 from schedtop.engine.contract.telemetry import Arrival, Finish, StepRecord
 
 STALL_FACTOR = 3.0
@@ -62,9 +64,17 @@ class LifeReader:
         walk.through(records, first is None or first.step <= 1 or first.start_s <= arrival.arrival_s)
         life.step = moment.state.step
         blamer.through(history, records, moment.seq)
-        life.blocks = len(moment.state.tables.get(self.number, b"")) // 4
-        life.sharers = sharers(moment, self.number)
+        self._read_blocks(life, history, moment)
         return life
+
+    def _read_blocks(self, life: Life, history: Past, moment: Moment) -> None:
+        rows = RequestList(history, moment)
+        row = rows.row(self.number) if self.number in rows else None
+        life.blocks, life.full_blocks = (
+            (0, None) if row is None else (row.kv, row.full if rows.has_groups else None)
+        )
+        kinds = kinds_of(history.header.config) if history.header is not None else []
+        life.sharers = sharers(moment, self.number, kinds[0].groups[0] if kinds else 0)
 
     def _goes_on(self, walk: Walk, history: Past, moment: Moment, slow_s: float) -> bool:
         """Whether what has been read is the beginning of what is asked for."""
@@ -102,9 +112,13 @@ def _usual_gap(history: Past, moment: Moment) -> float:
     return math.inf if median is None else median
 
 
-def sharers(moment: Moment, number: int) -> list[tuple[int, int]]:
-    """Who else holds blocks of this request, as (number, blocks), the most first."""
-    tables = moment.state.tables
+def sharers(moment: Moment, number: int, group: int = 0) -> list[tuple[int, int]]:
+    """Who else holds blocks of this request in a KV group, as (number, blocks), the most first."""
+    state = moment.state
+    tables = state.tables
+    if group:
+        each = {other: state.group_tables(other) for other in state.requests}
+        tables = {other: held[group] for other, held in each.items() if group < len(held)}
     mine = tables.get(number)
     if not mine or not len(moment.state.classes):
         return []

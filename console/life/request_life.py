@@ -51,7 +51,8 @@ class Life:
     """What is known of a request up to a moment, in `step`. Times are on the engine's clock; None is not (yet) known.
 
     `spans` reach from its arrival to `until_s`: the moment, or its last token. `lost` holds its own preemptions,
-    `took` those made to give it room. `blocks` are those it holds, `sharers` who else does, as (number, blocks).
+    `took` those made to give it room. `blocks` are those it holds, `full_blocks` of them full attention where
+    other layers forget, `sharers` who else holds them, as (number, blocks).
     """
 
     number: int
@@ -70,6 +71,7 @@ class Life:
     last_token_s: float | None = None
     again_tokens: int = 0
     blocks: int = 0
+    full_blocks: int | None = None
     sharers: list[tuple[int, int]] = field(default_factory=list)
 
     @property

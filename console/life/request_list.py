@@ -21,6 +21,7 @@ from schedtop.console.past.state import (
     NUMBER,
     TOKENS,
 )
+from schedtop.engine.contract.kv_groups import kinds_of
 from schedtop.engine.contract.telemetry import RowFlag, itl_column
 
 MAX_WAITING = 1000
@@ -31,7 +32,8 @@ class RequestRow(NamedTuple):
     """One request as the table shows it, its client before its id. None is not known, or not yet.
 
     `done` are tokens of the prompt that have state; `computed` of `needed` all that have, outputs too: what a recompute
-    has to get back.
+    has to get back. `adapter` is what its LoRA adapter is called, empty for none. `full` are
+    those of the `kv` blocks that full attention holds, where other layers forget.
     """
 
     number: int
@@ -50,6 +52,8 @@ class RequestRow(NamedTuple):
     priority: int
     computed: int
     needed: int
+    adapter: str = ""
+    full: int = 0
 
     @property
     def progress(self) -> float:
@@ -65,11 +69,13 @@ COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("out", "OUT/MAX", 10),
     ("progress", "PROGRESS", 16),
     ("kv", "KV", 6),
+    ("full", "FULL", 6),
     ("age", "AGE", 7),
     ("ttft", "TTFT", 7),
     ("itl", "ITL", 7),
     ("preempt", "PREEMPT", 8),
     ("priority", "PRIO", 6),
+    ("adapter", "ADAPTER", 12),
 )
 """Field of `RequestRow`, title, and width in cells. The id takes what room is left."""
 
@@ -85,6 +91,7 @@ class RequestList:
         queue = state.queue(history.policy)
         self.numbers = state.running() + (queue if everyone else queue[:MAX_WAITING])
         self._state = state
+        self._kinds = kinds_of(history.header.config) if history.header is not None else []
         self._columns: dict[int, list[int]] = {column[NUMBER]: column for column in state.rows.T.tolist()}
         self._gaps: dict[int, float] = {}
         if record is not None and len(record.itl_s) == 4 * state.rows.shape[1]:
@@ -124,7 +131,24 @@ class RequestList:
             priority=arrival.priority,
             computed=computed,
             needed=needed,
+            adapter=text.identity(arrival.adapter_label, 40),
+            full=self._full_blocks(number),
         )
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether layers keep state in several KV groups."""
+        return bool(self._kinds)
+
+    def _full_blocks(self, number: int) -> int:
+        tables = self._state.group_tables(number)
+        places = [place for kind in self._kinds if kind.full for place in kind.groups]
+        return sum(len(tables[place]) // 4 for place in places if place < len(tables))
+
+    @property
+    def has_adapters(self) -> bool:
+        """Whether anybody asks for a LoRA adapter."""
+        return any(self._state.requests[number].arrival.adapter for number in self.numbers)
 
     def ordered(self, numbers: list[int], column: str, descending: bool) -> list[int]:
         """Sorted by a column; equal ones stay as they were, and unknown values come last either way."""
@@ -145,7 +169,9 @@ class RequestList:
         if self._state.requests[number].waiting:
             return 0
         column = self._column(number)
-        return len(self._state.tables.get(number, b"")) // 4 if column is None else column[BLOCKS]
+        if column is not None:
+            return column[BLOCKS]
+        return sum(len(table) // 4 for table in self._state.group_tables(number))
 
 
 def _label(column: list[int], prompt_tokens: int) -> str:
@@ -163,7 +189,7 @@ _COMPARISON = re.compile(r"([^<>=]*)(>=|<=|>|<|=)(.*)")
 _NUMBER = re.compile(r"(-?\d+(?:\.\d+)?)(\D*)")
 _MS = {"": 1e-3, "ms": 1e-3, "s": 1.0}
 _UNITS: dict[str, dict[str, float]] = {
-    **{name: {"": 1.0} for name in ("prompt", "cached", "out", "kv", "preempt", "priority")},
+    **{name: {"": 1.0} for name in ("prompt", "cached", "out", "kv", "full", "preempt", "priority")},
     "progress": {"": 1.0, "%": 0.01},
     "age": {"": 1.0, "s": 1.0, "ms": 1e-3},
     "ttft": _MS,
@@ -179,7 +205,7 @@ class FilterError(ValueError):
 
 
 class Filter:
-    """Words that must all hold: a piece of the id or the state, `kv>40`, `age>2s`; `!` before one for its contrary.
+    """Words that must all hold: a piece of id, state or adapter, `kv>40`, `age>2s`; `!` before one for its contrary.
 
     What is not understood keeps everything and is told in `problems`.
     """
@@ -210,12 +236,12 @@ def _test(word: str) -> Test:
     found = _COMPARISON.fullmatch(word)
     if found is not None:
         return _comparison(word, *found.groups())
-    return lambda row: word in row.id.lower() or word in row.state
+    return lambda row: word in row.id.lower() or word in row.state or word in row.adapter.lower()
 
 
 def _comparison(word: str, name: str, sign: str, limit: str) -> Test:
     field = "priority" if name == "prio" else name
-    if field in ("id", "state"):
+    if field in ("id", "state", "adapter"):
         raise FilterError(f"{word}: write {limit or 'a piece of it'} alone")
     if field not in _UNITS:
         raise FilterError(f"{word}: compare {', '.join(_UNITS)}")

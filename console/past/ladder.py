@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from itertools import groupby
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.latencies.cohort import Bounded, cohort
@@ -109,6 +110,21 @@ class Bucket:
             if theirs:
                 getattr(self, name).update(theirs)
 
+    def packed(self) -> bytes:
+        """The bucket as few bytes: many are kept, few are looked at."""
+        self.drawn = {}
+        return msgspec.msgpack.encode([getattr(self, name) for name in self.__slots__])
+
+    @classmethod
+    def unpacked(cls, packed: bytes) -> Bucket:
+        """Undo `packed`."""
+        bucket = cls.__new__(cls)
+        for name, value in zip(cls.__slots__, msgspec.msgpack.decode(packed), strict=True):
+            setattr(bucket, name, Counter(value) if isinstance(value, dict) else value)
+        decode, prefill, draft = bucket.tokens  # a list, as it comes
+        bucket.tokens, bucket.drawn = (decode, prefill, draft), {}
+        return bucket
+
     def moved_back(self, seconds: float) -> Bucket:
         """The same, so much earlier and without the step to open."""
         moved = Bucket()
@@ -187,7 +203,8 @@ class Ladder:
     def __init__(self) -> None:
         self.begins_s: float | None = None
         self.knows_gpu = False
-        self._rungs: list[dict[int, Bucket]] = [{} for _ in range(NUM_RUNGS)]
+        self._newest: list[tuple[int, Bucket] | None] = [None] * NUM_RUNGS
+        self._packed: list[dict[int, bytes]] = [{} for _ in range(NUM_RUNGS)]
         self._order: list[deque[int]] = [deque() for _ in range(NUM_RUNGS)]
         self._pending: list[StepRecord] = []
         self._waits: dict[int, float] = {}
@@ -217,11 +234,13 @@ class Ladder:
             self._settle()
         moved = Ladder()
         moved.begins_s = None if self.begins_s is None else self.begins_s - seconds
-        for rung, buckets in enumerate(self._rungs):
+        for rung, order in enumerate(self._order):
             shift = round(seconds / self.length_s(rung))
-            for index in self._order[rung]:
+            for index in order:
+                bucket = self._bucket(rung, index)
+                assert bucket is not None, "what is in order is kept"
                 # Never onto the new session's own first bucket.
-                moved._merge(rung, min(index - shift, -1), buckets[index].moved_back(seconds))
+                moved._merge(rung, min(index - shift, -1), bucket.moved_back(seconds))
         return moved
 
     def _settle(self) -> None:
@@ -256,14 +275,24 @@ class Ladder:
                 waits.pop(refusal.number, None)
 
     def _merge(self, rung: int, index: int, part: Bucket) -> None:
-        buckets, order = self._rungs[rung], self._order[rung]
-        bucket = buckets.get(index)
-        if bucket is None:
-            bucket = buckets[index] = Bucket()
-            order.append(index)
+        newest = self._newest[rung]
+        if newest is None or newest[0] != index:
+            packed, order = self._packed[rung], self._order[rung]
+            if newest is not None:
+                packed[newest[0]] = newest[1].packed()
+            if index not in packed:
+                order.append(index)
+            newest = self._newest[rung] = index, self._bucket(rung, index) or Bucket()
             if len(order) > KEPT:
-                del buckets[order.popleft()]
-        bucket.merge(part)
+                packed.pop(order.popleft(), None)
+        newest[1].merge(part)
+
+    def _bucket(self, rung: int, index: int) -> Bucket | None:
+        newest = self._newest[rung]
+        if newest is not None and newest[0] == index:
+            return newest[1]
+        packed = self._packed[rung].get(index)
+        return None if packed is None else Bucket.unpacked(packed)
 
     def columns(self, begin_s: float, end_s: float, width: int) -> tuple[list[Bucket | None], float, float]:
         """At most `width` columns over a span, oldest first, None where nothing ended; when the first begins, and
@@ -286,11 +315,10 @@ class Ladder:
         return found, first * per * unit_s, per * unit_s
 
     def _column(self, rung: int, first: int, num: int) -> Bucket | None:
-        buckets = self._rungs[rung]
         known = self._closed.get((rung, first, num), self)
         if not isinstance(known, Ladder):
             return known
-        parts = [buckets[index] for index in range(first, first + num) if index in buckets]
+        parts = [part for index in range(first, first + num) if (part := self._bucket(rung, index)) is not None]
         whole = _whole(parts) if parts else None
         if self._order[rung] and first + num <= self._order[rung][-1]:  # nothing is added to it any more
             if len(self._closed) >= MOST_CLOSED:

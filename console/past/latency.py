@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.telemetry import ROW_FIELDS, StepRecord, Totals
@@ -48,6 +49,22 @@ class Samples:
 EMPTY = Samples(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
 
+def packed(samples: Samples) -> tuple[bytes, bytes]:
+    """Values and counts in half the space, as far as the values allow: over an hour's worth are kept."""
+    short = not len(samples.values) or samples.values[-1] < 1 << 32
+    return samples.values.astype(np.uint32 if short else np.int64).tobytes(), samples.counts.astype(
+        np.uint32
+    ).tobytes()
+
+
+def unpacked(values: bytes, counts: bytes) -> Samples:
+    """Undo `packed`."""
+    width = np.uint32 if len(values) == len(counts) else np.int64
+    return Samples(
+        np.frombuffer(values, dtype=width).astype(np.int64), np.frombuffer(counts, dtype=np.uint32).astype(np.int64)
+    )
+
+
 def collect(seconds: npt.NDArray[np.floating]) -> Samples:
     """Samples of durations in seconds; NaN means none."""
     # The requests of one step wait equally long: few of many are different, and only they need be converted.
@@ -86,8 +103,7 @@ def unserved(records: Iterable[StepRecord]) -> tuple[int, int]:
     return len(tokens) - int(np.count_nonzero(tokens)), len(tokens)
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(msgspec.Struct, array_like=True, frozen=True):
     """The running totals at the end of one step, and the longest wait in its queue; they outlive its record."""
 
     end_s: float
@@ -100,6 +116,18 @@ class Reading:
         return cls(record.end_s, record.step, record.totals, record.oldest_wait_s)
 
 
+class Second(msgspec.Struct, array_like=True, frozen=True):
+    """A second that is over: `packed` samples of each of `KINDS`, what `unserved` says, the first record's reading."""
+
+    samples: tuple[tuple[bytes, bytes], ...]
+    unserved: tuple[int, int]
+    first: Reading
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Second).decode
+
+
 class LatencyBuckets:
     """Samples by second of the engine's clock, from `begins_s` on, None before there is any.
 
@@ -107,14 +135,14 @@ class LatencyBuckets:
     """
 
     def __init__(self) -> None:
-        self._closed: dict[int, dict[str, Samples]] = {}
+        self._closed: dict[int, bytes] = {}
         self._open = dict.fromkeys(KINDS, EMPTY)
+        self._open_unserved = (0, 0)
+        self._open_first: Reading | None = None
         self._open_bucket = -1
         self.begins_s: float | None = None
         self._turns_s = -math.inf
         self._pending: list[StepRecord] = []
-        self._firsts: dict[int, Reading] = {}
-        self._unserved: dict[int, tuple[int, int]] = {}
 
     def take(self, record: StepRecord) -> None:
         if record.end_s >= self._turns_s:
@@ -128,43 +156,60 @@ class LatencyBuckets:
         self._close()
         bucket = int(record.end_s // BUCKET_S)
         self._open_bucket, self._turns_s = bucket, (bucket + 1) * BUCKET_S
-        self._firsts[bucket] = Reading.of(record)
+        self._open_first = Reading.of(record)
 
     def _close(self) -> None:
         self._settle()
-        if self._open_bucket >= 0:
-            self._closed[self._open_bucket] = self._open
-        self._open = dict.fromkeys(KINDS, EMPTY)
+        if self._open_first is not None:
+            samples = tuple(packed(self._open[kind]) for kind in KINDS)
+            self._closed[self._open_bucket] = _encode(Second(samples, self._open_unserved, self._open_first))
+        self._open, self._open_unserved = dict.fromkeys(KINDS, EMPTY), (0, 0)
         while len(self._closed) > _KEEP_BUCKETS:
-            oldest = next(iter(self._closed))
-            del self._closed[oldest], self._firsts[oldest]
-            self._unserved.pop(oldest, None)
+            del self._closed[next(iter(self._closed))]
 
     def _settle(self) -> None:
         """Work in what was taken since the last look: many records at once cost little more than one."""
         if self._pending:
             new = of_records(self._pending)
             self._open = {kind: merge([self._open[kind], new[kind]]) for kind in KINDS}
-            before, found = self._unserved.get(self._open_bucket, (0, 0)), unserved(self._pending)
-            self._unserved[self._open_bucket] = (before[0] + found[0], before[1] + found[1])
+            before, found = self._open_unserved, unserved(self._pending)
+            self._open_unserved = (before[0] + found[0], before[1] + found[1])
             self._pending = []
 
     def bucket(self, index: int) -> dict[str, Samples] | None:
         """Samples of one second; None if nothing was recorded in it."""
-        if index != self._open_bucket:
-            return self._closed.get(index)
-        self._settle()
-        return self._open
+        if index == self._open_bucket:
+            self._settle()
+            return self._open
+        second = self._second(index)
+        if second is None:
+            return None
+        return {kind: unpacked(*part) for kind, part in zip(KINDS, second.samples, strict=True)}
+
+    def _second(self, index: int) -> Second | None:
+        """One that is over."""
+        packed = self._closed.get(index)
+        return None if packed is None else _decode(packed)
 
     def unserved(self, first: int, last: int) -> tuple[int, int]:
         """Over the steps of these seconds, the running requests that got no token, and all running ones."""
         self._settle()
-        found = [self._unserved[index] for index in range(first, last + 1) if index in self._unserved]
+        found = [second.unserved for index in range(first, last + 1) if (second := self._second(index))]
+        if first <= self._open_bucket <= last:
+            found.append(self._open_unserved)
         return sum(starved for starved, _ in found), sum(running for _, running in found)
 
     def readings(self, first: int, last: int) -> list[Reading]:
-        """The running totals at the first record of each of these seconds, where there is one."""
-        return [self._firsts[index] for index in range(first, last + 1) if index in self._firsts]
+        """The running totals at the first record of the first and of the last of these seconds that has one."""
+        known = [index for index in range(first, last + 1) if index in self._closed or index == self._open_bucket]
+        return [found for index in dict.fromkeys(known[:1] + known[-1:]) if (found := self._reading(index))]
+
+    def _reading(self, index: int) -> Reading | None:
+        """At the first record of one second."""
+        if index == self._open_bucket:
+            return self._open_first
+        second = self._second(index)
+        return None if second is None else second.first
 
     def columns(
         self, kind: str, end_s: float, window_s: float, num_columns: int, newest: dict[str, Samples] | None = None

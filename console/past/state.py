@@ -66,6 +66,7 @@ class State:
         "_changed",
         "_classes",
         "_front",
+        "_further",
         "_grown",
         "_newest",
         "_rows",
@@ -96,7 +97,8 @@ class State:
         self._back: dict[int, None] = {}
         # Worked out when they are looked at: records come far more often than anyone looks.
         self._tables: dict[int, bytes] = {}
-        self._grown: list[tuple[bytes, bytes]] = []
+        self._further: dict[int, dict[int, bytes]] = {}
+        self._grown: list[tuple[bytes, bytes, bytes]] = []
         self._newest: StepRecord | None = None
         self._rows: IntArray | None = None
         self._classes: Classes = np.zeros(0, dtype=np.uint8)
@@ -111,24 +113,38 @@ class State:
 
     @property
     def tables(self) -> dict[int, bytes]:
-        """Ids of the blocks that each live request holds, int32."""
+        """Ids of the blocks that each live request holds in the first KV group, int32."""
         if self._grown:
             self._settle_tables()
         return self._tables
 
+    def group_tables(self, number: int) -> list[bytes]:
+        """A request's tables by KV group, as `tables` has that of the first; none if it holds nothing."""
+        first = self.tables.get(number)
+        further = self._further.get(number, {})
+        if first is None and not further:
+            return []
+        return [first or b"", *(further.get(group, b"") for group in range(1, max(further, default=0) + 1))]
+
     def _settle_tables(self) -> None:
-        grown, grown_blocks = map(b"".join, zip(*self._grown, strict=True))
+        grown, grown_blocks, places = map(b"".join, zip(*self._grown, strict=True))
         self._grown = []
         pairs = np.frombuffer(grown, dtype=np.int32).reshape(-1, 2)
         ids = np.frombuffer(grown_blocks, dtype=np.int32)
-        if (pairs[:, 1] < 0).any() or pairs[:, 1].sum() != len(ids):
+        if (pairs[:, 1] < 0).any() or pairs[:, 1].sum() != len(ids) or len(places) != len(pairs):
             self.exact = False  # damaged: nobody knows whose blocks these are
             return
-        owners = np.repeat(pairs[:, 0], pairs[:, 1])
+        owner = pairs[:, 0].astype(np.int64) << 8 | np.frombuffer(places, dtype=np.uint8)
+        owners = np.repeat(owner, pairs[:, 1])
         order = np.argsort(owners, kind="stable")
-        numbers, starts = np.unique(owners[order], return_index=True)
-        for number, part in zip(numbers.tolist(), np.split(ids[order], starts[1:]), strict=False):
-            if number in self.requests:
+        found, starts = np.unique(owners[order], return_index=True)
+        for key, part in zip(found.tolist(), np.split(ids[order], starts[1:]), strict=False):
+            number, group = key >> 8, key & 255
+            if number in self.requests and group:
+                tables = dict(self._further.get(number, {}))
+                tables[group] = tables.get(group, b"") + part.tobytes()
+                self._further[number] = tables
+            elif number in self.requests:
                 self._tables[number] = self._tables.get(number, b"") + part.tobytes()
 
     @property
@@ -160,6 +176,7 @@ class State:
         twin.requests = dict(self.requests)
         twin._front, twin._back = dict(self._front), dict(self._back)
         twin._tables, twin._grown = dict(self._tables), list(self._grown)
+        twin._further = dict(self._further)
         twin._classes, twin._changed = classes.copy(), []
         return twin
 
@@ -177,6 +194,11 @@ class State:
         self._front, self._back = {}, dict.fromkeys(snapshot.waiting)
         self._newest, self._rows = None, None
         self._tables = {item.arrival.number: item.table for item in snapshot.requests if item.table}
+        self._further = {
+            item.arrival.number: dict(enumerate(item.further, start=1))
+            for item in snapshot.requests
+            if item.further
+        }
         self._grown = []
         self._classes, self._changed = np.frombuffer(snapshot.block_classes, dtype=np.uint8).copy(), []
 
@@ -199,7 +221,8 @@ class State:
         if record.ttft_s:
             self._first_tokens(record)
         if record.grown:
-            self._grown.append((record.grown, record.grown_blocks))
+            places = record.grown_groups or bytes(len(record.grown) // 8)
+            self._grown.append((record.grown, record.grown_blocks, places))
             if len(self._grown) >= MAX_UNSETTLED:
                 self._settle_tables()
         for finish in record.finishes:
@@ -252,6 +275,7 @@ class State:
                 queued_since_s=record.start_s,
             )
             self.tables.pop(preemption.number, None)  # settled: it may be admitted again before anyone looks
+            self._further.pop(preemption.number, None)
             # A victim returns to the front of the queue; under priority the order is worked out when it is shown.
             self._front[preemption.number] = None
 
@@ -265,6 +289,7 @@ class State:
     def _drop(self, number: int) -> None:
         self.requests.pop(number, None)
         self._tables.pop(number, None)
+        self._further.pop(number, None)
         self._leave_queue(number)
 
     def _leave_queue(self, number: int) -> None:
@@ -327,6 +352,7 @@ class State:
             queued_s=tracked.queued_since_s if tracked.waiting else None,
             requeued_s=tracked.requeued_s,
             deferred=tracked.deferred,
+            further=tuple(self.group_tables(arrival.number)[1:]),
         )
 
     def running(self) -> list[int]:

@@ -15,6 +15,7 @@ from schedtop.console.drawing import text
 from schedtop.console.explain.watch import Watch
 from schedtop.console.explain.window import Bounds
 from schedtop.console.feed import Commanded
+from schedtop.console.knobs.forecast import MakeForecast
 from schedtop.console.options import ConsoleOptions
 from schedtop.console.past.recorded import RecordedHistory
 from schedtop.console.past.source import Source
@@ -91,7 +92,7 @@ class ReplayApp(ConsoleApp):
     """Plays `source`. It begins at its first step, playing unless `paused`.
 
     `damage` is what the source raises for a stretch that cannot be read: a line for the operator, not a crash.
-    `rerun` begins runs with other knobs.
+    `rerun` begins runs with other knobs; `make_forecast` says what staged ones would do from the shown step.
     """
 
     CSS_PATH: ClassVar[str] = "../console.tcss"
@@ -110,8 +111,9 @@ class ReplayApp(ConsoleApp):
         paused: bool = False,
         damage: type[Exception] = OSError,
         rerun: Begin | None = None,
+        make_forecast: MakeForecast | None = None,
     ) -> None:
-        super().__init__(cast(Any, source), options, None, now)
+        super().__init__(cast(Any, source), options, None, now, make_forecast)
         self.reruns = Reruns(rerun, self._on_change)
         self.overlay = Overlay()
         self._told: object = None
@@ -133,11 +135,11 @@ class ReplayApp(ConsoleApp):
     def _open_watch(self, bounds: Bounds) -> Watch:
         return ReplayWatch(self.history, bounds)
 
-    def open_explain(self) -> None:
+    def open_explain(self, finding: str | None = None) -> None:
         with self.history.lock:
             self.player.pause()
             self.explain.look(self.view)
-        super().open_explain()
+        super().open_explain(finding)
 
     def show_rerun(self, words: str = "") -> None:
         """Open the re-run screen over whatever is shown; `words` say what is being run."""
@@ -207,14 +209,18 @@ def run_replay(
     at: str | None,
     damage: type[Exception],
     rerun: Begin | None = None,
+    make_forecast: MakeForecast | None = None,
 ) -> int:
-    """Replay a recording until the console is left; the exit code. `damage` and `rerun` as for `ReplayApp`.
+    """Replay a recording until the console is left; the exit code. The last three are as for `ReplayApp`.
 
     Raises `JumpError` where `at` is no place, `ActionError` for a bad `keys.toml`.
     """
     if options.config_dir is None:
         options = replace(options, config_dir=user_config_path("schedtop"))
-    app = ReplayApp(source, options, speed=speed, paused=paused or at is not None, damage=damage, rerun=rerun)
+    stopped = paused or at is not None
+    app = ReplayApp(
+        source, options, speed=speed, paused=stopped, damage=damage, rerun=rerun, make_forecast=make_forecast
+    )
     if at is not None:
         app.jumps.go(at)
         if not paused and not app.player.ended:

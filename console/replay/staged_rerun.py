@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from schedtop.console.knobs.staged import Staging
 from schedtop.console.past.state import State
@@ -12,6 +12,8 @@ from schedtop.engine.contract.knobs import BY_NAME, KNOBS, Knob
 
 class ReplayStaging(Staging):
     """Nothing is applied: staged values are what a run again is to have."""
+
+    NEXT: ClassVar[str] = "r runs it from this step, b from the start"
 
     @property
     def current(self) -> Mapping[str, Any]:

@@ -1,127 +1,97 @@
-"""The command palette: every action by name, with its key and, where it is off, why."""
+"""The command palette: actions, requests, findings and steps in one list, one line each."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from rich.text import Text
-from schedtop.console.actions import SCOPES, Action, Registry, key_name
 from schedtop.console.drawing import text
+from textual.binding import Binding
 from textual.containers import Vertical
 from textual.screen import ModalScreen
-from textual.widgets import Input, Static
+from textual.widgets import Input, OptionList
+from textual.widgets.option_list import Option
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
-    from textual.events import Click, Key, MouseScrollDown, MouseScrollUp
+    from textual.binding import BindingType
+    from textual.events import Key
 
 ROWS = 14
-KEYS = 14
-"""Cells for the keys of an action."""
+NOTE = 14
+"""Cells for the keys of an action, or the state of anything else."""
 
 
-class PaletteList(Static):
-    """The actions in sight: a click runs one, the wheel moves on."""
+class Entry(NamedTuple):
+    """One line, and what choosing it does; `off` says why that cannot be done now."""
 
-    @property
-    def _palette(self) -> PaletteScreen:
-        return cast("PaletteScreen", self.screen)
-
-    def on_click(self, event: Click) -> None:
-        event.stop()
-        if self._palette.found:
-            self._palette.choose(self._palette.top + event.y)
-
-    def on_mouse_scroll_down(self, event: MouseScrollDown) -> None:
-        event.stop()
-        self._palette.move(3)
-
-    def on_mouse_scroll_up(self, event: MouseScrollUp) -> None:
-        event.stop()
-        self._palette.move(-3)
+    title: str
+    note: str
+    run: Callable[[], None]
+    off: str = ""
 
 
-class PaletteScreen(ModalScreen[str | None]):
-    """Type to narrow, Enter runs, Esc leaves. Returns the chosen action's id."""
+class PaletteScreen(ModalScreen[Entry | None]):
+    """Type to narrow, Enter runs, Esc leaves. `find` gives the entries for what is typed."""
 
-    def __init__(self, registry: Registry, why_not: Callable[[str], str | None]) -> None:
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Leave", show=False)]
+
+    def __init__(self, find: Callable[[str], list[Entry]]) -> None:
         super().__init__(classes="dialog")
-        self.registry, self.why_not = registry, why_not
-        self.cursor = 0
-        self.found: list[Action] = list(registry.actions)
+        self.find = find
+        self.found: list[Entry] = []
 
     def compose(self) -> ComposeResult:
         with Vertical(id="palette"):
-            yield Input(placeholder="Type to search", id="palette-input")
-            yield PaletteList("", id="palette-list")
+            typed = Input(placeholder="Type to search actions, requests, findings, steps", id="palette-input")
+            typed.cursor_blink = False  # nothing is written to the terminal that says nothing
+            yield typed
+            yield OptionList(id="palette-list", markup=False)
+
+    @property
+    def list(self) -> OptionList:
+        return self.query_one(OptionList)
 
     def on_input_changed(self, event: Input.Changed) -> None:
-        self.found = match(event.value, self.registry.actions)
-        self.cursor = 0
-        self._show()
+        self._show(event.value)
 
     def on_key(self, event: Key) -> None:
-        if event.key == "escape":
+        moves: dict[str, Callable[[], None]] = {
+            "up": self.list.action_cursor_up,
+            "down": self.list.action_cursor_down,
+            "pageup": self.list.action_page_up,
+            "pagedown": self.list.action_page_down,
+        }
+        if event.key in moves:
             event.stop()
-            self.dismiss(None)
-        elif event.key in ("up", "down"):
-            event.stop()
-            self.move(1 if event.key == "down" else -1)
-        elif event.key == "enter":
-            event.stop()
-            self.choose(self.cursor)
+            moves[event.key]()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()
-        self.choose(self.cursor)
+        self._choose(self.list.highlighted)
 
-    def move(self, lines: int) -> None:
-        """Move the cursor by so many lines."""
-        self.cursor = max(0, min(len(self.found) - 1, self.cursor + lines))
-        self._show()
+    def on_option_list_option_selected(self, event: OptionList.OptionSelected) -> None:
+        event.stop()
+        self._choose(event.option_index)
 
-    def choose(self, index: int) -> None:
-        """Leave with an action by its place in the list; with none where none is."""
-        self.dismiss(self.found[index].id if 0 <= index < len(self.found) else None)
-
-    @property
-    def top(self) -> int:
-        """The place of the first action in sight."""
-        rows = self._room()[1]
-        return max(0, min(self.cursor - rows // 2, len(self.found) - rows))
+    def _choose(self, index: int | None) -> None:
+        self.dismiss(None if index is None or not self.found else self.found[index])
 
     def on_resize(self) -> None:
-        self._show()
+        self._show(self.query_one(Input).value, self.list.highlighted)
 
-    def _room(self) -> tuple[int, int]:
-        """Cells and lines of the list, as the stylesheet gives them."""
+    def _show(self, words: str, highlighted: int | None = None) -> None:
+        self.found = self.find(words)
         width, height = self.app.size
-        return min(80, width * 96 // 100) - 4, max(1, min(ROWS, height * 9 // 10 - 3))
-
-    def _show(self) -> None:
-        width, rows = self._room()
-        top = self.top
-        words = Text(no_wrap=True)
-        titles = min(44, width - KEYS - 2)
-        for index, action in enumerate(self.found[top : top + rows], start=top):
-            reason = self.why_not(action.id)
-            where = "" if action.scope == "global" else f" ({SCOPES[action.scope]})"
-            keys = " ".join(key_name(key) for key in action.keys)
-            line = f" {text.fit(action.title + where, titles)} {keys:<{KEYS}}" + (
-                f" off: {reason}" if reason else ""
-            )
-            words.append(text.fit(line, width) + "\n", style="reverse" if index == self.cursor else "")
-        words.rstrip()
-        self.query_one("#palette-list", Static).update(words if self.found else Text(" No match"))
-
-
-def match(words: str, actions: tuple[Action, ...]) -> list[Action]:
-    """Actions whose title, help or key holds all words; those whose title begins with them first."""
-    wanted = words.lower().split()
-    found = [action for action in actions if all(word in _haystack(action) for word in wanted)]
-    return sorted(found, key=lambda action: not action.title.lower().startswith(words.lower().strip()))
-
-
-def _haystack(action: Action) -> str:
-    return f"{action.title} {action.help} {' '.join(map(key_name, action.keys))}".lower()
+        room = min(80, width * 96 // 100) - 4
+        titles = min(44, room - NOTE - 2)
+        lines = [
+            f" {text.fit(entry.title, titles)} {text.fit(entry.note, NOTE)}"
+            + (f" off: {entry.off}" if entry.off else "")
+            for entry in self.found
+        ]
+        options = [Option(Text(text.fit(line, room), no_wrap=True)) for line in lines]
+        self.list.styles.max_height = max(1, min(ROWS, height * 9 // 10 - 3))
+        self.list.clear_options().add_options(options or [Option(" No match", disabled=True)])
+        self.list.highlighted = (highlighted or 0) if options else None

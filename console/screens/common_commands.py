@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from schedtop.console.drawing import text
 from schedtop.console.screens.base import Console, ConsoleScreen
-from schedtop.console.screens.command_palette import PaletteScreen
+from schedtop.console.screens.command_palette import Entry, PaletteScreen
 from schedtop.console.screens.help import HelpScreen
+from schedtop.console.screens.palette_entries import entries
 from schedtop.console.screens.quit import QuitScreen
 from schedtop.console.terminal import clipboard, export
 from schedtop.engine.contract.telemetry import Pause, Reply, Resume, StepOnce, StepRecord
@@ -88,11 +90,11 @@ class CommonCommands:
             self.screen.app.exit(return_code=0)
 
     def do_palette(self) -> None:
-        def run(name: str | None) -> None:
-            if name is not None:
-                self.screen.action_act(name)
+        def run(entry: Entry | None) -> None:
+            if entry is not None:
+                entry.run()
 
-        self.screen.app.push_screen(PaletteScreen(self.screen.registry, self.screen.why_not), run)
+        self.screen.app.push_screen(PaletteScreen(partial(entries, self.screen)), run)
 
     def do_explain(self) -> None:
         self.console.open_explain()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedtop.console.drawing import layout
 from schedtop.console.explain.tries import Tries
 from schedtop.console.explain.watch import Watch
 from schedtop.console.knobs.forecast import Forecaster
@@ -29,9 +28,6 @@ class ExplainScreen(PanelScreen):
         self.why = WhyPanel(view, self.findings, Tries(forecaster, staging), id="finding")
         super().__init__(view, registry, (self.findings, self.why))
         self.commands = (ExplainCommands(self), MoveCommands(self), CommonCommands(self))
-
-    def places(self, width: int, height: int) -> layout.Places:
-        return layout.arrange_explain(width, height)
 
     def help_page(self) -> tuple[str, str]:
         return "Explain", self.panel.HELP
@@ -62,7 +58,7 @@ class ExplainCommands:
         tried = self.screen.why.tried()
         if tried is not None:
             self.screen.staging.stage(tried.knob, tried.value)
-            self.screen.say(f"staged {tried.title}: Enter on Knobs applies, c tries it")
+            self.screen.say(f"staged {tried.title}: {self.screen.staging.NEXT}")
             return
         steps, view = self.screen.why.steps(), self.screen.view
         if steps is None:

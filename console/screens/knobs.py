@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from schedtop.console.actions import Registry
-from schedtop.console.drawing import layout
 from schedtop.console.knobs.presets import PresetError, check_name, load_presets, save_preset
 from schedtop.console.knobs.staged import Staging
 from schedtop.console.screens.common_commands import CommonCommands
@@ -137,12 +136,9 @@ class KnobsScreen(PanelScreen):
         own = KnobsScreenCommands(self)
         self.commands = (self.knob_commands, own, MoveCommands(self), CommonCommands(self))
 
-    def places(self, width: int, height: int) -> layout.Places:
-        return layout.arrange_knobs(width, height)
-
     def show_panel(self, panel: Panel) -> None:
         """Give a panel the focus, or say why it cannot have it."""
-        if str(panel.id) not in self.places(*self.app.size):
+        if not panel.display:
             self.say(f"no room for {panel.TITLE} here: make the terminal higher", "warn")
         else:
             self.set_focus(panel)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from schedtop.console.drawing import layout
 from schedtop.console.screens.base import ConsoleScreen, TooSmall
+from schedtop.console.widgets.banner import BannerBar
 from schedtop.console.widgets.header import HeaderBar
 from schedtop.console.widgets.panel import Panel
+from textual.containers import Container
 
 if TYPE_CHECKING:
     from schedtop.console.actions import Registry
@@ -23,61 +26,46 @@ class HasPanel(Protocol):
     def panel(self) -> Panel | None: ...
 
 
+_MOVES: dict[str, Callable[[Panel], None]] = {
+    "up": lambda panel: panel.move(-1),
+    "down": lambda panel: panel.move(1),
+    "page_up": lambda panel: panel.move_page(-1),
+    "page_down": lambda panel: panel.move_page(1),
+    "first": lambda panel: panel.move_end(last=False),
+    "last": lambda panel: panel.move_end(last=True),
+}
+
+
 class MoveCommands:
     """The hands of a screen for moving in the panel that has the focus."""
 
     def __init__(self, screen: HasPanel) -> None:
         self._screen = screen
+        for name, move in _MOVES.items():
+            setattr(self, f"do_{name}", partial(self._move, move))
 
     def why_not(self, name: str) -> str | None:
         return None
 
-    def _move(self, lines: int) -> None:
+    def _move(self, move: Callable[[Panel], None]) -> None:
         if self._screen.panel is not None:
-            self._screen.panel.move(lines)
-
-    def do_up(self) -> None:
-        self._move(-1)
-
-    def do_down(self) -> None:
-        self._move(1)
-
-    def _move_page(self, pages: int) -> None:
-        if self._screen.panel is not None:
-            self._screen.panel.move_page(pages)
-
-    def do_page_up(self) -> None:
-        self._move_page(-1)
-
-    def do_page_down(self) -> None:
-        self._move_page(1)
-
-    def _move_end(self, last: bool) -> None:
-        if self._screen.panel is not None:
-            self._screen.panel.move_end(last)
-
-    def do_first(self) -> None:
-        self._move_end(last=False)
-
-    def do_last(self) -> None:
-        self._move_end(last=True)
+            move(self._screen.panel)
 
 
 class PanelScreen(ConsoleScreen):
-    """`panels` in the order of Tab; the first has the focus when the screen opens."""
+    """`panels` in the order of Tab; the first has the focus when the screen opens. The stylesheet places them."""
 
     AUTO_FOCUS: ClassVar[str | None] = None
+    HORIZONTAL_BREAKPOINTS = [(0, "-small"), (layout.STRIP[0], "-middle"), (layout.WIDE[0], "-wide")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "-flat"), (layout.STRIP[1], "-low"), (22, "-high"), (layout.COMPACT[1], "-tall")]  # noqa: RUF012
 
     def __init__(self, view: View, registry: Registry, panels: tuple[Panel, ...]) -> None:
         super().__init__(view, registry, str(panels[0].id))
         self.header = HeaderBar(view, id="header")
+        self.banner = BannerBar(view, id="banner")
         self.panels = panels
         self.small = TooSmall()
         self._last = panels[0]
-
-    def places(self, width: int, height: int) -> layout.Places:
-        """Where the panels go, by their ids; nothing where the terminal is too small."""
-        raise NotImplementedError
 
     def more(self) -> Iterable[Widget]:
         """Widgets below the footer."""
@@ -85,28 +73,16 @@ class PanelScreen(ConsoleScreen):
 
     def compose(self) -> ComposeResult:
         yield self.header
-        yield from self.panels
+        yield self.banner
+        with Container(id="panels"):
+            yield from self.panels
         yield self.footer
         yield from self.more()
         yield self.small
 
-    def on_mount(self) -> None:
-        self.place()
-
     def on_resize(self, event: Resize) -> None:
-        self.place()
-
-    def place(self) -> None:
-        width, height = self.app.size
-        self.small.tell(width, height)
-        places = self.places(width, height)
-        for widget in (self.header, *self.panels, self.footer):
-            place = places.get(str(widget.id))
-            widget.display = place is not None
-            if place is not None:
-                widget.styles.width, widget.styles.height = place.width, place.height
-                widget.styles.offset = (place.x, place.y)
-        if self.focused is None and self.is_attached:
+        self.small.tell(*self.app.size)
+        if self.focused is None:
             self.set_focus(self._last)  # hidden widgets lose it
 
     @property
@@ -134,7 +110,8 @@ class PanelScreen(ConsoleScreen):
             return  # not composed yet, or already being taken apart
         with self.view.history.lock:
             self.view.look()
-            for widget in (self.header, *self.panels, self.footer):
+            self.banner.display = bool(self.view.guide)
+            for widget in (self.header, self.banner, *self.panels, self.footer):
                 widget.paint()
 
     def help_page(self) -> tuple[str, str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedtop.console.drawing import layout
 from schedtop.console.screens.common_commands import CommonCommands
 from schedtop.console.screens.panel_screen import MoveCommands, PanelScreen
 from schedtop.console.widgets.life import LifePanel
@@ -61,9 +60,6 @@ class RequestScreen(PanelScreen):
         self.life = LifePanel(view, number, id="request")
         super().__init__(view, registry, (self.life,))
         self.commands = (RequestCommands(self), MoveCommands(self), CommonCommands(self))
-
-    def places(self, width: int, height: int) -> layout.Places:
-        return layout.arrange_one(width, height, "request")
 
     def help_page(self) -> tuple[str, str]:
         return "Request", LifePanel.HELP

@@ -52,8 +52,8 @@ def banner(view: View) -> tuple[str, str] | None:
         changed = ", ".join(f"{name} {text.value(value)}" for name, value in view.trial.values.items())
         left_s = view.trial.left_s(view.now())
         keys = "" if view.options.read_only else " unless confirmed (c in [6]; r reverts now)"
-        return f"On trial: {changed}. Reverts in {left_s:.0f} s{keys}.", "warn"
-    return None
+        return f"{view.guide}On trial: {changed}. Reverts in {left_s:.0f} s{keys}.", "warn"
+    return (view.guide, "accent") if view.guide else None
 
 
 def _of_replay(status: ReplayStatus) -> tuple[str, str] | None:

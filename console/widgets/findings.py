@@ -95,7 +95,11 @@ class FindingsPanel(_ExplainPanel):
     def move(self, lines: int) -> None:
         entries = self.explain.entries
         if entries:
-            self._chosen = entries[max(0, min(len(entries) - 1, self.cursor + lines))].finding.id
+            self.choose(entries[max(0, min(len(entries) - 1, self.cursor + lines))].finding.id)
+
+    def choose(self, id: str) -> None:
+        """Select a finding."""
+        self._chosen = id
 
     def click_line(self, y: int, x: int) -> None:
         self.move(self.top + y // _LINES_EACH - self.cursor)

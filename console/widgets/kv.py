@@ -11,6 +11,7 @@ from schedtop.console.drawing.line import Line
 from schedtop.console.drawing.stacked_columns import shares
 from schedtop.console.past.state import Classes
 from schedtop.console.widgets.panel import Panel, Pieces
+from schedtop.engine.contract.kv_groups import kinds_of
 from schedtop.engine.contract.telemetry import BlockClass, Blocks, blocks_in_use
 
 ORDER = (
@@ -39,6 +40,8 @@ Every usable block is in exactly one class; the four add up to the pool.
 in-use is held + shared once the step is scheduled, as its head met the pool; what its finishers free is told as
 "after the step", which the bar and the map show. reclaimable is the rest of the pool; slots = token slots of used
 blocks that are filled; hits = prompt tokens of first admissions that the prefix cache gave, and over which time.
+groups: blocks in the requests' tables by kind of layer, those of several counted by each: full attention keeps all,
+a window its newest tokens, a state-space layer a state.
 The bar is sorted by class. | is the watermark: while anything runs, admission leaves that many blocks free,
 so a request that would push the bar past it waits.
 The map below shows the pool in physical order. A cell stands for several blocks when the pool is larger than
@@ -88,10 +91,26 @@ the map; it shows the class most of them are in."""
         record = self.view.moment.record
         if record is None:
             return []
-        lines = [self._bar(record.blocks, width), self._legend(record.blocks, width)][:height]
+        lines = [self._bar(record.blocks, width), self._legend(record.blocks, width)]
+        if record.group_blocks and height > 3:
+            lines.append(self._groups(record.group_blocks, width))
+        lines = lines[:height]
         if height > 2:
-            lines += self._map(self.view.moment.state.classes, width, height - 2)
+            lines += self._map(self.view.moment.state.classes, width, height - len(lines))
         return lines
+
+    def _groups(self, group_blocks: tuple[int, ...], width: int) -> Line:
+        """Blocks in the tables of each kind of KV group."""
+        palette, header = self.view.palette, self.view.history.header
+        line = Line().add(" groups ", palette["muted"])
+        for kind in kinds_of(header.config) if header is not None else []:
+            held = sum(group_blocks[place] for place in kind.groups if place < len(group_blocks))
+            times = f" x{len(kind.groups)}" if len(kind.groups) > 1 else ""
+            piece = f"  {kind.label}{times} "
+            if line.length + len(piece) + len(str(held)) > width:
+                break
+            line.add(piece, palette["muted"]).add(str(held), palette["text"])
+        return line.pad(width, palette["text"])
 
     def _bar(self, blocks: Blocks, width: int) -> Line:
         palette, glyphs = self.view.palette, self.view.glyphs

@@ -252,6 +252,8 @@ n and N go to the next and the previous request."""
     def _blocks(self, life: Life, width: int) -> Line:
         palette, others = self.view.palette, life.sharers
         line = Line().add(" blocks ", palette["muted"]).add(str(life.blocks), palette["text"])
+        if life.full_blocks is not None and life.blocks:
+            line.add(f"  {life.full_blocks} of full attention", palette["muted"])
         if others:
             line.add("  shared with ", palette["muted"])
             for place, (number, common) in enumerate(others):
@@ -380,6 +382,8 @@ def _figures_of_life(life: Life) -> list[tuple[str, str]]:
         figures += [("max", text.ms(float(gaps.max()))), ("n", str(len(gaps)))]
     if life.recomputed_tokens:
         figures.append(("computed again", f"{life.recomputed_tokens} tok"))
+    if life.arrival.adapter:
+        figures.append(("adapter", text.identity(life.arrival.adapter_label, 20)))
     if life.arrival.client:
         figures.append(("client", text.clean(life.arrival.client, 20)))
     if life.arrival.client_wait_s is not None:

@@ -25,6 +25,7 @@ class Prompt(Input):
 
     def __init__(self, view: View, *, id: str) -> None:
         super().__init__(id=id, compact=True)
+        self.cursor_blink = False  # nothing is written to the terminal that says nothing
         self._view = view
         self._changed: Callable[[str], None] | None = None
         self._done: Callable[[str | None], None] | None = None

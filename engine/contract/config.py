@@ -36,13 +36,14 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     hold a batch; with `async_scheduling`, a further step is planned while they run.
 
     `kv_groups`: groups of layers that keep state alike, instead of one; each "full", a window in tokens, or a
-    `KVGroup`. `prefix_cache_retention_interval`: window and Mamba groups keep in the cache what lies behind each
-    multiple of it and behind the prompt's end (0: the latter alone; None: all). A drafter with a cache of its own
-    (EAGLE, MTP) makes a hit lose its last block (`drop_last_cached_block`), needs slots for `num_lookahead_tokens`
-    more, and must not be left with fewer than `prefill_lookahead` tokens of a prompt. `max_loras`: adapters that one
-    step can compute together; 0: no limit. `pooling`: requests have no outputs and end with their prompt.
-    `encoder_budget`: image tokens per step, `encoder_cache` those kept (None: the budget); with
-    `disable_chunked_mm_input` no chunk ends inside an image.
+    `KVGroup`; with `disable_hybrid_kv_cache_manager` all layers keep everything in one.
+    `prefix_cache_retention_interval`: window and Mamba groups keep in the cache what lies behind each multiple of it
+    and behind the prompt's end (0: the latter alone; None: all). A drafter with a cache of its own (EAGLE, MTP) makes
+    a hit lose its last block (`drop_last_cached_block`), needs slots for `num_lookahead_tokens` more, and must not be
+    left with fewer than `prefill_lookahead` tokens of a prompt. `max_loras`: adapters that one step can compute
+    together; 0: no limit. `pooling`: requests have no outputs and end with their prompt. `encoder_budget`: image
+    tokens per step, `encoder_cache` those kept (None: the budget); with `disable_chunked_mm_input` no chunk ends
+    inside an image. `own_model_len`: what the model itself takes at most, where that is known.
     """
 
     num_blocks: int
@@ -66,6 +67,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_seqs_ceiling: int | None = None
     cache_unexecuted_blocks: bool = True
     kv_groups: tuple[Entry, ...] | None = None
+    disable_hybrid_kv_cache_manager: bool = False
     prefix_cache_retention_interval: int | None = None
     drop_last_cached_block: bool = False
     num_lookahead_tokens: int = 0
@@ -78,11 +80,17 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_connector: KVConnector | None = None
     async_scheduling: bool = False
     pipeline_depth: int = 1
+    own_model_len: int | None = None
 
     def groups(self) -> tuple[KVGroup, ...]:
         """The KV groups with their block sizes; one if none are named. Raises `GroupError`."""
-        entries = self.kv_groups if self.kv_groups is not None else (self.sliding_window or "full",)
-        return read_groups(entries, self.block_size, self.max_model_len)
+        entries = self.kv_groups if self.has_groups else (self.sliding_window or "full",)
+        return read_groups(entries or (), self.block_size, self.max_model_len)
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether groups are named, and in use."""
+        return self.kv_groups is not None and not self.disable_hybrid_kv_cache_manager
 
     @property
     def max_concurrent_batches(self) -> int:
@@ -128,8 +136,8 @@ def _check_kv(config: SchedulerConfig) -> None:
         groups = config.groups()
     except GroupError as error:
         raise ConfigError(str(error)) from None
-    if config.kv_groups is not None and config.sliding_window is not None:
-        raise ConfigError("sliding_window: with kv_groups, give the window in its group")
+    if config.has_groups and config.sliding_window is not None:
+        raise ConfigError("sliding_window: the model's own windows hold (kv_groups); leave it out")
     _check_together(config)
     for name in (
         "max_loras",
@@ -156,7 +164,9 @@ def _check_together(config: SchedulerConfig) -> None:
     if config.max_loras and config.encoder_budget is not None:
         raise ConfigError(f"max_loras={config.max_loras}: adapters cannot be served beside images (encoder_budget)")
     if config.max_loras and depth > 1:
-        raise ConfigError(f"max_loras={config.max_loras}: adapters need pipeline_depth 1, not {depth}")
+        raise ConfigError(
+            f"max_loras={config.max_loras}: adapters cannot be served over {depth} pipeline stages (pipeline_depth)"
+        )
     if role == "kv_producer" and config.max_concurrent_batches > 1:
         raise ConfigError("kv_connector: the role kv_producer needs one batch at a time: no async_scheduling")
 
@@ -170,7 +180,8 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Where requests come from: a generator's name or a trace file, and how it is cut and scaled.
 
     `rate` requests/s; `scale` multiplies lengths; `limit` is a number of requests; `time_scale` multiplies the
-    gaps between a trace's arrivals; `start_s`/`end_s` cut a window out of a trace. None leaves as is.
+    gaps between a trace's arrivals; `start_s`/`end_s` cut a window out of a trace. None leaves as is. Requests that
+    name no LoRA adapter are spread over `adapters` of them.
     """
 
     source: str = "mixed"
@@ -185,6 +196,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_output_tokens: int | None = None
     prefix_block_tokens: int | None = None
     skip_bad: bool = False
+    adapters: int = 0
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):

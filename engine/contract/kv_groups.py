@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import gcd, lcm
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -59,6 +61,38 @@ def _read(entry: Entry, block_size: int, max_model_len: int) -> KVGroup:
     if size < 1:
         raise GroupError(f"kv_groups: block_size={size}: must be at least 1")
     return msgspec.structs.replace(group, block_size=size)
+
+
+class Kind(NamedTuple):
+    """Equal groups: what they are called, how many there are, and the place of the first among all."""
+
+    label: str
+    groups: tuple[int, ...]
+    full: bool
+
+
+def kinds_of(config: Mapping[str, Any]) -> list[Kind]:
+    """The kinds of groups in an engine's settings (a `Header`'s `config`), full attention first; none of one group."""
+    entries = config.get("kv_groups") or ()
+    if len(entries) < 2 or config.get("disable_hybrid_kv_cache_manager"):
+        return []
+    places: dict[str, list[int]] = {}
+    for place, entry in enumerate(entries):
+        places.setdefault(_label(entry), []).append(place)
+    kinds = [Kind(label, tuple(same), label.startswith("full")) for label, same in places.items()]
+    return sorted(kinds, key=lambda kind: not kind.full)
+
+
+def has_windows(config: Mapping[str, Any]) -> bool:
+    """Whether any layer forgets, so that the prefix cache keeps only what `prefix_cache_retention_interval` says."""
+    return bool(config.get("sliding_window")) or any(not kind.full for kind in kinds_of(config))
+
+
+def _label(entry: Any) -> str:
+    group = dict(entry) if isinstance(entry, Mapping) else {"full": True} if entry == "full" else {"window": entry}
+    name = "full" if group.get("full") else f"mamba {group['mamba']}" if group.get("mamba") else ""
+    size = f" of {group['block_size']}" if group.get("block_size") else ""
+    return (name or f"window {group.get('window')}") + size
 
 
 def size_of(group: KVGroup) -> int:

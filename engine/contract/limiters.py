@@ -41,7 +41,7 @@ LIMITERS: dict[Limiter, LimiterText] = {
     Limiter.REMOTE_KV: LimiterText("its KV state is still loading; others may pass"),
     Limiter.STREAMING_INPUT: LimiterText("it waits for more of its input; others may pass"),
     Limiter.STALE_OUTPUT: LimiterText("results from before its preemption are under way; others may pass"),
-    Limiter.LORA: LimiterText("max_loras other adapters are in this step; others may pass"),
+    Limiter.LORA: LimiterText("max_loras other adapters are in this step; others may pass", (("max_loras", "up"),)),
     Limiter.ENCODER: LimiterText("the next image does not fit the encoder's budget or cache"),
     Limiter.RESERVED: LimiterText(
         "its load would take blocks that requests in the middle of their prompts still need",

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 
-from schedtop.engine.contract.telemetry import PREFIX_KEY_BYTES, Arrival, StepRecord
+import numpy as np
+import numpy.typing as npt
+from schedtop.engine.contract.telemetry import Arrival, StepRecord
 
-_MAX_PATHS = 1 << 20
-"""Blocks remembered; beyond them the longest unused are taken for never seen."""
+Paths = npt.NDArray[np.uint64]
+
+_NUM_SETS = 1 << 16
+_WAYS = 8
+"""Blocks remembered are about `_NUM_SETS * _WAYS`, in 6 MiB taken at once. Of a full set the longest unused one goes
+and is taken for never seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +42,51 @@ class Lookups:
         return both / self.prompt_tokens if self.prompt_tokens else None
 
 
+class _Seen:
+    """Paths seen lately, in sets of `_WAYS`: as much memory after a day as after a minute."""
+
+    def __init__(self) -> None:
+        self._paths = np.zeros((_NUM_SETS, _WAYS), dtype=np.uint64)
+        self._used = np.zeros((_NUM_SETS, _WAYS), dtype=np.uint32)
+        self._now = 0
+
+    def has(self, paths: Paths) -> npt.NDArray[np.bool_]:
+        """Which of them (n,) are here."""
+        found: npt.NDArray[np.bool_] = (self._paths[_sets(paths)] == paths[:, None]).any(axis=1)
+        return found
+
+    def add(self, paths: Paths) -> None:
+        """Note that they (n,) were used now."""
+        self._now += 1
+        while len(paths):
+            sets, first = np.unique(_sets(paths), return_index=True)
+            some = paths[first]
+            here = self._paths[sets] == some[:, None]
+            ways = np.where(here.any(axis=1), here.argmax(axis=1), self._used[sets].argmin(axis=1))
+            self._paths[sets, ways], self._used[sets, ways] = some, self._now
+            paths = np.delete(paths, first)  # a set takes one at a time
+
+
+def _sets(paths: Paths) -> Paths:
+    return paths % np.uint64(_NUM_SETS)
+
+
 class PrefixMemory:
     """Takes in records in order. A prompt's blocks are in the cache once its first output is there.
+
+    With `windows`, only two places can be found again, as vLLM keeps them: the end of a prompt, and that of a prefix
+    which a second prompt had in common with another.
 
     Blocks of outputs have no recorded key: what a conversation finds of them is cached, what it misses is not lost.
     """
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, windows: bool = False) -> None:
         self.found = Lookups()
+        self._stops = _Seen() if windows else None
+        self._junctions: dict[int, int] = {}
         self._block_size = block_size
-        self._seen: OrderedDict[int, None] = OrderedDict()
-        self._paths: dict[int, tuple[Arrival, list[int]]] = {}
+        self._seen = _Seen()
+        self._paths: dict[int, tuple[Arrival, Paths]] = {}
 
     def add(self, record: StepRecord) -> None:
         """Take in the next record."""
@@ -58,20 +97,23 @@ class PrefixMemory:
             if not admission.resumed and admission.number in self._paths:
                 self._look_up(*self._paths[admission.number], admission.cached_tokens)
         for number, _ in record.ttft_s:
-            for path in self._paths.get(number, (None, ()))[1]:
-                self._seen[path] = None
-                self._seen.move_to_end(path)
-        while len(self._seen) > _MAX_PATHS:
-            self._seen.popitem(last=False)
+            if number in self._paths:
+                self._seen.add(self._paths[number][1])
+                self._keep_stops(*self._paths[number])
         for finish in record.finishes:
             self._paths.pop(finish.number, None)
+            self._junctions.pop(finish.number, None)
         for refusal in record.refusals:
             self._paths.pop(refusal.number, None)
 
-    def _look_up(self, arrival: Arrival, paths: list[int], cached_tokens: int) -> None:
-        most = (arrival.prompt_tokens - 1) // self._block_size
-        known = next((place for place, path in enumerate(paths[:most]) if path not in self._seen), None)
-        known = min(most, len(paths)) if known is None else known
+    def _look_up(self, arrival: Arrival, paths: Paths, cached_tokens: int) -> None:
+        paths = paths[: (arrival.prompt_tokens - 1) // self._block_size]
+        seen = self._seen.has(paths)
+        known = len(paths) if seen.all() else int(seen.argmin())
+        if self._stops is not None:
+            self._junctions[arrival.number] = known
+            stops = self._stops.has(paths[:known]).nonzero()[0]
+            known = int(stops[-1]) + 1 if len(stops) else 0
         lost = max(0, known * self._block_size - cached_tokens)
         found = self.found
         self.found = Lookups(
@@ -80,11 +122,23 @@ class PrefixMemory:
             found.lost_tokens + lost,
         )
 
+    def _keep_stops(self, arrival: Arrival, paths: Paths) -> None:
+        """What a request leaves behind that can be found again under windows."""
+        if self._stops is None:
+            return
+        ends = {(arrival.prompt_tokens - 1) // self._block_size, self._junctions.pop(arrival.number, 0)}
+        self._stops.add(paths[[end - 1 for end in ends if 0 < end <= len(paths)]])
 
-def _paths_of(keys: bytes) -> list[int]:
+
+def _paths_of(keys: bytes) -> Paths:
     """One number per block that stands for it and all before it."""
-    paths, path = [], 0
-    for start in range(0, len(keys), PREFIX_KEY_BYTES):
-        path = hash((path, keys[start : start + PREFIX_KEY_BYTES]))
-        paths.append(path)
-    return paths
+    parts = np.frombuffer(keys, dtype=np.uint32).astype(np.uint64)
+    places = np.arange(1, len(parts) + 1, dtype=np.uint64)
+    return _mixed(np.cumsum(_mixed(parts ^ (places << np.uint64(32))), dtype=np.uint64))
+
+
+def _mixed(x: Paths) -> Paths:
+    """The finaliser of splitmix64 (Steele, Lea, Flood, OOPSLA 2014)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))

@@ -109,7 +109,8 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Arrival(Message, frozen=True):
     """A request the scheduler received. `prefix_keys` joins `PREFIX_KEY_BYTES` of each full prompt block's key.
 
-    `client` is who asked, where the request says so. `images` are offsets, lengths and names; `adapter` 0 is none.
+    `client` is who asked, where the request says so. `images` are offsets, lengths and names; `adapter` 0 is none,
+    `adapter_name` what its workload calls it.
     """
 
     number: int
@@ -125,6 +126,12 @@ class Arrival(Message, frozen=True):
     adapter: int = 0
     skip_reading_prefix_cache: bool = False
     images: tuple[tuple[int, int, str], ...] = ()
+    adapter_name: str = ""
+
+    @property
+    def adapter_label(self) -> str:
+        """What to call its adapter; empty where it asks for none."""
+        return self.adapter_name or (str(self.adapter) if self.adapter else "")
 
 
 class Admission(Message, frozen=True):
@@ -280,7 +287,9 @@ class StepRecord(Message, tag=1, frozen=True):
     right after scheduling, which is what the head met and the step ran with.
     Step n + 1 may be planned before the record of step n is written: at `planned_s`, on the clock. What was decided is
     of that time (`limiter`, `head`, rows, admissions, preemptions), what there is (`running`, `waiting`, `blocks`) of
-    `end_s`. `start_s` is not before the end of the step before; `execute_s` counts from when the device took it up.
+    `end_s`. With several KV groups, `grown` has an entry for each that gained blocks, whose group is in `grown_groups`
+    (uint8), and `group_blocks` are the blocks in each group's tables, a shared one counted by each holder.
+    `start_s` is not before the end of the step before; `execute_s` counts from when the device took it up.
     `host` comes about once a second of wall time.
     """
 
@@ -325,11 +334,13 @@ class StepRecord(Message, tag=1, frozen=True):
     deferred: tuple[tuple[str, int], ...] = ()
     blocks_in_use: int | None = None
     planned_s: float | None = None
+    grown_groups: bytes = b""
+    group_blocks: tuple[int, ...] = ()
     host: tuple[Host, ...] = ()
 
 
 class RequestState(Message, frozen=True):
-    """A live request inside a snapshot. `table` is its block ids, int32."""
+    """A live request inside a snapshot. `table` is its block ids, int32; `further` those in the other KV groups."""
 
     arrival: Arrival
     status: str
@@ -344,6 +355,7 @@ class RequestState(Message, frozen=True):
     queued_s: float | None = None
     requeued_s: float = 0.0
     deferred: str = ""
+    further: tuple[bytes, ...] = ()
 
 
 class Header(Message, tag=2, frozen=True):
@@ -564,6 +576,8 @@ def describe_head(head: Head) -> str:
             return f"sequence cap {need}, {have} running" + (", draining" if have > need else "")
         case Limiter.TOKEN_BUDGET | Limiter.INPUT_BUDGET:
             return f"{head.reason.replace('_', ' ')}: {have} left of {need}"
+        case Limiter.LORA:
+            return f"lora: other adapters have {have} of {need} slots"
         case Limiter.CHUNKING_OFF:
             return f"chunking off: needs {need} tokens, {have} left in this step"
     return head.reason.replace("_", " ")

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from schedtop.engine.contract.config import ConfigError, SchedulerConfig
+from schedtop.engine.contract.kv_groups import size_of
 from schedtop.engine.contract.telemetry import (
     Arrival,
     FinishReason,
@@ -96,6 +97,7 @@ class Driver:
         _check_decidable(header, path)
         self.clock, self.worker = RecordedClock(), RecordedWorker()
         self.engine = Engine(Scheduler(_config_of(header, path)), self.worker, None, self.clock, header)
+        self._groups = self.engine.scheduler.config.groups()
         self.drafts_every_time = header.simulated_clock
         self.pauses_admissions = header.source == VLLM
 
@@ -174,25 +176,29 @@ class Driver:
 
     def _learn_contents(self, record: StepRecord) -> None:
         """Where an admission found blocks whose content only the model knew, take over what they hold."""
-        state, tables = self.engine.scheduler.state, dict(table_growth(record.grown, record.grown_blocks))
-        for admission in record.admissions:
-            request, table = state.requests.get(admission.number), tables.get(admission.number)
-            if request is None or table is None:
-                continue
-            num_cached = admission.cached_tokens // state.kv.block_size
-            blocks = np.frombuffer(table, dtype=np.int32)[:num_cached].tolist()
-            for place, block in enumerate(blocks[: len(request.block_keys)]):
-                if state.kv.pool.index.find(request.block_keys[place]) is None:
-                    self._learn(request, place, block)
-
-    def _learn(self, request: Request, place: int, block: int) -> None:
         state = self.engine.scheduler.state
-        key, known = request.block_keys[place], state.requests.values()
-        if any(other is not request and key in other.block_keys[place : place + 1] for other in known):
+        tables: dict[int, list[bytes]] = {}
+        for number, ids in table_growth(record.grown, record.grown_blocks):
+            tables.setdefault(number, []).append(ids)
+        for admission in record.admissions:
+            request = state.requests.get(admission.number)
+            for group, table in enumerate(tables.get(admission.number, ()) if request is not None else ()):
+                assert request is not None
+                num_cached = admission.cached_tokens // size_of(self._groups[group])
+                for place, block in enumerate(np.frombuffer(table, dtype=np.int32)[:num_cached].tolist()):
+                    self._learn(request, group, place, block)
+
+    def _learn(self, request: Request, group: int, place: int, block: int) -> None:
+        state = self.engine.scheduler.state
+        kv, known = state.kv, state.requests.values()
+        key = kv.key_of(request, group, place)
+        if key is None or kv.pool.index.find(key) is not None or not 0 <= block < kv.pool.num_blocks:
+            return
+        if any(other is not request and kv.key_of(other, group, place) == key for other in known):
             return  # a prompt block of another live request, which may be filled in this very step
-        held = state.kv.pool.key_of(block) if 0 <= block < state.kv.pool.num_blocks else None
+        held = kv.pool.key_of(block)
         if held is not None:
-            request.block_keys[place] = held
+            kv.learn_key(request, group, place, held)
 
     def _set_results(self, record: StepRecord, following: StepRecord | None) -> None:
         rows = row_columns(record)
@@ -249,6 +255,7 @@ def request_of(arrival: Arrival) -> Request:
         preview=arrival.preview,
         client=arrival.client,
         adapter=arrival.adapter,
+        adapter_name=arrival.adapter_name,
         skip_reading_prefix_cache=arrival.skip_reading_prefix_cache,
         images=tuple(Image(*image) for image in arrival.images),
         block_keys=path_keys(arrival.prefix_keys),

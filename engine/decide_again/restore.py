@@ -75,7 +75,15 @@ def ask_of(arrival: Arrival, block_size: int, ordinal: int, own_s: float) -> Ask
     """A request of the same lengths and prefix; what follows the prefix is its own, by `ordinal`."""
     keys = prefix_ids(arrival)
     return Ask(
-        own_s, ordinal, arrival.id, arrival.prompt_tokens, arrival.max_tokens, arrival.priority, keys, block_size
+        own_s,
+        ordinal,
+        arrival.id,
+        arrival.prompt_tokens,
+        arrival.max_tokens,
+        arrival.priority,
+        keys,
+        block_size,
+        adapter=arrival.adapter_label,
     )
 
 

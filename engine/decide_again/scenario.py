@@ -124,9 +124,9 @@ class Scenario:
         return replace(self, config=msgspec.structs.replace(self.config, scheduler=scheduler))
 
     def changed(self, changes: Mapping[str, Any], from_step: int = 0) -> Scenario:
-        """This scenario under other knobs. A pool pinned in blocks is released where the block size changes."""
+        """This scenario under other knobs. A pool pinned in blocks is released where a block's bytes change."""
         config = self.config
-        if "block_size" in changes and "num_blocks" not in changes:
+        if changes.keys() & {"block_size", "disable_hybrid_kv_cache_manager"} and "num_blocks" not in changes:
             config = msgspec.structs.replace(config, scheduler=_except(config.scheduler, {"num_blocks"}))
         return replace(self, config=config, changes=dict(changes), from_step=from_step)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.telemetry import TokenLogprob
@@ -18,17 +20,18 @@ OWN_DRAFT = -2
 """Id of a draft that the worker proposed in the step before and kept to itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
+class Started(msgspec.Struct, frozen=True, eq=False):
     """A row that enters the batch in this step, new or resumed: the worker needs all of it.
 
-    `block_table` is every block it holds, in order; a released block before the attention window is -1.
+    `block_table` is every block it holds, in order; a released block before the attention window is -1. `further` are
+    its tables in the KV groups behind the first.
     """
 
     row: int
     request: Request
     block_table: list[int]
     resumed: bool
+    further: Sequence[list[int]] = ()
 
     @property
     def token_ids(self) -> IntArray:
@@ -36,8 +39,7 @@ class Started:
         return self.request.sequence()
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(msgspec.Struct, frozen=True, eq=False):
     """One step's whole work, in scheduling order. All arrays are int32, one entry per scheduled row.
 
     `tokens[i]` positions of request `numbers[i]` are computed from position `computed[i]` on; the last

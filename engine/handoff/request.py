@@ -77,7 +77,8 @@ class Request:
     """One request. While it runs, its counters live in the scheduler's table; at rest they are here.
 
     `prompt_token_ids` is int32; equal prompts share state only where `adapter` (0: none) and `cache_salt` are equal,
-    too, and never with `skip_reading_prefix_cache`; `stop_token_ids` end it when sampled; times are seconds on the
+    too, and never with `skip_reading_prefix_cache`; `adapter_name` is what the workload calls the adapter;
+    `stop_token_ids` end it when sampled; times are seconds on the
     engine's clock. `block_ids` is its block table (-1: no longer needed) in the first KV group, `further` are those
     of the other groups. `block_keys` are the keys of its full blocks, whose tokens `key_hasher` has seen; the first
     `num_registered` are in the prefix cache. `junction`: tokens of a longer hit that one group had. `high_water`:
@@ -99,6 +100,7 @@ class Request:
     skip_reading_prefix_cache: bool = False
     cache_salt: str | None = None
     adapter: int = 0
+    adapter_name: str = ""
     images: tuple[Image, ...] = ()
 
     number: int = -1

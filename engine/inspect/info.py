@@ -23,9 +23,7 @@ def document(
 
     Reads the whole file; `on_progress` gets the number of records done. Raises `RecordingError`.
     """
-    settings = recording.header.settings
-    report = Report(slo, settings.get("drafts"), recording.header.block_size, settings.get("front_end_s"))
-    report.workload = recording.header.workload
+    report = Report.of(recording.header, slo)
     snapshot, _ = recording.keyframe_before(0)
     report.begin(snapshot)
     for index, record in enumerate(recording.records()):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from schedtop.engine.contract.telemetry import BlockClass
+import numpy as np
+from schedtop.engine.contract.telemetry import BlockClass, IntArray
 from schedtop.engine.kv.prefix_cache import PrefixIndex
 
 # Plain numbers: an enum's members are slow to handle one by one.
@@ -97,14 +98,15 @@ class BlockPool:
     def take(self, count: int) -> list[int] | None:
         """The next `count` free blocks, each referenced once and without a key; None if there are too few."""
         empty, refs = self._empty, self._refs
-        if count > self.num_free:
+        num_cached = count - len(empty)
+        if num_cached > 0 and num_cached > len(self._cached):
             return None
-        cut = max(len(empty) - count, 0)
+        cut = max(-num_cached, 0)
         blocks = empty[cut:]
         blocks.reverse()
         del empty[cut:]
-        if len(blocks) < count:
-            blocks += self._evict(count - len(blocks))
+        if num_cached > 0:
+            blocks += self._evict(num_cached)
         for block in blocks:
             refs[block] = 1
         self._changed.update(dict.fromkeys(blocks, HELD))
@@ -151,16 +153,16 @@ class BlockPool:
 
     def _unshared(self, blocks: list[int]) -> list[int]:
         """The blocks that only one request holds; the others lose one holder."""
-        refs, alone = self._refs, []
-        for block in blocks:
-            if refs[block] == 1:
-                alone.append(block)
-                continue
+        refs = self._refs
+        alone = [block for block in blocks if refs[block] == 1]
+        if len(alone) == len(blocks):
+            return blocks
+        for block in [block for block in blocks if refs[block] > 1]:
             refs[block] -= 1
-            self.num_extra_refs -= 1
             if refs[block] == 1:
                 self.num_shared -= 1
                 self._changed[block] = HELD
+        self.num_extra_refs -= len(blocks) - len(alone)
         return alone
 
     def register(self, blocks: list[int], keys: list[bytes]) -> None:
@@ -171,8 +173,10 @@ class BlockPool:
         """Take a held block's prefix-cache entry away."""
         self.index.remove(block)
 
-    def is_free(self, block: int) -> bool:
-        return self._refs[block] == 0
+    def num_free_of(self, blocks: list[int]) -> int:
+        """How many of these blocks nobody holds; -1 is none."""
+        refs = self._refs
+        return sum([block >= 0 and refs[block] == 0 for block in blocks])
 
     def key_of(self, block: int) -> bytes | None:
         """The block's prefix-cache key; None where it has none."""
@@ -193,9 +197,13 @@ class BlockPool:
             ]
         )
 
-    def drain_changes(self) -> list[int]:
-        """Blocks that changed class since the last call, once each in order, as `block * 4 + BlockClass`."""
-        return in_order(self.take_changes())
+    def drain_changes(self) -> IntArray:
+        """Blocks that changed class since the last call, once each in order, as int32 `block * 4 + BlockClass`."""
+        changed = self.take_changes()
+        codes = 4 * np.fromiter(changed, dtype=np.int32, count=len(changed))
+        codes += np.fromiter(changed.values(), dtype=np.int32, count=len(changed))
+        codes.sort()
+        return codes
 
     def take_changes(self) -> dict[int, int]:
         """Blocks that changed class since the last call, and their `BlockClass`."""

@@ -44,6 +44,9 @@ class KVCoordinator(KVManager):
         self.caps = [group.cap(self.first_budget) for group in self.groups]
         self.kinds = _kinds(specs, self.groups)
         self.capacity = self._find_capacity()
+        self._held = [0] * len(specs)
+        self._released = [0] * len(specs)
+        self._growth: tuple[int, ...] = ()
 
     def _find_capacity(self) -> int | None:
         """By halving: what is needed only grows with the tokens."""
@@ -123,8 +126,7 @@ class KVCoordinator(KVManager):
         return zip(self.groups, tables, strict=True)
 
     def _num_revived(self, group: Group, table: list[int], num_computed: int) -> int:
-        behind = table[group.num_skipped(num_computed) :]
-        return sum(block >= 0 and self.pool.is_free(block) for block in behind)
+        return self.pool.num_free_of(table[group.num_skipped(num_computed) :])
 
     def _fresh_need(
         self, tables: list[list[int]], num_computed: int, num_tokens: int, lookahead: int, capped: bool = False
@@ -200,6 +202,7 @@ class KVCoordinator(KVManager):
         return total
 
     def forget_blocks(self, request: Request) -> None:
+        self._count_out(request)
         request.block_ids, request.further = [], []
         request.num_registered = request.num_released = request.junction = 0
 
@@ -215,30 +218,39 @@ class KVCoordinator(KVManager):
             holding.block_ids = found
             holding.num_registered = len(table)
             holding.num_released = min(skipped, len(found))
-        for group, holding in self._holdings(request):
+        for place, (group, holding) in enumerate(self._holdings(request)):
             group.extend(holding.block_ids, group.required(main, ahead), True, self.pool)
+            self._held[place] += _num_held(holding)
+            self._released[place] += holding.num_released
 
     def grow(self, request: Request, num_tokens: int) -> list[int] | None:
         if self._missing(request, num_tokens) > self.pool.num_free:
             return None
         main, ahead = self._asked(num_tokens)
         blocks: list[int] = []
-        for group, holding in self._holdings(request):
+        growth = [0] * len(self.groups)
+        for place, (group, holding) in enumerate(self._holdings(request)):
             required = group.required(main, ahead)
             if required > len(holding.block_ids):
-                blocks += group.extend(holding.block_ids, required, False, self.pool)
+                got = group.extend(holding.block_ids, required, False, self.pool)
+                growth[place] = len(got)
+                self._held[place] += len(got)
+                blocks += got
+        self._growth = tuple(growth)
         return blocks
 
     def release_before_window(self, request: Request, num_computed: int) -> None:
-        for group, holding in self._holdings(request):
+        for place, (group, holding) in enumerate(self._holdings(request)):
             end = min(group.num_skipped(num_computed), len(holding.block_ids))
             start = holding.num_released
             if end <= start:
                 continue
-            dropped = holding.block_ids[start:end]
+            dropped = [block for block in reversed(holding.block_ids[start:end]) if block >= 0]
             holding.block_ids[start:end] = [-1] * (end - start)
             holding.num_released = end
-            self.pool.release([block for block in reversed(dropped) if block >= 0])
+            self._held[place] -= len(dropped)
+            self._released[place] += end - start
+            self.pool.release(dropped)
 
     def next_full(self, num_tokens: int) -> int:
         known = max(num_tokens - self.held_back, 0)
@@ -284,6 +296,7 @@ class KVCoordinator(KVManager):
 
     def free(self, request: Request) -> int:
         freed = 0
+        self._count_out(request)
         for _, holding in self._holdings(request) if request.block_ids or request.further else ():
             freed += self.pool.release([block for block in reversed(holding.block_ids) if block >= 0])
             holding.block_ids = []
@@ -291,6 +304,38 @@ class KVCoordinator(KVManager):
         request.further = []
         request.junction = 0
         return freed
+
+    def _count_out(self, request: Request) -> None:
+        for place, (_, holding) in enumerate(self._holdings(request)):
+            self._held[place] -= _num_held(holding)
+            self._released[place] -= holding.num_released
+
+    # What is told of it
+
+    def needs(self, num_tokens: int) -> int:
+        return self._most_held(num_tokens)
+
+    def last_growth(self) -> tuple[int, ...]:
+        return self._growth
+
+    @property
+    def group_blocks(self) -> tuple[int, ...]:
+        return tuple(self._held) if self.several else ()
+
+    def stored_tokens(self, num_computed: int, num_released: int) -> int:
+        stored = -self.pool.num_extra_refs * self.groups[0].size
+        for group, held, released in zip(self.groups, self._held, self._released, strict=True):
+            states = isinstance(group, WholeStateGroup)
+            stored += held * group.size if states else num_computed - released * group.size
+        return max(stored, 0)
+
+    def key_of(self, request: Request, group: int, place: int) -> bytes | None:
+        known = (place + 1) * self.groups[group].size <= len(request.block_keys) * self.stride
+        return self._key(request, group, place) if known else None
+
+    def learn_key(self, request: Request, group: int, place: int, key: bytes) -> None:
+        own = key[:-1] if group else key
+        request.block_keys[(place + 1) * self.groups[group].size // self.stride - 1] = own
 
     # What the scheduler's table notes
 
@@ -301,7 +346,7 @@ class KVCoordinator(KVManager):
             room = min(room, group.room(holding, self.lookahead))
             release = min(release, group.next_release(holding))
             released += holding.num_released
-            held += len(holding.block_ids) - holding.block_ids.count(-1)
+            held += _num_held(holding)
         return room, release, released, held
 
     def tables(self, request: Request) -> Iterable[list[int]]:
@@ -323,6 +368,10 @@ class KVCoordinator(KVManager):
                 if 0 <= last < len(holding.block_ids) and (place, holding.block_ids[last]) in wanted:
                     return True
         return False
+
+
+def _num_held(holding: Holding) -> int:
+    return len(holding.block_ids) - holding.block_ids.count(-1)
 
 
 def _open_group(spec: KVGroup, max_model_len: int, num_drafts: int) -> Group:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import msgspec
+import numpy as np
 from schedtop.engine.contract.config import SchedulerConfig
 from schedtop.engine.contract.telemetry import Limiter
 from schedtop.engine.handoff.request import Request
@@ -47,14 +48,17 @@ class Shortage(msgspec.Struct, frozen=True):
 class KVManager:
     """Block tables of requests over one pool, in one group. `watermark` and `caching` are live knobs.
 
-    Keys are for `stride` tokens each. `at_once`: blocks of many requests may be taken together, in their order.
+    Keys are for `stride` tokens each. `block` is the block size as numpy is quickest with. `at_once`: blocks of many
+    requests may be taken together, in their order.
     """
 
     one_group = True
+    several = False
     keeps_states = False
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.block_size = self.stride = config.block_size
+        self.block = np.array(config.block_size, dtype=np.int32)
         self.max_model_len = config.max_model_len
         self.window = config.sliding_window
         self.at_once = self.window is None
@@ -109,7 +113,7 @@ class KVManager:
         """
         pool = self.pool
         held = len(hit.blocks)
-        revived = sum(pool.is_free(block) for block in hit.blocks if block >= 0)
+        revived = pool.num_free_of(hit.blocks)
         free = pool.num_free
         watermark = self.watermark_blocks if reserve else 0
         chunk = self._total_blocks(hit.num_tokens + num_new_tokens) - held + revived
@@ -130,7 +134,7 @@ class KVManager:
     def admit(self, request: Request, hit: Hit, num_new_tokens: int) -> None:
         """Take the hit and the blocks for the next chunk; `shortage` must have found none."""
         if hit.blocks:
-            self.pool.share(block for block in hit.blocks if block >= 0)
+            self.pool.share([block for block in hit.blocks if block >= 0])
         count = self._total_blocks(hit.num_tokens + num_new_tokens) - len(hit.blocks)
         blocks = self.pool.take(max(count, 0))
         assert blocks is not None, "admission was checked before"
@@ -235,6 +239,31 @@ class KVManager:
         held, released = len(request.block_ids), request.num_released
         release = FOR_EVER if self.window is None else (released + 1) * self.block_size + self.window - 1
         return held * self.block_size, release, released, held - released
+
+    def needs(self, num_tokens: int) -> int:
+        """Most blocks that a request of so many tokens holds at once."""
+        return blocks_for(num_tokens, self.block_size)
+
+    def last_growth(self) -> tuple[int, ...]:
+        """Of the blocks that `grow` returned last, how many each group got; only several groups are told apart."""
+        raise NotImplementedError("only the coordinator has groups")
+
+    @property
+    def group_blocks(self) -> tuple[int, ...]:
+        """Blocks in the tables of each KV group, a shared one counted by each holder; none of a single group."""
+        return ()
+
+    def stored_tokens(self, num_computed: int, num_released: int) -> int:
+        """Tokens in the blocks of running requests, which have computed so many and released so many blocks."""
+        return num_computed - (self.pool.num_extra_refs + num_released) * self.block_size
+
+    def key_of(self, request: Request, group: int, place: int) -> bytes | None:
+        """The key of a block of the request's table in a group; None where its tokens are not known yet."""
+        return request.block_keys[place] if place < len(request.block_keys) else None
+
+    def learn_key(self, request: Request, group: int, place: int, key: bytes) -> None:
+        """Take over what a block holds whose tokens only the model knew."""
+        request.block_keys[place] = key
 
     def tables(self, request: Request) -> Iterable[list[int]]:
         """Its block tables, one per group."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
+from schedtop.engine.contract.kv_groups import kinds_of
 from schedtop.engine.contract.telemetry import DEFERRED, FinishReason, Header, Limiter, StepRecord, Totals
 from schedtop.engine.metrics.counts import Counts
 
@@ -86,6 +88,7 @@ class MetricsCollector(Collector):
             families = [*self._counters(), *self._histogram_families()]
             last = self._counts.last
             families += self._load(0, 0, 0, 0.0) if last is None else self._gauges(last)
+            families += self._adapters()
         yield self._cache_config()
         yield from families
 
@@ -158,6 +161,10 @@ class MetricsCollector(Collector):
         yield self._gauge("schedtop_kv_blocks", "KV blocks by class; the classes add up to the pool.", classes)
         yield self._gauge("schedtop_kv_watermark_blocks", "Blocks that admission leaves.", [({}, blocks.watermark)])
         yield self._gauge("schedtop_kv_stored_tokens", "Tokens in blocks in use.", [({}, blocks.stored_tokens)])
+        if blocks_of := record.group_blocks:
+            kinds = {place: kind.label for kind in kinds_of(self._header.config) for place in kind.groups}
+            held = [({"group": str(at), "kind": kinds.get(at, "")}, count) for at, count in enumerate(blocks_of)]
+            yield self._gauge("schedtop_kv_group_blocks", "Blocks in the tables of each KV group.", held)
         reasons = [({"reason": str(name)}, float(head is not None and head.reason == name)) for name in Limiter]
         yield self._gauge("schedtop_waiting_head", "1 for the reason why the head of the queue waits.", reasons)
         if record.oldest_wait_s is not None:
@@ -176,6 +183,17 @@ class MetricsCollector(Collector):
         yield self._gauge("vllm:num_requests_waiting_by_reason", "Requests that wait, by reason.", waits)
         if usage is not None:
             yield self._gauge("vllm:kv_cache_usage_perc", "Share of the blocks in use, 0 to 1.", [({}, usage)])
+
+    def _adapters(self) -> Iterator[Metric]:
+        """As vLLM tells them: names in labels, the time as the value; nothing where nobody asks for one."""
+        running, waiting = self._counts.adapters()
+        most = self._header.config.get("max_loras") or 0
+        if not (most or running or waiting):
+            return
+        family = GaugeMetricFamily("vllm:lora_requests_info", "Adapters of requests that run and that wait.")
+        names = {"running_lora_adapters": ",".join(running), "waiting_lora_adapters": ",".join(waiting)}
+        family.add_sample("vllm:lora_requests_info", {**self._labels, "max_lora": str(most), **names}, time.time())
+        yield family
 
     def _histogram_families(self) -> Iterator[Metric]:
         for name, buckets in self._counts.histograms.items():

@@ -77,13 +77,14 @@ class Buckets:
 class _Live:
     """What the page must remember of a request until it ends."""
 
-    __slots__ = ("admitted", "cached_tokens", "client_wait_s", "max_tokens", "prompt_tokens")
+    __slots__ = ("adapter", "admitted", "cached_tokens", "client_wait_s", "max_tokens", "prompt_tokens", "runs")
 
     def __init__(self, arrival: Arrival) -> None:
         self.prompt_tokens = arrival.prompt_tokens
         self.max_tokens = arrival.max_tokens
         self.client_wait_s = arrival.client_wait_s or 0.0
-        self.admitted = False
+        self.adapter = arrival.adapter_label
+        self.admitted = self.runs = False
         self.cached_tokens = 0
 
 
@@ -135,6 +136,7 @@ class Counts:
                 self.histograms["schedtop_client_wait_seconds"].add(arrival.client_wait_s)
             for refusal in record.refusals:
                 self._live.pop(refusal.number, None)
+            self._count_moves(record)
             for admission in record.admissions:
                 if not admission.resumed and admission.number in self._live:
                     self._live[admission.number].cached_tokens = admission.cached_tokens
@@ -146,6 +148,19 @@ class Counts:
             for preemption in record.preemptions:
                 self.loops += preemption.loop
             self.knob_changes += len(record.knobs)
+
+    def _count_moves(self, record: StepRecord) -> None:
+        """Who runs after a step: of those with an adapter it is told."""
+        for moved, runs in ((record.preemptions, False), (record.admissions, True)):
+            for entry in moved:
+                if (live := self._live.get(entry.number)) is not None:
+                    live.runs = runs
+
+    def adapters(self) -> tuple[list[str], list[str]]:
+        """Adapters of running and of waiting requests, sorted."""
+        live = [one for one in self._live.values() if one.adapter]
+        running, waiting = ({one.adapter for one in live if one.runs == runs} for runs in (True, False))
+        return sorted(running), sorted(waiting)
 
     def _count_step(self, record: StepRecord) -> None:
         histograms = self.histograms

@@ -1,13 +1,16 @@
-"""Requests by priority class: who came, who was served, who waits and for how long."""
+"""Requests by class (priority, or LoRA adapter): who came, who was served, who waits and for how long."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from schedtop.engine.contract.latencies.lives import Lives
 from schedtop.engine.contract.latencies.percentiles import Percentiles
-from schedtop.engine.contract.telemetry import Snapshot, StepRecord
+from schedtop.engine.contract.telemetry import Arrival, Snapshot, StepRecord
+
+Key = int | str
 
 
 @dataclass(slots=True)
@@ -18,26 +21,31 @@ class _Class:
 
 
 class Classes:
-    """Counts by priority, of records in order."""
+    """Counts by what `key` makes of an arrival, of records in order; None is no class."""
 
-    def __init__(self) -> None:
-        self._of: dict[int, _Class] = {}
+    def __init__(self, key: Callable[[Arrival], Key | None] = lambda arrival: arrival.priority) -> None:
+        self._key = key
+        self._of: dict[Key, _Class] = {}
 
     def begin(self, snapshot: Snapshot) -> None:
         """Those in flight before the first record have arrived, and been admitted, before."""
         for item in snapshot.requests:
-            self._of.setdefault(item.arrival.priority, _Class())
+            self._open(self._key(item.arrival))
+
+    def _open(self, key: Key | None) -> _Class | None:
+        return None if key is None else self._of.setdefault(key, _Class())
 
     def add(self, record: StepRecord, lives: Lives) -> None:
         """Take in a record before `lives` does."""
-        priorities = {arrival.number: arrival.priority for arrival in record.arrivals}
-        for priority in priorities.values():
-            self._of.setdefault(priority, _Class()).arrived += 1
+        keys = {arrival.number: self._key(arrival) for arrival in record.arrivals}
+        for key in keys.values():
+            if (found := self._open(key)) is not None:
+                found.arrived += 1
 
         def of(number: int) -> _Class | None:
             life = lives.of.get(number)
-            priority = priorities.get(number) if life is None else life.arrival.priority
-            return None if priority is None else self._of.get(priority)
+            key = keys.get(number) if life is None else self._key(life.arrival)
+            return None if key is None else self._of.get(key)
 
         for admission in record.admissions:
             if not admission.resumed and (found := of(admission.number)) is not None:
@@ -47,14 +55,15 @@ class Classes:
                 found.ttft_s.add(ttft_s)
 
     def document(self, lives: Lives, now_s: float) -> dict[str, Any]:
-        """By priority, the most urgent (lowest) first: counts, the oldest wait, and the TTFT of the class's cohort."""
+        """By class, the lowest (of priorities the most urgent) first: counts, the oldest wait, its cohort's TTFT."""
         plain = {}
-        for priority, found in sorted(self._of.items()):
-            mine = [life for life in lives.of.values() if life.arrival.priority == priority]
+        for key in sorted(self._of, key=lambda key: (isinstance(key, str), key)):
+            found = self._of[key]
+            mine = [life for life in lives.of.values() if self._key(life.arrival) == key]
             waits_s = [now_s - life.arrival.arrival_s for life in mine if life.waiting and not life.admitted]
             unended = [now_s - life.arrival.arrival_s for life in mine if life.first_s is None]
             waiting = sum(life.waiting for life in mine)
-            plain[str(priority)] = {
+            plain[str(key)] = {
                 "arrived": found.arrived,
                 "admitted": found.admitted,
                 "running": len(mine) - waiting,

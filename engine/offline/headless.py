@@ -48,9 +48,7 @@ def run_headless(
         sinks = open_sinks(config, engine, stack, notice)
         config = with_end(config, notice)
         progress = stack.enter_context(Progress(config.duration_s, show_progress))
-        settings = engine.header.settings
-        report = Report(slo, settings.get("drafts"), engine.header.block_size, settings.get("front_end_s"))
-        report.workload = engine.header.workload
+        report = Report.of(engine.header, slo)
         serve(engine, config, report, sinks, progress.update, notice, stop)
     report.stopped_by = stop.number
     report.unrecorded = config.record is not None and "recording" not in sinks

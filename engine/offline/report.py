@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from schedtop.engine.contract.kv_groups import has_windows
 from schedtop.engine.contract.latencies.cohort import SHARES, Cohort
 from schedtop.engine.contract.latencies.lives import Lives
 from schedtop.engine.contract.latencies.percentiles import Percentiles
@@ -13,6 +14,7 @@ from schedtop.engine.contract.latencies.slo import Slo, served
 from schedtop.engine.contract.lost_hits import PrefixMemory
 from schedtop.engine.contract.telemetry import (
     MOST_DRAFTS,
+    Header,
     Snapshot,
     StepRecord,
     Totals,
@@ -23,6 +25,7 @@ from schedtop.engine.contract.telemetry import (
 )
 from schedtop.engine.contract.workload_notes import as_document
 from schedtop.engine.offline.classes import Classes
+from schedtop.engine.offline.client_latencies import ClientLatencies, FrontEnd, front_end_of
 from schedtop.engine.offline.held_back import HeldBack
 from schedtop.engine.offline.report_text import duration_text, percent_text, report_text
 
@@ -39,10 +42,11 @@ class Report:
     """Accumulates step records; figures are since the session's start, as its totals are.
 
     Latencies are those of a cohort (`engine.contract.cohort`): who still waits at the end is part of it. `drafter`
-    names who drafts, where that is known; `workload` is a header's description of it; `block_size` is needed for
-    lost hits; `front_end_s` is what a client's latencies have on top of the scheduler's, where that is known.
-    `wall_s`, `stopped_by` (a signal) and `unrecorded` (its recording is not whole) are for the caller to set; `close`
-    says how long the run went on after its last record.
+    names who drafts, where that is known; `workload` is a header's description of it; `block_size` is needed for lost
+    hits, `windows` says that some layers forget; `front_end` is what a client's latencies have on top of the
+    scheduler's, where that is simulated; `own_model_len` says what raises a limit. `wall_s`, `stopped_by` (a signal)
+    and `unrecorded` (its recording is not whole) are for the caller to set; `close` says how long the run went on after
+    its last record.
     """
 
     def __init__(
@@ -50,10 +54,11 @@ class Report:
         slo: Slo | None = None,
         drafter: str | None = None,
         block_size: int | None = None,
-        front_end_s: float | None = None,
+        front_end: FrontEnd | None = None,
+        windows: bool = False,
+        own_model_len: int | None = None,
     ) -> None:
         self.slo = slo
-        self.front_end_s = front_end_s
         self.drafter = drafter
         self.clock_s = 0.0
         self.wall_s: float | None = None
@@ -65,20 +70,38 @@ class Report:
         self._running = self._waiting = 0
         self._lives = Lives(keep_gaps=slo is not None and slo.itl_s is not None)
         self._classes = Classes()
-        self._prefixes = None if block_size is None else PrefixMemory(block_size)
+        self._adapters = Classes(lambda arrival: arrival.adapter_label or None)
+        self._prefixes = None if block_size is None else PrefixMemory(block_size, windows)
         self._ttft_s, self._tpot_s, self._e2e_s = Percentiles(), Percentiles(), Percentiles()
         self._itl_s = Percentiles("f")
+        self._clients = ClientLatencies(front_end)
         self._peak_blocks = 0
         self._pool_blocks = 0
         self.workload: Mapping[str, Any] = {}
-        self._held_back = HeldBack()
+        self._held_back = HeldBack(own_model_len)
         self._drafts = np.zeros((2, MOST_DRAFTS), dtype=np.int64)
+
+    @classmethod
+    def of(cls, header: Header, slo: Slo | None) -> Report:
+        """A report on the engine of a header."""
+        settings, config = header.settings, header.config
+        report = cls(
+            slo,
+            settings.get("drafts"),
+            header.block_size,
+            front_end_of(settings),
+            has_windows(config),
+            config.get("own_model_len"),
+        )
+        report.workload = header.workload
+        return report
 
     def begin(self, snapshot: Snapshot) -> None:
         """The first record is not that of a session's start: `snapshot` is the state before it."""
         self.totals, self.clock_s = snapshot.totals, snapshot.clock_s
         self._lives.begin(snapshot)
         self._classes.begin(snapshot)
+        self._adapters.begin(snapshot)
         self._running, self._waiting = len(snapshot.running), len(snapshot.waiting)
 
     def add(self, record: StepRecord | Stretch) -> None:
@@ -90,6 +113,7 @@ class Report:
         for _, ttft_s in record.ttft_s:
             self._ttft_s.add(ttft_s)
         self._held_back.add(record)
+        self._clients.add(record)
         if record.finishes:
             self._add_finishes(record)
         self._running = record.running
@@ -109,16 +133,17 @@ class Report:
             self._drafts += draft_positions(record)
         if record.arrivals or record.ttft_s or record.admissions:
             self._classes.add(record, self._lives)
+            self._adapters.add(record, self._lives)
             if self._prefixes is not None:
                 self._prefixes.add(record)
         self._lives.add(record)
 
     def _add_stretch(self, stretch: Stretch) -> None:
-        """Every row got an output in each step; nobody came, and who ended did so in the last."""
-        numbers = stretch.columns[0]
-        self._lives.deliver(numbers, stretch.end_s)
+        """Rows got one output in each step; nobody came, and who ended did so in the last."""
+        for delivered, end_s in stretch.deliveries():
+            self._lives.deliver(delivered, end_s)
         if self.slo is not None and self.slo.itl_s is not None:
-            gaps_s = np.frombuffer(stretch.itl_s, dtype=np.float32)
+            numbers, gaps_s = stretch.columns[0], np.frombuffer(stretch.itl_s, dtype=np.float32)
             self._lives.keep(np.tile(numbers, len(gaps_s) // max(1, len(numbers))), gaps_s)
         for finish in stretch.finishes:
             self._lives.of.pop(finish.number, None)
@@ -166,7 +191,7 @@ class Report:
                 "aborted_prefill": totals.aborted_prefill_tokens,
             },
             **{name: found.document() for name, found in cohorts.items()},
-            **self._client_latencies(cohorts),
+            **self._clients.document(cohorts),
             "preemptions": totals.preemptions,
             "hit_rate": hit_rate(totals),
             "steps": totals.steps,
@@ -179,6 +204,8 @@ class Report:
             "wall_s": self.wall_s,
             **self._held_back.as_document(),
         }
+        if adapters := self._adapters.document(self._lives, self.clock_s):
+            document["requests"]["by_adapter"] = adapters
         if self.workload:
             document["workload"] = as_document(self.workload)
         if "client_waits_s" in self.workload:
@@ -208,14 +235,6 @@ class Report:
             "itl_s": self._itl_s.cohort(unended.itl_s),
             "tpot_s": self._tpot_s.cohort(unended.tpot_s),
             "e2e_s": self._e2e_s.cohort(unended.e2e_s),
-        }
-
-    def _client_latencies(self, cohorts: Mapping[str, Cohort]) -> dict[str, Any]:
-        """TTFT and E2E from the client's arrival on, where the time outside the scheduler is known."""
-        if self.front_end_s is None:
-            return {}
-        return {
-            f"client_{name}": cohorts[name].shifted(self.front_end_s).document() for name in ("ttft_s", "e2e_s")
         }
 
     def _judge(self, slo: Slo, clock_s: float) -> dict[str, Any]:

@@ -29,7 +29,8 @@ def report_text(document: dict[str, Any]) -> str:
             for name in ("client_ttft_s", "client_e2e_s", "client_wait_s")
             if name in document
         ),
-        *_classes(document["requests"]["by_class"]),
+        *_classes("priority", document["requests"]["by_class"]),
+        *_classes("adapter", _busiest(document["requests"].get("by_adapter", {}))),
     ]
     if "goodput" in document:
         lines.append(_line("goodput", _goodput(document["goodput"])))
@@ -70,13 +71,21 @@ def _ends(document: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _classes(by_class: dict[str, Any]) -> list[str]:
-    """One line per priority, where there are several."""
+MOST_ADAPTERS = 8
+"""Lines that adapters get; `--json` has all of them."""
+
+
+def _busiest(by_adapter: dict[str, Any]) -> dict[str, Any]:
+    return dict(sorted(by_adapter.items(), key=lambda entry: -entry[1]["arrived"])[:MOST_ADAPTERS])
+
+
+def _classes(kind: str, by_class: dict[str, Any]) -> list[str]:
+    """One line per class, where there are several."""
     if len(by_class) < 2:
         return []
     return [
         _line(
-            f"priority {name}",
+            f"{kind} {name}" if len(f"{kind} {name}") < 15 else f"{name[:14]}",
             f"{found['arrived']:,} arrived, {found['admitted']:,} admitted, {found['waiting']:,} waiting"
             + ("" if found["oldest_wait_s"] is None else f" (oldest {duration_text(found['oldest_wait_s'])})")
             + f"; TTFT p50 {bounded_text(found['ttft_s'], 'p50')}, p95 {bounded_text(found['ttft_s'], 'p95')}",

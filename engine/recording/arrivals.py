@@ -87,6 +87,7 @@ def _as_rows(arrivals: dict[int, Arrival], stopped: dict[int, int]) -> Iterator[
             prefix_ids=prefix_ids(arrival),
             priority=arrival.priority,
             id=arrival.id,
+            adapter=arrival.adapter_label,
         )
 
 

@@ -65,7 +65,8 @@ class Moves(msgspec.Struct, frozen=True):
 
 def tables_of(snapshot: Snapshot) -> Tables:
     """The tables at a keyframe."""
-    return {request.arrival.number: request.table for request in snapshot.requests if request.table}
+    held = {request.arrival.number: request.table + b"".join(request.further) for request in snapshot.requests}
+    return {number: table for number, table in held.items() if table}
 
 
 def follow(tables: Tables, moves: Moves) -> list[bytes]:

@@ -13,7 +13,7 @@ from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.books.ending import end_request, reason_of
 from schedtop.engine.scheduler.books.overlap import newly_known
 from schedtop.engine.scheduler.books.register import register
-from schedtop.engine.scheduler.books.request_table import IntArray, RequestTable, RowArray
+from schedtop.engine.scheduler.books.request_table import ONE, ZERO, IntArray, RequestTable, RowArray
 from schedtop.engine.scheduler.books.state import Batch, PlannedStep, State
 from schedtop.engine.scheduler.late_results import NO_LATE, agreed_drafts, find_present, in_order_of, settle_late
 
@@ -63,17 +63,16 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
         stopped += [row for row, request in enumerate(table.requests) if request.number in ended]
     rejected = accepted = 0
     if drafts is not None:
-        columns[ACCEPTED, at] = agreed = np.minimum(np.maximum(present.of(agreed_drafts(result)), 0), drafts)
-        accepted = int(agreed.sum())
-        rejected = _reject_drafts(state, rows, drafts - np.minimum(np.maximum(emitted - 1, 0), drafts))
+        columns[ACCEPTED, at] = agreed = np.minimum(np.maximum(present.of(agreed_drafts(result)), ZERO), drafts)
+        accepted = int(np.add.reduce(agreed))
+        rejected = _reject_drafts(state, rows, drafts - np.minimum(np.maximum(emitted - ONE, ZERO), drafts))
     num_outputs = int(np.count_nonzero(emitted))
     all_got = num_outputs == len(emitted)
-    gaps_s, first_rows = _note_deliveries(table, rows, emitted, now_s, all_got)
-    table.append_outputs(rows, sampled, emitted, gaps_s, one_each=all_got and drafts is None)
+    itl_s, first_rows = _note_deliveries(table, rows, emitted, now_s, all_got)
+    table.append_outputs(rows, sampled, emitted, itl_s, one_each=all_got and drafts is None)
     columns[EMITTED, at] = emitted
     if drafts is not None:
-        num_outputs = int(emitted.sum())
-    itl_s = gaps_s.astype(np.float32)
+        num_outputs = int(np.add.reduce(emitted))
     if len(itl_s) != columns.shape[1]:
         itl_s, some = np.full(columns.shape[1], np.nan, dtype=np.float32), itl_s
         itl_s[at] = some
@@ -81,7 +80,7 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
         register(state, *newly_known(state))
     elif result.drafts is not None and result.num_drafts is not None:
         _keep_drafts(table, rows, result.drafts, result.num_drafts, emitted)
-    if state.config.max_concurrent_batches > 1:
+    if state.overlaps:
         table.in_flight[rows] -= present.of(batch.plan.tokens)
     if cut:
         failures += state.loads.cut_rows(state, cut, now_s) if state.loads is not None else []
@@ -119,10 +118,10 @@ def _computed(state: State, rows: RowArray | slice, ends: set[int]) -> Iterator[
 
 def _note_deliveries(
     table: RequestTable, rows: RowArray | slice, emitted: IntArray, now_s: float, all_got: bool
-) -> tuple[npt.NDArray[np.float64], list[int]]:
+) -> tuple[npt.NDArray[np.float32], list[int]]:
     """Each row's gap since its previous delivery (NaN: none), and the table rows that got their first output."""
     last_s = table.last_s[rows]
-    gaps_s = now_s - last_s
+    gaps_s = (now_s - last_s).astype(np.float32)
     if not all_got:
         got = emitted > 0
         gaps_s[~got] = np.nan
@@ -160,7 +159,7 @@ def _reject_drafts(state: State, rows: RowArray | slice, rejected: IntArray) -> 
     state.table.num_computed[rows] -= rejected
     if state.config.async_scheduling:
         state.table.num_expected[rows] -= rejected
-    return int(rejected.sum())
+    return int(np.add.reduce(rejected))
 
 
 def _keep_drafts(
@@ -168,7 +167,8 @@ def _keep_drafts(
 ) -> None:
     """Rows that got outputs hold new drafts, to be verified in their next step."""
     table.draft_ids[rows, : drafts.shape[1]] = drafts
-    table.num_spec[rows] = num_drafts * (emitted > 0)  # those of a scheduled row were dropped when it was planned
+    # Those of a scheduled row were dropped when it was planned.
+    table.num_spec[rows] = num_drafts * (emitted > ZERO)
     table.has_drafts = True
 
 

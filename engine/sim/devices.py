@@ -11,27 +11,33 @@ from schedtop.engine.contract.config import ConfigError
 GPUS_PER_NODE = 8
 """Links between nodes are not described, so no group of GPUs may be larger than this."""
 
+# Fitted to measured servers and public decode points by `benchmarks/fit_step_times.py`.
+
 LAYER_S = 55e-6
 """Per layer of a step in captured graphs: some ten kernels with a launch gap, ramp and drain each, and small ones that
-read no weights. Fitted to measured servers (`benchmarks/fit_step_times.py`)."""
+read no weights."""
 
-PREFILL_LAYER_S = 65e-6
-"""More per layer where a row has several tokens: attention then runs outside the captured graph. Fitted likewise."""
+EXPERT_LAYER_S = 30e-6
+"""More per layer with experts: router, sorting tokens by expert, adding their outputs up."""
 
-FRONT_END_S = 6.5e-3
-"""A client's time outside the scheduler: HTTP, tokenising, and the way back of the first token. Measured TTFTs on H100,
-A100 and L40S are 2.5 steps plus 5 to 8 ms."""
+PREFILL_LAYER_S = 64e-6
+"""More per layer where a row has several tokens: attention then runs outside the captured graph."""
 
-ROW_S = 9.3e-6
-"""Per request: passes over a row of float logits (5 MB at a 150k vocabulary), batch bookkeeping on the host. Fitted to
-decode steps of 1 to 128 rows."""
+LOGIT_S = 60e-12
+"""Per request and entry of the vocabulary: the sampler's passes over float logits (9 µs a request at 150k entries)."""
 
-WEIGHTS_SHARE = 0.91
+WEIGHTS_SHARE = 0.92
 """Of peak bandwidth, when streaming weights. An L4 reaches 81 % in batch-1 decode (arXiv 2605.30571); Calculon's A100
 file has 90 % from 100 MB on."""
 
-KV_SHARE = 0.95
+KV_SHARE = 0.91
 """Of peak bandwidth, when reading the KV cache of many rows."""
+
+FRONT_END_S = 4.9e-3
+"""A client's time outside the scheduler: HTTP, tokenising, and the way back of the first token."""
+
+FRONT_END_ROW_S = 42e-6
+"""More per request of the step that gave the token: one process streams the outputs of all of them, in order."""
 
 
 class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -40,9 +46,10 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `tflops` is dense bf16 on tensor cores; `fp8_factor` what FP8 multiplies it by (1: none, weights are
     converted). `memory_gb` and `bandwidth_gb_s` are the device memory's; `weights_share` and `kv_share` of that
     bandwidth are reached. `link_gb_s` joins it to its neighbours, both directions together (0: it has none);
-    `link_latency_s` is one small all-reduce over it. `step_s`, `layer_s` and `row_s` are fixed costs of a step, of each
-    of its layers and of each of its rows, `prefill_layer_s` more per layer where a row has several tokens.
-    `front_end_s` is a client's time outside the scheduler.
+    `link_latency_s` is one small all-reduce over it. `step_s`, `layer_s` and `row_s` are fixed costs of a step, of
+    each of its layers and of each of its rows; `expert_layer_s` is more per layer with experts, `prefill_layer_s`
+    where a row has several tokens, `logit_s` per row and entry of the vocabulary. `front_end_s` is a client's time
+    outside the scheduler, and `front_end_row_s` more for each row of the step that gave the token.
     """
 
     name: str
@@ -57,12 +64,15 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_share: float = KV_SHARE
     step_s: float = 0.0
     layer_s: float = LAYER_S
-    row_s: float = ROW_S
+    expert_layer_s: float = EXPERT_LAYER_S
     prefill_layer_s: float = PREFILL_LAYER_S
+    row_s: float = 0.0
+    logit_s: float = LOGIT_S
     front_end_s: float = FRONT_END_S
+    front_end_row_s: float = FRONT_END_ROW_S
 
 
-NVLINK_S = 5e-6  # a custom all-reduce inside a captured graph; fitted to measured servers of 2 to 8 ranks
+NVLINK_S = 2.2e-6  # a custom all-reduce inside a captured graph; fitted to measured servers of 2 to 8 ranks
 PCIE_S = 20e-6  # NCCL inside a decode graph over PCIe peer access (haohervchb/sglang-V100 pull request 2)
 
 _TABLE = (
@@ -70,9 +80,22 @@ _TABLE = (
     Gpu("gb200", "GB200", 2500, 186, 8000, 1800, NVLINK_S, fp8_factor=2),
     Gpu("h200", "H200 SXM", 989.5, 141, 4800, 900, NVLINK_S, fp8_factor=2),
     Gpu("h100", "H100 SXM", 989.5, 80, 3350, 900, NVLINK_S, fp8_factor=2),
-    # Two sources contradict each other on the A100: servers on vLLM 0.15.1 read weights at 0.7 of the bandwidth, 0.20.1
-    # in process at 0.83.
-    Gpu("a100", "A100 80GB SXM", 312, 80, 2039, 600, NVLINK_S, weights_share=0.76, kv_share=0.78),
+    # Batch 1 on vLLM 0.20.1 gives the shares, a server on 0.15.1 the rest: a request more costs it far more than
+    # reading its KV cache. TensorRT-LLM 0.17 contradicts that at some hundred requests (`docs/devices.md`).
+    Gpu(
+        "a100",
+        "A100 80GB SXM",
+        312,
+        80,
+        2039,
+        600,
+        NVLINK_S,
+        weights_share=0.8,
+        kv_share=0.8,
+        row_s=75e-6,
+        prefill_layer_s=165e-6,
+        front_end_s=6e-3,
+    ),
     Gpu("mi300x", "MI300X", 1307.4, 192, 5300, 896, NVLINK_S, fp8_factor=2),
     Gpu("l40s", "L40S", 362, 48, 864, 64, PCIE_S, fp8_factor=2, weights_share=0.88, kv_share=0.57),
     Gpu("rtx6000", "RTX 6000 Ada", 364.2, 48, 960, 64, PCIE_S, fp8_factor=2, kv_share=0.57),
@@ -93,8 +116,12 @@ _TABLE = (
         kv_share=0.8,
         step_s=2e-3,
         layer_s=0.5e-3,
+        expert_layer_s=0.0,
         prefill_layer_s=0.0,
+        row_s=9e-6,
+        logit_s=0.0,
         front_end_s=0.0,
+        front_end_row_s=0.0,
     ),
 )
 
@@ -116,7 +143,7 @@ def read_gpu(path: Path) -> Gpu:
     for name in ("tflops", "memory_gb", "bandwidth_gb_s", "fp8_factor", "weights_share", "kv_share"):
         if not 0 < getattr(gpu, name) < float("inf"):
             raise ConfigError(f"{path}: {name} must be above 0")
-    for name in ("link_gb_s", "link_latency_s", "step_s", "layer_s", "row_s", "prefill_layer_s", "front_end_s"):
-        if not 0 <= getattr(gpu, name) < float("inf"):
+    for name in gpu.__struct_fields__:
+        if name.endswith("_s") and not 0 <= getattr(gpu, name) < float("inf"):
             raise ConfigError(f"{path}: {name} must not be negative")
     return gpu

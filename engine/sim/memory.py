@@ -48,7 +48,7 @@ def check_parallel(model: ModelShape, gpu: Gpu, ranks: int, stages: int) -> None
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """What decides how many blocks a device's pool has, in the terms of the flags."""
+    """What decides how many blocks a device's pool has, in the terms of the flags. `one_group`: of all layers."""
 
     block_size: int = 16
     gpu_memory_utilization: float = DEFAULT_SHARE
@@ -56,13 +56,15 @@ class PoolSettings:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     kv_cache_memory_bytes: int | None = None
+    one_group: bool = False
 
 
 def pool_blocks(model: ModelShape, gpu: Gpu, settings: PoolSettings) -> int:
     """Blocks in what is left of each GPU's memory share after weights, activations and the runtime's own.
 
-    `kv_cache_memory_bytes` (per GPU), where given, is the pool's size instead of what the share leaves. Raises
-    `ConfigError` if weights or a single block do not fit, or the model cannot be divided so.
+    A block holds tokens of the layers of one KV group. `kv_cache_memory_bytes` (per GPU), where given, is the pool's
+    size instead of what the share leaves. Raises `ConfigError` if weights or a single block do not fit, or the model
+    cannot be divided so.
     """
     ranks, stages = settings.tensor_parallel_size, settings.pipeline_parallel_size
     share, given = settings.gpu_memory_utilization, settings.kv_cache_memory_bytes
@@ -73,7 +75,7 @@ def pool_blocks(model: ModelShape, gpu: Gpu, settings: PoolSettings) -> int:
     left = usable - _occupied_bytes(model, settings.max_num_batched_tokens, ranks, stages)
     if left <= 0:
         raise ConfigError(_does_not_fit(model, gpu, usable, settings))
-    layers = -(-model.layers // stages)
+    layers = -(-(model.layers if settings.one_group else model.group_layers) // stages)
     block_bytes = settings.block_size * layers * model.local_kv_numbers(ranks) * model.kv_number_bytes
     if given is None and left < block_bytes:
         raise ConfigError(

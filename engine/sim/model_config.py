@@ -88,7 +88,8 @@ def _with_window(config: Config) -> Fields:
     if not window or not config.get("use_sliding_window", True):
         return {}
     from_layer = _number(config, "max_window_layers", default=0) if "use_sliding_window" in config else 0
-    return {"window": window, "windowed_layers": max(_number(config, "num_hidden_layers") - from_layer, 0)}
+    windowed = max(_number(config, "num_hidden_layers") - from_layer, 0)
+    return {"window": window, "windowed_layers": windowed, "window_first": not from_layer}
 
 
 def _qwen3(config: Config) -> Fields:
@@ -126,6 +127,7 @@ def _llama4(config: Config) -> Fields:
         "dense_layers": layers - with_experts,
         "dense_mlp": _number(config, "intermediate_size_mlp"),
         "window": chunk,
+        "chunked": True,
         "windowed_layers": layers - layers // 4 if chunk else 0,
     }
 
@@ -138,19 +140,20 @@ def _alternating(config: Config, every: int) -> Fields:
         unknown = set(map(str, kinds)) - {"sliding_attention", "full_attention"}
         if unknown:
             raise ConfigError(f"layer_types: {min(unknown)} is not supported")
-        windowed = kinds.count("sliding_attention")
+        windowed, first = kinds.count("sliding_attention"), kinds[:1] == ["sliding_attention"]
     else:
-        windowed = layers - layers // every
-    return {"window": window, "windowed_layers": windowed if window else 0}
+        windowed, first = layers - layers // every, True
+    return {"window": window, "windowed_layers": windowed if window else 0, "window_first": first}
 
 
 def _gemma2(config: Config) -> Fields:
-    return {**_alternating(config, 2), "tied": bool(config.get("tie_word_embeddings", True))}
+    return {**_alternating(config, 2), "norms": 4, "tied": bool(config.get("tie_word_embeddings", True))}
 
 
 def _gemma3(config: Config) -> Fields:
     every = _number(config, "sliding_window_pattern", default=6)
-    return {**_alternating(config, every), "qk_norm": True, "tied": bool(config.get("tie_word_embeddings", True))}
+    tied = bool(config.get("tie_word_embeddings", True))
+    return {**_alternating(config, every), "qk_norm": True, "norms": 4, "tied": tied}
 
 
 def _gpt_oss(config: Config) -> Fields:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from schedtop.engine.contract.kv_groups import Entry
+
 KV_NUMBER_BYTES = 2
 """Bytes of one cached number: the KV cache is bf16 unless it is asked to be FP8, also under FP8 weights."""
+
+
+MXFP4_BYTES = (4 + 8 / 32) / 8
+"""Of a weight with its share of the scale of its group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,11 +19,12 @@ class ModelShape:
     """A decoder's dimensions.
 
     `mlp` is the width of one expert where `experts` > 0, else of the MLP. `dense_layers` of the layers have no experts
-    but an MLP of `dense_mlp`; every other layer also has an MLP of `shared_mlp` for all tokens. `gated` MLPs have three
-    matrices, others two. `windowed_layers` attend to the last `window` positions only. `latent` is the width of a
-    token's compressed state in a layer (MLA) in place of keys and values; `attention_params` are a layer's attention
-    weights where they do not follow from the heads. `layer_weight_bytes` is the size of a weight inside the layers:
-    2 (bf16), 1 (FP8), or about half a byte; embedding and head stay bf16.
+    but an MLP of `dense_mlp`; every other layer also has an MLP of `shared_mlp` for all tokens. `gated` MLPs have
+    three matrices, others two. `windowed_layers` attend to the last `window` positions only (to those of their chunk
+    where `chunked`), the first layer among them where `window_first`. `latent` is the width of a token's compressed
+    state in a layer (MLA) in place of keys and values; `attention_params` are a layer's attention weights where they
+    do not follow from the heads, `norms` its vectors of norms. `layer_weight_bytes` is the size of a weight inside the
+    layers: 2 (bf16), 1 (FP8), or about half a byte; embedding and head stay bf16.
     """
 
     name: str
@@ -31,6 +38,7 @@ class ModelShape:
     max_model_len: int
     tied: bool = False
     qk_norm: bool = False
+    norms: int = 2
     experts: int = 0
     active_experts: int = 0
     layer_weight_bytes: float = 2
@@ -40,6 +48,8 @@ class ModelShape:
     gated: bool = True
     windowed_layers: int = 0
     window: int = 0
+    window_first: bool = True
+    chunked: bool = False
     latent: int = 0
     attention_params: int = 0
     kv_number_bytes: int = KV_NUMBER_BYTES
@@ -69,7 +79,7 @@ class ModelShape:
     def fixed_params(self) -> int:
         """Weights inside the layers that every token uses, whichever experts it reaches: attention, norms, routers."""
         attention = self.attention_params or 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
-        norms = 2 * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
+        norms = self.norms * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
         beside_experts = self.hidden * self.experts + self._mlp_params(self.shared_mlp)
         dense = self.dense_layers * self._mlp_params(self.dense_mlp)
         return self.layers * (attention + norms) + self.expert_layers * beside_experts + dense
@@ -101,6 +111,29 @@ class ModelShape:
     @property
     def kv_bytes_per_token(self) -> int:
         return self.layers * self.kv_numbers_per_layer * self.kv_number_bytes
+
+    @property
+    def kv_groups(self) -> tuple[Entry, ...]:
+        """Groups of layers that keep state alike, as vLLM divides them: "full", or a window in tokens.
+
+        A pool's blocks must be of one size, so every group has `group_layers` layers, the last of a kind perhaps fewer.
+        Chunked layers keep everything.
+        """
+        windowed = 0 if self.chunked or not self.window else self.windowed_layers
+        size = self.group_layers
+        groups: tuple[tuple[Entry, ...], ...] = (
+            (self.window,) * -(-windowed // size),
+            ("full",) * -(-(self.layers - windowed) // size),
+        )
+        first, second = groups if self.window_first else groups[::-1]
+        return first + second
+
+    @property
+    def group_layers(self) -> int:
+        """Layers of a KV group: all of the rarer kind, or of the commoner one if that is less than a quarter more."""
+        windowed = 0 if self.chunked or not self.window else self.windowed_layers
+        fewer, more = sorted((windowed, self.layers - windowed))
+        return more if more < 1.25 * fewer else fewer or more
 
     def distinct_experts(self, tokens: float) -> float:
         """Experts of one layer that `tokens` tokens reach, if each draws its own evenly and independently.
@@ -139,6 +172,35 @@ _TABLE = (
     ModelShape("smollm2-135m", 30, 576, 9, 3, 64, 1536, 49152, 8192, tied=True),
     ModelShape("llama-2-7b", 32, 4096, 32, 32, 128, 11008, 32000, 4096),
     ModelShape("llama-2-70b", 80, 8192, 64, 8, 128, 28672, 32000, 4096),
+    *(
+        ModelShape(
+            f"gemma-3-{size}",
+            *(layers, hidden, heads, kv_heads, head_dim, mlp, 262_208, 131_072),
+            tied=True,
+            qk_norm=True,
+            norms=4,
+            windowed_layers=layers - layers // 6,
+            window=1024,
+        )
+        for size, layers, hidden, heads, kv_heads, head_dim, mlp in (
+            ("4b", 34, 2560, 8, 4, 256, 10240),
+            ("12b", 48, 3840, 16, 8, 256, 15360),
+            ("27b", 62, 5376, 32, 16, 128, 21504),
+        )
+    ),
+    *(
+        ModelShape(
+            name,
+            *(layers, 2880, 64, 8, 64, 2880, 201_088, 131_072),
+            experts=experts,
+            active_experts=4,
+            layer_weight_bytes=MXFP4_BYTES,
+            fp8_arithmetic=False,
+            windowed_layers=layers // 2,
+            window=128,
+        )
+        for name, layers, experts in (("gpt-oss-20b", 24, 32), ("gpt-oss-120b", 36, 128))
+    ),
 )
 
 MODELS = {model.name: model for model in _TABLE}

@@ -6,6 +6,7 @@ measurements; `docs/devices.md` discusses the sources.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +27,11 @@ LINK_SHARE = 0.8
 """Of one direction's link bandwidth in a large all-reduce: 365 to 370 of 450 GB/s (NVIDIA/nccl issue 1455)."""
 
 ACTIVATION_BYTES = 2
+
+
+def captured_size(tokens: float) -> float:
+    """Rows of the captured graph that a step of `tokens` tokens runs in: 1, 2, 4 and multiples of 8, as in vLLM."""
+    return next((size for size in (1, 2, 4) if tokens <= size), 8 * math.ceil(tokens / 8))
 
 
 class StepTerms(NamedTuple):
@@ -74,6 +80,9 @@ class Roofline:
         pair_flops = 4 * model.layers * model.heads * model.head_dim / self.ranks
         self._pair_s = pair_flops / (flops * ATTENTION_SHARE)
         self._fixed_s = gpu.step_s + model.layers * gpu.layer_s
+        if model.experts:
+            self._fixed_s += model.expert_layers * gpu.expert_layer_s
+        self._row_s = gpu.row_s + model.vocab * gpu.logit_s
         self._prefill_s = model.layers * gpu.prefill_layer_s
 
     def step_s(self, features: StepFeatures) -> float:
@@ -90,7 +99,8 @@ class Roofline:
         - KV read: every row's context once; layers with a window read no more than that of each row.
         - attention: 4 FLOPs per (query, key) pair, head dimension, head and layer, on top of the reading.
         - collectives: see `_collectives_s`.
-        - overhead: fixed per step and layer, more per layer where a row has several tokens, and per request.
+        - overhead: fixed per step and layer, more per layer with experts and where a row has several tokens, and per
+          request.
         """
         arithmetic_s = features.tokens * self._token_s + features.requests * self._head_s
         return StepTerms(
@@ -100,7 +110,7 @@ class Roofline:
             self._collectives_s(features.tokens),
             self._fixed_s
             + (self._prefill_s if features.attention_pairs else 0.0)
-            + features.requests * self.gpu.row_s,
+            + features.requests * self._row_s,
         )
 
     def _kv_read_s(self, features: StepFeatures) -> float:
@@ -111,8 +121,13 @@ class Roofline:
         return read_s
 
     def weights_read_bytes(self, tokens: float) -> float:
-        """Bytes of weights one GPU (of each stage) reads for a step of `tokens` tokens; the embedding's are few."""
-        return self._fixed_weight_bytes + self._expert_bytes * self.model.distinct_experts(tokens)
+        """Bytes of weights one GPU (of each stage) reads for a step of `tokens` tokens; the embedding's are few.
+
+        The rows that fill up a captured graph reach experts like others.
+        """
+        if not self.model.experts:
+            return self._fixed_weight_bytes + self._expert_bytes
+        return self._fixed_weight_bytes + self._expert_bytes * self.model.distinct_experts(captured_size(tokens))
 
     def _collectives_s(self, tokens: float) -> float:
         """Two all-reduces a layer, one after the embedding; a hop between stages.

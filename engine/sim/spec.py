@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from schedtop.engine.contract.config import ConfigError
+from schedtop.engine.contract.kv_groups import Entry
 from schedtop.engine.contract.nearest_name import did_you_mean
 from schedtop.engine.sim.devices import GPUS, Gpu, read_gpu
 from schedtop.engine.sim.features import StepCost
@@ -22,7 +23,8 @@ DEFAULT_POOL = PoolSettings()
 
 
 class SimDevice(Protocol):
-    """A simulated device and the model on it. `kv_bytes_per_token` is over all GPUs (0: unknown).
+    """A simulated device and the model on it. `kv_bytes_per_token` is over all GPUs and layers (0: unknown);
+    `kv_groups` are those of the model's layers, ("full",) where they all keep everything.
 
     `async_scheduling` is what an engine on it does unless told otherwise.
     """
@@ -42,8 +44,15 @@ class SimDevice(Protocol):
     @property
     def kv_bytes_per_token(self) -> int: ...
     @property
+    def kv_groups(self) -> tuple[Entry, ...]: ...
+    @property
     def front_end_s(self) -> float | None:
         """A client's time outside the scheduler; None where it is not known."""
+        ...
+
+    @property
+    def front_end_row_s(self) -> float:
+        """More for each row of the step that gave the token."""
         ...
 
     def num_blocks(self, settings: PoolSettings = DEFAULT_POOL) -> int:
@@ -92,8 +101,16 @@ class PresetDevice:
         return self.shape.kv_bytes_per_token
 
     @property
+    def kv_groups(self) -> tuple[Entry, ...]:
+        return self.shape.kv_groups
+
+    @property
     def front_end_s(self) -> float | None:
         return self.gpu.front_end_s or None
+
+    @property
+    def front_end_row_s(self) -> float:
+        return self.gpu.front_end_row_s
 
     def num_blocks(self, settings: PoolSettings = DEFAULT_POOL) -> int:
         return pool_blocks(self.shape, self.gpu, settings)
@@ -144,8 +161,17 @@ class CalibratedDevice:
         return self.calibration.kv_bytes_per_token or 0
 
     @property
+    def kv_groups(self) -> tuple[Entry, ...]:
+        """A calibration does not tell of groups."""
+        return ("full",)
+
+    @property
     def front_end_s(self) -> float | None:
         return None
+
+    @property
+    def front_end_row_s(self) -> float:
+        return 0.0
 
     def num_blocks(self, settings: PoolSettings = DEFAULT_POOL) -> int:
         self._check_whole(settings.tensor_parallel_size, settings.pipeline_parallel_size)

@@ -50,7 +50,7 @@ class SimWorker:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Outputs, drafts and the step's seconds. All arrays are new."""
-        elapsed_s = self.cost.step_s(step_features(plan.tokens, plan.computed))
+        elapsed_s = float(self.cost.step_s(step_features(plan.tokens, plan.computed)))
         first = plan.computed + plan.tokens  # position of each row's first output
         if plan.draft_token_ids is None:
             sampled = self.token_ids(plan.numbers, first)[:, None]

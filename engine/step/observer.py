@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from array import array
-from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -20,7 +19,6 @@ from schedtop.engine.contract.telemetry import (
     Limiter,
     Refusal,
     RequestState,
-    RowFlag,
     Snapshot,
     StepRecord,
     Totals,
@@ -32,8 +30,14 @@ from schedtop.engine.scheduler.passes.admission import mark_inverted
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.scheduler.settle import Settled
 
-DECODE = int(RowFlag.DECODE)
 BYTE_ORDER = sys.byteorder
+
+COUNTED_AS = {
+    FinishReason.ABORT.value: "aborted",
+    FinishReason.REFUSED.value: "refused",
+    FinishReason.KV_CAPACITY.value: "kv_capacity",
+}
+"""Ends that are not simply `finished`, and their counters."""
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -46,14 +50,13 @@ class Timing(msgspec.Struct, frozen=True):
     update_s: float | None
 
 
-@dataclass(slots=True)
-class Events:
+class Events(msgspec.Struct):
     """What happened since the last record, outside a step."""
 
-    arrivals: list[Arrival] = field(default_factory=list)
-    refusals: list[Refusal] = field(default_factory=list)
-    finishes: list[Finish] = field(default_factory=list)
-    knobs: list[KnobChange] = field(default_factory=list)
+    arrivals: list[Arrival] = []
+    refusals: list[Refusal] = []
+    finishes: list[Finish] = []
+    knobs: list[KnobChange] = []
 
 
 class Observer:
@@ -106,11 +109,10 @@ class Observer:
         self._count_step(plan, settled, timing, tokens, drafts)
         self._move_queue(planned)
         self._count_finishes([*planned.ended, *settled.finishes])
-        flags = np.frombuffer(settled.rows, dtype=np.int32)[-len(settled.itl_s) // 4 :]
-        decodes = int(np.count_nonzero(flags & DECODE))
+        decodes = planned.decode_tokens
         state = self.scheduler.state
         events = self._take_events()
-        grown, grown_blocks = _growth(settled, events.finishes)
+        grown, grown_blocks, grown_groups = _growth(settled, events.finishes)
         return StepRecord(
             seq=self._next_seq(),
             step=self.step,
@@ -137,7 +139,7 @@ class Observer:
             oldest_wait_s=self._oldest_wait_s(timing.end_s),
             head=self.look_at(planned.head),
             blocks=self.blocks(),
-            changed_blocks=packed(state.kv.pool.drain_changes()),
+            changed_blocks=state.kv.pool.drain_changes().tobytes(),
             grown=grown,
             grown_blocks=grown_blocks,
             arrivals=tuple(events.arrivals),
@@ -153,6 +155,8 @@ class Observer:
             deferrals=self._take_deferrals(),
             deferred=self._deferred(),
             planned_s=planned.now_s,
+            grown_groups=grown_groups,
+            group_blocks=state.kv.group_blocks,
         )
 
     def idle_record(self, now_s: float, knobs_version: int, paused: bool) -> StepRecord:
@@ -169,7 +173,7 @@ class Observer:
             limiter=reason.value,
             oldest_wait_s=self._oldest_wait_s(now_s),
             head=self.look_at(head),
-            changed_blocks=packed(self.scheduler.state.kv.pool.drain_changes()),
+            changed_blocks=self.scheduler.state.kv.pool.drain_changes().tobytes(),
             arrivals=tuple(events.arrivals),
             refusals=tuple(events.refusals),
             finishes=tuple(events.finishes),
@@ -221,6 +225,7 @@ class Observer:
             blocks_in_use=state.kv.pool.num_blocks - state.kv.pool.num_free,
             totals=self.totals(),
             deferred=self._deferred(),
+            group_blocks=state.kv.group_blocks,
         )
 
     def _take_deferrals(self) -> tuple[Deferral, ...]:
@@ -257,15 +262,14 @@ class Observer:
         """The pool by class, now."""
         state = self.scheduler.state
         pool, table = state.kv.pool, state.table
-        stored = int(np.add.reduce(table.num_computed[: table.size])) - pool.num_extra_refs * state.kv.block_size
-        if not state.kv.at_once:
-            stored -= int(table.num_released[: table.size].sum()) * state.kv.block_size
+        computed = int(np.add.reduce(table.num_computed[: table.size]))
+        released = 0 if state.kv.at_once else int(table.num_released[: table.size].sum())
         return Blocks(
             held=pool.num_blocks - pool.num_free - pool.num_shared,
             shared=pool.num_shared,
             cached_free=pool.num_cached_free,
             empty=pool.num_free - pool.num_cached_free,
-            stored_tokens=stored,
+            stored_tokens=state.kv.stored_tokens(computed, released),
             watermark=state.kv.watermark_blocks,
         )
 
@@ -308,14 +312,7 @@ class Observer:
     def _count_finishes(self, finishes: list[Finish]) -> None:
         for finish in finishes:
             self._queued_s.pop(finish.number, None)
-            if finish.reason == FinishReason.ABORT:
-                self.counts["aborted"] += 1
-            elif finish.reason == FinishReason.REFUSED:
-                self.counts["refused"] += 1
-            elif finish.reason == FinishReason.KV_CAPACITY:
-                self.counts["kv_capacity"] += 1
-            else:
-                self.counts["finished"] += 1
+            self.counts[COUNTED_AS.get(finish.reason, "finished")] += 1
 
     def _move_queue(self, planned: PlannedStep) -> None:
         for admission in planned.admissions:
@@ -367,22 +364,44 @@ class Observer:
             queued_s=self._queued_s.get(request.number),
             requeued_s=request.requeued_s,
             deferred="" if request.deferred is None else request.deferred.value,
+            further=tuple(np.array(holding.block_ids, dtype=np.int32).tobytes() for holding in request.further),
         )
 
 
-def _growth(settled: Settled, ends: list[Finish]) -> tuple[bytes, bytes]:
-    """`grown` and `grown_blocks` of the step, without requests whose end an earlier record has told."""
+def _growth(settled: Settled, ends: list[Finish]) -> tuple[bytes, bytes, bytes]:
+    """`grown`, `grown_blocks` and `grown_groups` of the step, without requests whose end an earlier record has told."""
     planned, pairs = settled.planned, list[int]()
     blocks: list[int] = []
     tables = [*planned.new_blocks.items()]
     tables += [(started.request.number, started.block_table) for started in planned.started]
+    told = set[int]()
     if settled.ended_before:
         told = {*settled.ended_before} - {finish.number for finish in ends}
         tables = [(number, ids) for number, ids in tables if number not in told]
+    if planned.group_growth or any(started.further for started in planned.started):
+        return _group_growth(planned, told)
     for number, ids in tables:
         pairs += (number, len(ids))
         blocks += ids
-    return packed(pairs), packed(blocks)
+    return packed(pairs), packed(blocks), b""
+
+
+def _group_growth(planned: PlannedStep, told: set[int]) -> tuple[bytes, bytes, bytes]:
+    """As `_growth`, with an entry for each KV group of a request."""
+    entries: list[tuple[int, int, list[int]]] = []
+    for number, ids in planned.new_blocks.items():
+        start = 0
+        for group, count in enumerate(planned.group_growth[number]):
+            if count:
+                entries.append((number, group, ids[start : start + count]))
+                start += count
+    for started in planned.started:
+        for group, ids in enumerate((started.block_table, *started.further)):
+            entries.append((started.request.number, group, ids))
+    entries = [entry for entry in entries if entry[0] not in told]
+    pairs = [number for entry in entries for number in (entry[0], len(entry[2]))]
+    blocks = [block for entry in entries for block in entry[2]]
+    return packed(pairs), packed(blocks), bytes(group for _, group, _ in entries)
 
 
 def describe_arrival(request: Request, block_size: int) -> Arrival:
@@ -402,6 +421,7 @@ def describe_arrival(request: Request, block_size: int) -> Arrival:
         adapter=request.adapter,
         skip_reading_prefix_cache=request.skip_reading_prefix_cache,
         images=tuple((image.offset, image.length, image.name) for image in request.images),
+        adapter_name=request.adapter_name,
     )
 
 

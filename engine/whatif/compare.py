@@ -153,8 +153,8 @@ def run(scenario: Scenario, slo: Slo | None = None) -> dict[str, Any]:
 
 
 def _report(engine: Engine, slo: Slo | None) -> Report:
-    report = Report(slo, None, engine.header.block_size, engine.header.settings.get("front_end_s"))
-    report.workload = engine.header.workload
+    report = Report.of(engine.header, slo)
+    report.drafter = None
     return report
 
 

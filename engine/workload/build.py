@@ -18,7 +18,8 @@ SAMPLING = SamplingParams(ignore_eos=True)
 class RequestBuilder:
     """Makes requests, all their tokens below `vocab_size`. The same seed and ask give the same prompt.
 
-    `encode` turns text into ids where a tokenizer is at hand; without one, stand-in tokens take its place.
+    `encode` turns text into ids where a tokenizer is at hand; without one, stand-in tokens take its place. Requests
+    that name no adapter are spread over `num_adapters`, by seed and ordinal.
     """
 
     def __init__(
@@ -28,16 +29,34 @@ class RequestBuilder:
         max_model_len: int,
         max_prompt_tokens: int | None = None,
         encode: Encode | None = None,
+        num_adapters: int = 0,
     ) -> None:
         self._seed = seed
         self._vocab_size = vocab_size
         self._max_model_len = max_model_len
         self._max_prompt_tokens = max_prompt_tokens
         self._encode = encode
+        self._num_adapters = num_adapters
+        self._adapters: dict[str, int] = {}
 
     def __call__(self, ask: Ask, arrival_s: float) -> Request:
         prompt = self._synthetic(ask) if ask.text is None else self._from_text(ask.text)
-        return Request(ask.id, prompt, ask.max_tokens, arrival_s, ask.priority, sampling=SAMPLING)
+        adapter = ask.adapter or self._spread(ask.ordinal)
+        return Request(
+            ask.id,
+            prompt,
+            ask.max_tokens,
+            arrival_s,
+            ask.priority,
+            sampling=SAMPLING,
+            adapter=self._adapters.setdefault(adapter, len(self._adapters) + 1) if adapter else 0,
+            adapter_name=adapter,
+        )
+
+    def _spread(self, ordinal: int) -> str:
+        if not self._num_adapters:
+            return ""
+        return f"adapter-{mixed_number(ordinal, self._seed + 2) % self._num_adapters + 1}"
 
     def _synthetic(self, ask: Ask) -> TokenIds:
         if ask.prompt_tokens > self._max_model_len:

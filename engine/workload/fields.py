@@ -27,6 +27,19 @@ def token_count(value: object, name: str) -> int:
     return int(number)
 
 
+ADAPTER_COLUMNS = ("lora", "lora_name")
+NO_ADAPTER = frozenset(("", "0", "none", "null"))
+
+
+def adapter_name(value: object, name: str) -> str:
+    """The LoRA adapter that a request asks for; empty for none. Raises `BadRowError` for what is no name."""
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    if isinstance(text, bool) or not isinstance(text, str | int | None) or len(str(text)) > 200:
+        raise BadRowError(f"{name} is no name of an adapter", value)
+    text = str(text or "").strip()
+    return "" if text.lower() in NO_ADAPTER else text
+
+
 def seconds(value: object, name: str) -> float:
     """A time in seconds from a number or its text; raises `BadRowError`."""
     number = _number(value, name)
@@ -38,6 +51,11 @@ def seconds(value: object, name: str) -> float:
 def plain_seconds() -> TimeParser:
     """A parser of plain numbers of seconds."""
     return seconds
+
+
+def plain_milliseconds() -> TimeParser:
+    """A parser of plain numbers of milliseconds."""
+    return lambda value, name: seconds(value, name) / 1000
 
 
 def date_stamps() -> TimeParser:

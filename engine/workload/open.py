@@ -38,7 +38,9 @@ def open_source(
     is the model's tokenizer, for traces that hold texts. Raises `ConfigError` (`TraceError` for a file's content).
     """
     found = find_source(spec)
-    build = RequestBuilder(spec.seed, vocab_size, max_model_len, spec.max_prompt_tokens, encode)
+    build = RequestBuilder(
+        spec.seed, vocab_size, max_model_len, spec.max_prompt_tokens, encode, num_adapters=spec.adapters
+    )
     if isinstance(found, Preset):
         return _generated(found, spec, max_model_len, block_size, build)
     return trace_source(found, spec, block_size, build)
@@ -77,6 +79,7 @@ def check_spec(spec: WorkloadSpec) -> None:
     for name, low in (("seed", 0), ("limit", 1), ("max_prompt_tokens", 1), ("max_output_tokens", 1)):
         _check(spec, name, low)
     _check(spec, "prefix_block_tokens", 1)
+    _check(spec, "adapters", 0)
     for name in ("rate", "start_s", "end_s"):
         _check(spec, name, 0.0)
     try:
@@ -121,5 +124,6 @@ def _generated(
         "limit": spec.limit,
         "max_prompt_tokens": spec.max_prompt_tokens,
         "max_output_tokens": spec.max_output_tokens,
+        "adapters": spec.adapters or None,
     }
     return PacedSource(asks, tempo, build, {key: value for key, value in description.items() if value is not None})

@@ -17,7 +17,7 @@ class Ask:
     """A request before its tokens exist. `own_s` is its arrival on the source's own clock, which starts at 0.
 
     `shared` keys name leading pieces of `shared_width` tokens each; what follows is this request's own. `text`
-    takes the place of both.
+    takes the place of both. `adapter` names its LoRA adapter.
     """
 
     own_s: float
@@ -29,6 +29,7 @@ class Ask:
     shared: Keys | None = None
     shared_width: int = 0
     text: bytes | None = None
+    adapter: str = ""
 
 
 @dataclass(frozen=True, slots=True)

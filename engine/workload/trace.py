@@ -32,7 +32,8 @@ class TraceRow:
 
     `time_s` counts from any zero; None where the format has no times. `prefix_ids` names the prompt's leading
     blocks: equal ids in equal places are equal tokens. `text` is the prompt as UTF-8, where the trace has one;
-    `prompt_tokens` is then 0, the text decides.
+    `prompt_tokens` is then 0, the text decides. `place` is the request's among several of its line. `adapter` names its
+    LoRA adapter.
     """
 
     line: int
@@ -43,6 +44,8 @@ class TraceRow:
     text: bytes | None = None
     priority: int = 0
     id: str | None = None
+    place: int | None = None
+    adapter: str = ""
 
 
 @dataclass(slots=True)
@@ -129,9 +132,12 @@ def register_reader(reader: FileReader) -> None:
     READERS.append(reader)
 
 
+WAITS_FOR_ANSWER = "whose arrival depends on the answer before it"
+"""Of a request whose arrival another's end decides: a trace is replayed at times known beforehand."""
+
 SERVING_COLUMNS = frozenset(
     [
-        *("priority", "session_id", "session id", "lora", "lora_name", "numimages", "images"),
+        *("priority", "session_id", "session id", "numimages", "images"),
         *("delay", "think_time", "tool_wait_s", "cached_input_tokens"),
     ]
 )

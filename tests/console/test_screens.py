@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from schedtop.console.screens.help import flow
+from schedtop.console.screens.request import RequestScreen
 from schedtop.console.widgets.panel import Panel
 from seat import COMPACT, STRIP, WIDE, seated
 
@@ -49,8 +50,8 @@ async def test_the_palette_has_one_line_for_an_action(size: tuple[int, int]) -> 
         )
         start = next(place for place, line in enumerate(seat.lines) if "? F1" in line)
         assert "q ^Q" in seat.lines[start + 1] and "^C" in seat.lines[start + 2] and "^P :" in seat.lines[start + 3]
-        await seat.press(*["down"] * 200)
-        assert "Back to the findings" in seat.text, "the last action comes into sight"
+        await seat.press("up")
+        assert "Back to the findings" in seat.text, "from the first to the last, which comes into sight"
         await seat.pilot.resize_terminal(*WIDE)
         await seat.settle()
         assert "Back to the findings" in seat.text
@@ -62,6 +63,24 @@ async def test_the_palette_takes_the_mouse() -> None:
         await seat.pilot.click("#palette-list", offset=(5, 0))
         await seat.settle()
         assert seat.live.zoomed == "requests"
+
+
+async def test_the_palette_finds_requests_and_steps() -> None:
+    async with seated() as seat:
+        row = seat.live.requests.selected_row()
+        assert row is not None
+        await seat.press("ctrl+p", *row.id)
+        assert f" {row.id} " in seat.text
+        await seat.press("enter")
+        assert isinstance(seat.app.screen, RequestScreen) and f"─ {row.id}" in seat.lines[1]
+        await seat.press("ctrl+p", *"step 140")
+        assert "Step 140" in seat.text
+        await seat.press("enter")
+        assert seat.app.screen is seat.live and seat.app.view.moment.state.step == 140
+        await seat.press("ctrl+p", *"step 999999")
+        assert "No match" in seat.text
+        await seat.press("enter")
+        assert seat.app.screen is seat.live, "there is nothing to choose"
 
 
 @pytest.mark.parametrize("width", [40, 55, 71, 113])

@@ -5,7 +5,7 @@ A percentile over what has ended praises an engine that serves nobody: the survi
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -68,11 +68,7 @@ class Cohort:
 
     def missing(self, num: int) -> Cohort:
         """With `num` members more of whom nothing is known."""
-        return (
-            self
-            if num <= 0
-            else cohort(self.values, [*np.repeat(self.values, self.open), *[0.0] * num], self.known)
-        )
+        return self if num <= 0 else cohort(self.values, [*self.open_values(), *[0.0] * num], self.known)
 
     @property
     def mean(self) -> Bounded | None:
@@ -93,9 +89,9 @@ class Cohort:
         within, past = self.judged(bound)
         return within / (within + past) if within + past else None
 
-    def shifted(self, by_s: float) -> Cohort:
-        """The same members, each `by_s` longer."""
-        return replace(self, values=self.values + by_s)
+    def open_values(self) -> Floats:
+        """What each open member has come to."""
+        return np.repeat(self.values, self.open)
 
     def document(self) -> dict[str, Any]:
         """Plain JSON values: `mean` and percentiles, `n` known, `open`; `lower_bound` names those that are bounds.

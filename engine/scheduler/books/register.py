@@ -15,11 +15,12 @@ def register(state: State, rows: RowArray, num_known: IntArray) -> None:
     if not kv.one_group:
         _register_one_by_one(state, rows, num_known)
         return
-    num_full = num_known // kv.block_size
-    table.next_full[rows] = (num_full + 1) * kv.block_size
+    num_full = num_known // kv.block
+    full = num_full * kv.block
+    table.next_full[rows] = full + kv.block
     if not kv.caching:
         return
-    newest, in_store = table.output_bytes(rows, (num_full - 1) * kv.block_size, kv.block_size)
+    newest, in_store = table.block_bytes(rows, full - kv.block)
     width, end, requests = 4 * kv.block_size, 0, table.requests
     blocks: list[int] = []
     keys: list[bytes] = []

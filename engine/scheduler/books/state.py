@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from schedtop.engine.contract.config import SchedulerConfig, knob_values
 from schedtop.engine.contract.knobs import LIVE, in_force, with_followers
 from schedtop.engine.contract.telemetry import Admission, Finish, Head, Limiter, Preemption
@@ -40,35 +41,36 @@ class Limits:
 _KNOB_OF_LIMIT = {knob.also or knob.name: knob.name for knob in LIVE}
 
 
-@dataclass(slots=True)
-class PlannedStep:
+class PlannedStep(msgspec.Struct, eq=False):
     """The step being planned. Rows of the running pass lie in the table; dropping a row there undoes it.
 
     The budgets are the limits it was planned under. `last_look`: the last request that the waiting pass considered;
-    `looked_at_all`: nothing kept it from going on to the end of the queue.
+    `looked_at_all`: nothing kept it from going on to the end of the queue. `group_growth` divides `new_blocks` over
+    several KV groups.
     """
 
     now_s: float
     token_budget: int = 0
     input_budget: int = 0
+    decode_tokens: int = 0
     recomputed_tokens: int = 0
     limiter: Limiter = Limiter.NONE
-    preemptions: list[Preemption] = field(default_factory=list)
-    admissions: list[Admission] = field(default_factory=list)
-    started: list[Started] = field(default_factory=list)
-    new_blocks: dict[int, list[int]] = field(default_factory=dict)
-    ended: list[Finish] = field(default_factory=list)
+    preemptions: list[Preemption] = []
+    admissions: list[Admission] = []
+    started: list[Started] = []
+    new_blocks: dict[int, list[int]] = {}
+    ended: list[Finish] = []
     head: Head | None = None
     blocks_in_use: int = 0
     last_look: Request | None = None
     looked_at_all: bool = False
-    held_back: list[Request] = field(default_factory=list)
-    passed_over: list[Request] = field(default_factory=list)
-    lost: dict[int, Request] = field(default_factory=dict)
+    held_back: list[Request] = []
+    passed_over: list[Request] = []
+    lost: dict[int, Request] = {}
+    group_growth: dict[int, tuple[int, ...]] = {}
 
 
-@dataclass(slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True, eq=False):
     """A planned step on its way to its results. It owns its columns: the table's rows move on meanwhile.
 
     `columns` are its record's rows, one per request that ran when it was planned. `busy` are those that `plan` has,
@@ -84,14 +86,18 @@ class Batch:
 
 
 class State:
-    """The scheduler's books. `under_way`: steps that were planned and whose results have not been applied yet."""
+    """The scheduler's books. `under_way`: steps that were planned and whose results have not been applied yet.
+
+    `overlaps`: there may be more than one.
+    """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.knobs = knob_values(config)
         self.limits = Limits.of(self.knobs)
+        self.overlaps = config.max_concurrent_batches > 1
         self.kv = open_kv(config)
-        self.table = RequestTable(config.async_scheduling)
+        self.table = RequestTable(config.async_scheduling, self.kv.block_size if self.kv.one_group else 1)
         self.encoder = open_encoder(config)
         self.shrinks = self.kv.keeps_states or config.prefill_lookahead > 1 or self.encoder is not None
         self.waiting: WaitingQueue = open_queue(config.policy, by_adapter=config.max_loras > 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from schedtop.engine.contract.telemetry import Refusal
 from schedtop.engine.handoff.request import Request
-from schedtop.engine.kv.manager import blocks_for
 from schedtop.engine.scheduler.books.state import State
 
 
@@ -18,6 +17,10 @@ def refuse(state: State, request: Request) -> Refusal | None:
             request, f"max_tokens is {request.max_tokens}: it must be at least 1", 1, request.max_tokens
         )
     if prompt > config.max_model_len or (prompt == config.max_model_len and not config.pooling):
+        own = config.own_model_len
+        if own is not None and prompt >= own:
+            text = f"the prompt has {prompt} tokens; the model's own length, {own}, leaves room for no output"
+            return _refusal(request, text, prompt + 1, own)
         text = f"the prompt has {prompt} tokens; max_model_len {config.max_model_len} leaves room for no output"
         return _refusal(request, text, prompt + 1, config.max_model_len, "--max-model-len")
     return _refuse_blocks(state, request) or _refuse_unchunked(state, request)
@@ -27,7 +30,7 @@ def _refuse_blocks(state: State, request: Request) -> Refusal | None:
     capacity = state.kv.capacity_tokens
     if capacity is None or request.num_prompt_tokens <= capacity:
         return None
-    need = blocks_for(request.num_prompt_tokens, state.kv.block_size)
+    need = state.kv.needs(request.num_prompt_tokens)
     have = state.kv.pool.num_blocks
     return _refusal(request, f"the prompt needs {need} KV blocks, the pool has {have}", need, have, "--num-blocks")
 

@@ -24,7 +24,7 @@ class AdmissionPass:
         self.planned = planned
         table, slots = state.table, state.config.draft_slots
         given = table.tokens[: table.size]
-        used = int(given.sum())
+        used = int(np.add.reduce(given))
         self.num_running_scheduled = int(np.count_nonzero(given))
         self.token_left = state.limits.token_budget - used
         self.input_left = state.limits.input_budget - used - slots * self.num_running_scheduled
@@ -52,21 +52,21 @@ class AdmissionPass:
 
     def stop_before_look(self) -> Head | None:
         """Limits that stop the pass whoever is at the head."""
-        limits, number = self.state.limits, self.state.waiting.first_number
+        limits, waiting, size = self.state.limits, self.state.waiting, self.state.table.size
         if self.token_left <= 0:
-            return Head(number, Limiter.TOKEN_BUDGET, limits.token_budget, self.token_left)
+            return Head(waiting.first_number, Limiter.TOKEN_BUDGET, limits.token_budget, self.token_left)
         if self.input_left <= self.state.config.draft_slots:
-            return Head(number, Limiter.INPUT_BUDGET, limits.input_budget, self.input_left)
-        if self.state.table.size >= limits.seq_cap:
-            return Head(number, Limiter.SEQUENCE_CAP, limits.seq_cap, self.state.table.size)
+            return Head(waiting.first_number, Limiter.INPUT_BUDGET, limits.input_budget, self.input_left)
+        if size >= limits.seq_cap:
+            return Head(waiting.first_number, Limiter.SEQUENCE_CAP, limits.seq_cap, size)
         return None
 
     def _try_admit(self, request: Request) -> Head | None:
         return self._admit_with(request, self.state.kv.look_up(request, request.num_tokens))
 
     def _admit_with(self, request: Request, hit: Hit) -> Head | None:
-        state, planned = self.state, self.planned
-        wanted = request.num_tokens - hit.num_tokens
+        state, planned, num_tokens = self.state, self.planned, request.num_tokens
+        wanted = num_tokens - hit.num_tokens
         drafts = self._padding(request, hit) if wanted == 1 else 0
         room = min(self.token_left, self.input_left - state.config.draft_slots)
         if drafts and wanted + drafts > room:
@@ -85,7 +85,7 @@ class AdmissionPass:
             # Under a window, a chunk of a raised budget can ask for more than the whole pool at once.
             chunk = state.kv.most_tokens(hit, chunk)
         short = state.kv.shortage(
-            hit, chunk, request.num_tokens, state.limits.reserve_full_isl, reserve=state.table.size > 0
+            hit, chunk, num_tokens, state.limits.reserve_full_isl, reserve=state.table.size > 0
         )
         if short is not None:
             if state.encoder is not None:
@@ -187,7 +187,15 @@ class AdmissionPass:
             state.table.draft_ids[row] = PLACEHOLDER
             state.table.has_drafts = True
         planned.admissions.append(Admission(request.number, hit.num_tokens, waited_s, resumed))
-        planned.started.append(Started(row, request, request.block_ids, resumed))
+        planned.started.append(_started(state, row, request, resumed))
+
+
+def _started(state: State, row: int, request: Request, resumed: bool) -> Started:
+    """Where steps overlap, the tables grow before this one is told of."""
+    if state.config.max_concurrent_batches == 1 and not request.further:
+        return Started(row, request, request.block_ids, resumed)
+    table, *further = (table.copy() for table in state.kv.tables(request))
+    return Started(row, request, table, resumed, further)
 
 
 def mark_inverted(state: State, head: Head) -> bool:

@@ -25,7 +25,8 @@ def pass_deferred(state: State, planned: PlannedStep, stopped: bool) -> None:
     if shut and not (
         planned.head and state.waiting.place(state.requests[planned.head.number]) < state.waiting.place(shut[0])
     ):
-        planned.head = Head(shut[0].number, Limiter.LORA, state.config.max_loras)
+        slots = state.config.max_loras
+        planned.head = Head(shut[0].number, Limiter.LORA, slots, slots)
     if planned.head is not None and planned.limiter is Limiter.NONE:
         planned.limiter = Limiter(planned.head.reason)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from schedtop.engine.contract.telemetry import Limiter
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.books.overlap import await_results, hold_back
 from schedtop.engine.scheduler.books.register import register
 from schedtop.engine.scheduler.books.request_table import BoolArray, IntArray, RowArray
@@ -17,7 +18,7 @@ def run_pass(state: State, planned: PlannedStep) -> None:
     row: int | None = 0
     while row is not None and row < state.table.size:
         end = _plan_tokens(state, planned, row)
-        row = _take_blocks(state, planned, row, end)
+        row = _take_blocks(state, planned, end)
     if state.encoder is not None:
         state.encoder.charge()
 
@@ -28,7 +29,7 @@ def _plan_tokens(state: State, planned: PlannedStep, first: int) -> int:
     slots = state.config.draft_slots
     computed = table.num_computed[first:size]
     wanted = table.tokens[first:size]
-    np.subtract(table.num_expected[first:size], computed, out=wanted)
+    np.subtract(table.num_expected[first:size], computed, wanted)
     if table.has_drafts:
         wanted += table.num_spec[first:size]
         # Only drafts can reach past the model's length: everything else ends before.
@@ -41,66 +42,74 @@ def _plan_tokens(state: State, planned: PlannedStep, first: int) -> int:
     token_left, input_left = limits.token_budget, limits.input_budget
     if first:
         given = table.tokens[:first]
-        token_left -= int(given.sum())
-        input_left -= int(given.sum()) + slots * int(np.count_nonzero(given))
+        used = int(np.add.reduce(given))
+        token_left -= used
+        input_left -= used + slots * int(np.count_nonzero(given))
     planned.limiter = Limiter.NONE
     if state.shrinks:
         return plan_in_turn(state, planned, first, token_left, input_left)
-    total = int(wanted.sum())
+    total = int(np.add.reduce(wanted))
     if total > token_left or total + slots * (size - first) > input_left:
         planned.limiter = cut(wanted, token_left, input_left, slots)
     return size
 
 
-def _take_blocks(state: State, planned: PlannedStep, first: int, behind: int) -> int | None:
-    """Serve the rows from `first` on that need blocks or fill one; others need nothing.
+def _take_blocks(state: State, planned: PlannedStep, behind: int) -> int | None:
+    """Serve the rows that need blocks or fill one; others need nothing, nor do those that were served before.
 
     Rows from `behind` on are not planned yet. Returns the row to plan from next, again if a preemption changed what
     follows; None when the pass is over.
     """
     table, kv, size = state.table, state.kv, state.table.size
-    end = table.num_computed[first:size] + table.tokens[first:size]
-    known = np.minimum(end, table.num_tokens[first:size])
-    short = end > table.room[first:size]
+    tokens = table.tokens[:size]
+    end = table.num_computed[:size] + tokens
+    known = np.minimum(end, table.num_tokens[:size])
+    short = end > table.room[:size]
     if not kv.at_once:
-        short |= _can_release(state, first)
+        short |= _can_release(state)
     short_rows = short.nonzero()[0]
-    full_rows = (known >= table.next_full[first:size]).nonzero()[0]
+    full_rows = (known >= table.next_full[:size]).nonzero()[0]
     if full_rows.size:  # a row that is passed over may have got to know its block's last token meanwhile
-        full_rows = full_rows[table.tokens[first + full_rows] > 0]
-    failed = _grow(state, planned, first + short_rows, end[short_rows]) if short_rows.size else None
+        full_rows = full_rows[tokens[full_rows] > 0]
+    failed = _grow(state, planned, short_rows, end[short_rows]) if short_rows.size else None
     if failed is not None:
         # As if rows were served one by one: those before the failed one have registered their blocks.
-        full_rows = full_rows[full_rows < failed - first]
-    register(state, first + full_rows, known[full_rows])
-    return behind if failed is None else _make_room(state, planned, failed, end.item(failed - first))
+        full_rows = full_rows[full_rows < failed]
+    register(state, full_rows, known[full_rows])
+    return behind if failed is None else _make_room(state, planned, failed, end.item(failed))
 
 
-def _can_release(state: State, first: int) -> BoolArray:
-    """Rows from `first` on, scheduled in this step, that hold blocks which no later token needs."""
+def _can_release(state: State) -> BoolArray:
+    """Rows scheduled in this step that hold blocks which no later token needs."""
     table, size = state.table, state.table.size
-    applied = table.num_computed[first:size] - table.in_flight[first:size]
-    released: BoolArray = (applied >= table.next_release[first:size]) & (table.tokens[first:size] > 0)
+    applied = table.num_computed[:size] - table.in_flight[:size]
+    released: BoolArray = (applied >= table.next_release[:size]) & (table.tokens[:size] > 0)
     return released
 
 
 def _grow(state: State, planned: PlannedStep, rows: RowArray, needs: IntArray) -> int | None:
     """Give each row slots for `needs` tokens in all; returns the first row that the pool cannot serve."""
     table, kv = state.table, state.kv
-    counts = -((table.room[rows] - needs) // kv.block_size)
-    blocks = kv.pool.take(int(counts.sum())) if kv.at_once else None
+    room = table.room[rows]
+    counts = -((room - needs) // kv.block)
+    blocks = kv.pool.take(int(np.add.reduce(counts))) if kv.at_once else None
     if blocks is None:
         return _grow_one_by_one(state, planned, rows, needs)
-    start, requests, new_blocks = 0, table.requests, planned.new_blocks
-    for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
-        request = requests[row]
-        got = blocks[start : start + count]
-        request.block_ids += got
-        new_blocks[request.number] = got
-        start += count
+    pieces, requests = _split(blocks, counts), table.requests
+    for row, piece in zip(rows.tolist(), pieces, strict=True):
+        requests[row].block_ids += piece
+    planned.new_blocks.update(zip(table.request[rows].tolist(), pieces, strict=True))
     table.blocks[rows] += counts
-    table.room[rows] += counts * kv.block_size
+    table.room[rows] = room + counts * kv.block
     return None
+
+
+def _split(blocks: list[int], counts: IntArray) -> list[list[int]]:
+    """The blocks in pieces of these lengths."""
+    if len(blocks) == len(counts):  # as while everybody decodes
+        return [[block] for block in blocks]
+    ends = np.add.accumulate(counts).tolist()
+    return [blocks[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _grow_one_by_one(state: State, planned: PlannedStep, rows: RowArray, needs: IntArray) -> int | None:
@@ -113,9 +122,15 @@ def _grow_one_by_one(state: State, planned: PlannedStep, rows: RowArray, needs: 
             failed, rows = row, rows[: index + 1]
             break
         if blocks:
-            planned.new_blocks[request.number] = blocks
+            _note_growth(state, planned, request, blocks)
     table.note_blocks(rows, [kv.standing(table.requests[row]) for row in rows.tolist()])
     return failed
+
+
+def _note_growth(state: State, planned: PlannedStep, request: Request, blocks: list[int]) -> None:
+    planned.new_blocks[request.number] = blocks
+    if state.kv.several:
+        planned.group_growth[request.number] = state.kv.last_growth()
 
 
 def _make_room(state: State, planned: PlannedStep, row: int, need: int) -> int | None:
@@ -135,7 +150,7 @@ def _make_room(state: State, planned: PlannedStep, row: int, need: int) -> int |
             table.tokens[row : table.size] = 0
             return None
         row -= victim < row
-    planned.new_blocks[request.number] = blocks
+    _note_growth(state, planned, request, blocks)
     rows = np.array([row])
     table.note_blocks(rows, [kv.standing(request)])
     known = min(need, table.num_tokens.item(row))

@@ -7,7 +7,6 @@ from schedtop.engine.contract.telemetry import ROW_FIELDS, RowFlag
 from schedtop.engine.handoff.plan import StepPlan
 from schedtop.engine.scheduler.books.overlap import set_out
 from schedtop.engine.scheduler.books.request_table import (
-    PLAN_ROWS,
     BoolArray,
     IntArray,
     RequestTable,
@@ -15,7 +14,8 @@ from schedtop.engine.scheduler.books.request_table import (
 )
 from schedtop.engine.scheduler.books.state import Batch, PlannedStep, State
 
-NEW, RESUMED, SAMPLED = int(RowFlag.NEW), int(RowFlag.RESUMED), np.int32(RowFlag.SAMPLED)
+NEW, RESUMED, SAMPLED = int(RowFlag.NEW), int(RowFlag.RESUMED), np.array(RowFlag.SAMPLED, dtype=np.int32)
+NUMBER, TOKENS, DRAFTS, BEFORE = (ROW_FIELDS.index(name) for name in ("request", "tokens", "drafts", "computed"))
 
 
 def seal(state: State, planned: PlannedStep) -> Batch:
@@ -29,22 +29,23 @@ def seal(state: State, planned: PlannedStep) -> Batch:
     samples = computed >= table.num_expected[:size]
     all_busy = np.count_nonzero(tokens) == size
     busy: slice | RowArray = slice(0, size) if all_busy else tokens.nonzero()[0]
+    planned.decode_tokens = int(np.count_nonzero(table.decoding[busy]))
     _flag_rows(table, planned, samples, busy)
     table.drafts[:size] = 0
     draft_token_ids = _take_drafts(table, busy) if table.has_drafts else None
-    if table.num_recomputing:
+    if table.recomputing:
         planned.recomputed_tokens = _count_recomputed(table)
     columns = table.data[: len(ROW_FIELDS), :size].copy()
-    if state.config.max_concurrent_batches > 1:
+    if state.overlaps:
         set_out(state, samples, busy)
-    numbers, tokens, drafts, _, before = columns[:PLAN_ROWS, busy]
+    rows = columns if isinstance(busy, slice) else columns.take(busy, axis=1)
     gone, state.gone = state.gone, []
     plan = StepPlan(
         ids=table.ids.copy() if isinstance(busy, slice) else [table.ids[row] for row in busy.tolist()],
-        numbers=numbers,
-        tokens=tokens,
-        drafts=drafts,
-        computed=before,
+        numbers=rows[NUMBER],
+        tokens=rows[TOKENS],
+        drafts=rows[DRAFTS],
+        computed=rows[BEFORE],
         samples=samples if all_busy else samples[busy],
         draft_token_ids=draft_token_ids,
         new_blocks=planned.new_blocks,
@@ -69,9 +70,10 @@ def _flag_rows(table: RequestTable, planned: PlannedStep, samples: BoolArray, bu
     size = table.size
     flags = table.flags[:size]
     if isinstance(busy, slice):
-        np.multiply(samples, SAMPLED, out=flags)
+        flags[:] = samples
+        flags *= SAMPLED
         flags += table.decoding[:size]  # DECODE is bit 1, as `decoding` is
-        np.logical_not(samples, out=table.mid_prompt[:size])
+        table.mid_prompt[:size] = ~samples
     else:
         flags[:] = 0
         flags[busy] = samples[busy] * SAMPLED + table.decoding[busy]
@@ -82,10 +84,11 @@ def _flag_rows(table: RequestTable, planned: PlannedStep, samples: BoolArray, bu
 
 def _count_recomputed(table: RequestTable) -> int:
     """Tokens of this step that lie below the highest position a row had computed before a preemption."""
-    size = table.size
-    begin = table.computed[:size]
-    end = np.minimum(table.high_water[:size], begin + table.tokens[:size])
-    again = np.maximum(end - begin, 0)
-    for row in np.flatnonzero(again).tolist():
-        table.requests[row].recomputed_tokens += int(again[row])
-    return int(again.sum())
+    total = 0
+    rows = (table.computed[: table.size] < table.high_water[: table.size]).nonzero()[0].tolist()
+    for row in rows:
+        again = min(table.high_water.item(row) - table.computed.item(row), table.tokens.item(row))
+        table.requests[row].recomputed_tokens += again
+        total += again
+    table.recomputing = bool(rows) or table.ahead  # results may move rows back
+    return total

@@ -50,6 +50,24 @@ def test_one_document(sick: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert document["findings"][0]["advice"][0]["direction"] == "up"
 
 
+def test_remedies_are_measured_from_the_findings_last_step(sick: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(str(sick), "--json", "--try") == 0
+    findings = {finding["id"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
+    tried = findings["ttft-sequence-cap"]["tried"]
+    assert tried["failed"] == "" and tried["helpful"][0]["knob"] == "max_num_seqs"
+    assert "max_num_seqs 16" in tried["tried"]
+    gains = [one["gain"] for one in tried["helpful"]]
+    assert gains == sorted(gains, reverse=True) and gains[-1] > 0
+    best = tried["helpful"][0]
+    assert call(str(sick), "--try") == 0
+    assert f"try max_num_seqs {best['value']}: {best['words']}" in capsys.readouterr().out
+
+
+def test_a_device_requires_try(sick: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(str(sick), "--device", "sim:llama-3.1-8b@h100") == 2
+    assert "--device requires --try" in capsys.readouterr().err
+
+
 def test_a_kept_slo_is_no_finding(sick: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(str(sick), "--slo", "ttft=1000s") == 0
     assert "ttft-sequence-cap" not in capsys.readouterr().out

@@ -35,7 +35,7 @@ def test_findings_end_and_are_remembered() -> None:
     assert not entry.active
     assert entry.episodes[-1].to_s < 18
     assert entry.shown is entry.best
-    text = page(log)
+    text = page(log, {})
     assert "ttft-sequence-cap; held" in text
     assert "try max_num_seqs up (now 4)" in text
     assert all(line.isprintable() for line in text.splitlines())
@@ -52,8 +52,8 @@ def test_what_was_before_a_change_gives_no_advice_after_it() -> None:
 
 def test_the_page_and_the_document_say_the_same() -> None:
     log = capped_for_a_while().log()
-    found = json.loads(json.dumps(document(log), allow_nan=False))
-    assert found["findings"][0]["id"] in page(log)
+    found = json.loads(json.dumps(document(log, {}), allow_nan=False))
+    assert found["findings"][0]["id"] in page(log, {})
     assert len(found["findings"]) == len(log.ranked()) > 0
     for item in found["findings"]:
         assert item["chain"]
@@ -75,7 +75,7 @@ def test_the_last_look_is_the_last_wherever_a_session_ends(cut: int) -> None:
 
 
 def test_nothing_is_a_sentence() -> None:
-    assert page(serve(stream(20, 0.5, 100, 10)).log()).startswith("Nothing found over ")
+    assert page(serve(stream(20, 0.5, 100, 10)).log(), {}).startswith("Nothing found over ")
 
 
 def test_the_same_records_twice_change_nothing() -> None:
@@ -117,8 +117,8 @@ def test_any_gaps_are_survived(data: st.DataObject) -> None:
     for index in kept:
         log.take(RUN.records[index])
     log.look()
-    json.dumps(document(log), allow_nan=False)
-    page(log)
+    json.dumps(document(log, {}), allow_nan=False)
+    page(log, {})
 
 
 def test_another_session_starts_afresh() -> None:
@@ -135,7 +135,7 @@ def test_names_of_requests_are_made_harmless() -> None:
     requests = [ask(0, 4000, 1500), ask(1, 4000, 10, 0.1), *stream(10, 0.05, 100, 10, start_s=0.2)]
     requests[1].id = "evil\x1b[2J\u202e"
     run = serve(requests, 4, num_blocks=400)
-    text = page(run.log())
+    text = page(run.log(), {})
     assert "head-blocks-smaller" in text
     assert "\x1b" not in text
     assert "\u202e" not in text

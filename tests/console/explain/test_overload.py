@@ -138,7 +138,8 @@ def test_a_finding_does_not_flicker() -> None:
     opened: list[float] = []
     for record in run.records:
         log.take(record)
-        log.look()
+        if record.seq % 20 == 0:
+            log.look()
         if "overload" in log.entries:
             opened.append(record.end_s)
     assert len(log.entries["overload"].episodes) == 1

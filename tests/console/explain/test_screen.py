@@ -160,6 +160,15 @@ async def test_help_and_palette_work_here() -> None:
         assert isinstance(seat.app.screen, ExplainScreen)
 
 
+async def test_the_palette_finds_a_finding() -> None:
+    async with seated(sick()) as seat:
+        last = seat.app.view.findings[-1].finding
+        await seat.press("ctrl+p", *last.id, "enter")
+        assert isinstance(seat.app.screen, ExplainScreen)
+        selected = seat.app.screen.findings.selected()
+        assert selected is not None and selected.finding.id == last.id
+
+
 async def test_it_looks_at_most_once_a_second() -> None:
     async with seated(sick()) as seat:
         looks = seat.app.explain.log.num_looks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +16,13 @@ from schedtop.console.explain.tries import judged, values_of
 from schedtop.console.knobs.staged import Staging
 from schedtop.console.options import ConsoleOptions
 from schedtop.console.past.history import History
+from schedtop.console.replay.app import ReplayApp
+from schedtop.console.screens.explain import ExplainScreen
 from schedtop.engine.contract.config import WorkloadSpec
+from schedtop.engine.recording import Recording
 from schedtop.engine.whatif.forecast import Estimate, Forecast, forecast
-from seat import WIDE, Clock
+from seat import WIDE, Clock, Operator
+from test_command import recorded
 from test_screen import Seat, taken_in
 
 
@@ -101,6 +106,27 @@ async def test_what_helps_is_shown_best_first_and_enter_stages_it() -> None:
     assert lines and "TTFT p95" in lines[0], text
     assert "staged max_num_seqs" in after
     assert app.staging.staged["max_num_seqs"] in (12, 16, 32)
+
+
+async def test_a_recording_is_tried_from_the_shown_step_and_enter_stages_a_re_run(tmp_path: Path) -> None:
+    with Recording(recorded(capped(), tmp_path / "capped.rec")) as source:
+        app = ReplayApp(source, ConsoleOptions(theme="dark"), paused=True, make_forecast=measured)
+        async with app.run_test(size=WIDE) as pilot:
+            operator = Operator(app, pilot)
+            app.jumps.go("end")
+            text = await operator.press("x")
+            while "working out" in text:
+                await pilot.pause(0.02)
+                text = await operator.press("g")
+            lines = [line for line in text.splitlines() if "max_num_seqs" in line and "→" in line]
+            assert lines, text
+            screen = app.screen
+            assert isinstance(screen, ExplainScreen)
+            await operator.press("tab")
+            while screen.why.tried() is None:
+                await operator.press("down")
+            assert "r runs it from this step" in await operator.press("enter")
+            assert app.staging.staged["max_num_seqs"] in (12, 16, 32)
 
 
 async def test_none_is_shown_where_none_helps() -> None:

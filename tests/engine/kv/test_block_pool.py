@@ -144,7 +144,7 @@ class PoolBooks(RuleBasedStateMachine):
     @rule()
     def replay_changes(self) -> None:
         """The changes since the last look, applied to the classes known then, give every class now."""
-        changes = self.pool.drain_changes()
+        changes = self.pool.drain_changes().tolist()
         assert len({change >> 2 for change in changes}) == len(changes), "a block is told twice"
         for change in changes:
             self.classes[change >> 2] = BlockClass(change & 3)

@@ -70,6 +70,8 @@ def records(draw: st.DrawFn) -> t.StepRecord:
         "preemptions": draw(st.lists(preemption, max_size=2)),
         "knobs": draw(st.lists(st.builds(t.KnobChange, st.just("rate"), st.none(), floats), max_size=1)),
         "deferrals": draw(st.lists(st.builds(t.Deferral, number, st.sampled_from(["", "grammar"])), max_size=2)),
+        "grown_groups": bytes(draw(st.lists(st.integers(0, 6), min_size=len(tables), max_size=len(tables)))),
+        "group_blocks": tuple(draw(st.lists(small, max_size=3))),
         "deferred": draw(st.lists(st.tuples(st.just("grammar"), small), max_size=1)),
         "host": draw(
             st.lists(st.builds(t.Host, floats, floats, st.none() | floats, st.none() | floats), max_size=1)

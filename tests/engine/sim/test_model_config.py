@@ -162,7 +162,7 @@ def test_a_device_from_two_files(tmp_path: Path) -> None:
     (model / "config.json").write_text(json.dumps(LLAMA_8B))
     gpu.write_text(
         "tflops = 989.5\nmemory_gb = 80\nbandwidth_gb_s = 3350\n"
-        "link_gb_s = 900\nlink_latency_s = 5e-6\nfp8_factor = 2\n"
+        "link_gb_s = 900\nlink_latency_s = 2.2e-6\nfp8_factor = 2\n"
     )
     own, known = parse_device(f"sim:{model}@{gpu}"), parse_device("sim:llama-3.1-8b@h100")
     step = StepFeatures(300, 40_000, 30_000, 20)
@@ -195,3 +195,26 @@ def test_a_gpu_that_cannot_be_used_is_one_line(text: str, named: str, tmp_path: 
     path.write_text(text)
     with pytest.raises(ConfigError, match=named):
         read_gpu(path)
+
+
+def test_windows_of_a_config_make_groups() -> None:
+    alternating = {
+        **GPT_OSS_20B,
+        "num_hidden_layers": 5,
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+    }
+    alternating["layer_types"] = [*alternating["layer_types"], "full_attention"]
+    shape = shape_of(alternating, "it")
+    assert (shape.kv_groups, shape.group_layers) == (("full", "full", 128), 2)
+    nearly_even = {**GPT_OSS_20B, "num_hidden_layers": 9, "layer_types": ["sliding_attention"] * 5}
+    nearly_even["layer_types"] = [*nearly_even["layer_types"], *["full_attention"] * 4]
+    assert shape_of(nearly_even, "it").group_layers == 4
+    every_layer = {**LLAMA_8B, "model_type": "mistral", "sliding_window": 4096}
+    assert shape_of(every_layer, "it").kv_groups == (4096,)
+    assert shape_of(LLAMA_8B, "it").kv_groups == ("full",)
+
+
+def test_a_pool_of_groups_has_a_block_for_the_layers_of_one() -> None:
+    device = parse_device("sim:gpt-oss-20b@h100")
+    grouped, alike = device.num_blocks(), device.num_blocks(PoolSettings(one_group=True))
+    assert grouped // 2 == pytest.approx(alike, abs=1)

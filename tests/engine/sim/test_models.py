@@ -15,7 +15,15 @@ PUBLISHED = {
     "smollm2-135m": (134_515_008, 23_040),
     "llama-2-7b": (6_738_415_616, 524_288),
     "llama-2-70b": (68_976_648_192, 327_680),
+    "gemma-3-4b": (3_880_263_168, 139_264),
+    "gemma-3-12b": (11_766_034_176, 393_216),
+    "gemma-3-27b": (27_009_346_304, 507_904),
+    "gpt-oss-20b": (20_914_757_184, 49_152),
+    "gpt-oss-120b": (116_829_156_672, 73_728),
 }
+
+BIASES = {"gpt-oss-20b": 6_829_824, "gpt-oss-120b": 40_108_032}
+"""Left out of the shapes: attention's, the experts' and the routers', and attention sinks."""
 
 
 def test_every_model_has_a_published_figure() -> None:
@@ -24,7 +32,22 @@ def test_every_model_has_a_published_figure() -> None:
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_shape_gives_the_published_figures(name: str) -> None:
-    assert (MODELS[name].params, MODELS[name].kv_bytes_per_token) == PUBLISHED[name]
+    model = MODELS[name]
+    assert (model.params + BIASES.get(name, 0), model.kv_bytes_per_token) == PUBLISHED[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "groups"),
+    [
+        ("llama-3.1-8b", 32, ("full",)),
+        ("gpt-oss-20b", 12, (128, "full")),
+        ("gemma-3-12b", 8, (*[1024] * 5, "full")),
+        ("gemma-3-27b", 10, (*[1024] * 6, "full")),
+    ],
+)
+def test_layers_that_keep_state_alike_form_groups(name: str, layers: int, groups: tuple[int | str, ...]) -> None:
+    """As vLLM divides them: 52 windowed layers beside 10 others are six groups, the last one not quite full."""
+    assert (MODELS[name].group_layers, MODELS[name].kv_groups) == (layers, groups)
 
 
 def test_mixture_activates_a_tenth_of_its_weights() -> None:
