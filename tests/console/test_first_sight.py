@@ -91,7 +91,7 @@ async def test_the_guided_minute_follows_what_is_done() -> None:
 
         assert "guided minute" in seat.lines[1]
         await seat.press("ctrl+p", *"guide", "enter")
-        assert "1/5 Pressure: max_num_seqs 16 is now" in seat.lines[1]
+        assert "1/5 Pressure: max_num_seqs 16→" in seat.lines[1]
         assert await said("2/5 Read the finding: x")
         assert "3/5 Stage" in await seat.press("x")
         assert "4/5 Try it" in await seat.press("escape", "6", "down", "down", "plus")
