@@ -10,6 +10,7 @@ from schedtop.console.drawing import text
 from schedtop.console.drawing.glyphs import to_ascii
 from schedtop.console.view import View
 from textual.events import Key
+from textual.reactive import var
 from textual.strip import Strip
 from textual.widgets import Input
 
@@ -18,7 +19,12 @@ _LEAST_QUESTION = 12
 
 
 class Typed(Input):
-    """An input whose editing keys can take effect in their turn: bindings come behind what was typed after them."""
+    """An input whose editing keys can take effect in their turn: bindings come behind what was typed after them.
+
+    Nothing blinks.
+    """
+
+    cursor_blink: var[bool] = var(False, init=False)
 
     async def edit(self, event: Key) -> bool:
         """Carry out an editing key now; False for any other key."""
