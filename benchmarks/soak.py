@@ -44,7 +44,7 @@ def show(hours: float) -> None:
 
     workload = WorkloadSpec(source="mixed", rate=float(LOAD["rate"]), scale=float(LOAD["scale"]))
     config = EngineConfig(
-        device=str(LOAD["device"]), workload=workload, duration_s=hours * 3600 + 1, join_within_s=60.0
+        device=str(LOAD["device"]), workload=workload, duration_s=hours * 3600 + LOOK_EVERY_S, join_within_s=60.0
     )
     with start_engine(config) as engine:
         app = ConsoleApp(engine.connect(60.0), ConsoleOptions(ttft_slo_s=1.0, itl_slo_s=0.1))

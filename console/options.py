@@ -14,7 +14,8 @@ class ConsoleOptions:
     dark. `embedded`: the engine ends with the console. `config_dir` holds `themes/` and `keys.toml`;
     `output_dir` takes screenshots and exports. `notice` is shown once at the start.
     `paint_every_s` is the least time between two frames of telemetry.
-    `guide` offers the guided minute. `address` is where the engine answers, if it was attached to.
+    `who` names the user and the console in what they change. `guide` offers the guided minute. `address` is where the
+    engine answers, if it was attached to.
     """
 
     theme: str | None = None
@@ -31,3 +32,4 @@ class ConsoleOptions:
     notice: str = ""
     guide: bool = False
     address: str = ""
+    who: str = ""

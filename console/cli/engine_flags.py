@@ -94,6 +94,12 @@ HTTP_FLAGS = (
     click.option("--max-num-queued-reqs", type=int, metavar="N", help="Most requests that wait; more get a 503."),
 )
 
+FLIGHT_FLAG = click.option(
+    "--no-flight-recorder",
+    is_flag=True,
+    help="Keep the last minutes in memory only, not on disk for after a crash.",
+)
+
 CONSOLE_FLAGS = (
     click.option("--slo", metavar="SLO", help="ttft=1s,itl=50ms: lines and marks on the charts."),
     click.option("--window", "window_s", type=float, default=60.0, show_default=True, help="Seconds of latency."),
@@ -127,7 +133,7 @@ def add_engine_flags(*, console: bool = False, http: bool = False) -> Callable[[
 
     def decorate(function: Decorated) -> Decorated:
         options = [_knob_option(knob) for knob in KNOBS if knob.name != "rate"]
-        more = [*(HTTP_FLAGS if http else ()), *(CONSOLE_FLAGS if console else ())]
+        more = [*((*HTTP_FLAGS, FLIGHT_FLAG) if http else ()), *(CONSOLE_FLAGS if console else ())]
         for option in reversed([*ENGINE_FLAGS, *options, *more]):
             function = option(function)
         return function

@@ -46,8 +46,11 @@ def find_refused(window: Window) -> Finding | None:
         ),
         Link(f"{some(times, 'time')}: {reason}", {"reason": reason}),
     )
-    longest = any("max_model_len" in item.event.reason for item in refused)
-    advice = window.advise(("max_model_len", "up") if longest else ("num_blocks", "up"))
+    advice: tuple[Advice, ...] = window.advise(("num_blocks", "up"))
+    if any("max_model_len" in item.event.reason for item in refused):
+        advice = window.advise(("max_model_len", "up"))
+    elif "own length" in reason:
+        advice = (Advice("", "", words="a model that takes longer sequences; no limit of this one lets them in"),)
     return _finding(window, "refused", Severity.WARNING, links, refused, advice, "refusals")
 
 

@@ -58,6 +58,7 @@ _UNKNOWN = float("nan")
 _NO_HEAD = (-1.0, _UNKNOWN, _UNKNOWN, 0.0, 0.0, _UNKNOWN)
 _ZERO = bytes(4)
 _FOLDED_AT_ONCE = 64
+_FORGOTTEN_AT_ONCE = 512
 _MAX_EVENTS = 4096
 _MAX_SECONDS = 600
 _MAX_PREFIXES = 8192
@@ -311,9 +312,10 @@ class Facts:
         starved, attended = _of_rows(records)
         self.flat.frombytes(b"".join(map(_numbers, records, starved, attended)))
         self.itl += [record.itl_s for record in records]
-        if len(self.itl) >= 2 * MAX_STEPS:
-            del self.flat[: MAX_STEPS * len(COLUMNS)]
-            del self.itl[:MAX_STEPS]
+        spare = len(self.itl) - MAX_STEPS
+        if spare >= _FORGOTTEN_AT_ONCE:
+            del self.flat[: spare * len(COLUMNS)]
+            del self.itl[:spare]
 
     def second(self, end_s: float) -> Second:
         """The running totals as they are now."""

@@ -66,7 +66,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
                 words += f" #{detail.count}" if detail.count > 1 else ""
                 return words + ("" if short else loop)
             case KnobChange():
-                by = f" by={text.clean(detail.by, 20)}" if detail.by else ""
+                by = f" by={text.clean(detail.by, 40)}" if detail.by else ""
                 return f"{text.clean(detail.name)} {text.value(detail.old)}→{text.value(detail.new)}{by}"
             case Refusal():
                 return f"{self.name} {_refusal(detail)}"

@@ -100,6 +100,13 @@ class Bucket:
         bucket.tokens = decode, prefill, draft
         return bucket
 
+    def moved_back(self, seconds: float) -> Bucket:
+        """The same, so much earlier and without the step to open."""
+        moved = Bucket()
+        moved.merge(self)
+        moved.begin_s, moved.slowest = self.begin_s - seconds, -1
+        return moved
+
     @classmethod
     def of(cls, records: Iterable[StepRecord]) -> Bucket:
         """A bucket of these records."""
@@ -162,6 +169,22 @@ class Ladder:
         self._pending.append(record)
         if len(self._pending) >= MOST_PENDING:
             self._settle()
+
+    def moved_back(self, seconds: float) -> Ladder:
+        """The same, so much earlier and to the nearest bucket, for a session that begins anew at 0. Its steps cannot be
+        opened any more."""
+        if self._pending:
+            self._settle()
+        moved = Ladder()
+        moved.begins_s = None if self.begins_s is None else self.begins_s - seconds
+        for rung, order in enumerate(self._order):
+            shift = round(seconds / self.length_s(rung))
+            for index in order:
+                bucket = self._bucket(rung, index)
+                assert bucket is not None, "what is in order is kept"
+                # Never onto the new session's own first bucket.
+                moved._merge(rung, min(index - shift, -1), bucket.moved_back(seconds))
+        return moved
 
     def _settle(self) -> None:
         pending, self._pending = self._pending, []

@@ -43,7 +43,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     left with fewer than `prefill_lookahead` tokens of a prompt. `max_loras`: adapters that one step can compute
     together; 0: no limit. `pooling`: requests have no outputs and end with their prompt. `encoder_budget`: image
     tokens per step, `encoder_cache` those kept (None: the budget); with `disable_chunked_mm_input` no chunk ends
-    inside an image.
+    inside an image. `own_model_len`: what the model itself takes at most, where that is known.
     """
 
     num_blocks: int
@@ -80,6 +80,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_connector: KVConnector | None = None
     async_scheduling: bool = False
     pipeline_depth: int = 1
+    own_model_len: int | None = None
 
     def groups(self) -> tuple[KVGroup, ...]:
         """The KV groups with their block sizes; one if none are named. Raises `GroupError`."""
@@ -204,6 +205,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     `join_within_s`: wall time that the first step waits for a console. `draft_model` drafts for `model`.
     `http` is where clients are served (`HOST:PORT`), under `served_model_name`; more than `max_num_queued_reqs` that
     wait are turned away. `token_file`: what a TCP `socket` asks for. `read_only`: no console may command it.
+    `flight_folder`: where the last minutes are kept on disk; None: in memory only.
     """
 
     device: str = "sim:llama-3.1-8b@h100"
@@ -229,3 +231,4 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     read_only: bool = False
     join_within_s: float = 0.0
     draft_model: str | None = None
+    flight_folder: str | None = None

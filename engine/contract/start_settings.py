@@ -42,6 +42,7 @@ def scheduler_config(settings: dict[str, Any], num_blocks: int, model_len: int) 
     merged.update({name: value for name, value in settings.items() if value is not None})
     merged["num_blocks"] = settings.get("num_blocks") or num_blocks
     merged["max_model_len"] = longest or model_len
+    merged["own_model_len"] = model_len
     groups = merged.get("kv_groups") or ()
     if merged.get("sliding_window") or any(group != "full" for group in groups):
         merged.setdefault("prefix_cache_retention_interval", 0)  # vLLM's own default

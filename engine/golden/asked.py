@@ -31,8 +31,8 @@ class CaseImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`prompt_parts` are [seed, length] pairs; token i of a part is (seed * 1000003 + i * 7919) % 32000.
 
-    Its `stop_after`-th output is a stop token, which ends it. Before step `ready_step` it is not ready, as if a grammar
-    were compiling.
+    Its `stop_after`-th output is a stop token, which ends it; `eos_at` is another name for that. Before step
+    `ready_step` it is not ready, as if a grammar were compiling.
     """
 
     id: str
@@ -42,6 +42,7 @@ class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     prompt: list[int] | None = None
     priority: int = 0
     stop_after: int | None = None
+    eos_at: int | None = None
     cache_salt: str | None = None
     skip_reading_prefix_cache: bool = False
     lora: int | None = None

@@ -138,13 +138,24 @@ def check_case(case: Case) -> Case:
     """The case with typed knob values; raises for what a case's types allow but no scheduler can run."""
     check_scheduler_config(case.config)
     seen = set()
-    for request in case.requests:
+    requests = [_with_one_name(request) for request in case.requests]
+    for request in requests:
         if request.id in seen:
             raise CaseError(f"request {request.id!r} appears twice")
         seen.add(request.id)
         _check_request(request)
         _check_images(case.config, request)
-    return msgspec.structs.replace(case, knobs=[_typed_knob(case, knob) for knob in case.knobs])
+    knobs = [_typed_knob(case, knob) for knob in case.knobs]
+    return msgspec.structs.replace(case, knobs=knobs, requests=requests)
+
+
+def _with_one_name(request: CaseRequest) -> CaseRequest:
+    """The request with `stop_after` for `eos_at`."""
+    if request.eos_at is None:
+        return request
+    if request.stop_after is not None:
+        raise CaseError(f"request {request.id!r}: stop_after and eos_at are one setting: give one of them")
+    return msgspec.structs.replace(request, stop_after=request.eos_at, eos_at=None)
 
 
 def _check_images(config: CaseConfig, request: CaseRequest) -> None:

@@ -9,10 +9,8 @@ from typing import Any
 
 import msgspec
 from schedtop.engine.contract.harmless import page
-from schedtop.engine.contract.kv_groups import has_windows
 from schedtop.engine.contract.latencies.slo import Slo
 from schedtop.engine.contract.telemetry import Header
-from schedtop.engine.offline.client_latencies import front_end_of
 from schedtop.engine.offline.report import Report, duration_text, report_text
 from schedtop.engine.recording.reader import Recording
 
@@ -25,11 +23,7 @@ def document(
 
     Reads the whole file; `on_progress` gets the number of records done. Raises `RecordingError`.
     """
-    settings = recording.header.settings
-    header = recording.header
-    windows = has_windows(header.config)
-    report = Report(slo, settings.get("drafts"), header.block_size, front_end_of(settings), windows)
-    report.workload = recording.header.workload
+    report = Report.of(recording.header, slo)
     snapshot, _ = recording.keyframe_before(0)
     report.begin(snapshot)
     for index, record in enumerate(recording.records()):

@@ -13,10 +13,8 @@ import msgspec
 from schedtop.engine.build import build_engine
 from schedtop.engine.channel.protocol import Sink, encode
 from schedtop.engine.contract.config import ConfigError, EngineConfig
-from schedtop.engine.contract.kv_groups import has_windows
 from schedtop.engine.contract.latencies.slo import Slo
 from schedtop.engine.contract.telemetry import StepRecord
-from schedtop.engine.offline.client_latencies import front_end_of
 from schedtop.engine.offline.report import Report
 from schedtop.engine.offline.stop_signals import StopSignals
 from schedtop.engine.serving.sinks import open_sinks
@@ -50,10 +48,7 @@ def run_headless(
         sinks = open_sinks(config, engine, stack, notice)
         config = with_end(config, notice)
         progress = stack.enter_context(Progress(config.duration_s, show_progress))
-        settings = engine.header.settings
-        windows = has_windows(engine.header.config)
-        report = Report(slo, settings.get("drafts"), engine.header.block_size, front_end_of(settings), windows)
-        report.workload = engine.header.workload
+        report = Report.of(engine.header, slo)
         serve(engine, config, report, sinks, progress.update, notice, stop)
     report.stopped_by = stop.number
     report.unrecorded = config.record is not None and "recording" not in sinks

@@ -14,13 +14,17 @@ _NUMBER = re.compile(r"\d[\d,]*")
 
 
 class HeldBack:
-    """Counts them as records come; a request that was there before the first record is not known here."""
+    """Counts them as records come; a request that was there before the first record is not known here.
 
-    def __init__(self) -> None:
+    `own_model_len`: beyond it no setting helps.
+    """
+
+    def __init__(self, own_model_len: int | None = None) -> None:
+        self._own_model_len = own_model_len
         self._asked: dict[int, tuple[int, int]] = {}
         self._refused: dict[str, list[Refusal]] = {}
         self._counts: dict[str, int] = {}
-        self._num_cut = self._most_tokens = 0
+        self._num_cut = self._most_tokens = self._cut_at_tokens = 0
 
     def add(self, record: StepRecord | Stretch) -> None:
         """Take in the next record, or many steps at once, in which nobody arrives."""
@@ -34,6 +38,7 @@ class HeldBack:
             if finish.reason == FinishReason.LENGTH and finish.output_tokens < most:
                 self._num_cut += 1
                 self._most_tokens = max(self._most_tokens, prompt + most)
+                self._cut_at_tokens = max(self._cut_at_tokens, prompt + finish.output_tokens)
 
     def _refuse(self, refusal: Refusal) -> None:
         """Reasons that differ only in their numbers are one; the one that needs most stands for them."""
@@ -55,12 +60,17 @@ class HeldBack:
             }
             for kind, (worst,) in self._refused.items()
         ]
-        cut = (
-            {"count": self._num_cut, "need": self._most_tokens, "setting": "--max-model-len"}
-            if self._num_cut
-            else None
-        )
-        return {"refusals": refusals, "cut_outputs": cut}
+        return {"refusals": refusals, "cut_outputs": self._cut() if self._num_cut else None}
+
+    def _cut(self) -> dict[str, Any]:
+        own = self._own_model_len
+        helps = own is None or self._cut_at_tokens < own
+        return {
+            "count": self._num_cut,
+            "need": self._most_tokens,
+            "own_model_len": own,
+            "setting": "--max-model-len" if helps else None,
+        }
 
 
 def held_back_lines(document: dict[str, Any]) -> list[str]:
@@ -72,7 +82,14 @@ def held_back_lines(document: dict[str, Any]) -> list[str]:
         lines.append(f"{item['count']:,} refused{most or ': '}{item['reason']}{remedy}")
     if cut := document.get("cut_outputs"):
         word = "output" if cut["count"] == 1 else "outputs"
-        lines.append(
-            f"{cut['count']:,} {word} cut at the model's length; raise {cut['setting']} (to {cut['need']:,} for all)"
-        )
+        lines.append(f"{cut['count']:,} {word} cut at {_remedy(cut)}")
     return lines
+
+
+def _remedy(cut: dict[str, Any]) -> str:
+    """Where outputs were cut, and what raises that."""
+    own = cut.get("own_model_len")
+    if not cut["setting"]:
+        return f"the model's own length, {own:,}: no setting raises it"
+    to = f"{cut['need']:,} for all" if own is None or cut["need"] <= own else f"{own:,}, the model's own"
+    return f"the model's length; raise {cut['setting']} (to {to})"

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from schedtop.engine.contract.kv_groups import has_windows
 from schedtop.engine.contract.latencies.cohort import SHARES, Cohort
 from schedtop.engine.contract.latencies.lives import Lives
 from schedtop.engine.contract.latencies.percentiles import Percentiles
@@ -13,6 +14,7 @@ from schedtop.engine.contract.latencies.slo import Slo, served
 from schedtop.engine.contract.lost_hits import PrefixMemory
 from schedtop.engine.contract.telemetry import (
     MOST_DRAFTS,
+    Header,
     Snapshot,
     StepRecord,
     Totals,
@@ -23,7 +25,7 @@ from schedtop.engine.contract.telemetry import (
 )
 from schedtop.engine.contract.workload_notes import as_document
 from schedtop.engine.offline.classes import Classes
-from schedtop.engine.offline.client_latencies import ClientLatencies, FrontEnd
+from schedtop.engine.offline.client_latencies import ClientLatencies, FrontEnd, front_end_of
 from schedtop.engine.offline.held_back import HeldBack
 from schedtop.engine.offline.report_text import duration_text, percent_text, report_text
 
@@ -42,8 +44,9 @@ class Report:
     Latencies are those of a cohort (`engine.contract.cohort`): who still waits at the end is part of it. `drafter`
     names who drafts, where that is known; `workload` is a header's description of it; `block_size` is needed for lost
     hits, `windows` says that some layers forget; `front_end` is what a client's latencies have on top of the
-    scheduler's, where that is simulated. `wall_s`, `stopped_by` (a signal) and `unrecorded` (its recording is not
-    whole) are for the caller to set; `close` says how long the run went on after its last record.
+    scheduler's, where that is simulated; `own_model_len` says what raises a limit. `wall_s`, `stopped_by` (a signal)
+    and `unrecorded` (its recording is not whole) are for the caller to set; `close` says how long the run went on after
+    its last record.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Report:
         block_size: int | None = None,
         front_end: FrontEnd | None = None,
         windows: bool = False,
+        own_model_len: int | None = None,
     ) -> None:
         self.slo = slo
         self.drafter = drafter
@@ -74,8 +78,23 @@ class Report:
         self._peak_blocks = 0
         self._pool_blocks = 0
         self.workload: Mapping[str, Any] = {}
-        self._held_back = HeldBack()
+        self._held_back = HeldBack(own_model_len)
         self._drafts = np.zeros((2, MOST_DRAFTS), dtype=np.int64)
+
+    @classmethod
+    def of(cls, header: Header, slo: Slo | None) -> Report:
+        """A report on the engine of a header."""
+        settings, config = header.settings, header.config
+        report = cls(
+            slo,
+            settings.get("drafts"),
+            header.block_size,
+            front_end_of(settings),
+            has_windows(config),
+            config.get("own_model_len"),
+        )
+        report.workload = header.workload
+        return report
 
     def begin(self, snapshot: Snapshot) -> None:
         """The first record is not that of a session's start: `snapshot` is the state before it."""
@@ -120,11 +139,11 @@ class Report:
         self._lives.add(record)
 
     def _add_stretch(self, stretch: Stretch) -> None:
-        """Every row got an output in each step; nobody came, and who ended did so in the last."""
-        numbers = stretch.columns[0]
-        self._lives.deliver(numbers, stretch.end_s)
+        """Rows got one output in each step; nobody came, and who ended did so in the last."""
+        for delivered, end_s in stretch.deliveries():
+            self._lives.deliver(delivered, end_s)
         if self.slo is not None and self.slo.itl_s is not None:
-            gaps_s = np.frombuffer(stretch.itl_s, dtype=np.float32)
+            numbers, gaps_s = stretch.columns[0], np.frombuffer(stretch.itl_s, dtype=np.float32)
             self._lives.keep(np.tile(numbers, len(gaps_s) // max(1, len(numbers))), gaps_s)
         for finish in stretch.finishes:
             self._lives.of.pop(finish.number, None)

@@ -1,18 +1,24 @@
-"""Steps in which nothing but decoding happens: how many lie ahead, and many of them at once.
+"""Turns in which nothing but decoding happens: how many lie ahead, and many of them at once.
 
-What comes of them is what the running pass and `settle` make of them one by one. Blocks may be taken and registered
-out of turn, each group in its own order: nobody looks in the cache meanwhile, and nothing is freed.
+A turn plans a step and applies the results of the oldest one under way; steps that do not overlap are planned and
+applied in the same turn. What comes of many turns is what the running pass and `settle` make of them one by one. Blocks
+may be taken and registered out of turn, each group in its own order: nobody looks in the cache meanwhile, and nothing
+is freed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.contract.telemetry import Finish, Head
+from schedtop.engine.contract.telemetry import ROW_FIELDS, Finish, Head, Limiter, RowFlag
+from schedtop.engine.handoff.plan import StepPlan
 from schedtop.engine.scheduler.books.register import register
-from schedtop.engine.scheduler.books.request_table import IntArray, RowArray
-from schedtop.engine.scheduler.books.state import PlannedStep, State
+from schedtop.engine.scheduler.books.request_table import IntArray, RequestTable, RowArray
+from schedtop.engine.scheduler.books.state import Batch, Limits, PlannedStep, State
+from schedtop.engine.scheduler.late_results import find_present
 from schedtop.engine.scheduler.passes.admission import AdmissionPass
 from schedtop.engine.scheduler.passes.deferral import deferred_head
 from schedtop.engine.scheduler.settle import finish
@@ -20,78 +26,153 @@ from schedtop.engine.scheduler.settle import finish
 Floats = npt.NDArray[np.float64]
 Gaps = npt.NDArray[np.float32]
 
+NUMBER, TOKENS, DRAFTS, BEFORE, FLAGS = (
+    ROW_FIELDS.index(name) for name in ("request", "tokens", "drafts", "computed", "flags")
+)
+DECODED = int(RowFlag.DECODE | RowFlag.SAMPLED)
+
 
 class Outlook(msgspec.Struct, frozen=True):
-    """Each of the next `steps` steps decodes one token per row if nobody arrives or intervenes and blocks last.
+    """What lies ahead if nobody arrives or intervenes and blocks last: `turns` turns in which rows decode.
 
-    A request ends with the last of them. `head` waits all the while, for its reason.
+    Row i is planned in turn `plans[i]` and again every `period` turns, `left[i]` times at most, and told in turn
+    `tells[i]` and every `period` turns, one token each time. A request ends in the last turn only. `head` waits all
+    the while, for its reason. `ahead`: rows are planned before their results are here.
     """
 
-    steps: int
+    turns: int
+    period: int
+    plans: IntArray
+    tells: IntArray
+    left: IntArray
+    ahead: bool
     head: Head | None
+
+    def rounds(self) -> Iterator[tuple[int, slice | RowArray]]:
+        """The rows that are told together, and in which turn first."""
+        if self.period == 1:
+            yield 0, slice(0, len(self.tells))
+            return
+        for turn in range(self.period):
+            rows = (self.tells == turn).nonzero()[0]
+            if rows.size:
+                yield turn, rows
+
+    def times_planned(self, turns: int) -> IntArray:
+        """How often each row is planned in the first `turns` turns."""
+        return np.minimum((turns - self.plans + (self.period - 1)) // self.period, self.left)
+
+    def times_told(self, turns: int) -> IntArray:
+        """How often each row is told in the first `turns` turns."""
+        return (turns - self.tells + (self.period - 1)) // self.period
 
 
 class Needs(msgspec.Struct, frozen=True):
-    """Blocks that rows need in the next `steps` steps: row `rows[i]` one in step `at[i]` (from 0), in that order."""
+    """Blocks that rows need in the next `turns` turns: row `rows[i]` one in turn `at[i]` (from 0), in that order."""
 
-    steps: int
+    turns: int
     at: RowArray
     rows: RowArray
 
 
 def decodes_ahead(state: State) -> Outlook | None:
-    """What lies ahead between two steps; None if the next one does not decode one token of every row, or does more."""
+    """What lies ahead between two turns; None if the next one does not decode one token of every row, or does more."""
     table, limits, size = state.table, state.limits, state.table.size
-    if state.overlaps:
-        return None
     if not size or np.count_nonzero(table.decoding[:size]) < size:
         return None
     if table.has_drafts or limits.num_speculative_tokens or table.num_with_stops or not state.kv.at_once:
         return None
     if state.encoder is not None and state.encoder.is_holding:
         return None
-    if size > limits.token_budget or size * (1 + state.config.draft_slots) > limits.input_budget:
+    tells = _tells(state)
+    if tells is None:
+        return None
+    ahead, period = state.config.async_scheduling, state.config.pipeline_depth
+    plans = tells if ahead else (tells + 1) % period
+    most = size if period == 1 else int(np.bincount(plans).max())
+    if most > limits.token_budget or most * (1 + state.config.draft_slots) > limits.input_budget:
         return None
     head = deferred_head(state)
     if state.waiting.ready:
-        table.tokens[:size] = 1
+        table.tokens[:size] = 1 if period == 1 else plans == np.bincount(plans).argmax()
         # Only limits hold still: blocks run out, and the reason with them.
         head = AdmissionPass(state, PlannedStep(0.0)).stop_before_look()
-        if head is None:
+        if head is None or (state.under_way and head.reason is not Limiter.SEQUENCE_CAP):
             return None
-    return Outlook(int(np.minimum.reduce(table.stop_at[:size] - table.num_tokens[:size])), head)
+    left = table.stop_at[:size] - table.num_tokens[:size] - table.in_flight[:size]
+    # Planned ahead, a row whose last output is under way is passed over, in the turn that ends it.
+    turns = int(np.minimum.reduce(plans + period * left)) + ahead
+    return Outlook(turns, period, plans, tells, left, ahead, head)
 
 
-def block_needs(state: State, steps: int) -> Needs:
-    """Blocks for the next `steps` decodes of every row, or for fewer steps if the pool has too few."""
+def _tells(state: State) -> IntArray | None:
+    """In which turn each row's next result is told, if all that is under way decodes one token a row."""
+    table, config = state.table, state.config
+    if len(state.under_way) != config.max_concurrent_batches - 1:
+        return None
+    tells: IntArray = np.full(table.size, config.max_concurrent_batches - 1, dtype=np.int32)
+    for turn, batch in enumerate(state.under_way):
+        if not _only_decodes(batch, state.limits):
+            return None
+        present = find_present(table, batch)
+        if present.late:
+            return None
+        tells[present.rows] = turn
+    return None if config.async_scheduling and tells.max() == len(state.under_way) else tells
+
+
+def _only_decodes(batch: Batch, limits: Limits) -> bool:
+    """Whether a step decodes one token a row and does nothing else, planned under the present budgets."""
+    planned, plan = batch.planned, batch.plan
+    if (planned.token_budget, planned.input_budget) != (limits.token_budget, limits.input_budget):
+        return False
+    if planned.admissions or planned.preemptions or planned.ended or plan.draft_token_ids is not None:
+        return False
+    if plan.tokens.size and (plan.tokens.max() > 1 or (batch.columns[FLAGS, batch.busy] != DECODED).any()):
+        return False
+    return not planned.recomputed_tokens
+
+
+def block_needs(state: State, outlook: Outlook, turns: int) -> Needs:
+    """Blocks for the next `turns` turns, or for fewer if the pool has too few."""
     table, kv, size = state.table, state.kv, state.table.size
-    at, rows = _crossings(table.room[:size] - table.num_computed[:size], steps, kv.block_size)
+    first = table.room[:size] - table.num_computed[:size]
+    nth, rows = _crossings(first, outlook.times_planned(turns), kv.block_size)
+    at, rows = _in_turn(outlook.plans, outlook.period, nth, rows)
     free = kv.pool.num_free
     if len(at) > free:
-        steps = int(at[free])
-        count = int(np.searchsorted(at, steps))
-        at, rows = at[:count], rows[:count]
-    return Needs(steps, at, rows)
+        turns = int(at[free])
+    return until(Needs(turns, at, rows), turns)
 
 
-def _crossings(first: IntArray, steps: int, every: int) -> tuple[RowArray, RowArray]:
-    """What happens to row i in steps `first[i]`, `first[i] + every`, … below `steps`: steps and rows, in order."""
-    if steps <= every:
-        rows = (first < steps).nonzero()[0]
-        at = first[rows].astype(np.intp)
-    else:
-        counts = np.maximum(steps - first + (every - 1), 0) // every
-        rows = np.repeat(np.arange(len(first)), counts)
-        nth = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        at = first[rows] + every * nth
+def until(needs: Needs, turns: int) -> Needs:
+    """Those of the first `turns` turns."""
+    count = int(needs.at.searchsorted(turns))
+    return Needs(turns, needs.at[:count], needs.rows[:count])
+
+
+def _crossings(first: IntArray, counts: IntArray, every: int) -> tuple[RowArray, RowArray]:
+    """What happens to row i with its decodes `first[i]`, `first[i] + every`, … below `counts[i]`: decodes and rows."""
+    if counts.max() <= every:
+        rows = (first < counts).nonzero()[0]
+        return first[rows].astype(np.intp), rows
+    times = np.maximum(counts - first + (every - 1), 0) // every
+    rows = np.repeat(np.arange(len(first)), times)
+    nth = np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times)
+    return first[rows] + every * nth, rows
+
+
+def _in_turn(first: IntArray, period: int, nth: RowArray, rows: RowArray) -> tuple[RowArray, RowArray]:
+    """The turns of the `nth` decodes of rows, the first of which is in turn `first[row]`, and the rows, in order."""
+    at = first[rows] + period * nth
     order = at.argsort(kind="stable")
     return at[order], rows[order]
 
 
-def take_blocks(state: State, needs: Needs) -> list[int]:
-    """Give the rows what `block_needs` found, one block each; the pool's changes are then those of the last step."""
+def take_blocks(state: State, needs: Needs, last: int) -> list[int]:
+    """Give the rows what `block_needs` found, one block each; the pool's changes are then those from turn `last` on."""
     table, pool, size = state.table, state.kv.pool, state.table.size
-    num_early = int(needs.at.searchsorted(needs.steps - 1))
+    num_early = int(needs.at.searchsorted(last))
     blocks = pool.take(num_early)
     pool.discard_changes()
     late = pool.take(len(needs.at) - num_early)
@@ -106,19 +187,67 @@ def take_blocks(state: State, needs: Needs) -> list[int]:
     return blocks
 
 
-def decode(state: State, sampled: IntArray, gaps_s: Gaps, end_s: float) -> list[Finish]:
-    """Give every row its outputs, `gaps_s` apart, both (steps, rows); `end_s`: when the last were delivered.
+def deliver(table: RequestTable, outlook: Outlook, sampled: list[IntArray], gaps_s: Gaps, ends_s: Floats) -> None:
+    """Give the rows of each round their outputs (times, rows), `gaps_s` (turns, rows) apart, at the ends of turns."""
+    period = outlook.period
+    for ids, (turn, rows) in zip(sampled, outlook.rounds(), strict=True):
+        table.append_steps(rows, ids, gaps_s[turn::period, rows])
+        table.last_s[rows] = ends_s[turn::period][-1]
 
-    Blocks for them have been taken.
-    """
-    table, (steps, size) = state.table, sampled.shape
-    computed = table.num_computed[:size]
-    at, rows = _crossings(table.next_full[:size] - computed - 1, steps, state.kv.block_size)
-    known = computed[rows] + at + 1
-    computed += steps
-    table.append_steps(sampled, gaps_s)
-    table.last_s[:size] = end_s
-    register(state, rows, known)
+
+def advance(state: State, outlook: Outlook, turns: int) -> None:
+    """Count what so many turns planned and told, and register the blocks that they filled; outputs are delivered."""
+    table, size, config = state.table, state.table.size, state.config
+    planned, told = outlook.times_planned(turns), outlook.times_told(turns)
+    computed, ahead = table.num_computed[:size], config.async_scheduling
+    # Planned ahead, a block is registered once its last output is told, else when the step that fills it is planned.
+    first, times = (outlook.tells, told) if ahead else (outlook.plans, planned)
+    known = table.num_tokens[:size] - told - 1 if ahead else computed.copy()
+    nth, rows = _crossings(table.next_full[:size] - known - 1, times, state.kv.block_size)
+    known = known[rows] + nth + 1
+    order = (first[rows] + outlook.period * nth).argsort(kind="stable")
+    computed += planned
+    if state.under_way:
+        table.in_flight[:size] += planned - told
+    if ahead:
+        table.num_expected[:size] += planned
+        newest = outlook.plans + outlook.period * (planned - 1)
+        table.next_step[:size] = np.where(
+            planned > 0, state.num_planned + 1 + newest + outlook.period, table.next_step[:size]
+        )
+    state.num_planned += turns
+    register(state, rows[order], known[order])
+
+
+def set_out_again(state: State, batches: list[Batch]) -> None:
+    """From now on these steps are under way."""
+    state.under_way.clear()
+    state.under_way.extend(batches)
+
+
+def batch_of(table: RequestTable, planned: PlannedStep, columns: IntArray) -> Batch:
+    """The step of nothing but decoding that was planned with these columns."""
+    tokens = columns[TOKENS]
+    busy: slice | RowArray = slice(0, table.size) if tokens.all() else tokens.nonzero()[0]
+    rows = columns[:, busy]
+    plan = StepPlan(
+        ids=table.ids.copy() if isinstance(busy, slice) else [table.ids[row] for row in busy.tolist()],
+        numbers=rows[NUMBER],
+        tokens=rows[TOKENS],
+        drafts=rows[DRAFTS],
+        computed=rows[BEFORE],
+        samples=np.ones(rows.shape[1], dtype=bool),
+        draft_token_ids=None,
+        new_blocks=planned.new_blocks,
+        started=planned.started,
+        gone=[],
+    )
+    return Batch(plan, planned, columns, busy, table.slot[: table.size][busy].copy(), table.layout)
+
+
+def end_decoded(state: State, end_s: float) -> list[Finish]:
+    """End those who have all their outputs, the last of which were delivered at `end_s`."""
+    table, size = state.table, state.table.size
     state.gone = []  # as far as it was known when the last of the steps was planned
     ends = (table.num_tokens[:size] >= table.stop_at[:size]).nonzero()[0].tolist()
     return finish(state, ends, set(), end_s) if ends else []

@@ -26,6 +26,7 @@ def check_change(
         typed[name] = check_value(name, value, config.ceilings)
     after = {**now, **with_followers(typed)}
     _check_rows(config, after)
+    _check_drafts(config, after)
     _check_unchunked(config, state, after, typed)
     return typed
 
@@ -36,6 +37,14 @@ def _check_rows(config: SchedulerConfig, knobs: Mapping[str, Any]) -> None:
         raise KnobError(
             f"max_num_batched_tokens={rows} leaves no row beside draft_slots={config.draft_slots}:"
             f" it must be at least {config.draft_slots + 1}"
+        )
+
+
+def _check_drafts(config: SchedulerConfig, knobs: Mapping[str, Any]) -> None:
+    drafts = knobs["num_speculative_tokens"]
+    if drafts and config.pipeline_depth > 1 and not config.async_scheduling:
+        raise KnobError(
+            f"num_speculative_tokens={drafts}: drafts over pipeline stages need async scheduling, which is off"
         )
 
 

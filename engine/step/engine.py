@@ -63,7 +63,7 @@ class Engine:
         self._max_under_way = scheduler.config.max_concurrent_batches
         self._schedule_s: deque[float | None] = deque()
         stages = scheduler.config.pipeline_depth
-        self._stages = Stages(stages) if stages > 1 else None
+        self.stages = Stages(stages) if stages > 1 else None
         self._last_end_s = 0.0
         self._steps_allowed = 0
         self._told_paused = False
@@ -127,10 +127,10 @@ class Engine:
         self.texts, self.sampled, self.logprobs = result.texts, result.sampled, result.logprobs
         if not self.clock.simulated:
             return self.clock.advance(None), time.perf_counter() - began_s, result
-        if self._stages is None:
+        if self.stages is None:
             end_s = self.clock.advance(result.elapsed_s)
             return end_s, end_s - start_s, result
-        taken_up_s, end_s = self._stages.run(planned_s, result.elapsed_s or 0.0)
+        taken_up_s, end_s = self.stages.run(planned_s, result.elapsed_s or 0.0)
         end_s = self.clock.advance(end_s - self.clock_s)
         return end_s, end_s - taken_up_s, result
 
@@ -167,9 +167,14 @@ class Engine:
         return self.observer.idle_record(self.clock_s, self.knobs_version, self.paused)
 
     def skip_to(self, time_s: float) -> None:
-        """Pass time without stepping: nothing was to be done, or steps were taken elsewhere (see `stretch`)."""
-        self.clock.skip_to(time_s)
-        self._last_end_s = time_s
+        """Pass time without stepping: nothing was to be done."""
+        self.skip_turns(0, time_s)
+
+    def skip_turns(self, count: int, end_s: float) -> None:
+        """So many turns were taken elsewhere, until `end_s` (see `stretch`)."""
+        self.num_turns += count
+        self.clock.skip_to(end_s)
+        self._last_end_s = end_s
         self._told_paused = self.paused
 
     def submit(self, request: Request) -> Refusal | None:

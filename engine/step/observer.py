@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from array import array
-from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
@@ -51,14 +50,13 @@ class Timing(msgspec.Struct, frozen=True):
     update_s: float | None
 
 
-@dataclass(slots=True)
-class Events:
+class Events(msgspec.Struct):
     """What happened since the last record, outside a step."""
 
-    arrivals: list[Arrival] = field(default_factory=list)
-    refusals: list[Refusal] = field(default_factory=list)
-    finishes: list[Finish] = field(default_factory=list)
-    knobs: list[KnobChange] = field(default_factory=list)
+    arrivals: list[Arrival] = []
+    refusals: list[Refusal] = []
+    finishes: list[Finish] = []
+    knobs: list[KnobChange] = []
 
 
 class Observer:

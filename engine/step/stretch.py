@@ -8,50 +8,76 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from copy import deepcopy
 
 import msgspec
 import numpy as np
-from schedtop.engine.contract.telemetry import (
-    ROW_FIELDS,
-    Blocks,
-    Finish,
-    Head,
-    Limiter,
-    RowFlag,
-    StepRecord,
-    Totals,
-)
+from schedtop.engine.contract.telemetry import ROW_FIELDS, Blocks, Finish, Head, Limiter, StepRecord, Totals
 from schedtop.engine.kv.block_pool import HELD, in_order
 from schedtop.engine.scheduler.books.request_table import COLUMNS, IntArray
-from schedtop.engine.scheduler.decodes import Floats, Gaps, Needs, block_needs, decode, decodes_ahead, take_blocks
+from schedtop.engine.scheduler.books.state import Batch, PlannedStep
+from schedtop.engine.scheduler.decodes import (
+    DECODED,
+    Floats,
+    Gaps,
+    Needs,
+    Outlook,
+    advance,
+    batch_of,
+    block_needs,
+    decodes_ahead,
+    deliver,
+    end_decoded,
+    set_out_again,
+    take_blocks,
+    until,
+)
 from schedtop.engine.sim.worker import SimWorker
 from schedtop.engine.step.engine import Engine
 from schedtop.engine.step.observer import packed
+from schedtop.engine.step.stages import Stages
 
 FEWEST_STEPS = 2
 """Fewer are as quick one by one."""
 MOST_OUTPUTS = 1 << 16
 """Of one stretch: bounds its memory, and how long nobody hears of it."""
 
-BEFORE = ROW_FIELDS.index("computed")
-"""`needed` comes next."""
-BLOCKS = ROW_FIELDS.index("blocks")
-DECODED = {"tokens": 1, "drafts": 0, "accepted": 0, "emitted": 1, "flags": int(RowFlag.DECODE | RowFlag.SAMPLED)}
-"""What a row's record says of a step that decodes one token."""
+TOKENS, COMPUTED, NEEDED, EMITTED, BLOCKS, FLAGS = (
+    ROW_FIELDS.index(name) for name in ("tokens", "computed", "needed", "emitted", "blocks", "flags")
+)
+
+
+class Times(msgspec.Struct, frozen=True):
+    """`turns_s`: the start of each turn, and the end of the last. `elapsed_s`: how long its results took the device in
+    all (0: there are none), `executed_s`: how long they were in it, with waits between its stages."""
+
+    turns_s: Floats
+    elapsed_s: Floats
+    executed_s: Floats
+
+    def until(self, turns: int) -> Times:
+        """Of the first `turns` turns."""
+        return Times(self.turns_s[: turns + 1], self.elapsed_s[:turns], self.executed_s[:turns])
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """What some steps came to. A `Report` takes it in place of their records.
+    """What some turns came to. A `Report` takes it in place of their records.
 
-    `common`: what their records share; `seq`, `step`, `blocks` and `totals` are those before the first. `columns`:
-    the request table then. `times_s`: the start of each step, and the end of the last. `new_blocks[i]` went to row
-    `needs.rows[i]`. `itl_s`: float32 (steps, rows). All below is as the last step left it; a request finishes in no
-    other.
+    `common`: what their records share; `seq`, `step`, `blocks` and `totals` are those before the first. `rows_each`:
+    input rows of a request that decodes. `columns`: the request table before. `told`: the turns in which a step was
+    told, the first `len(under_way)` of them one that was under way before.
+    `heads`: those of the latter. `new_blocks[i]` went to row `needs.rows[i]`. `itl_s`: float32 (turns, rows), NaN where
+    a row was not told. All below is as the last turn left it; a request finishes in no other.
     """
 
     common: StepRecord
+    rows_each: int
+    outlook: Outlook
     columns: IntArray
-    times_s: Floats
+    under_way: list[Batch]
+    heads: list[Head | None]
+    times: Times
+    told: list[int]
     needs: Needs
     new_blocks: list[int]
     itl_s: bytes
@@ -66,7 +92,7 @@ class Stretch(msgspec.Struct, frozen=True):
 
     @property
     def end_s(self) -> float:
-        return self.times_s.item(-1)
+        return self.times.turns_s.item(-1)
 
     @property
     def ttft_s(self) -> tuple[tuple[int, float], ...]:
@@ -80,49 +106,98 @@ class Stretch(msgspec.Struct, frozen=True):
 
     @property
     def blocks_in_use(self) -> int:
-        """Held and shared blocks after the last scheduling: nobody frees any before."""
-        return self.common.blocks.held + self.common.blocks.shared + len(self.new_blocks)
+        """The most that a step told of had in use after scheduling; those planned here free nothing."""
+        before = [batch.planned.blocks_in_use for batch in self.under_way if batch.plan.num_rows]
+        return max(self._in_use(self.told[-1] - len(self.under_way)), *before, 0)
+
+    def deliveries(self) -> Iterator[tuple[IntArray, float]]:
+        """The requests that got outputs, and when they got their newest."""
+        for turn, rows in self.outlook.rounds():
+            yield self.columns[0, rows], self.times.turns_s[1:][turn :: self.outlook.period].item(-1)
 
     def records(self) -> Iterator[StepRecord]:
         """The record of every step."""
-        common, steps, size = self.common, self.needs.steps, self.columns.shape[1]
-        busy_s, oldest_s, width = common.totals.busy_s, self.oldest_queued_s, 4 * size
-        rows, times_s = self._first_rows(), self.times_s.tolist()
-        ends = self.needs.at.searchsorted(np.arange(1, steps + 1)).tolist()
-        for step, (start_s, end_s, end) in enumerate(zip(times_s, times_s[1:], ends, strict=False)):
-            begin = ends[step - 1] if step else 0
-            grown, new_blocks = self.needs.rows[begin:end], self.new_blocks[begin:end]
-            rows[BLOCKS, grown] += 1
-            busy_s += end_s - start_s
-            blocks = _taken(common.blocks, end, (step + 1) * size)
+        common, turns_s = self.common, self.times.turns_s.tolist()
+        executed_s, gaps_s = self.times.executed_s.tolist(), np.frombuffer(self.itl_s, np.float32)
+        gaps_s = gaps_s.reshape(self.needs.turns, -1)
+        busy_s, outputs, since = common.totals.busy_s, 0, 0
+        for count, turn in enumerate(self.told, 1):
+            start_s, end_s = turns_s[turn : turn + 2]
+            rows, itl_s, record = self._step_told(turn, gaps_s[turn])
+            tokens = int(np.add.reduce(rows[TOKENS]))
+            busy_s, outputs = busy_s + (end_s - start_s), outputs + tokens
+            begin, end = self.needs.at.searchsorted((since, turn + 1)).tolist()
+            blocks, since = self._blocks(turn), turn + 1
             record = msgspec.structs.replace(
-                common,
-                seq=common.seq + step + 1,
-                step=common.step + step + 1,
+                record,
+                seq=common.seq + count,
+                step=common.step + count,
                 start_s=start_s,
                 end_s=end_s,
-                planned_s=start_s,
-                execute_s=end_s - start_s,
+                execute_s=executed_s[turn],
+                scheduled_tokens=tokens,
+                decode_tokens=tokens,
+                input_rows=tokens * self.rows_each,
                 rows=rows.tobytes(),
-                itl_s=self.itl_s[step * width : (step + 1) * width],
-                oldest_wait_s=None if oldest_s is None else end_s - oldest_s,
+                itl_s=itl_s,
+                oldest_wait_s=None if self.oldest_queued_s is None else end_s - self.oldest_queued_s,
                 blocks=blocks,
-                blocks_in_use=blocks.held + blocks.shared,
-                changed_blocks=packed(in_order(dict.fromkeys(new_blocks, HELD))),
-                grown=np.stack([rows[0, grown], np.ones_like(grown)], axis=1).astype(np.int32).tobytes(),
-                grown_blocks=packed(new_blocks),
-                totals=_counted(common, step + 1, busy_s),
+                changed_blocks=packed(in_order(dict.fromkeys(self.new_blocks[begin:end], HELD))),
+                totals=_counted(common, count, outputs, busy_s, self.rows_each),
             )
-            yield record if step < steps - 1 else self._closing(record)
-            rows[BEFORE : BEFORE + 2] += 1
+            yield self._closing(record) if turn == self.told[-1] else record
 
-    def _first_rows(self) -> IntArray:
-        rows = self.columns[: len(ROW_FIELDS)].copy()
-        for before, now in (("computed", "num_computed"), ("needed", "num_tokens")):
-            rows[ROW_FIELDS.index(before)] = self.columns[COLUMNS.index(now)]
-        for name, value in DECODED.items():
-            rows[ROW_FIELDS.index(name)] = value
-        return rows
+    def _step_told(self, turn: int, gaps_s: Gaps) -> tuple[IntArray, bytes, StepRecord]:
+        """The rows, gaps and record of the step that is told in a turn: planned in an earlier one, or before all."""
+        planned_in = turn - len(self.under_way)
+        if planned_in < 0:
+            return self._old_step(self.under_way[turn], gaps_s, self.heads[turn])
+        rows = _columns_at(self.columns, self.outlook, self.needs, planned_in)
+        rows[EMITTED] = rows[TOKENS]
+        begin, end = self.needs.at.searchsorted((planned_in, planned_in + 1)).tolist()
+        grown = self.needs.rows[begin:end]
+        record = msgspec.structs.replace(
+            self.common,
+            planned_s=self.times.turns_s.item(planned_in),
+            blocks_in_use=self._in_use(planned_in),
+            grown=np.stack([rows[0, grown], np.ones_like(grown)], axis=1).astype(np.int32).tobytes(),
+            grown_blocks=packed(self.new_blocks[begin:end]),
+        )
+        return rows, gaps_s.tobytes(), record
+
+    def _old_step(self, batch: Batch, gaps_s: Gaps, head: Head | None) -> tuple[IntArray, bytes, StepRecord]:
+        planned, rows = batch.planned, batch.columns.copy()
+        rows[EMITTED] = rows[TOKENS]
+        itl_s: Gaps = np.full(rows.shape[1], np.nan, dtype=np.float32)
+        itl_s[rows[TOKENS] > 0] = gaps_s[~np.isnan(gaps_s)]
+        blocks = [block for ids in planned.new_blocks.values() for block in ids]
+        record = msgspec.structs.replace(
+            self.common,
+            planned_s=planned.now_s,
+            limiter=planned.limiter.value,
+            head=head,
+            blocks_in_use=planned.blocks_in_use,
+            grown=packed([n for number, ids in planned.new_blocks.items() for n in (number, len(ids))]),
+            grown_blocks=packed(blocks),
+        )
+        return rows, itl_s.tobytes(), record
+
+    def _in_use(self, turn: int) -> int:
+        """Blocks in use once the step of a turn was planned."""
+        blocks = self.common.blocks
+        return blocks.held + blocks.shared + int(self.needs.at.searchsorted(turn + 1))
+
+    def _blocks(self, turn: int) -> Blocks:
+        """The pool once the step of a turn was planned."""
+        blocks, count = self.common.blocks, int(self.needs.at.searchsorted(turn + 1))
+        evicted = max(count - blocks.empty, 0)
+        return msgspec.structs.replace(
+            blocks,
+            held=blocks.held + count,
+            cached_free=blocks.cached_free - evicted,
+            empty=blocks.empty - (count - evicted),
+            stored_tokens=blocks.stored_tokens + int(np.add.reduce(self.outlook.times_planned(turn + 1))),
+        )
 
     def _closing(self, record: StepRecord) -> StepRecord:
         """The last step's record, after requests that it finished have left."""
@@ -137,28 +212,29 @@ class Stretch(msgspec.Struct, frozen=True):
         )
 
 
-def _taken(blocks: Blocks, count: int, outputs: int) -> Blocks:
-    """The pool after so many blocks more were taken, and outputs stored."""
-    evicted = max(count - blocks.empty, 0)
-    return msgspec.structs.replace(
-        blocks,
-        held=blocks.held + count,
-        cached_free=blocks.cached_free - evicted,
-        empty=blocks.empty - (count - evicted),
-        stored_tokens=blocks.stored_tokens + outputs,
-    )
+def _columns_at(columns: IntArray, outlook: Outlook, needs: Needs, turn: int) -> IntArray:
+    """The record rows, without results, of the step that is planned in a turn."""
+    rows = columns[: len(ROW_FIELDS)].copy()
+    before = outlook.times_planned(turn)
+    busy = outlook.times_planned(turn + 1) - before
+    rows[TOKENS], rows[FLAGS] = busy, busy * DECODED
+    rows[COMPUTED] = columns[COLUMNS.index("num_computed")] + before
+    rows[NEEDED] = rows[COMPUTED] + (1 if outlook.ahead else busy)
+    grown = needs.rows[: needs.at.searchsorted(turn + 1)]
+    rows[BLOCKS] += np.bincount(grown, minlength=rows.shape[1]).astype(np.int32)
+    return rows
 
 
-def _counted(common: StepRecord, steps: int, busy_s: float) -> Totals:
-    """The totals after so many steps."""
-    totals, outputs = common.totals, steps * common.scheduled_tokens
+def _counted(common: StepRecord, steps: int, outputs: int, busy_s: float, rows_each: int) -> Totals:
+    """The totals after so many steps and outputs."""
+    totals = common.totals
     return msgspec.structs.replace(
         totals,
         steps=totals.steps + steps,
         scheduled_tokens=totals.scheduled_tokens + outputs,
         output_tokens=totals.output_tokens + outputs,
         token_budget=totals.token_budget + steps * common.token_budget,
-        input_rows=totals.input_rows + steps * common.input_rows,
+        input_rows=totals.input_rows + outputs * rows_each,
         input_budget=totals.input_budget + steps * common.input_budget,
         busy_s=busy_s,
     )
@@ -170,77 +246,166 @@ def records_of(done: StepRecord | Stretch) -> Iterable[StepRecord]:
 
 
 def run_stretch(engine: Engine, until_s: float = math.inf, most_steps: int = MOST_OUTPUTS) -> Stretch | None:
-    """Take the next steps that start before `until_s` and do nothing but decode; None, and nothing done, if few do."""
+    """Take the next turns that start before `until_s` and do nothing but decode; None, and nothing done, if few do."""
     worker, state, observer = engine.worker, engine.scheduler.state, engine.observer
     if not isinstance(worker, SimWorker) or engine.paused or observer.has_events:
         return None
     outlook = decodes_ahead(state)
-    if outlook is None:
+    fewest = max(FEWEST_STEPS, state.config.max_concurrent_batches)
+    if outlook is None or outlook.turns < fewest:
         return None
-    table, size = state.table, state.table.size
     wake_s = engine.next_wake_s()
-    times_s = _times_s(
-        engine.clock_s,
-        worker.decode_s(table.num_computed[:size], min(outlook.steps, most_steps, MOST_OUTPUTS // size)),
-        until_s if wake_s is None else min(until_s, wake_s),
-    )
-    if len(times_s) <= FEWEST_STEPS:
+    turns = min(outlook.turns, most_steps, MOST_OUTPUTS // state.table.size)
+    times = _foresee(engine, worker, outlook, turns)
+    starts_s = times.turns_s[:-1]
+    turns = _last_told(outlook, int(starts_s.searchsorted(until_s if wake_s is None else min(until_s, wake_s))))
+    if turns < fewest:
         return None
-    needs = block_needs(state, len(times_s) - 1)
-    if needs.steps < FEWEST_STEPS:
+    needs = block_needs(state, outlook, turns)
+    turns = _last_told(outlook, needs.turns)
+    if turns < fewest:
         return None
-    return _run(engine, worker, needs, times_s[: needs.steps + 1], outlook.head)
+    return _run(engine, worker, outlook, until(needs, turns), times.until(turns))
 
 
-def _times_s(now_s: float, elapsed_s: Floats, until_s: float) -> Floats:
-    """When steps of these lengths start, as many as start before `until_s`, and when the last of them ends."""
-    times_s = np.empty(len(elapsed_s) + 1)
-    times_s[0] = now_s
-    times_s[1:] = elapsed_s
-    np.add.accumulate(times_s, out=times_s)
-    return times_s[: int(times_s[:-1].searchsorted(until_s)) + 1]
+def _last_told(outlook: Outlook, turns: int) -> int:
+    """At most so many turns, the last of which tells of a step."""
+    told = set(outlook.tells.tolist())
+    while turns and (turns - 1) % outlook.period not in told:
+        turns -= 1
+    return turns
 
 
-def _run(engine: Engine, worker: SimWorker, needs: Needs, times_s: Floats, head: Head | None) -> Stretch:
-    state, observer = engine.scheduler.state, engine.observer
-    table, size, steps = state.table, state.table.size, needs.steps
-    common = observer.blank_record(engine.knobs_version)
+def _foresee(engine: Engine, worker: SimWorker, outlook: Outlook, turns: int) -> Times:
+    """When so many turns would begin and end."""
+    before = _computed_before(engine)
+    elapsed_s: Floats = np.zeros(turns)
+    for turn, rows in outlook.rounds():
+        elapsed_s[turn :: outlook.period] = worker.decode_s(before[rows], len(range(turn, turns, outlook.period)))
+    if engine.stages is not None:
+        return _staged(engine, elapsed_s, deepcopy(engine.stages))
+    turns_s = np.empty(turns + 1)
+    turns_s[0], turns_s[1:] = engine.clock_s, elapsed_s
+    np.add.accumulate(turns_s, out=turns_s)
+    return Times(turns_s, elapsed_s, turns_s[1:] - turns_s[:-1])
+
+
+def _staged(engine: Engine, elapsed_s: Floats, stages: Stages) -> Times:
+    """As `_foresee`, on several stages: a batch goes through them beside those before it."""
+    planned_s = [batch.planned.now_s for batch in engine.scheduler.state.under_way]
+    turns_s, executed_s = [engine.clock_s], []
+    for turn, length_s in enumerate(elapsed_s.tolist()):
+        now_s = turns_s[-1]
+        planned_s.append(now_s)
+        end_s = taken_up_s = now_s
+        if length_s:
+            taken_up_s, end_s = stages.run(planned_s[turn], length_s)
+            end_s = now_s + (end_s - now_s)  # as the clock adds up
+        turns_s.append(end_s)
+        executed_s.append(end_s - taken_up_s)
+    return Times(np.array(turns_s), elapsed_s, np.array(executed_s))
+
+
+def _computed_before(engine: Engine) -> IntArray:
+    """Tokens of each row that were computed before what is under way."""
+    table = engine.scheduler.state.table
+    before: IntArray = table.num_computed[: table.size] - table.in_flight[: table.size]
+    return before
+
+
+def _run(engine: Engine, worker: SimWorker, outlook: Outlook, needs: Needs, times: Times) -> Stretch:
+    state, observer, turns, period = engine.scheduler.state, engine.observer, needs.turns, outlook.period
+    table, size = state.table, state.table.size
+    if engine.stages is not None:
+        _staged(engine, times.elapsed_s, engine.stages)
     common = msgspec.structs.replace(
-        common,
+        observer.blank_record(engine.knobs_version),
         executed=True,
-        scheduled_tokens=size,
-        decode_tokens=size,
-        input_rows=size * (1 + state.config.draft_slots),
-        limiter=(Limiter.NONE if head is None else Limiter(head.reason)).value,
-        head=observer.look_at(head),
+        limiter=_limiter(outlook.head).value,
+        head=observer.look_at(outlook.head),
     )
     columns = table.data[: len(COLUMNS), :size].copy()
-    new_blocks = take_blocks(state, needs)
-    offsets: IntArray = np.arange(1, steps + 1, dtype=np.int32)[:, None]
-    sampled = worker.token_ids(table.request[:size], table.num_computed[:size] + offsets)
-    lengths_s = times_s[1:] - times_s[:-1]
-    gaps_s: Gaps = np.empty((steps, size), dtype=np.float32)
-    gaps_s[:] = lengths_s[:, None]
-    gaps_s[0] = times_s[1] - table.last_s[:size]
+    under_way = list(state.under_way)
+    heads = [observer.look_at(batch.planned.head) for batch in under_way]
+    tells = set(outlook.tells.tolist())
+    told = [turn for turn in range(turns) if turn % period in tells]
+    new_blocks = take_blocks(state, needs, told[-2] + 1 if len(told) > 1 else 0)
+    sampled, gaps_s = _outputs(engine, worker, outlook, times)
+    deliver(table, outlook, sampled, gaps_s, times.turns_s[1:])
+    batches = [
+        batch_of(table, planned, _columns_at(columns, outlook, needs, turn))
+        for turn, planned in _planned(
+            engine, outlook, needs, times, common.blocks.held + common.blocks.shared, new_blocks
+        )
+    ]
+    advance(state, outlook, turns)
+    set_out_again(state, batches)
     busy_s = common.totals.busy_s
-    for length_s in lengths_s.tolist():  # one by one, as the totals add up: any other order rounds otherwise
+    for length_s in (times.turns_s[1:] - times.turns_s[:-1]).tolist():  # one by one, as the totals add up
         busy_s += length_s
-    end_s = times_s.item(-1)
-    finishes = decode(state, sampled, gaps_s, end_s)
-    observer.skip(steps, _counted(common, steps, busy_s), finishes)
-    engine.skip_to(end_s)
+    outputs, rows_each = int(np.add.reduce(outlook.times_told(turns))), 1 + state.config.draft_slots
+    end_s = times.turns_s.item(-1)
+    finishes = end_decoded(state, end_s)
+    observer.skip(len(told), _counted(common, len(told), outputs, busy_s, rows_each), finishes)
+    engine.skip_turns(turns, end_s)
     return Stretch(
         common=common,
+        rows_each=rows_each,
+        outlook=outlook,
         columns=columns,
-        times_s=times_s,
+        under_way=under_way,
+        heads=heads,
+        times=times,
+        told=told,
         needs=needs,
         new_blocks=new_blocks,
         itl_s=gaps_s.tobytes(),
         oldest_queued_s=observer.oldest_queued_s,
-        head=observer.look_at(head),
+        head=observer.look_at(outlook.head),
         running=table.size,
         last_blocks=observer.blocks(),
         changes=state.kv.pool.take_changes(),
         finishes=finishes,
         totals=observer.totals(),
     )
+
+
+def _limiter(head: Head | None) -> Limiter:
+    return Limiter.NONE if head is None else Limiter(head.reason)
+
+
+def _outputs(engine: Engine, worker: SimWorker, outlook: Outlook, times: Times) -> tuple[list[IntArray], Gaps]:
+    """The outputs of each round (times, rows), and all gaps (turns, rows), NaN where a row is not told."""
+    table, period, ends_s = engine.scheduler.state.table, outlook.period, times.turns_s[1:]
+    before, sampled = _computed_before(engine), []
+    gaps_s: Gaps = np.full((len(ends_s), table.size), np.nan, dtype=np.float32)
+    for turn, rows in outlook.rounds():
+        told_s = ends_s[turn::period]
+        offsets: IntArray = np.arange(1, len(told_s) + 1, dtype=np.int32)[:, None]
+        sampled.append(worker.token_ids(table.request[: table.size][rows], before[rows] + offsets))
+        gaps_s[turn, rows] = told_s[0] - table.last_s[: table.size][rows]
+        gaps_s[turn + period :: period, rows] = (told_s[1:] - told_s[:-1])[:, None]
+    return sampled, gaps_s
+
+
+def _planned(
+    engine: Engine, outlook: Outlook, needs: Needs, times: Times, in_use: int, new_blocks: list[int]
+) -> Iterator[tuple[int, PlannedStep]]:
+    """The steps that are under way in the end, each with the turn that planned it."""
+    state = engine.scheduler.state
+    for turn in range(needs.turns - len(state.under_way), needs.turns):
+        begin, end = needs.at.searchsorted((turn, turn + 1)).tolist()
+        numbers = state.table.request[needs.rows[begin:end]].tolist()
+        yield (
+            turn,
+            PlannedStep(
+                times.turns_s.item(turn),
+                state.limits.token_budget,
+                state.limits.input_budget,
+                decode_tokens=int(np.count_nonzero(outlook.times_planned(turn + 1) - outlook.times_planned(turn))),
+                limiter=_limiter(outlook.head),
+                head=outlook.head,
+                new_blocks={number: [block] for number, block in zip(numbers, new_blocks[begin:end], strict=True)},
+                blocks_in_use=in_use + end,
+            ),
+        )

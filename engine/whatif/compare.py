@@ -10,12 +10,10 @@ from typing import Any
 import msgspec
 from schedtop.engine.contract.config import ConfigError, EngineConfig
 from schedtop.engine.contract.harmless import page
-from schedtop.engine.contract.kv_groups import has_windows
 from schedtop.engine.contract.latencies.slo import Slo
 from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.decide_again.divergence import Divergence, first_difference
 from schedtop.engine.decide_again.scenario import Scenario, check_changes
-from schedtop.engine.offline.client_latencies import front_end_of
 from schedtop.engine.offline.held_back import held_back_lines
 from schedtop.engine.offline.report import Report
 from schedtop.engine.offline.report_text import told_lines
@@ -155,9 +153,8 @@ def run(scenario: Scenario, slo: Slo | None = None) -> dict[str, Any]:
 
 
 def _report(engine: Engine, slo: Slo | None) -> Report:
-    header = engine.header
-    report = Report(slo, None, header.block_size, front_end_of(header.settings), has_windows(header.config))
-    report.workload = engine.header.workload
+    report = Report.of(engine.header, slo)
+    report.drafter = None
     return report
 
 

@@ -11,17 +11,27 @@ from schedtop.engine.workload.fields import (
     TimeParser,
     adapter_name,
     date_stamps,
+    plain_milliseconds,
     plain_seconds,
     token_count,
 )
 from schedtop.engine.workload.files import Line
-from schedtop.engine.workload.trace import BadRowError, Tally, Trace, TraceError, TraceRow, note_unused
+from schedtop.engine.workload.trace import (
+    WAITS_FOR_ANSWER,
+    BadRowError,
+    Tally,
+    Trace,
+    TraceError,
+    TraceRow,
+    note_unused,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class CsvFormat:
     """Columns of a format, lower-case. `ones` must hold 1 in every row; `zero_drops`: why a row without input or
-    output is no request (None: such a row is bad). Any of them may have a column of `ADAPTER_COLUMNS`."""
+    output is no request (None: such a row is bad). A row without a time that has a value in `waits` follows another.
+    Any of them may have a column of `ADAPTER_COLUMNS`."""
 
     name: str
     accepts: str
@@ -31,6 +41,7 @@ class CsvFormat:
     parser: Callable[[], TimeParser] = plain_seconds
     ones: str | None = None
     zero_drops: tuple[str, str] | None = None
+    waits: str | None = None
 
     @property
     def columns(self) -> set[str]:
@@ -68,6 +79,36 @@ CSV_FORMATS: tuple[CsvFormat, ...] = (
         output="num_decode_tokens",
     ),
     CsvFormat(
+        "BLIS CSV",
+        "arrived_at,prefill_tokens,decode_tokens",
+        time="arrived_at",
+        prompt="prefill_tokens",
+        output="decode_tokens",
+    ),
+    CsvFormat(
+        "session CSV",
+        "arrival_time_s,input_tokens,output_tokens",
+        time="arrival_time_s",
+        prompt="input_tokens",
+        output="output_tokens",
+        waits="tool_wait_s",
+    ),
+    CsvFormat(
+        "arrival CSV",
+        "arrival_time_ms,input_tokens,output_tokens",
+        time="arrival_time_ms",
+        prompt="input_tokens",
+        output="output_tokens",
+        parser=plain_milliseconds,
+    ),
+    CsvFormat(
+        "engine log CSV",
+        "timestamp,input_token_length,output_token_length",
+        time="timestamp",
+        prompt="input_token_length",
+        output="output_token_length",
+    ),
+    CsvFormat(
         "BurstGPT CSV",
         "Timestamp,Request tokens,Response tokens",
         time="timestamp",
@@ -99,7 +140,11 @@ def csv_trace(header: Line, lines: Iterator[Line], tally: Tally) -> Trace | None
     return None
 
 
-_TIMES: dict[Callable[[], TimeParser], str] = {plain_seconds: "seconds", date_stamps: "dates"}
+_TIMES: dict[Callable[[], TimeParser], str] = {
+    plain_seconds: "seconds",
+    plain_milliseconds: "milliseconds",
+    date_stamps: "dates",
+}
 
 
 def _rows(
@@ -112,6 +157,7 @@ def _rows(
     output_at, output_name = places[fmt.output]
     one_at, one_name = places.get(fmt.ones or "", (None, ""))
     adapter_at, adapter_column = next((places[name] for name in ADAPTER_COLUMNS if name in places), (None, ""))
+    waits_at, waits_name = places.get(fmt.waits or "", (None, ""))
     for number, line in lines:
         try:
             cells = _cells(line)
@@ -121,12 +167,15 @@ def _rows(
             output = token_count(cells[output_at], output_name)
             if one_at is not None and token_count(cells[one_at], one_name) != 1:
                 raise BadRowError(f"{one_name} other than 1", cells[one_at])
+            if waits_at is not None and not cells[time_at] and cells[waits_at]:
+                raise BadRowError(f"a row with {waits_name} instead of {time_name}: a turn, {WAITS_FOR_ANSWER}")
             time_s = parse(cells[time_at], time_name) if fmt.time else None
             adapter = "" if adapter_at is None else adapter_name(cells[adapter_at], adapter_column)
             if prompt and output:
                 yield TraceRow(number, time_s, prompt, output, adapter=adapter)
             elif fmt.zero_drops is None:
-                raise BadRowError(f"{prompt_name if not prompt else output_name} is 0")
+                why = "" if not prompt else ": requests without outputs, such as embeddings, are not served"
+                raise BadRowError(f"{prompt_name if not prompt else output_name} is 0{why}")
             else:
                 tally.drop(fmt.zero_drops[0 if not prompt else 1], number)
         except BadRowError as error:

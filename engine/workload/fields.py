@@ -53,6 +53,11 @@ def plain_seconds() -> TimeParser:
     return seconds
 
 
+def plain_milliseconds() -> TimeParser:
+    """A parser of plain numbers of milliseconds."""
+    return lambda value, name: seconds(value, name) / 1000
+
+
 def date_stamps() -> TimeParser:
     """A parser of `2023-11-16 18:17:03.9799600`, with or without fraction and zone (none is UTC).
 

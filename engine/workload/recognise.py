@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 from schedtop.engine.workload.csv_formats import CSV_FORMATS, csv_trace
 from schedtop.engine.workload.files import open_file, packing, read_lines
 from schedtop.engine.workload.json_formats import JSON_ACCEPTS, json_trace
+from schedtop.engine.workload.reports import sharegpt_trace
+from schedtop.engine.workload.results import documents
 from schedtop.engine.workload.trace import HEAD_BYTES, READERS, Tally, Trace, TraceError
 
 
@@ -32,7 +35,10 @@ def open_trace(path: Path, tally: Tally) -> Trace:
     first = next(lines, None)
     if first is None:
         raise TraceError(f"{path}: nothing in it but white space or damaged data")
-    trace = (json_trace if first[1].startswith(b"{") else csv_trace)(first, lines, tally)
+    if first[1].startswith(b"["):
+        trace: Trace | None = sharegpt_trace(documents(chain([first], lines), tally, list), tally)
+    else:
+        trace = (json_trace if first[1].startswith(b"{") else csv_trace)(first, lines, tally)
     if trace is None:
         lines.close()
         raise TraceError(f"{path}:{first[0]}: no workload that is known; accepted: {accepted_files()}")

@@ -188,8 +188,8 @@ def _ask(row: TraceRow, own_s: float, spec: WorkloadSpec, width: int | None, pre
         tally.notice(f"prompt cut to {shown(spec, 'max_prompt_tokens')}", row.line)
     return Ask(
         own_s,
-        row.line,
-        row.id or f"{prefix}-{row.line}",
+        row.line | (row.place or 0) << 32,
+        row.id or f"{prefix}-{row.line}" + ("" if row.place is None else f".{row.place + 1}"),
         _capped(prompt, spec.max_prompt_tokens),
         output,
         row.priority,

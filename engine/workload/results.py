@@ -1,4 +1,4 @@
-"""vLLM bench result files: one object per benchmark run, several where runs were appended."""
+"""Files read whole: vLLM bench results, one object per run, several where runs were appended; and other reports."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from schedtop.engine.workload.fields import seconds, token_count
 from schedtop.engine.workload.files import Line
+from schedtop.engine.workload.reports import guidellm_trace
 from schedtop.engine.workload.trace import BadRowError, Tally, Trace, TraceError, TraceRow
 
 RESULTS_NAME = "vLLM bench results"
@@ -18,13 +19,15 @@ MAX_RESULT_BYTES = 2**29
 def result_trace(lines: Iterator[Line], tally: Tally) -> Trace:
     """The requests of every run in the file; runs follow each other by their duration.
 
-    The file is read whole. Without `start_times` requests come at the rate the first run was made with.
+    Without `start_times` requests come at the rate the first run was made with.
     Raises `TraceError` if the first run was saved without its per-request lists.
     """
-    runs = _runs(lines, tally)
+    runs = documents(lines, tally, dict)
     first = next(runs, None)
     if first is None:
         return Trace(RESULTS_NAME, iter(()))
+    if "benchmarks" in first[1]:
+        return guidellm_trace(chain([first], runs), tally)
     if "input_lens" not in first[1] or "output_lens" not in first[1]:
         raise TraceError(f"{tally.name}: a vLLM bench result without input_lens and output_lens: save it detailed")
     timed = bool(first[1].get("start_times"))
@@ -38,8 +41,8 @@ def result_trace(lines: Iterator[Line], tally: Tally) -> Trace:
     return trace
 
 
-def _runs(lines: Iterator[Line], tally: Tally) -> Iterator[tuple[int, dict[str, Any]]]:
-    """First line and content of each object, be they a line each or spread over lines."""
+def documents(lines: Iterator[Line], tally: Tally, kind: type) -> Iterator[tuple[int, Any]]:
+    """First line and content of each value of a `kind`, be they a line each or spread over lines."""
     numbers, texts, size = [], [], 0
     for number, line in lines:
         numbers.append(number)
@@ -53,8 +56,8 @@ def _runs(lines: Iterator[Line], tally: Tally) -> Iterator[tuple[int, dict[str, 
         line_number = numbers[row]
         try:
             value, end = decoder.raw_decode(text, at)
-            if not isinstance(value, dict):
-                raise BadRowError("not a JSON object")
+            if not isinstance(value, kind):
+                raise BadRowError("not a JSON object" if kind is dict else "not a JSON list")
             yield line_number, value
         except BadRowError as error:
             tally.reject(line_number, error)

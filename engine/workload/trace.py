@@ -32,7 +32,8 @@ class TraceRow:
 
     `time_s` counts from any zero; None where the format has no times. `prefix_ids` names the prompt's leading
     blocks: equal ids in equal places are equal tokens. `text` is the prompt as UTF-8, where the trace has one;
-    `prompt_tokens` is then 0, the text decides. `adapter` names its LoRA adapter.
+    `prompt_tokens` is then 0, the text decides. `place` is the request's among several of its line. `adapter` names its
+    LoRA adapter.
     """
 
     line: int
@@ -43,6 +44,7 @@ class TraceRow:
     text: bytes | None = None
     priority: int = 0
     id: str | None = None
+    place: int | None = None
     adapter: str = ""
 
 
@@ -129,6 +131,9 @@ def register_reader(reader: FileReader) -> None:
     READERS[:] = [other for other in READERS if other.name != reader.name]
     READERS.append(reader)
 
+
+WAITS_FOR_ANSWER = "whose arrival depends on the answer before it"
+"""Of a request whose arrival another's end decides: a trace is replayed at times known beforehand."""
 
 SERVING_COLUMNS = frozenset(
     [

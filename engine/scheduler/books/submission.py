@@ -17,6 +17,10 @@ def refuse(state: State, request: Request) -> Refusal | None:
             request, f"max_tokens is {request.max_tokens}: it must be at least 1", 1, request.max_tokens
         )
     if prompt > config.max_model_len or (prompt == config.max_model_len and not config.pooling):
+        own = config.own_model_len
+        if own is not None and prompt >= own:
+            text = f"the prompt has {prompt} tokens; the model's own length, {own}, leaves room for no output"
+            return _refusal(request, text, prompt + 1, own)
         text = f"the prompt has {prompt} tokens; max_model_len {config.max_model_len} leaves room for no output"
         return _refusal(request, text, prompt + 1, config.max_model_len, "--max-model-len")
     return _refuse_blocks(state, request) or _refuse_unchunked(state, request)

@@ -13,13 +13,16 @@ from schedtop.engine.scheduler.books.submission import step_room
 
 
 def cut(wanted: IntArray, token_left: int, input_left: int, slots: int) -> Limiter:
-    """Shorten the first row that the budgets cannot serve whole, and give nothing to those behind it."""
+    """Shorten the first row, if any, that the budgets cannot serve whole, and give nothing to those behind it."""
     active = wanted > 0
     before = np.cumsum(wanted) - wanted
     token_room = token_left - before
     input_room = input_left - before - slots * np.cumsum(active)
     room = np.minimum(token_room, input_room)
-    row = int(np.argmax(active & (wanted > room)))
+    short = active & (wanted > room)
+    row = int(np.argmax(short))
+    if not short[row]:
+        return Limiter.NONE
     wanted[row] = max(int(room[row]), 0)
     wanted[row + 1 :] = 0
     return Limiter.TOKEN_BUDGET if token_room[row] <= input_room[row] else Limiter.INPUT_BUDGET

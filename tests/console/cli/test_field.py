@@ -61,10 +61,31 @@ def test_what_the_model_length_costs_is_counted_with_its_setting(capsys: pytest.
         "capacity": 32768,
         "setting": "--max-model-len",
     }
-    assert found["cut_outputs"] == {"count": 1, "need": 33_200, "setting": "--max-model-len"}
+    assert found["cut_outputs"] == {
+        "count": 1,
+        "need": 33_200,
+        "own_model_len": 131_072,
+        "setting": "--max-model-len",
+    }
     _, out, _ = run(capsys, FIELD / "clip.csv", "--max-model-len", "32768")
     assert "1 refused: the prompt has 40000 tokens" in out and "; raise --max-model-len" in out
-    assert "1 output cut at the model's length" in out
+    assert "1 output cut at the model's length; raise --max-model-len (to 33,200 for all)" in out
+
+
+def test_beyond_the_models_own_length_no_setting_is_advised(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    trace = tmp_path / "long.csv"
+    trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,200000,5\n0,131000,500\n")
+    _, out, _ = run(capsys, trace)
+    assert (
+        "1 refused: the prompt has 200000 tokens; the model's own length, 131072, leaves room for no output\n"
+        in out
+    )
+    assert "1 output cut at the model's own length, 131,072: no setting raises it" in out
+    assert "--max-model-len" not in out
+    _, out, _ = run(capsys, trace, "--max-model-len", "131050")
+    assert "raise --max-model-len (to 131,072, the model's own)" in out
 
 
 def test_a_line_that_was_skipped_is_told(capsys: pytest.CaptureFixture[str]) -> None:

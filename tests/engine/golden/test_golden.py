@@ -260,3 +260,13 @@ def test_every_request_of_a_case_is_somewhere(path: Path) -> None:
     for verdict in (verify(case), verify(half)):
         ended = verdict.finished + verdict.kv_capacity + verdict.refused + verdict.aborted + verdict.failed
         assert verdict.submitted == ended + verdict.running + verdict.waiting
+
+
+def test_eos_at_is_another_name_for_stop_after(tmp_path: Path) -> None:
+    known = Path(__file__).parents[2] / "golden" / "M01-huge.json"
+    path = tmp_path / "case.json"
+    path.write_text(known.read_text().replace('"stop_after"', '"eos_at"'))
+    assert read_case(path).requests == read_case(known).requests
+    path.write_text(known.read_text().replace('"stop_after"', '"eos_at": 3, "stop_after"', 1))
+    with pytest.raises(CaseError, match="give one of them"):
+        read_case(path)

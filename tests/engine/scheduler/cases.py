@@ -138,6 +138,19 @@ def cases(draw: st.DrawFn, most_requests: int = 10) -> Case:
     return msgspec.structs.replace(case, requests=sorted(requests, key=lambda request: request.arrival_step))
 
 
+@st.composite
+def overlapped(draw: st.DrawFn, of: st.SearchStrategy[Case]) -> Case:
+    """A case with several steps under way: planned ahead of results, over stages, or both."""
+    case = draw(of)
+    ahead, stages = draw(st.sampled_from([(True, 1), (True, 1), (True, 2), (True, 3), (False, 2), (False, 3)]))
+    config = msgspec.structs.replace(case.config, async_scheduling=ahead, pipeline_depth=stages)
+    if not ahead:
+        config = msgspec.structs.replace(config, num_speculative_tokens=0, num_lookahead_tokens=0)
+    if stages > 1:
+        config = msgspec.structs.replace(config, max_loras=0)
+    return msgspec.structs.replace(case, config=config)
+
+
 def longest_run(case: Case) -> int:
     """Steps after which a case must have ended: some request advances in every step.
 

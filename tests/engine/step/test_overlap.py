@@ -144,6 +144,20 @@ def test_an_engine_that_serves_a_case_decides_as_recorded(name: str) -> None:
     assert sum(bool(step.scheduled) for step in case.steps) - len(decided) <= 2, "at most late steps are left"
 
 
+def test_rows_that_are_passed_over_take_no_draft_slots() -> None:
+    """Two of three rows wait for their results: the budget of input rows is enough for the third."""
+    asked = [ask("a", 1, outputs=8), ask("b", 2, outputs=8), ask("c", 24, outputs=8)]
+    records = run(
+        engine_of(*asked, async_scheduling=True, pipeline_depth=2, draft_slots=1, max_num_batched_tokens=16)
+    )
+    assert [row_columns(record)["tokens"].tolist() for record in records[:3]] == [[1, 2, 10], [0, 0, 14], [1, 1, 0]]
+
+
+def test_drafts_are_not_turned_on_over_stages_without_asynchronous_scheduling() -> None:
+    reply = simulated(2, async_scheduling=False).set_knobs({"num_speculative_tokens": 2})
+    assert not reply.ok and "drafts over pipeline stages need async scheduling" in reply.text
+
+
 def test_drafts_over_stages_need_asynchronous_scheduling() -> None:
     with pytest.raises(ConfigError, match="async"):
         simulated(2, num_speculative_tokens=2, async_scheduling=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from schedtop.engine.build import build_engine
@@ -24,7 +25,7 @@ from schedtop.engine.step.engine import Engine
 from schedtop.engine.step.stretch import MOST_OUTPUTS, Stretch, run_stretch
 
 from tests.engine.harness import Script, ask, engine_of, header_of, step
-from tests.engine.scheduler.cases import cases
+from tests.engine.scheduler.cases import cases, overlapped
 
 COST = LinearCost(fixed_s=0.1, per_token_s=0.013, per_kv_token_s=0.00031, per_request_s=0.0071)
 MOST_STEPS = 3000
@@ -56,7 +57,12 @@ class Run:
 
     def _engine(self, vocab: int) -> Engine:
         config, source = self.case.config, Script(list(self.requests))
-        worker = SimWorker(COST, vocab, num_speculative_tokens=config.num_speculative_tokens)
+        worker = SimWorker(
+            COST,
+            vocab,
+            num_speculative_tokens=config.num_speculative_tokens,
+            keeps_drafts=config.async_scheduling,
+        )
         return Engine(Scheduler(config), worker, source, SimulatedClock(), header_of(config))
 
     def _serve(self) -> None:
@@ -92,16 +98,29 @@ class Run:
 
 
 def calmed(case: Case) -> Case:
-    """With room for stretches: no window, no drafts, a larger pool."""
-    config = case.config
-    calm = msgspec.structs.replace(
-        config, sliding_window=None, num_speculative_tokens=0, num_blocks=3 * config.num_blocks, max_num_seqs=4
+    """With room for stretches: one group without a window, no drafts, images or pooling, a larger pool."""
+    config = msgspec.structs.replace(
+        case.config,
+        kv_groups=None,
+        prefix_cache_retention_interval=None,
+        sliding_window=None,
+        num_speculative_tokens=0,
+        drop_last_cached_block=False,
+        num_lookahead_tokens=0,
+        prefill_lookahead=0,
+        encoder_budget=None,
+        pooling=False,
+        num_blocks=3 * case.config.num_blocks,
+        max_num_batched_tokens=max(case.config.max_num_batched_tokens, 8 * (1 + case.config.draft_slots)),
+        max_num_seqs=4,
     )
-    return msgspec.structs.replace(case, config=calm)
+    requests = [msgspec.structs.replace(asked, max_tokens=asked.max_tokens or 30) for asked in case.requests]
+    knobs = [knob for knob in case.knobs if not knob.set.get("num_speculative_tokens")]
+    return msgspec.structs.replace(case, config=config, requests=requests, knobs=knobs)
 
 
 @given(
-    cases() | cases().map(calmed),
+    cases() | cases().map(calmed) | overlapped(cases().map(calmed)) | overlapped(cases()),
     st.sampled_from([2, 1000]),
     st.sampled_from([0.2, 1.1, 5.0]),
     st.sampled_from([frozenset(), frozenset(), frozenset({1})]),
@@ -220,12 +239,14 @@ def test_what_may_change_on_the_way_is_no_stretch() -> None:
     assert run_stretch(turned) is not None
 
 
-def test_a_whole_run_is_the_same() -> None:
+@pytest.mark.parametrize(("ahead", "stages"), [(False, 1), (True, 1), (True, 2), (False, 2)])
+def test_a_whole_run_is_the_same(ahead: bool, stages: int) -> None:
     """The way every headless run goes, ends at its duration included."""
     asked = EngineConfig(
         device="sim:llama-3.1-8b@h100",
         workload=WorkloadSpec(source="mixed", rate=4.0, seed=3),
-        scheduler={"num_blocks": 900, "max_num_seqs": 12},
+        scheduler={"num_blocks": 900, "max_num_seqs": 12, "async_scheduling": ahead},
+        pipeline_parallel_size=stages,
         duration_s=15.0,
     )
     alone = list(step_through(build_engine(asked), asked))

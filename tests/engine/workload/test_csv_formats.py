@@ -114,7 +114,10 @@ def test_quoted_cells(replay: Replay) -> None:
         ("2024-13-10 00:00:00,1,2", "TIMESTAMP is not a date and time: '2024-13-10 00:00:00'"),
         ("17,1,2", "TIMESTAMP is not a date and time: '17'"),
         ("2024-05-10 00:00:00,0,2", "ContextTokens is 0"),
-        ("2024-05-10 00:00:00,1,0", "GeneratedTokens is 0"),
+        (
+            "2024-05-10 00:00:00,1,0",
+            "GeneratedTokens is 0: requests without outputs, such as embeddings, are not served",
+        ),
         ("2024-05-10 00:00:00,,2", "ContextTokens is missing"),
         ("2024-05-10 00:00:00,1.5,2", "ContextTokens is not a whole number: '1.5'"),
         ("2024-05-10 00:00:00,1_000,2", "ContextTokens is not a number: '1_000'"),

@@ -33,6 +33,9 @@ SAMPLES = {
     "prompts": json.dumps({"prompt": "hello wörld", "output_tokens": 4}, ensure_ascii=False) + "\n",
     "results": json.dumps(RESULT) + "\n" + json.dumps(RESULT, indent=1),
 }
+SAMPLES |= {
+    path.name: path.read_text() for path in sorted((Path(__file__).parents[2] / "field" / "traces").iterdir())
+}
 SPLICES = [
     b"",
     b"\n",
