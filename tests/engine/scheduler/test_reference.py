@@ -7,7 +7,7 @@ from itertools import islice, zip_longest
 from hypothesis import given, settings
 from schedtop.engine.golden.case import Case, CaseRun
 
-from tests.engine.scheduler.cases import cases, longest_run
+from tests.engine.scheduler.cases import cases, interrupted, longest_run, overlapped
 from tests.engine.scheduler.plain import plain_run, plainly
 
 PROFILE = settings()
@@ -15,7 +15,7 @@ PROFILE = settings()
 
 
 @settings(max_examples=3 * PROFILE.max_examples)
-@given(cases())
+@given(cases() | interrupted(cases()) | overlapped(cases()) | interrupted(overlapped(cases())))
 def test_the_scheduler_decides_as_the_plain_one(case: Case) -> None:
     real, plain = CaseRun(case), plain_run(case)
     ends: dict[int, str] = {}
