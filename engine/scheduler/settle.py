@@ -82,9 +82,9 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
         _keep_drafts(table, rows, result.drafts, result.num_drafts, emitted)
     if state.overlaps:
         table.in_flight[rows] -= present.of(batch.plan.tokens)
-    if cut:
-        failures += state.loads.cut_rows(state, cut, now_s) if state.loads is not None else []
     first_tokens = _first_tokens(table, first_rows, now_s)
+    if cut:  # rows leave here
+        failures += state.loads.cut_rows(state, cut, now_s) if state.loads is not None else []
     size = table.size
     ends = (table.num_tokens[:size] >= table.stop_at[:size]).nonzero()[0].tolist()
     if state.config.pooling:
