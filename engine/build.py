@@ -62,6 +62,12 @@ def check_config(config: EngineConfig, device: SimDevice | None = None) -> dict[
     from schedtop.engine.workload.open import find_source
 
     settings = check_settings(config)
+    if settings.get("pooling") and settings.get("num_speculative_tokens"):
+        raise ConfigError(
+            "--pooling: requests without outputs have nothing to draft: leave out --num-speculative-tokens"
+        )
+    if settings.get("pooling") and config.http is not None:
+        raise ConfigError("--pooling: clients of --http ask for outputs, and pooling requests have none")
     simulated = device is not None or config.device.startswith(PREFIX)
     if simulated and config.draft_model is not None:
         raise ConfigError(
@@ -83,6 +89,7 @@ def check_config(config: EngineConfig, device: SimDevice | None = None) -> dict[
 SIMULATED_ONLY = {
     "async_scheduling": "a model runs one step at a time here",
     "encoder_budget": "a model sees only text here",
+    "pooling": "a model gives outputs here",
     "max_loras": "a model has no adapters here",
     "kv_host_memory_bytes": "a model keeps its state in the pool here",
 }
@@ -212,6 +219,7 @@ def _open_source(config: EngineConfig, scheduler: SchedulerConfig, vocab_size: i
         max_model_len=scheduler.max_model_len,
         vocab_size=vocab_size,
         block_size=scheduler.block_size,
+        pooling=scheduler.pooling,
     )
 
 

@@ -71,6 +71,7 @@ class Report:
         self._lives = Lives(keep_gaps=slo is not None and slo.itl_s is not None)
         self._classes = Classes()
         self._adapters = Classes(lambda arrival: arrival.adapter_label or None)
+        self._askers = Classes(lambda arrival: arrival.client or None)
         self._prefixes = None if block_size is None else PrefixMemory(block_size, windows)
         self._ttft_s, self._tpot_s, self._e2e_s = Percentiles(), Percentiles(), Percentiles()
         self._itl_s = Percentiles("f")
@@ -103,6 +104,7 @@ class Report:
         self._lives.begin(snapshot)
         self._classes.begin(snapshot)
         self._adapters.begin(snapshot)
+        self._askers.begin(snapshot)
         self._running, self._waiting = len(snapshot.running), len(snapshot.waiting)
 
     def add(self, record: StepRecord | Stretch) -> None:
@@ -138,6 +140,7 @@ class Report:
         if record.arrivals or record.ttft_s or record.admissions:
             self._classes.add(record, self._lives)
             self._adapters.add(record, self._lives)
+            self._askers.add(record, self._lives)
             if self._prefixes is not None:
                 self._prefixes.add(record)
         self._lives.add(record)
@@ -217,6 +220,8 @@ class Report:
             document["peak_host_usage"] = _ratio(self._peak_host_blocks, self._host_blocks)
         if adapters := self._adapters.document(self._lives, self.clock_s):
             document["requests"]["by_adapter"] = adapters
+        if askers := self._askers.document(self._lives, self.clock_s):
+            document["requests"]["by_client"] = askers
         if self.workload:
             document["workload"] = as_document(self.workload)
         if "client_waits_s" in self.workload:
