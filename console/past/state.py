@@ -65,6 +65,7 @@ class State:
         "_back",
         "_changed",
         "_classes",
+        "_first_running",
         "_front",
         "_grown",
         "_newest",
@@ -97,6 +98,7 @@ class State:
         # Worked out when they are looked at: records come far more often than anyone looks.
         self._tables: dict[int, bytes] = {}
         self._grown: list[tuple[bytes, bytes]] = []
+        self._first_running: list[int] = []
         self._newest: StepRecord | None = None
         self._rows: IntArray | None = None
         self._classes: Classes = np.zeros(0, dtype=np.uint8)
@@ -176,6 +178,7 @@ class State:
         }
         self._front, self._back = {}, dict.fromkeys(snapshot.waiting)
         self._newest, self._rows = None, None
+        self._first_running = list(snapshot.running)
         self._tables = {item.arrival.number: item.table for item in snapshot.requests if item.table}
         self._grown = []
         self._classes, self._changed = np.frombuffer(snapshot.block_classes, dtype=np.uint8).copy(), []
@@ -332,7 +335,7 @@ class State:
     def running(self) -> list[int]:
         """Numbers of the requests that run after this step, in the engine's order."""
         requests = self.requests
-        rows: list[int] = self.rows[NUMBER].tolist()
+        rows: list[int] = self.rows[NUMBER].tolist() if self._newest is not None else self._first_running
         listed = [number for number in rows if number in requests and not requests[number].waiting]
         if len(listed) == self.num_running:
             return listed
