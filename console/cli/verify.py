@@ -92,10 +92,15 @@ def recording_text(verdict: RecordingVerdict) -> str:
                 f"  {part.field:<{width}}  recorded  {part.base}",
                 f"  {'':<{width}}  decided   {part.variant}",
             ]
+        if verdict.first_step:
+            lines.append(
+                "  the recording begins late: what lay in the cache before is known only where it was used"
+            )
         return page([*lines, f"  the {verdict.steps:,} steps before are equal"])
     return one_line(
         f"{verdict.name}: equal ({verdict.steps} steps, {verdict.admissions} admissions,"
         f" {verdict.preemptions} preemptions, {verdict.scheduled_tokens} tokens)"
+        + (f", from step {verdict.first_step + 1} on" if verdict.first_step else "")
     )
 
 

@@ -65,6 +65,7 @@ class State:
         "_back",
         "_changed",
         "_classes",
+        "_first_running",
         "_front",
         "_further",
         "_grown",
@@ -99,6 +100,7 @@ class State:
         self._tables: dict[int, bytes] = {}
         self._further: dict[int, dict[int, bytes]] = {}
         self._grown: list[tuple[bytes, bytes, bytes]] = []
+        self._first_running: list[int] = []
         self._newest: StepRecord | None = None
         self._rows: IntArray | None = None
         self._classes: Classes = np.zeros(0, dtype=np.uint8)
@@ -193,6 +195,7 @@ class State:
         }
         self._front, self._back = {}, dict.fromkeys(snapshot.waiting)
         self._newest, self._rows = None, None
+        self._first_running = list(snapshot.running)
         self._tables = {item.arrival.number: item.table for item in snapshot.requests if item.table}
         self._further = {
             item.arrival.number: dict(enumerate(item.further, start=1))
@@ -358,7 +361,7 @@ class State:
     def running(self) -> list[int]:
         """Numbers of the requests that run after this step, in the engine's order."""
         requests = self.requests
-        rows: list[int] = self.rows[NUMBER].tolist()
+        rows: list[int] = self.rows[NUMBER].tolist() if self._newest is not None else self._first_running
         listed = [number for number in rows if number in requests and not requests[number].waiting]
         if len(listed) == self.num_running:
             return listed

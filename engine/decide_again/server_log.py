@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any
 
 import msgspec
-from schedtop.engine.contract.telemetry import Arrival, Finish, Head, Header, Preemption, StepRecord
+from schedtop.engine.contract.telemetry import (
+    Arrival,
+    Finish,
+    Head,
+    Header,
+    Limiter,
+    Preemption,
+    Snapshot,
+    StepRecord,
+    table_growth,
+)
+from schedtop.engine.decide_again.late_start import take_up
 from schedtop.engine.decide_again.recorded_inputs import VLLM, Driver
+from schedtop.engine.decide_again.restore import config_at
 from schedtop.engine.handoff.plan import StepPlan
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.books.state import PlannedStep
-from schedtop.engine.step.observer import packed
+from schedtop.engine.scheduler.scheduler import Scheduler
+from schedtop.engine.step.observer import Observer, packed
 
 
 class ServerDriver(Driver):
@@ -31,6 +45,20 @@ class ServerDriver(Driver):
         self._newest_seq = 0
         self._ended: dict[int, Finish] = {}
         self._told_ended: set[int] = set()
+        self._known_late: set[int] = set()
+        self._fresh: set[int] = set()
+
+    def begin_at(self, snapshot: Snapshot, records: Iterable[StepRecord]) -> None:
+        """Go on from `snapshot` instead of from the server's start; `records` are those after it."""
+        engine = self.engine
+        engine.scheduler = Scheduler(config_at(engine.header, snapshot))
+        engine.observer = Observer(engine.scheduler)
+        engine.observer.skip(snapshot.step, snapshot.totals, [])
+        take_up(engine.scheduler, snapshot, records, engine.header.block_size)
+        engine.knobs.update(snapshot.knobs)
+        engine.knobs_version = snapshot.knobs_version
+        self._newest_seq = snapshot.seq
+        self._known_late = {state.arrival.number for state in snapshot.requests}
 
     def play(self, record: StepRecord, following: Sequence[StepRecord]) -> StepRecord | None:
         for each in (record, *following):
@@ -55,7 +83,10 @@ class ServerDriver(Driver):
         while self._due and self._due[0][0] <= record.end_s:
             heapq.heappop(self._due)[2]()
         decided = self.engine.observer.idle_record(record.start_s, record.knobs_version, record.paused)
-        return msgspec.structs.replace(decided, head=record.head, finishes=self._finishes(record, ()))
+        changes: dict[str, Any] = {"head": record.head, "finishes": self._finishes(record, ())}
+        if self._known_late:
+            changes |= self._figures_of(record, decided, changes)
+        return msgspec.structs.replace(decided, **changes)
 
     def _foresee(self, record: StepRecord) -> None:
         """Put what a record tells, once, where it belongs in time."""
@@ -89,6 +120,8 @@ class ServerDriver(Driver):
 
     def _plan(self, record: StepRecord, planned_s: float) -> None:
         self._turn_knobs(record)
+        if self._known_late:
+            self._fresh = self._handed_out(record)
         self._learn_contents(record)
         self.clock.clock_s = planned_s
         state = self.engine.scheduler.state
@@ -97,6 +130,23 @@ class ServerDriver(Driver):
             state.limits = replace(limits, seq_cap=0)
         self.engine.plan_step()
         state.limits = limits
+
+    def _handed_out(self, record: StepRecord) -> set[int]:
+        """Blocks that the step fills anew."""
+        size = self.engine.header.block_size
+        hits = {entry.number: entry.cached_tokens // size for entry in record.admissions}
+        tables = table_growth(record.grown, record.grown_blocks)
+        return {
+            block for number, ids in tables for block in memoryview(ids).cast("i").tolist()[hits.get(number, 0) :]
+        }
+
+    def _learn(self, request: Request, place: int, block: int) -> None:
+        """What was in the cache before the start is known by who found it."""
+        held = self.engine.scheduler.state.kv.pool.key_of(block) if self._known_late else None
+        if held is not None and block not in self._fresh:
+            request.block_keys[place] = held
+        else:
+            super()._learn(request, place, block)
 
     def _as_told(
         self, decided: StepRecord, record: StepRecord, plan: StepPlan, planned: PlannedStep, last: bool
@@ -112,6 +162,8 @@ class ServerDriver(Driver):
             "grown": packed([number for name, ids in tables for number in (name, len(ids))]),
             "grown_blocks": packed([block for _, ids in tables for block in ids]),
         }
+        if self._known_late:
+            changes |= self._figures_of(record, decided, changes)
         if record.paused:
             changes |= {"paused": True, "head": record.head, "limiter": record.limiter}
         if self.num_ahead > 1:
@@ -123,6 +175,26 @@ class ServerDriver(Driver):
             changes |= {name: getattr(record, name) for name in names}
         return msgspec.structs.replace(decided, **changes)
 
+    def _figures_of(self, record: StepRecord, decided: StepRecord, changes: dict[str, Any]) -> dict[str, Any]:
+        """Of requests from before the start, what their past alone tells."""
+        told = {finish.number: finish for finish in record.finishes if finish.number in self._known_late}
+        finishes = tuple(
+            msgspec.structs.replace(told.get(own.number, own), reason=own.reason, output_tokens=own.output_tokens)
+            for own in changes["finishes"]
+        )
+        head = changes["head"]
+        if head is not None and record.head is not None and head.number == record.head.number:
+            short = (head.reason in _OF_BLOCKS) and (record.head.reason in _OF_BLOCKS)
+            if short:  # what it would find in the cache is not always known
+                changes |= {"head": record.head, "limiter": record.limiter}
+        return {
+            "head": changes["head"],
+            "limiter": changes.get("limiter", decided.limiter),
+            "finishes": finishes,
+            "preemptions": _as_counted(decided.preemptions, record.preemptions),
+            "recomputed_tokens": record.recomputed_tokens,
+        }
+
     def _finishes(self, record: StepRecord, settled: Sequence[Finish]) -> tuple[Finish, ...]:
         """Those that `record` tells were ended from outside, then those of the step."""
         ended = []
@@ -132,6 +204,9 @@ class ServerDriver(Driver):
                 ended.append(msgspec.structs.replace(own, reason=finish.reason, ended_s=finish.ended_s))
             self._told_ended.add(finish.number)
         return (*ended, *settled)
+
+
+_OF_BLOCKS = (Limiter.BLOCKS, Limiter.FULL_SEQUENCE, Limiter.WATERMARK)
 
 
 def _as_seen(decided: Head | None, recorded: Head | None) -> Head | None:

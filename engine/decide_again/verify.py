@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from schedtop.engine.contract.telemetry import BlockClass, StepRecord, block_changes
+from schedtop.engine.contract.telemetry import BlockClass, Snapshot, StepRecord, block_changes
 from schedtop.engine.decide_again.divergence import Part, first_difference
+from schedtop.engine.decide_again.late_start import check_late_start
 from schedtop.engine.decide_again.recorded_inputs import Driver, with_following
-from schedtop.engine.decide_again.server_log import driver_of
+from schedtop.engine.decide_again.server_log import ServerDriver, driver_of
 from schedtop.engine.recording.frames import RecordingError
 from schedtop.engine.recording.reader import Recording
 
@@ -30,6 +31,7 @@ class Difference(msgspec.Struct, frozen=True):
 class RecordingVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What replaying a recording's world came to. `difference` None: all `steps` are decided the same.
 
+    `first_step` is how many steps were left out before the first one that could be decided.
     `submitted` is the sum of `finished`, `kv_capacity`, `refused`, `aborted`, `running` and `waiting`.
     """
 
@@ -48,6 +50,7 @@ class RecordingVerdict(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
     truncated: str | None
     difference: Difference | None
+    first_step: int = 0
 
 
 def verify_recording(
@@ -55,20 +58,15 @@ def verify_recording(
 ) -> RecordingVerdict:
     """Feed this scheduler a recording's arrivals, knob changes and results, and compare every decision.
 
-    `on_progress` gets the number of records done. Raises `RecordingError` where the recording does not begin with
-    its engine, or tells what no scheduler can be told.
+    `on_progress` gets the number of records done. Raises `RecordingError` where a recording begins later than its
+    engine, unless it is of a server that takes one step at a time, or tells what no scheduler can be told.
     """
-    snapshot, first = recording.keyframe_before(0)
-    if snapshot.step or snapshot.requests or first:
-        raise RecordingError(
-            f"{recording.path} begins at step {snapshot.step} of its engine: only a recording from the start can be"
-            " decided again"
-        )
     driver = driver_of(recording.header, recording.path)
+    snapshot = _begin(recording, driver)
     counts = {"steps": 0, "preemptions": 0, "admissions": 0, "tokens": 0}
     ids: dict[int, str] = {}
     difference: Difference | None = None
-    classes = _Classes(driver.engine.scheduler.config.num_blocks)
+    classes = _Classes(driver.engine.scheduler.config.num_blocks, snapshot.block_classes)
     for index, (record, following) in enumerate(with_following(recording.records(), driver.num_ahead)):
         if index % 64 == 0:
             on_progress(index)
@@ -96,15 +94,32 @@ def verify_recording(
         running=state.table.size,
         waiting=len(state.requests) - state.table.size,
         truncated=recording.truncated,
+        first_step=snapshot.step,
         difference=difference,
     )
+
+
+def _begin(recording: Recording, driver: Driver) -> Snapshot:
+    """The state before the first record that is decided, which `driver` has taken up."""
+    snapshot, first = recording.keyframe_before(0)
+    if not (snapshot.step or snapshot.requests or first):
+        return snapshot
+    if not isinstance(driver, ServerDriver):
+        raise RecordingError(
+            f"{recording.path} begins at step {snapshot.step} of its engine: only a recording from the start can be"
+            " decided again"
+        )
+    check_late_start(recording.header, recording.path, snapshot.step)
+    driver.begin_at(snapshot, recording.records())
+    return snapshot
 
 
 class _Classes:
     """The class of every block in both runs. Which blocks a record names is no decision, what they are is."""
 
-    def __init__(self, num_blocks: int) -> None:
-        self.recorded, self.decided = (np.zeros(num_blocks, dtype=np.uint8) for _ in range(2))
+    def __init__(self, num_blocks: int, first: bytes) -> None:
+        known = np.frombuffer(first, dtype=np.uint8) if first else np.zeros(num_blocks, dtype=np.uint8)
+        self.recorded, self.decided = known.copy(), known.copy()
 
     def part(self, recorded: StepRecord, decided: StepRecord) -> Part | None:
         """Take in a step of both; the first block that is not of the same class in both."""

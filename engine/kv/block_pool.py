@@ -214,6 +214,18 @@ class BlockPool:
         """Forget the touched blocks without looking at them."""
         self._changed.clear()
 
+    def take_up(self, tables: Iterable[list[int]], empty: list[int], cached: list[int], keys: list[bytes]) -> None:
+        """Begin with these blocks held and the others free, next to be taken first; cached ones carry `keys`."""
+        self._refs = [0] * self.num_blocks
+        for table in tables:
+            for block in table:
+                self._refs[block] += 1
+        self._empty = empty[::-1]
+        self.index.add(keys, cached)
+        self._cached.add(cached)
+        self.num_shared = sum(count > 1 for count in self._refs)
+        self.num_extra_refs = sum(count - 1 for count in self._refs if count)
+
     def audit(self, tables: Iterable[list[int]]) -> None:
         """Check the books against every request's block table; raises `AssertionError` naming what is off."""
         refs = [0] * self.num_blocks

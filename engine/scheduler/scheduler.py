@@ -97,6 +97,10 @@ class Scheduler:
             computed = max(computed, state.table.num_computed.item(state.table.requests.index(request)))
         return max(0, computed - request.cached_tokens) + request.recomputed_tokens
 
+    def resume_at(self, number: int) -> None:
+        """The next request gets this number."""
+        self._next_number = number
+
     def set_limits(self, values: Mapping[str, Any]) -> None:
         """Apply checked knob values from the next step on; nothing running is stopped."""
         self.state.set_limits(values)

@@ -237,7 +237,9 @@ class Hook:
                 named = [request_ids]
             else:
                 named = request_ids = list(request_ids)
-            live = [name for name in named if name in self.scheduler.requests]
+            # vLLM makes a set of them, and frees their blocks in its order: the same here, as it is made alike.
+            ordered = named if request_ids is None else set(named)
+            live = [name for name in ordered if name in self.scheduler.requests]
             if live:
                 asked = self._by_console.intersection(live)
                 self._by_console -= asked

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from schedtop.console.past.state import State
 from schedtop.engine.recording import RecordingWriter
 from schedtop.engine.vllm.changes import with_consequences
 from schedtop.engine.vllm.engine import fixed_of
@@ -85,8 +86,8 @@ class RandomRun:
         from vllm.v1.request import RequestStatus
 
         if self.scheduler.requests:
-            name = self.random.choice(list(self.scheduler.requests))
-            self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+            names = self.random.choices(list(self.scheduler.requests), k=self.random.randint(1, 4))
+            self.scheduler.finish_requests(names, RequestStatus.FINISHED_ABORTED)
 
     def _turn_a_knob(self) -> None:
         rng, most = self.random, self.scheduler.scheduler_config.max_num_batched_tokens
@@ -133,3 +134,21 @@ class RandomRun:
         if record is not None:
             self.writer.write(record)
         assert not self.hook.errors
+
+
+class LateRun(RandomRun):
+    """The same, recorded only from somewhere in the middle on; `recorded` says whether it came to that."""
+
+    def __init__(self, seed: int, path: Path, overlaps: bool) -> None:
+        super().__init__(seed, path.with_suffix(".whole"), overlaps)
+        self.recorded, self._path = False, path
+        self._whole, self._late, self._left = self.writer, State(), random.Random(seed).randint(3, 60)
+
+    def _take(self, idle: bool) -> None:
+        super()._take(idle)
+        self._left -= 1
+        if self._left == 0:
+            self._whole.close()
+            self._late.start_afresh(self.records.snapshot(self.hook.now_s()))
+            self.writer = RecordingWriter(str(self._path), self.hook.facts.header, self._late.snapshot)
+            self.recorded = True

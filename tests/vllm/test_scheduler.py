@@ -18,7 +18,7 @@ from schedtop.engine.vllm.records.records import Records
 
 from benchmarks.vllm_scheduler import Requests, answer, build
 from tests.vllm.conftest import MODEL
-from tests.vllm.random_run import RandomRun
+from tests.vllm.random_run import LateRun, RandomRun
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = ["abort", "active", "basic", "headroom", "longprefill", "midprompt", "mix", "modellen", "nochunk"]
@@ -113,3 +113,14 @@ def test_whatever_happens_is_decided_alike(overlaps: bool, seed: int, tmp_path: 
         verdict = verify_recording(recording)
     assert verdict.equal, str(verdict.difference)
     assert verdict.steps == recording.num_steps > 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_recording_that_begins_late_is_decided_from_there(seed: int, tmp_path: Path) -> None:
+    run = LateRun(seed, tmp_path / "run.rec", overlaps=False)
+    run.go()
+    assert run.recorded
+    with Recording(tmp_path / "run.rec") as recording:
+        verdict = verify_recording(recording)
+    assert verdict.equal, str(verdict.difference)
+    assert verdict.steps == recording.num_steps - verdict.first_step > 0 and verdict.first_step

@@ -1,0 +1,161 @@
+"""Where a server's recording that begins late can be decided from, and this scheduler put into that state.
+
+A snapshot tells who holds which block and which free blocks are cached, but neither their order in the free queue nor
+their contents. Both follow from what came later: free blocks were handed out in their order, and who got a block from
+the cache had its content. What nobody took stays unknown and decides nothing.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from schedtop.engine.contract.telemetry import (
+    Arrival,
+    BlockClass,
+    Header,
+    RequestState,
+    Snapshot,
+    StepRecord,
+    table_growth,
+)
+from schedtop.engine.decide_again.recorded_inputs import request_of
+from schedtop.engine.handoff.request import Request, Status
+from schedtop.engine.kv.prefix_cache import extend_keys
+from schedtop.engine.recording.arrivals import path_keys
+from schedtop.engine.recording.frames import RecordingError
+from schedtop.engine.scheduler.books.ending import stop_at
+from schedtop.engine.scheduler.scheduler import Scheduler
+
+Contents = dict[int, bytes]
+"""Keys of blocks that were filled before the start."""
+
+
+def check_late_start(header: Header, path: str, step: int) -> None:
+    """Raises `RecordingError` for a server whose state in the middle no snapshot tells."""
+    where = f"{path} begins at step {step} of its engine, "
+    if header.config.get("async_scheduling"):
+        raise RecordingError(where + "while another one was under way: record it from its start")
+    if header.config.get("num_speculative_tokens"):
+        raise RecordingError(where + "which had drafts from before: record it from its start")
+
+
+def take_up(scheduler: Scheduler, snapshot: Snapshot, records: Iterable[StepRecord], block_size: int) -> None:
+    """Put a fresh scheduler into the state of `snapshot`; `records` are those after it."""
+    books, kv = scheduler.state, scheduler.state.kv
+    states = {state.arrival.number: state for state in snapshot.requests}
+    requests = {number: _at_rest(state, block_size) for number, state in states.items()}
+    later = _Later(snapshot, block_size)
+    for record in records:
+        later.take(record)
+    contents = later.contents(requests)
+    empty, cached = later.free_blocks()
+    keys = [contents.get(block) or b"unknown %d" % block for block in cached]
+    kv.pool.take_up([request.block_ids for request in requests.values()], empty, cached, keys)
+    for number in snapshot.running:
+        _run(scheduler, requests[number], states[number])
+    for number in reversed(snapshot.waiting) if books.config.policy == "fcfs" else snapshot.waiting:
+        request = requests[number]
+        request.status = Status(states[number].status)
+        books.waiting.put_back(request) if books.config.policy == "fcfs" else books.waiting.add(request)
+    books.requests.update(requests)
+    kv.pool.discard_changes()
+    scheduler.resume_at(max([later.next_number - 1, *requests], default=-1) + 1)
+
+
+def _at_rest(state: RequestState, block_size: int) -> Request:
+    request = request_of(state.arrival)
+    request.number = state.arrival.number
+    request.output_token_ids = array("i", [0]) * state.output_tokens
+    request.gaps_s = array("f", [float("nan")]) * state.output_tokens
+    request.block_ids = np.frombuffer(state.table, dtype=np.int32).tolist()
+    request.cached_tokens, request.num_preemptions = state.cached_tokens, state.preemptions
+    request.first_scheduled_s, request.first_token_s = state.first_scheduled_s, state.first_token_s
+    request.last_token_s, request.requeued_s = state.last_token_s, state.requeued_s
+    request.queued_since_s = state.arrival.arrival_s if state.queued_s is None else state.queued_s
+    extend_keys(request, request.num_tokens // block_size, block_size)
+    return request
+
+
+def _run(scheduler: Scheduler, request: Request, state: RequestState) -> None:
+    """Give a request its row; blocks that another one has filled before it are that one's by content, too."""
+    books, kv = scheduler.state, scheduler.state.kv
+    known = min(state.computed_tokens, request.num_tokens)
+    request.status = Status.RUNNING
+    for place, block in enumerate(request.block_ids[: len(request.block_keys)]):
+        held = kv.pool.key_of(block)
+        request.block_keys[place] = held or request.block_keys[place]
+        if held is not None:
+            request.num_registered = place + 1
+    kv.register(request, known)
+    row = books.table.append(request, state.computed_tokens, stop_at(books, request), kv.standing(request))
+    books.table.next_full[row] = kv.next_full(known)
+    books.table.decoding[row] = state.output_tokens > 0 and state.computed_tokens == request.num_tokens - 1
+    books.table.mid_prompt[row] = state.computed_tokens < request.num_tokens - 1
+
+
+class _Later:
+    """What later records tell of the blocks at the start. `next_number` is that of the first request that came."""
+
+    def __init__(self, snapshot: Snapshot, block_size: int) -> None:
+        classes = np.frombuffer(snapshot.block_classes, dtype=np.uint8)
+        self._free = {int(b): int(classes[b]) for b in np.flatnonzero(classes <= BlockClass.CACHED_FREE)}
+        self._block_size = block_size
+        self._taken: dict[int, None] = {}
+        self._writers: dict[int, tuple[int, int]] = {}
+        self._lengths: dict[int, int] = {}
+        self._arrivals: dict[int, Arrival] = {}
+        self._hits: list[tuple[int, int, int, tuple[int, int] | None]] = []
+        self.next_number = 0
+        for state in snapshot.requests:
+            table = np.frombuffer(state.table, dtype=np.int32).tolist()
+            self._lengths[state.arrival.number] = len(table)
+            for place, block in enumerate(table):
+                self._writers.setdefault(block, (state.arrival.number, place))
+
+    def take(self, record: StepRecord) -> None:
+        if not self._arrivals and record.arrivals:
+            self.next_number = record.arrivals[0].number
+        self._arrivals.update((arrival.number, arrival) for arrival in record.arrivals)
+        cached = {entry.number: entry.cached_tokens // self._block_size for entry in record.admissions}
+        for number, ids in table_growth(record.grown, record.grown_blocks):
+            start = 0 if number in cached else self._lengths.get(number, 0)
+            for place, block in enumerate(np.frombuffer(ids, dtype=np.int32).tolist(), start):
+                if place < cached.get(number, 0):
+                    self._hits.append((number, place, block, self._writers.get(block)))
+                else:
+                    self._taken.setdefault(block)
+                    self._writers[block] = (number, place)
+            self._lengths[number] = start + len(ids) // 4
+
+    def free_blocks(self) -> tuple[list[int], list[int]]:
+        """Free blocks without and with content, next to be taken first; those that nobody took are last."""
+        order = [*(block for block in self._taken if block in self._free)]
+        order += [block for block in self._free if block not in self._taken]
+        empty, cached = ([block for block in order if self._free[block] == kind] for kind in (0, 1))
+        return empty, cached
+
+    def contents(self, requests: Mapping[int, Request]) -> Contents:
+        """Of blocks that were filled before the start and found in the cache later.
+
+        Requests from before the start have made-up keys: where somebody found their blocks, they get his instead.
+        """
+        found: Contents = {}
+        known = {number: path_keys(arrival.prefix_keys) for number, arrival in self._arrivals.items()}
+        for number, place, block, writer in sorted(self._hits, key=lambda hit: hit[0] not in known):
+            own = requests[number].block_keys if number in requests else known.get(number, [])
+            if place >= len(own):
+                continue
+            if writer is None:
+                key = found.setdefault(block, own[place])
+            elif writer[0] in requests and place < len(requests[writer[0]].block_keys):
+                theirs = requests[writer[0]].block_keys
+                if number in known:
+                    theirs[place] = own[place]
+                key = theirs[place]
+            else:
+                continue
+            if number in requests:
+                own[place] = key
+        return found
