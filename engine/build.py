@@ -48,7 +48,9 @@ def build_engine(
     if _is_case(config):
         return _build_case(config)
     if device is not None or config.device.startswith(PREFIX):
-        return _build_simulated(config, settings, device or parse_device(config.device))
+        return _build_simulated(
+            config, settings, device or parse_device(config.device, config.kv_cache_dtype, config.step_cost)
+        )
     return _build_real(config, settings, on_stage, on_input)
 
 
@@ -250,6 +252,8 @@ def make_header(
             "seed": config.seed,
             "tensor_parallel_size": config.tensor_parallel_size,
             "pipeline_parallel_size": config.pipeline_parallel_size,
+            "kv_cache_dtype": config.kv_cache_dtype,
+            "step_cost": config.step_cost,
             "vocab_size": vocab_size,
         },
     )

@@ -75,6 +75,18 @@ ENGINE_FLAGS = (
         metavar="BYTES",
         help="Size of the KV cache instead, as in 2GiB.",
     ),
+    click.option(
+        "--kv-cache-dtype",
+        default="auto",
+        show_default=True,
+        help="Of a simulated device: auto, bfloat16 or fp8, which halves the bytes.",
+    ),
+    click.option(
+        "--step-cost",
+        default="roofline",
+        show_default=True,
+        help="Of a simulated device: roofline, or operators (measured tables, extra operators).",
+    ),
     click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16."),
     click.option("--record", metavar="FILE", help="Record every step into a new file."),
     click.option("--record-text", is_flag=True, help="Let the recording hold prompt and output text."),

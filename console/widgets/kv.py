@@ -96,8 +96,8 @@ the map; it shows the class most of them are in."""
         lines = [self._bar(record.blocks, width), self._legend(record.blocks, width)]
         if record.group_blocks and height > 3:
             lines.append(self._groups(record.group_blocks, width))
-        if record.host and height > 3:
-            lines.append(self._host(record.host, width))
+        if record.host_blocks and height > 3:
+            lines.append(self._host(record.host_blocks, width))
         lines = lines[:height]
         if height > 2:
             lines += self._map(self.view.moment.state.classes, width, height - len(lines))

@@ -157,7 +157,10 @@ class Refusal(Message, frozen=True):
 
 
 class Finish(Message, frozen=True):
-    """A request that ended, with the figures of its life (None where it has none)."""
+    """A request that ended, with the figures of its life (None where it has none).
+
+    `ended_s`: when, where somebody outside a vLLM server's steps ended it.
+    """
 
     number: int
     reason: str
@@ -170,6 +173,7 @@ class Finish(Message, frozen=True):
     itl_p95_s: float | None = None
     preemptions: int = 0
     recomputed_tokens: int = 0
+    ended_s: float | None = None
 
 
 class Preemption(Message, frozen=True):
@@ -214,6 +218,21 @@ class KnobChange(Message, frozen=True):
     old: Any
     new: Any
     by: str = ""
+
+
+class Host(Message, frozen=True):
+    """What the machine gave the engine's process over the last `span_s` of wall time; None where it is not known.
+
+    `cpu` is processor time in cores, of all threads; `delay` the share of time in which the stepping thread was ready
+    and waited for a processor. `gpu_busy` is a share, clocks are MHz.
+    """
+
+    span_s: float
+    cpu: float
+    delay: float | None = None
+    gpu_busy: float | None = None
+    gpu_clock_mhz: int | None = None
+    gpu_top_clock_mhz: int | None = None
 
 
 class Blocks(Message, frozen=True):
@@ -270,19 +289,20 @@ class Totals(Message, frozen=True):
 class StepRecord(Message, tag=1, frozen=True):
     """One step of the engine, whole. A record with `executed` false carries events of an idle engine.
 
-    `rows` is an int32 matrix (`len(ROW_FIELDS)`, rows), every running request in order, admitted ones last; `itl_s`
-    float32, one per row, NaN where the step delivered no second or later output. `grown` are int32 pairs: a request,
-    and how many blocks its table gained, or holds from its admission on; `grown_blocks` the ids of those blocks
-    (int32), end to end: see `table_growth`. `schedule_s` and `update_s` are None on a simulated clock, where they are
-    part of the device's cost. `changed_blocks` is int32 `block * 4 + BlockClass`. `deferrals`: who became deferred or
-    ready; `deferred`: how many of the waiting are, by reason. `blocks_in_use`: held and shared blocks right after
-    scheduling, which is what the head met and the step ran with. Step n + 1 may be planned before the record of step n
-    is written: at `planned_s`, on the clock. What was decided is of that time (`limiter`, `head`, rows, admissions,
-    preemptions), what there is (`running`, `waiting`, `blocks`) of `end_s`. With several KV groups, `grown` has an
-    entry for each that gained blocks, whose group is in `grown_groups` (uint8), and `group_blocks` are the blocks in
-    each group's tables, a shared one counted by each holder. `host` is what the host's memory holds: blocks used, and
-    all; loads and sends under way. `start_s` is not before the end of the step before; `execute_s` counts from when
-    the device took it up.
+    `rows` is an int32 matrix (`len(ROW_FIELDS)`, rows), every running request in order, admitted ones last;
+    `itl_s` float32, one per row, NaN where the step delivered no second or later output. `grown` are int32 pairs: a
+    request, and how many blocks its table gained, or holds from its admission on; `grown_blocks` the ids of those
+    blocks (int32), end to end: see `table_growth`. `schedule_s` and `update_s` are None on a simulated clock, where
+    they are part of the device's cost. `changed_blocks` is int32 `block * 4 + BlockClass`. `deferrals`: who became
+    deferred or ready; `deferred`: how many of the waiting are, by reason. `blocks_in_use`: held and shared blocks
+    right after scheduling, which is what the head met and the step ran with.
+    Step n + 1 may be planned before the record of step n is written: at `planned_s`, on the clock. What was decided is
+    of that time (`limiter`, `head`, rows, admissions, preemptions), what there is (`running`, `waiting`, `blocks`) of
+    `end_s`. With several KV groups, `grown` has an entry for each that gained blocks, whose group is in `grown_groups`
+    (uint8), and `group_blocks` are the blocks in each group's tables, a shared one counted by each holder.
+    `start_s` is not before the end of the step before; `execute_s` counts from when the device took it up.
+    `host` comes about once a second of wall time. `host_blocks` is what the host's memory holds of the KV cache: blocks
+    used, and all; loads and sends under way.
     """
 
     seq: int
@@ -328,7 +348,8 @@ class StepRecord(Message, tag=1, frozen=True):
     planned_s: float | None = None
     grown_groups: bytes = b""
     group_blocks: tuple[int, ...] = ()
-    host: tuple[int, ...] = ()
+    host: tuple[Host, ...] = ()
+    host_blocks: tuple[int, ...] = ()
 
 
 class RequestState(Message, frozen=True):
@@ -388,8 +409,32 @@ class Trial(Message, frozen=True):
     slo_s: dict[str, float] = {}
 
 
+class UnderWay(Message, frozen=True):
+    """A step in a snapshot that is planned, its results to come. Fields are what its record will say of the plan.
+
+    `grown`: how many blocks each running request got.
+    """
+
+    planned_s: float
+    rows: bytes
+    token_budget: int
+    input_budget: int
+    limiter: str
+    head: Head | None
+    blocks_in_use: int
+    recomputed_tokens: int
+    grown: dict[int, int]
+    admissions: tuple[Admission, ...]
+    preemptions: tuple[Preemption, ...]
+    ended: tuple[Finish, ...]
+
+
 class Snapshot(Message, tag=3, frozen=True):
-    """The whole present state: sent when a console joins or lost records, and as a recording's keyframe."""
+    """The whole present state: sent when a console joins or lost records, and as a recording's keyframe.
+
+    `under_way`: steps that are planned, oldest first; `stages_free_s`: when each stage of a pipeline is through with
+    what it has.
+    """
 
     seq: int
     step: int
@@ -404,6 +449,8 @@ class Snapshot(Message, tag=3, frozen=True):
     totals: Totals
     dropped: int = 0
     trial: Trial | None = None
+    under_way: tuple[UnderWay, ...] = ()
+    stages_free_s: tuple[float, ...] = ()
 
 
 class Stage(Message, tag=4, frozen=True):

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 from schedtop.engine.contract.kv_groups import kinds_of
 from schedtop.engine.contract.telemetry import DEFERRED, FinishReason, Header, Limiter, StepRecord, Totals
-from schedtop.engine.metrics.counts import Counts
+from schedtop.engine.metrics.counts import Counts, starving
 
 Values = Iterable[tuple[dict[str, str], float]]
 """Labels beside the usual ones, and the value."""
@@ -145,6 +145,12 @@ class MetricsCollector(Collector):
         yield self._counter(
             "schedtop_preemption_loops", "Preemptions that were part of a loop.", [({}, self._counts.loops)]
         )
+        lost: Values = [({}, self._counts.lost_hit_tokens)]
+        yield self._counter("schedtop_lost_hit_tokens", "Prompt tokens computed that the cache had once.", lost)
+        starved: Values = [({}, self._counts.starved)]
+        yield self._counter(
+            "schedtop_starved_request_steps", "Running requests times steps without a token.", starved
+        )
         yield self._counter("schedtop_knob_changes", "Changes of live limits.", [({}, self._counts.knob_changes)])
 
     def _draft_positions(self) -> Iterator[Metric]:
@@ -175,12 +181,14 @@ class MetricsCollector(Collector):
             kinds = {place: kind.label for kind in kinds_of(self._header.config) for place in kind.groups}
             held = [({"group": str(at), "kind": kinds.get(at, "")}, count) for at, count in enumerate(blocks_of)]
             yield self._gauge("schedtop_kv_group_blocks", "Blocks in the tables of each KV group.", held)
-        if record.host:
-            used, size, loads, sends = record.host
+        if record.host_blocks:
+            used, size, loads, sends = record.host_blocks
             blocks_of_host = [({"state": "used"}, used), ({"state": "free"}, size - used)]
             yield self._gauge("schedtop_host_kv_blocks", "KV blocks in the host's memory.", blocks_of_host)
             copies = [({"way": "load"}, loads), ({"way": "store"}, sends)]
             yield self._gauge("schedtop_host_kv_copies", "Copies from and to the host's memory.", copies)
+        left_out: Values = [({}, starving(record))]
+        yield self._gauge("schedtop_requests_starving", "Running requests that the last step left out.", left_out)
         reasons = [({"reason": str(name)}, float(head is not None and head.reason == name)) for name in Limiter]
         yield self._gauge("schedtop_waiting_head", "1 for the reason why the head of the queue waits.", reasons)
         if record.oldest_wait_s is not None:

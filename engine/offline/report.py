@@ -71,6 +71,7 @@ class Report:
         self._lives = Lives(keep_gaps=slo is not None and slo.itl_s is not None)
         self._classes = Classes()
         self._adapters = Classes(lambda arrival: arrival.adapter_label or None)
+        self._askers = Classes(lambda arrival: arrival.client or None)
         self._prefixes = None if block_size is None else PrefixMemory(block_size, windows)
         self._ttft_s, self._tpot_s, self._e2e_s = Percentiles(), Percentiles(), Percentiles()
         self._itl_s = Percentiles("f")
@@ -103,6 +104,7 @@ class Report:
         self._lives.begin(snapshot)
         self._classes.begin(snapshot)
         self._adapters.begin(snapshot)
+        self._askers.begin(snapshot)
         self._running, self._waiting = len(snapshot.running), len(snapshot.waiting)
 
     def add(self, record: StepRecord | Stretch) -> None:
@@ -130,14 +132,15 @@ class Report:
 
     def _add_step(self, record: StepRecord) -> None:
         self._waiting = record.waiting
-        if record.host:
-            self._peak_host_blocks = max(self._peak_host_blocks, record.host[0])
-            self._host_blocks = record.host[1]
+        if record.host_blocks:
+            self._peak_host_blocks = max(self._peak_host_blocks, record.host_blocks[0])
+            self._host_blocks = record.host_blocks[1]
         if record.draft_tokens:
             self._drafts += draft_positions(record)
         if record.arrivals or record.ttft_s or record.admissions:
             self._classes.add(record, self._lives)
             self._adapters.add(record, self._lives)
+            self._askers.add(record, self._lives)
             if self._prefixes is not None:
                 self._prefixes.add(record)
         self._lives.add(record)
@@ -217,6 +220,8 @@ class Report:
             document["peak_host_usage"] = _ratio(self._peak_host_blocks, self._host_blocks)
         if adapters := self._adapters.document(self._lives, self.clock_s):
             document["requests"]["by_adapter"] = adapters
+        if askers := self._askers.document(self._lives, self.clock_s):
+            document["requests"]["by_client"] = askers
         if self.workload:
             document["workload"] = as_document(self.workload)
         if "client_waits_s" in self.workload:

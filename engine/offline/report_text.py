@@ -31,6 +31,7 @@ def report_text(document: dict[str, Any]) -> str:
         ),
         *_classes("priority", document["requests"]["by_class"]),
         *_classes("adapter", _busiest(document["requests"].get("by_adapter", {}))),
+        *_classes("client", _busiest(document["requests"].get("by_client", {}))),
     ]
     if "goodput" in document:
         lines.append(_line("goodput", _goodput(document["goodput"])))
@@ -72,12 +73,12 @@ def _ends(document: dict[str, Any]) -> list[str]:
     return lines
 
 
-MOST_ADAPTERS = 8
-"""Lines that adapters get; `--json` has all of them."""
+MOST_NAMES = 8
+"""Lines that adapters and clients get; `--json` has all of them."""
 
 
-def _busiest(by_adapter: dict[str, Any]) -> dict[str, Any]:
-    return dict(sorted(by_adapter.items(), key=lambda entry: -entry[1]["arrived"])[:MOST_ADAPTERS])
+def _busiest(by_name: dict[str, Any]) -> dict[str, Any]:
+    return dict(sorted(by_name.items(), key=lambda entry: -entry[1]["arrived"])[:MOST_NAMES])
 
 
 def _classes(kind: str, by_class: dict[str, Any]) -> list[str]:

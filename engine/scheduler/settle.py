@@ -79,7 +79,8 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
     if state.config.async_scheduling:
         register(state, *newly_known(state))
     elif result.drafts is not None and result.num_drafts is not None:
-        _keep_drafts(table, rows, result.drafts, result.num_drafts, emitted)
+        own = result.drafts if present.places is None else result.drafts[present.places]
+        _keep_drafts(table, rows, own, present.of(result.num_drafts), emitted)
     if state.overlaps:
         table.in_flight[rows] -= present.of(batch.plan.tokens)
     first_tokens = _first_tokens(table, first_rows, now_s)

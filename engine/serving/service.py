@@ -29,6 +29,7 @@ from schedtop.engine.contract.harmless import one_line
 from schedtop.engine.contract.telemetry import Bye, Drain, Reply, Stage
 from schedtop.engine.serving.flight_files import FlightFiles
 from schedtop.engine.serving.flight_recorder import FlightRecorder
+from schedtop.engine.serving.host import HostWatch, nvml_gpu
 from schedtop.engine.serving.http_process import HttpProcess, start_http
 from schedtop.engine.serving.loop import DRAIN_WITHIN_S, ServiceLoop
 from schedtop.engine.serving.quiet_exit import leave
@@ -280,8 +281,18 @@ def _load(
             for_clients=http is not None,
             on_drain=lambda: None if http is None else http.drain(),
             report=_log,
+            host=_watch_host(engine, stack),
         )
     return life.loop, sinks
+
+
+def _watch_host(engine: Steppable, stack: ExitStack) -> HostWatch:
+    """The GPU is asked only where the engine computes on one."""
+    on_gpu = not engine.header.simulated_clock and engine.header.device.startswith("cuda")
+    watch = HostWatch(nvml_gpu() if on_gpu else None)
+    watch.start()
+    stack.callback(watch.close)
+    return watch
 
 
 def _open_flight(

@@ -82,7 +82,7 @@ NVLINK_S = 2.2e-6  # a custom all-reduce inside a captured graph; fitted to meas
 PCIE_S = 20e-6  # NCCL inside a decode graph over PCIe peer access (haohervchb/sglang-V100 pull request 2)
 
 _TABLE = (
-    Gpu("b200", "B200 SXM", 2250, 180, 8000, 1800, NVLINK_S, fp8_factor=2, host_gb_s=PCIE_5_GB_S),
+    Gpu("b200", "B200 SXM", 2250, 180, 7700, 1800, NVLINK_S, fp8_factor=2, host_gb_s=PCIE_5_GB_S),
     Gpu("gb200", "GB200", 2500, 186, 8000, 1800, NVLINK_S, fp8_factor=2, host_gb_s=C2C_GB_S),
     Gpu("h200", "H200 SXM", 989.5, 141, 4800, 900, NVLINK_S, fp8_factor=2, host_gb_s=PCIE_5_GB_S),
     Gpu("h100", "H100 SXM", 989.5, 80, 3350, 900, NVLINK_S, fp8_factor=2, host_gb_s=PCIE_5_GB_S),
@@ -106,8 +106,8 @@ _TABLE = (
     Gpu("l40s", "L40S", 362, 48, 864, 64, PCIE_S, fp8_factor=2, weights_share=0.88, kv_share=0.57),
     Gpu("rtx6000", "RTX 6000 Ada", 364.2, 48, 960, 64, PCIE_S, fp8_factor=2, kv_share=0.57),
     Gpu("rtx4090", "RTX 4090", 165.2, 24, 1008, 64, PCIE_S, fp8_factor=2, kv_share=0.57),
-    Gpu("a10g", "A10G", 70, 24, 600, 64, PCIE_S),
-    Gpu("l4", "L4", 121, 24, 300, 64, PCIE_S, fp8_factor=2),
+    Gpu("a10g", "A10G", 70, 24, 600, 64, PCIE_S, kv_share=0.57),
+    Gpu("l4", "L4", 121, 24, 300, 64, PCIE_S, fp8_factor=2, kv_share=0.57),
     # Rough: a laptop or small server with two cores and no graphs, so Python pays for every kernel. One core of
     # an AMD EPYC ran smollm2-135m in bf16 at 45 ms a token and 0.84 s per 512 prompt tokens.
     Gpu(

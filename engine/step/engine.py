@@ -103,15 +103,18 @@ class Engine:
         """Plan a step if there is any work, and take the results of the oldest if no more may be under way."""
         self.num_turns += 1
         if self.num_unfinished:
-            began_s = time.perf_counter()
-            self.scheduler.schedule(self.clock_s)
-            schedule_s = None if self.clock.simulated else time.perf_counter() - began_s
-            self._schedule_s.append(schedule_s)
+            self.plan_step()
             if len(self._schedule_s) < self._max_under_way:
                 return None
-        return self._apply_results()
+        return self.apply_results()
 
-    def _apply_results(self) -> StepRecord | None:
+    def plan_step(self) -> None:
+        """Plan one more step; how many may be under way is the caller's to know."""
+        began_s = time.perf_counter()
+        self.scheduler.schedule(self.clock_s)
+        self._schedule_s.append(None if self.clock.simulated else time.perf_counter() - began_s)
+
+    def apply_results(self) -> StepRecord | None:
         """Run the oldest plan under way and apply its results; None for an empty one, which takes no time."""
         schedule_s, planned = self._schedule_s.popleft(), self.scheduler.state.under_way[0].planned
         plan = self.scheduler.next_due()
@@ -154,6 +157,8 @@ class Engine:
         if not self.clock.simulated:
             return self.clock.advance(None), time.perf_counter() - began_s, result
         elapsed_s = (result.elapsed_s or 0.0) + (0.0 if self.tier is None else self.tier.take_delay_s())
+        if start_s > self._last_end_s:
+            elapsed_s += getattr(self.worker, "wake_s", 0.0)
         if self.stages is None:
             end_s = self.clock.advance(elapsed_s)
             return end_s, end_s - start_s, result
@@ -165,8 +170,11 @@ class Engine:
     def has_work(self) -> bool:
         """A request can be scheduled, or results are to come. Deferred requests alone are no work."""
         state = self.scheduler.state
-        loaded = state.loads is not None and state.loads.is_ready
-        return bool(state.table.size or state.waiting.head() or state.under_way or loaded)
+        if state.table.size or state.waiting.head():
+            return True
+        if state.loads is not None and state.loads.is_ready:
+            return True
+        return any(batch.plan.num_rows for batch in state.under_way)
 
     def _take_arrivals(self) -> None:
         if not self.has_work and not self.paused:
@@ -292,7 +300,15 @@ class Engine:
 
     def snapshot(self) -> Snapshot:
         """The whole present state, for a console that joins or a recording's keyframe."""
-        return self.observer.snapshot(self.clock_s, dict(self.knobs), self.knobs_version, self.paused)
+        free_s = () if self.stages is None else self.stages.free_s
+        return self.observer.snapshot(self.clock_s, dict(self.knobs), self.knobs_version, self.paused, free_s)
+
+    def take_over(self, stages_free_s: tuple[float, ...]) -> None:
+        """Steps are under way that another engine planned; its stages were through at these times."""
+        self._schedule_s = deque([None] * len(self.scheduler.state.under_way))
+        self._last_end_s = self.clock_s
+        if self.stages is not None and stages_free_s:
+            self.stages.free_s = stages_free_s
 
 
 def reply_to(command: int, reply: Reply) -> Reply:

@@ -27,6 +27,20 @@ def token_count(value: object, name: str) -> int:
     return int(number)
 
 
+PRIORITY_COLUMN = "priority"
+MAX_PRIORITY = 2**31 - 1
+
+
+def priority(value: object) -> int:
+    """A request's priority, the lowest the most urgent; 0 where nothing is given. Raises `BadRowError`."""
+    if value is None or value in (b"", ""):
+        return 0
+    number = _number(value, PRIORITY_COLUMN)
+    if not number.is_integer() or abs(number) > MAX_PRIORITY:
+        raise BadRowError(f"{PRIORITY_COLUMN} is not a whole number", value)
+    return int(number)
+
+
 ADAPTER_COLUMNS = ("lora", "lora_name")
 NO_ADAPTER = frozenset(("", "0", "none", "null"))
 

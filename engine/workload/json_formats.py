@@ -9,9 +9,11 @@ from typing import Any
 
 from schedtop.engine.workload.fields import (
     ADAPTER_COLUMNS,
+    PRIORITY_COLUMN,
     SALT_COLUMN,
     adapter_name,
     cache_salt,
+    priority,
     seconds,
     token_count,
 )
@@ -115,20 +117,10 @@ def _id_rows(fmt: IdFormat, timed: bool, lines: Iterator[Line], tally: Tally) ->
             row = json_object(line)
             time_s = _time_s(row, fmt.units_per_s) if timed else None
             prompt = positive(row, "input_length")
-            output = (
-                token_count(row.get("output_length"), "output_length")
-                if tally.pooling
-                else positive(row, "output_length")
-            )
-            yield TraceRow(
-                number,
-                time_s,
-                prompt,
-                output,
-                prefix_ids(row.get("hash_ids")),
-                adapter=_adapter(row),
-                cache_salt=cache_salt(row.get(SALT_COLUMN)),
-            )
+            name = "output_length"
+            output = token_count(row.get(name), name) if tally.pooling else positive(row, name)
+            ids = prefix_ids(row.get("hash_ids"))
+            yield TraceRow(number, time_s, prompt, output, ids, **_also(row))
         except BadRowError as error:
             tally.reject(number, error)
 
@@ -143,15 +135,7 @@ def _text_rows(fmt: TextFormat, timed: bool, lines: Iterator[Line], tally: Tally
             time_s = _time_s(row, 1000.0) if timed else None
             given = row.get(fmt.output) is not None
             output = positive(row, fmt.output) if given else DEFAULT_OUTPUT_TOKENS
-            yield TraceRow(
-                number,
-                time_s,
-                0,
-                output,
-                text=prompt.encode(),
-                adapter=_adapter(row),
-                cache_salt=cache_salt(row.get(SALT_COLUMN)),
-            )
+            yield TraceRow(number, time_s, 0, output, text=prompt.encode(), **_also(row))
         except BadRowError as error:
             tally.reject(number, error)
 
@@ -162,6 +146,12 @@ def _time_s(row: dict[str, Any], units_per_s: float) -> float:
     return seconds(row.get("timestamp"), "timestamp") / units_per_s
 
 
-def _adapter(row: dict[str, Any]) -> str:
+def _also(row: dict[str, Any]) -> dict[str, Any]:
+    """What a row of any format may say besides."""
     name = next((name for name in ADAPTER_COLUMNS if name in row), None)
-    return "" if name is None else adapter_name(row[name], name)
+    adapter = "" if name is None else adapter_name(row[name], name)
+    return {
+        "priority": priority(row.get(PRIORITY_COLUMN)),
+        "adapter": adapter,
+        "cache_salt": cache_salt(row.get(SALT_COLUMN)),
+    }

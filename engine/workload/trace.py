@@ -141,7 +141,7 @@ WAITS_FOR_ANSWER = "whose arrival depends on the answer before it"
 
 SERVING_COLUMNS = frozenset(
     [
-        *("priority", "session_id", "session id"),
+        *("session_id", "session id"),
         *("delay", "think_time", "tool_wait_s", "cached_input_tokens"),
     ]
 )

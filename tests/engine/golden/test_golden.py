@@ -49,7 +49,7 @@ def test_every_shared_case_of_the_second_set_is_equal(path: Path) -> None:
     ("config", "requests", "said"),
     [
         ({"max_loras": 1, "encoder_budget": 32}, [], "adapters cannot be served beside images"),
-        ({"max_loras": 1, "pipeline_depth": 2}, [], "adapters need pipeline_depth 1"),
+        ({"max_loras": 1, "pipeline_depth": 2}, [], "adapters cannot be served over 2 pipeline stages"),
         (
             {"encoder_budget": 32, "num_speculative_tokens": 2, "num_lookahead_tokens": 2, "prefill_lookahead": 1},
             [

@@ -123,6 +123,17 @@ def test_an_answer_cut_off_by_the_pool_is_no_finished_one() -> None:
     assert "kv_capacity: 1 answer cut off" in report.as_text()
 
 
+def test_figures_by_client_are_those_of_who_asked() -> None:
+    asks = [ask(f"r{place}", 8, client=client) for place, client in enumerate(["anna", "bob", "anna", ""])]
+    engine, report = engine_of(*asks), Report()
+    while not engine.exhausted:
+        report.add(step(engine))
+    by_client = report.as_dict()["requests"]["by_client"]
+    assert {name: found["arrived"] for name, found in by_client.items()} == {"anna": 2, "bob": 1}
+    assert by_client["anna"]["ttft_s"]["n"] == 2
+    assert "client anna" in report.as_text()
+
+
 def test_without_a_cache_there_are_no_look_ups() -> None:
     engine, report = engine_of(ask("a", 8), enable_prefix_caching=False), Report()
     while not engine.exhausted:

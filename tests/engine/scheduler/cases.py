@@ -144,11 +144,34 @@ def overlapped(draw: st.DrawFn, of: st.SearchStrategy[Case]) -> Case:
     case = draw(of)
     ahead, stages = draw(st.sampled_from([(True, 1), (True, 1), (True, 2), (True, 3), (False, 2), (False, 3)]))
     config = msgspec.structs.replace(case.config, async_scheduling=ahead, pipeline_depth=stages)
+    knobs = case.knobs
     if not ahead:
-        config = msgspec.structs.replace(config, num_speculative_tokens=0, num_lookahead_tokens=0)
+        config = msgspec.structs.replace(
+            config,
+            num_speculative_tokens=0,
+            drop_last_cached_block=False,
+            num_lookahead_tokens=0,
+            prefill_lookahead=0,
+        )
+        knobs = [knob for knob in knobs if "num_speculative_tokens" not in knob.set]
     if stages > 1:
         config = msgspec.structs.replace(config, max_loras=0)
-    return msgspec.structs.replace(case, config=config)
+    return msgspec.structs.replace(case, config=config, knobs=knobs)
+
+
+@st.composite
+def interrupted(draw: st.DrawFn, of: st.SearchStrategy[Case]) -> Case:
+    """A case in which some requests become ready late, and some stop early."""
+    case = draw(of)
+    requests = [
+        msgspec.structs.replace(
+            asked,
+            ready_step=draw(st.sampled_from([0, 0, asked.arrival_step + 1, asked.arrival_step + 9])),
+            stop_after=None if case.config.pooling else draw(st.sampled_from([None, None, 1, 2, 7])),
+        )
+        for asked in case.requests
+    ]
+    return msgspec.structs.replace(case, requests=requests)
 
 
 @st.composite

@@ -8,7 +8,7 @@ import msgspec
 from hypothesis import given, settings
 from schedtop.engine.golden.case import Case, CaseRun, check_case
 
-from tests.engine.scheduler.cases import cases, connected, deferred, longest_run, overlapped, roomy
+from tests.engine.scheduler.cases import cases, connected, deferred, interrupted, longest_run, overlapped, roomy
 from tests.engine.scheduler.plain import plain_run, plainly
 
 PROFILE = settings()
@@ -18,7 +18,7 @@ LOADS = {"load_done", "load_failed", "send_done", "errors"}
 
 
 @settings(max_examples=3 * PROFILE.max_examples)
-@given(cases())
+@given(cases() | interrupted(cases()) | overlapped(cases()) | interrupted(overlapped(cases())))
 def test_the_scheduler_decides_as_the_plain_one(case: Case) -> None:
     real, plain = CaseRun(case), plain_run(case)
     ends: dict[int, str] = {}

@@ -67,7 +67,7 @@ def test_blocks_are_kept_until_they_are_copied() -> None:
     engine.submit(ask("a", 3200, 0))
     while engine.num_unfinished:
         record = engine.step()
-    assert record is not None and record.finishes and record.host[3] == 1
+    assert record is not None and record.finishes and record.host_blocks[3] == 1
     assert record.blocks.held == 200 + 1
     engine.step()
     assert engine.scheduler.state.kv.pool.num_free == 300
