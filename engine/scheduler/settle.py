@@ -94,7 +94,7 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
         state.encoder.settle(_computed(state, rows, {*ends, *stopped}))
     cut_off = None
     if state.loads is not None and drafts is not None:
-        cut_off = np.zeros(size, dtype=np.int64)
+        cut_off = np.zeros(size, dtype=np.int32)
         cut_off[rows] = agreed - np.minimum(np.maximum(emitted - 1, 0), drafts)
     finishes = finish(state, sorted({*ends, *stopped}), set(stopped), now_s, cut_off) if ends or stopped else []
     late = settle_late(state, batch, result, present.late, itl_s, now_s) if present.late else NO_LATE
