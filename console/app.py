@@ -20,6 +20,7 @@ from rich.text import Text
 from schedtop.console.actions import LIVE, TURNS, Registry, key_name, load_keymap
 from schedtop.console.drawing.glyphs import ASCII, UNICODE
 from schedtop.console.drawing.styles import Palette
+from schedtop.console.drawing.textual_theme import textual_theme
 from schedtop.console.explain.watch import Watch
 from schedtop.console.explain.window import Bounds
 from schedtop.console.feed import Commanded, Feed, Link
@@ -47,7 +48,6 @@ from textual._ansi_sequences import SYNC_END, SYNC_START
 from textual._compositor import ChopsUpdate, LayoutUpdate
 from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
-from textual.theme import Theme as TextualTheme
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -95,7 +95,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self.history, self.feed = self._open(link, reopen, now)
         self.themes, failures = load_themes(self.options.config_dir and self.options.config_dir / "themes")
         for theme in self.themes.values():
-            self.register_theme(_textual_theme(theme))
+            self.register_theme(textual_theme(theme))
         self.view = self.VIEW(
             history=self.history,
             options=self.options,
@@ -381,49 +381,6 @@ class ConsoleApp(App[None], inherit_bindings=False):
     def screen_strips(self) -> list[Strip]:
         """The lines of the screen as they are drawn."""
         return self.screen._compositor.render_strips()
-
-
-def _textual_theme(theme: Theme) -> TextualTheme:
-    """What Textual's own widgets (inputs, scroll bars) need of a theme."""
-    colours = {role: _textual_colour(colour) for role, colour in theme.colours.items()}
-    return TextualTheme(
-        name=theme.name,
-        primary=colours["accent"],
-        secondary=colours["muted"],
-        warning=colours["warn"],
-        error=colours["breach"],
-        success=colours["ok"],
-        accent=colours["accent"],
-        foreground=colours["text"],
-        background=colours["background"],
-        surface=colours["surface"],
-        panel=colours["surface"],
-        dark=theme.dark,
-        ansi=theme.ansi,
-        variables=_ANSI_VARIABLES if theme.ansi else {},
-    )
-
-
-_ANSI_VARIABLES = {
-    "ansi-background": "ansi_default",
-    "ansi-foreground": "ansi_default",
-    "border-blurred": "ansi_default",
-    "block-cursor-foreground": "ansi_default",
-    "block-cursor-background": "ansi_default",
-    "block-cursor-text-style": "reverse",
-    "input-cursor-background": "ansi_default",
-    "input-cursor-foreground": "ansi_default",
-    "input-cursor-text-style": "reverse",
-    "input-selection-background": "ansi_default",
-    "input-selection-foreground": "ansi_default",
-    "screen-selection-background": "ansi_default",
-    "screen-selection-foreground": "ansi_default",
-}
-"""What Textual's own stylesheet asks of a theme that uses the terminal's colours."""
-
-
-def _textual_colour(colour: str) -> str:
-    return colour if colour.startswith("#") else f"ansi_{colour}"
 
 
 def collect_garbage_rarely() -> None:

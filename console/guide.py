@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from schedtop.console.drawing import text
+
 if TYPE_CHECKING:
     from schedtop.console.knobs.staged import Staging
     from schedtop.console.view import View
 
 KNOB = "max_num_seqs"
-OFFER = "New here? For a guided minute press : and type guide, then Enter."
+OFFER = "New here? A guided minute: press :, type guide, Enter."
 OFFERED_S = 60.0
-DONE = "Kept: the queue drains. R in [6] stages the launch values, Enter applies them. ? explains every panel."
+DONE = "Kept: the queue drains. R in [6] stages the launch values; ? explains a panel."
 DONE_S = 20.0
 
 
@@ -51,4 +53,6 @@ class Guide:
             return f"3/5 Stage a remedy: a value under Try and Enter; or 6, {KNOB} and +."
         if any(entry.active for entry in self.view.findings):
             return "2/5 Read the finding: x."
-        return f"1/5 Pressure: {KNOB} {self._before} is now {self.tight}, so a queue builds up. Wait for a finding."
+        return (
+            f"1/5 Pressure: {KNOB} {text.value(self._before)}→{self.tight}, a queue builds up. Wait for a finding."
+        )

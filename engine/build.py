@@ -48,7 +48,9 @@ def build_engine(
     if _is_case(config):
         return _build_case(config)
     if device is not None or config.device.startswith(PREFIX):
-        return _build_simulated(config, settings, device or parse_device(config.device, config.kv_cache_dtype))
+        return _build_simulated(
+            config, settings, device or parse_device(config.device, config.kv_cache_dtype, config.step_cost)
+        )
     return _build_real(config, settings, on_stage, on_input)
 
 
@@ -60,6 +62,12 @@ def check_config(config: EngineConfig, device: SimDevice | None = None) -> dict[
     from schedtop.engine.workload.open import find_source
 
     settings = check_settings(config)
+    if settings.get("pooling") and settings.get("num_speculative_tokens"):
+        raise ConfigError(
+            "--pooling: requests without outputs have nothing to draft: leave out --num-speculative-tokens"
+        )
+    if settings.get("pooling") and config.http is not None:
+        raise ConfigError("--pooling: clients of --http ask for outputs, and pooling requests have none")
     simulated = device is not None or config.device.startswith(PREFIX)
     if simulated and config.draft_model is not None:
         raise ConfigError(
@@ -81,6 +89,7 @@ def check_config(config: EngineConfig, device: SimDevice | None = None) -> dict[
 SIMULATED_ONLY = {
     "async_scheduling": "a model runs one step at a time here",
     "encoder_budget": "a model sees only text here",
+    "pooling": "a model gives outputs here",
     "max_loras": "a model has no adapters here",
     "kv_host_memory_bytes": "a model keeps its state in the pool here",
 }
@@ -210,6 +219,7 @@ def _open_source(config: EngineConfig, scheduler: SchedulerConfig, vocab_size: i
         max_model_len=scheduler.max_model_len,
         vocab_size=vocab_size,
         block_size=scheduler.block_size,
+        pooling=scheduler.pooling,
     )
 
 
@@ -243,6 +253,7 @@ def make_header(
             "tensor_parallel_size": config.tensor_parallel_size,
             "pipeline_parallel_size": config.pipeline_parallel_size,
             "kv_cache_dtype": config.kv_cache_dtype,
+            "step_cost": config.step_cost,
             "vocab_size": vocab_size,
         },
     )

@@ -81,6 +81,12 @@ ENGINE_FLAGS = (
         show_default=True,
         help="Of a simulated device: auto, bfloat16 or fp8, which halves the bytes.",
     ),
+    click.option(
+        "--step-cost",
+        default="roofline",
+        show_default=True,
+        help="Of a simulated device: roofline, or operators (measured tables, extra operators).",
+    ),
     click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16."),
     click.option("--record", metavar="FILE", help="Record every step into a new file."),
     click.option("--record-text", is_flag=True, help="Let the recording hold prompt and output text."),

@@ -143,6 +143,7 @@ class History(Past):
         if self.records and snapshot.seq > self.live.seq:
             self._note_gap(snapshot.seq + 1, snapshot.seq - self.live.seq)
         self.live.start_afresh(snapshot)
+        self.ladder.begin(snapshot)
         self.synced = True
         self.stage = None
         self._add_keyframe()

@@ -244,6 +244,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_utilization: float = 0.9
     kv_cache_memory_bytes: int | None = None
     kv_cache_dtype: str = "auto"
+    step_cost: str = "roofline"
     dtype: str = "auto"
     record: str | None = None
     record_text: bool = False

@@ -370,6 +370,15 @@ KNOBS: tuple[Knob, ...] = (
         down="",
     ),
     Knob(
+        "pooling",
+        bool,
+        False,
+        vllm=False,
+        effect="Requests have no outputs and end with their prompt, as for embeddings. For simulated devices.",
+        up="",
+        down="",
+    ),
+    Knob(
         "max_loras",
         int,
         0,

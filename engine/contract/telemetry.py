@@ -409,8 +409,32 @@ class Trial(Message, frozen=True):
     slo_s: dict[str, float] = {}
 
 
+class UnderWay(Message, frozen=True):
+    """A step in a snapshot that is planned, its results to come. Fields are what its record will say of the plan.
+
+    `grown`: how many blocks each running request got.
+    """
+
+    planned_s: float
+    rows: bytes
+    token_budget: int
+    input_budget: int
+    limiter: str
+    head: Head | None
+    blocks_in_use: int
+    recomputed_tokens: int
+    grown: dict[int, int]
+    admissions: tuple[Admission, ...]
+    preemptions: tuple[Preemption, ...]
+    ended: tuple[Finish, ...]
+
+
 class Snapshot(Message, tag=3, frozen=True):
-    """The whole present state: sent when a console joins or lost records, and as a recording's keyframe."""
+    """The whole present state: sent when a console joins or lost records, and as a recording's keyframe.
+
+    `under_way`: steps that are planned, oldest first; `stages_free_s`: when each stage of a pipeline is through with
+    what it has.
+    """
 
     seq: int
     step: int
@@ -425,6 +449,8 @@ class Snapshot(Message, tag=3, frozen=True):
     totals: Totals
     dropped: int = 0
     trial: Trial | None = None
+    under_way: tuple[UnderWay, ...] = ()
+    stages_free_s: tuple[float, ...] = ()
 
 
 class Stage(Message, tag=4, frozen=True):
@@ -705,9 +731,9 @@ class Sampling(Message, frozen=True):
 class Submit(Command, tag=109, frozen=True):
     """A request of the client's own: `Reply` gives its number, `Output`s its tokens, the last one its end.
 
-    `prompt` is token ids, int32. `arrived_s` is when the client got it, on this machine's monotonic clock. The
-    model's end tokens end it unless `ignore_eos`; `stop_token_ids` do in any case. A client that hangs up ends its
-    requests.
+    `prompt` is token ids, int32. `arrived_s` is when the client got it, on this machine's monotonic clock. The model's
+    end tokens end it unless `ignore_eos`; `stop_token_ids` do in any case. Prefixes are shared with requests of the
+    same `cache_salt` only. A client that hangs up ends its requests.
     """
 
     id: int
@@ -720,6 +746,7 @@ class Submit(Command, tag=109, frozen=True):
     arrived_s: float | None = None
     preview: str = ""
     client: str = ""
+    cache_salt: str = ""
 
 
 Incoming = SetKnobs | Pause | Resume | StepOnce | Abort | Drain | Join | EndTrial | Submit

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import msgspec
 from schedtop.engine.contract.config import SchedulerConfig
-from schedtop.engine.contract.telemetry import Arrival, Header, RequestState, Snapshot
+from schedtop.engine.contract.telemetry import Arrival, Header, Limiter, RequestState, Snapshot
+from schedtop.engine.decide_again.under_way import set_out_again
 from schedtop.engine.handoff.request import Image, Request, Status
 from schedtop.engine.recording.arrivals import prefix_ids
 from schedtop.engine.scheduler.books.ending import stop_at
@@ -55,11 +56,14 @@ def restore(header: Header, snapshot: Snapshot, cost: StepCost, recent: Sequence
     states = {state.arrival.number: state for state in snapshot.requests}
     requests = {number: _at_rest(builder, state, header.block_size) for number, state in states.items()}
     for number in snapshot.running:
-        _run_again(engine.scheduler, requests[number], states[number])
+        _run_again(engine.scheduler, requests[number], states[number], bool(snapshot.under_way))
     for number in snapshot.waiting:
         requests[number].status = Status(states[number].status)
+        requests[number].deferred = Limiter(states[number].deferred) if states[number].deferred else None
         engine.scheduler.state.waiting.add(requests[number])
     engine.scheduler.state.requests.update(requests)
+    engine.scheduler.state.waiting.deferrals.clear()
+    set_out_again(engine, snapshot, requests)
     engine.scheduler.state.kv.pool.discard_changes()
     engine.scheduler._next_number = max([*requests, *(arrival.number for arrival in recent)], default=-1) + 1
     return engine
@@ -118,12 +122,13 @@ def _at_rest(builder: RequestBuilder, state: RequestState, block_size: int) -> R
     return request
 
 
-def _run_again(scheduler: Scheduler, request: Request, state: RequestState) -> None:
+def _run_again(scheduler: Scheduler, request: Request, state: RequestState, under_way: bool) -> None:
     """Give a request its blocks and its row; it waits, as if preempted, if its blocks are not there."""
     books = scheduler.state
-    # Steps under way are not in a snapshot: their tokens are computed once more.
-    computed = min(state.computed_tokens, request.num_tokens - 1)
-    kv = books.kv
+    computed, kv = state.computed_tokens, books.kv
+    if not under_way:
+        # As older recordings have it, and servers: what is under way is computed once more.
+        computed = min(computed, request.num_tokens - 1)
     hit = kv.look_up(request, min(computed + 1, request.num_tokens))
     if kv.shortage(hit, computed - hit.num_tokens, computed, full=False, reserve=False) is not None:
         request.status = Status.PREEMPTED
@@ -136,7 +141,7 @@ def _run_again(scheduler: Scheduler, request: Request, state: RequestState) -> N
     kv.register(request, known)
     row = books.table.append(request, computed, stop_at(books, request), kv.standing(request))
     books.table.next_full[row] = kv.next_full(known)
-    books.table.decoding[row] = state.output_tokens > 0 and computed == request.num_tokens - 1
+    books.table.decoding[row] = state.output_tokens > 0 and computed >= request.num_tokens - 1
     books.table.mid_prompt[row] = computed < request.num_tokens - 1
 
 

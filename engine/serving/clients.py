@@ -81,6 +81,7 @@ class Clients:
             client_wait_s=None if arrived_s is None else max(0.0, time.monotonic() - arrived_s),
             preview=command.preview,
             client=command.client,
+            cache_salt=command.cache_salt or None,
         )
 
     def _token_ids(self, prompt: bytes) -> TokenIds:

@@ -17,6 +17,7 @@ from schedtop.engine.sim.linear import Calibration, read_calibration
 from schedtop.engine.sim.memory import PoolSettings, check_parallel, local_block_bytes, pool_blocks
 from schedtop.engine.sim.model_config import read_shape
 from schedtop.engine.sim.models import FP8_SUFFIX, MODELS, ModelShape, find_model
+from schedtop.engine.sim.operators import OperatorCost
 from schedtop.engine.sim.roofline import LINK_SHARE, Roofline
 
 PREFIX = "sim:"
@@ -71,10 +72,11 @@ class SimDevice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PresetDevice:
-    """A model of `models.py` on GPUs of `devices.py`, timed by the roofline."""
+    """A model of `models.py` on GPUs of `devices.py`, timed by the roofline or by operator tables."""
 
     shape: ModelShape
     gpu: Gpu
+    by_operators: bool = False
 
     @property
     def spec(self) -> str:
@@ -126,8 +128,10 @@ class PresetDevice:
         rate = self.gpu.host_gb_s * 1e9 * LINK_SHARE * gpus
         return HostLink(local_block_bytes(self.shape, settings) * gpus, rate)
 
-    def step_cost(self, tensor_parallel_size: int = 1, pipeline_parallel_size: int = 1) -> Roofline:
+    def step_cost(self, tensor_parallel_size: int = 1, pipeline_parallel_size: int = 1) -> Roofline | OperatorCost:
         check_parallel(self.shape, self.gpu, tensor_parallel_size, pipeline_parallel_size)
+        if self.by_operators:
+            return OperatorCost(self.shape, self.gpu, tensor_parallel_size, pipeline_parallel_size)
         return Roofline(self.shape, self.gpu, tensor_parallel_size, pipeline_parallel_size)
 
 
@@ -214,9 +218,10 @@ class CalibratedDevice:
             raise ConfigError(f"{self.spec} was measured as it is: leave tensor and pipeline parallel size at 1")
 
 
-def parse_device(spec: str, kv_cache_dtype: str = "auto") -> SimDevice:
+def parse_device(spec: str, kv_cache_dtype: str = "auto", step_cost: str = "roofline") -> SimDevice:
     """The device that `sim:MODEL@GPU` or `sim:@FILE.toml` names; its KV cache is bf16 unless `kv_cache_dtype` is fp8.
 
+    `step_cost` is `roofline` or `operators`, which prices steps from measured tables (`operators.py`).
     MODEL may be the path of a `config.json` or of a folder with one, GPU that of a TOML file (`read_gpu`).
     Raises `ConfigError` for anything else, with the known names and the nearest one.
     """
@@ -227,13 +232,17 @@ def parse_device(spec: str, kv_cache_dtype: str = "auto") -> SimDevice:
     if not model_name:
         path = Path(gpu_name).expanduser()
         device = CalibratedDevice(path, read_calibration(path))
-        if kv_cache_dtype != "auto":
-            raise ConfigError(f"--kv-cache-dtype {kv_cache_dtype}: {device.spec} was measured as it is")
+        for flag, value, default in (
+            ("--kv-cache-dtype", kv_cache_dtype, "auto"),
+            ("--step-cost", step_cost, "roofline"),
+        ):
+            if value != default:
+                raise ConfigError(f"{flag} {value}: {device.spec} was measured as it is")
         return device
     shape = _find_shape(model_name)
     if kv_cache_dtype == "fp8":
         shape = replace(shape, kv_number_bytes=1)
-    return PresetDevice(shape, _find_gpu(gpu_name))
+    return PresetDevice(shape, _find_gpu(gpu_name), step_cost == "operators")
 
 
 def _find_gpu(name: str) -> Gpu:

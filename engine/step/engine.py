@@ -170,8 +170,11 @@ class Engine:
     def has_work(self) -> bool:
         """A request can be scheduled, or results are to come. Deferred requests alone are no work."""
         state = self.scheduler.state
-        loaded = state.loads is not None and state.loads.is_ready
-        return bool(state.table.size or state.waiting.head() or state.under_way or loaded)
+        if state.table.size or state.waiting.head():
+            return True
+        if state.loads is not None and state.loads.is_ready:
+            return True
+        return any(batch.plan.num_rows for batch in state.under_way)
 
     def _take_arrivals(self) -> None:
         if not self.has_work and not self.paused:
@@ -297,7 +300,15 @@ class Engine:
 
     def snapshot(self) -> Snapshot:
         """The whole present state, for a console that joins or a recording's keyframe."""
-        return self.observer.snapshot(self.clock_s, dict(self.knobs), self.knobs_version, self.paused)
+        free_s = () if self.stages is None else self.stages.free_s
+        return self.observer.snapshot(self.clock_s, dict(self.knobs), self.knobs_version, self.paused, free_s)
+
+    def take_over(self, stages_free_s: tuple[float, ...]) -> None:
+        """Steps are under way that another engine planned; its stages were through at these times."""
+        self._schedule_s = deque([None] * len(self.scheduler.state.under_way))
+        self._last_end_s = self.clock_s
+        if self.stages is not None and stages_free_s:
+            self.stages.free_s = stages_free_s
 
 
 def reply_to(command: int, reply: Reply) -> Reply:

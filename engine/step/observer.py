@@ -23,10 +23,11 @@ from schedtop.engine.contract.telemetry import (
     Snapshot,
     StepRecord,
     Totals,
+    UnderWay,
 )
 from schedtop.engine.handoff.plan import StepPlan
 from schedtop.engine.handoff.request import Request
-from schedtop.engine.scheduler.books.state import PlannedStep
+from schedtop.engine.scheduler.books.state import Batch, PlannedStep
 from schedtop.engine.scheduler.passes.admission import mark_inverted
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.scheduler.settle import Settled
@@ -350,7 +351,14 @@ class Observer:
         since_s = self._queued_s.get(head.number)
         return msgspec.structs.replace(head, inverted=mark_inverted(self.scheduler.state, head), since_s=since_s)
 
-    def snapshot(self, clock_s: float, knobs: dict[str, object], knobs_version: int, paused: bool) -> Snapshot:
+    def snapshot(
+        self,
+        clock_s: float,
+        knobs: dict[str, object],
+        knobs_version: int,
+        paused: bool,
+        stages_free_s: tuple[float, ...] = (),
+    ) -> Snapshot:
         """The whole present state. Walks every request: for a joining console, not for every step."""
         state = self.scheduler.state
         table, pool = state.table, state.kv.pool
@@ -367,6 +375,8 @@ class Observer:
             knobs_version=knobs_version,
             paused=paused,
             totals=self.totals(),
+            under_way=tuple(map(_describe_step, state.under_way)),
+            stages_free_s=stages_free_s,
         )
 
     def _holding(self) -> list[Request]:
@@ -400,6 +410,24 @@ class Observer:
             deferred=self._why_deferred(request),
             further=tuple(np.array(holding.block_ids, dtype=np.int32).tobytes() for holding in request.further),
         )
+
+
+def _describe_step(batch: Batch) -> UnderWay:
+    planned = batch.planned
+    return UnderWay(
+        planned_s=planned.now_s,
+        rows=batch.columns.tobytes(),
+        token_budget=planned.token_budget,
+        input_budget=planned.input_budget,
+        limiter=planned.limiter.value,
+        head=planned.head,
+        blocks_in_use=planned.blocks_in_use,
+        recomputed_tokens=planned.recomputed_tokens,
+        grown={number: len(blocks) for number, blocks in planned.new_blocks.items()},
+        admissions=tuple(planned.admissions),
+        preemptions=tuple(planned.preemptions),
+        ended=tuple(planned.ended),
+    )
 
 
 def _growth(settled: Settled, ends: list[Finish]) -> tuple[bytes, bytes, bytes]:

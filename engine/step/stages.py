@@ -4,15 +4,17 @@ from __future__ import annotations
 
 
 class Stages:
-    """Equal shares of a device that a batch passes one after the other."""
+    """Equal shares of a device that a batch passes one after the other. `free_s`: when each is through."""
 
     def __init__(self, count: int) -> None:
-        self._free_s = [0.0] * count
+        self.free_s = (0.0,) * count
 
     def run(self, ready_s: float, elapsed_s: float) -> tuple[float, float]:
         """When a batch that is ready at `ready_s` and takes `elapsed_s` in all is taken up, and when it is through."""
-        share_s, time_s = elapsed_s / len(self._free_s), ready_s
-        taken_up_s = max(ready_s, self._free_s[0])
-        for stage, free_s in enumerate(self._free_s):
-            time_s = self._free_s[stage] = max(time_s, free_s) + share_s
+        share_s, time_s, free_s = elapsed_s / len(self.free_s), ready_s, []
+        taken_up_s = max(ready_s, self.free_s[0])
+        for stage_s in self.free_s:
+            time_s = max(time_s, stage_s) + share_s
+            free_s.append(time_s)
+        self.free_s = tuple(free_s)
         return taken_up_s, time_s

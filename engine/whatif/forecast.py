@@ -111,7 +111,9 @@ def device_cost(header: Header) -> StepCost:
     if not header.device.startswith(PREFIX):
         raise ConfigError(f"{header.device} is a real device: a forecast needs step times fitted to its steps")
     ranks, stages = (header.settings.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline"))
-    device = parse_device(header.device, header.settings.get("kv_cache_dtype", "auto"))
+    settings = header.settings
+    priced = (settings.get("kv_cache_dtype", "auto"), settings.get("step_cost", "roofline"))
+    device = parse_device(header.device, *priced)
     return device.step_cost(ranks, stages)
 
 

@@ -235,7 +235,7 @@ def _from_step(
     assert index is not None
     record = recording.record(index)
     config = scenario.config
-    device = scenario.device or parse_device(config.device, config.kv_cache_dtype)
+    device = scenario.device or parse_device(config.device, config.kv_cache_dtype, config.step_cost)
     cost = device.step_cost(config.tensor_parallel_size, config.pipeline_parallel_size)
     fork = Fork(recording, index, cost, config.seed, question.snapshot)
     what = f"going to step {record.step}"

@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from schedtop.engine.workload.fields import (
     ADAPTER_COLUMNS,
     PRIORITY_COLUMN,
+    SALT_COLUMN,
     TimeParser,
     adapter_name,
+    cache_salt,
     date_stamps,
     plain_milliseconds,
     plain_seconds,
@@ -136,7 +139,7 @@ def csv_trace(header: Line, lines: Iterator[Line], tally: Tally) -> Trace | None
             places = {column: (lower.index(column), names[lower.index(column)]) for column in lower}
             rows = _rows(fmt, places, len(names), lines, tally)
             trace = Trace(fmt.name, rows, timed=fmt.time is not None, times=_TIMES[fmt.parser])
-            used = fmt.columns | {PRIORITY_COLUMN, *ADAPTER_COLUMNS, *IMAGE_COLUMNS}
+            used = fmt.columns | {PRIORITY_COLUMN, SALT_COLUMN, *ADAPTER_COLUMNS, *IMAGE_COLUMNS}
             trace.image_column = next((places[name][1] for name in IMAGE_COLUMNS if name in places), "")
             note_unused((name for name in names if name.lower() not in used), trace.notes)
             return trace
@@ -165,6 +168,7 @@ def _rows(
     adapter_at, adapter_column = next((places[name] for name in ADAPTER_COLUMNS if name in places), (None, ""))
     priority_at, _ = places.get(PRIORITY_COLUMN, (None, ""))
     waits_at, waits_name = places.get(fmt.waits or "", (None, ""))
+    salt_at, _ = places.get(SALT_COLUMN, (None, ""))
     image_at, image_name = next((places[name] for name in IMAGE_COLUMNS if name in places), (None, ""))
     for number, line in lines:
         try:
@@ -180,9 +184,12 @@ def _rows(
             time_s = parse(cells[time_at], time_name) if fmt.time else None
             images = 0 if image_at is None else token_count(cells[image_at], image_name)
             adapter = "" if adapter_at is None else adapter_name(cells[adapter_at], adapter_column)
-            urgency = 0 if priority_at is None else priority(cells[priority_at])
-            if prompt and output:
-                yield TraceRow(number, time_s, prompt, output, priority=urgency, adapter=adapter, images=images)
+            also: dict[str, Any] = {
+                "priority": 0 if priority_at is None else priority(cells[priority_at]),
+                "cache_salt": None if salt_at is None else cache_salt(cells[salt_at]),
+            }
+            if prompt and (output or tally.pooling):
+                yield TraceRow(number, time_s, prompt, output, adapter=adapter, images=images, **also)
             elif fmt.zero_drops is None:
                 why = "" if not prompt else ": requests without outputs, such as embeddings, are not served"
                 raise BadRowError(f"{prompt_name if not prompt else output_name} is 0{why}")

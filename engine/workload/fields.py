@@ -54,6 +54,17 @@ def adapter_name(value: object, name: str) -> str:
     return "" if text.lower() in NO_ADAPTER else text
 
 
+SALT_COLUMN = "cache_salt"
+
+
+def cache_salt(value: object) -> str | None:
+    """Whose prefixes a request may share; None for everybody's. Raises `BadRowError` for what is no text."""
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    if isinstance(text, bool) or not isinstance(text, str | int | None):
+        raise BadRowError(f"{SALT_COLUMN} is no text", value)
+    return str(text).strip() or None if text is not None else None
+
+
 def seconds(value: object, name: str) -> float:
     """A time in seconds from a number or its text; raises `BadRowError`."""
     number = _number(value, name)

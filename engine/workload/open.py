@@ -30,20 +30,33 @@ _TRACE_ONLY = ("time_scale", "start_s", "end_s", "prefix_block_tokens", "skip_ba
 
 
 def open_source(
-    spec: WorkloadSpec, *, max_model_len: int, vocab_size: int, block_size: int, encode: Encode | None = None
+    spec: WorkloadSpec,
+    *,
+    max_model_len: int,
+    vocab_size: int,
+    block_size: int,
+    encode: Encode | None = None,
+    pooling: bool = False,
 ) -> Source:
     """The source that `spec` names; prompts are int32 ids below `vocab_size`.
 
-    Generated requests fit `max_model_len`; a trace's longer ones are passed on, for the engine to refuse. `encode`
-    is the model's tokenizer, for traces that hold texts. Raises `ConfigError` (`TraceError` for a file's content).
+    Generated requests fit `max_model_len`; a trace's longer ones are passed on, for the engine to refuse. `encode` is
+    the model's tokenizer, for traces that hold texts; with `pooling` no request has outputs. Raises `ConfigError`
+    (`TraceError` for a file's content).
     """
     found = find_source(spec)
     build = RequestBuilder(
-        spec.seed, vocab_size, max_model_len, spec.max_prompt_tokens, encode, num_adapters=spec.adapters
+        spec.seed,
+        vocab_size,
+        max_model_len,
+        spec.max_prompt_tokens,
+        encode,
+        num_adapters=spec.adapters,
+        pooling=pooling,
     )
     if isinstance(found, Preset):
         return _generated(found, spec, max_model_len, block_size, build)
-    return trace_source(found, spec, block_size, build)
+    return trace_source(found, spec, block_size, build, pooling)
 
 
 def find_source(spec: WorkloadSpec) -> Preset | Path:

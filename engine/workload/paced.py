@@ -31,6 +31,7 @@ class Ask:
     text: bytes | None = None
     adapter: str = ""
     images: tuple[Image, ...] = ()
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,12 +32,14 @@ LONG_GAP_S = 120.0
 Own = tuple[float, TraceRow]
 
 
-def trace_source(path: Path, spec: WorkloadSpec, block_size: int, build: RequestBuilder) -> PacedSource:
+def trace_source(
+    path: Path, spec: WorkloadSpec, block_size: int, build: RequestBuilder, pooling: bool = False
+) -> PacedSource:
     """The requests of a trace file. The first `WINDOW_ROWS` are read and checked now, the rest while it runs.
 
     Raises `TraceError` for a file or a line that cannot be used, `ConfigError` for a setting that does not suit it.
     """
-    tally = Tally(str(path), spec.skip_bad)
+    tally = Tally(str(path), spec.skip_bad, pooling)
     trace = open_trace(path, tally)
     _check_fit(path, trace, spec)
     width = spec.prefix_block_tokens or trace.block_tokens
@@ -207,6 +209,7 @@ def _ask(row: TraceRow, own_s: float, spec: WorkloadSpec, width: int | None, pre
         row.text,
         row.adapter,
         images,
+        row.cache_salt,
     )
 
 

@@ -47,6 +47,7 @@ class TraceRow:
     place: int | None = None
     adapter: str = ""
     images: int = 0
+    cache_salt: str | None = None
 
 
 @dataclass(slots=True)
@@ -78,9 +79,10 @@ class Tally:
     `noticed` rows are used, but something about them is not as their format says.
     """
 
-    def __init__(self, name: str, skip_bad: bool = False) -> None:
+    def __init__(self, name: str, skip_bad: bool = False, pooling: bool = False) -> None:
         self.name = name
         self.skip_bad = skip_bad
+        self.pooling = pooling
         self.bad: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
         self.noticed: Counter[str] = Counter()

@@ -16,7 +16,7 @@ from schedtop.engine.golden.case import read_case
 from schedtop.engine.recording import Recording, RecordingWriter
 from schedtop.engine.step.engine import Engine
 
-from tests.engine.harness import Script, ask, engine_of
+from tests.engine.harness import Script, ask, engine_of, run_out
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -111,6 +111,15 @@ def test_deferred_requests_alone_are_no_work() -> None:
     assert engine.step() is None
     engine.scheduler.make_ready(0)
     assert [finish.number for record in run(engine) for finish in record.finishes] == [0]
+
+
+def test_deferred_requests_are_no_work_once_all_others_have_ended() -> None:
+    engine = engine_of(ask("a", 8, outputs=4), async_scheduling=True)
+    waiting = ask("b", 8)
+    waiting.deferred = Limiter.GRAMMAR
+    engine.submit(waiting)
+    assert [finish.number for record in run_out(engine) for finish in record.finishes] == [0]
+    assert engine.num_unfinished == 1
 
 
 @pytest.mark.parametrize(

@@ -170,7 +170,7 @@ class Passes:
     def wanted(self, request: PlainRequest) -> int:
         run, computed = self.run, request.computed
         placeholders, prompt = request.placeholders, len(request.prompt)
-        if placeholders and computed + 2 - placeholders >= prompt + request.max_tokens:
+        if placeholders and computed + 2 - placeholders >= min(prompt + request.max_tokens, run.kv.capacity + 1):
             return 0
         if run.is_async and run.pipeline > 1 and self.step < request.next_decode_step:
             return 0
