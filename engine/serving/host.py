@@ -24,8 +24,9 @@ Gpu = Callable[[], tuple[float, int, int]]
 class HostWatch:
     """Looks once a second on a thread of its own: a driver may take long to answer, and no step waits for it."""
 
-    def __init__(self, gpu: Gpu | None = None) -> None:
-        self._gpu = gpu
+    def __init__(self, find_gpu: Callable[[], Gpu | None] = lambda: None) -> None:
+        self._find_gpu = find_gpu
+        self._gpu: Gpu | None = None
         self._found: Host | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="host-watch", daemon=True)
@@ -44,6 +45,7 @@ class HostWatch:
         self._closing.set()
 
     def _run(self) -> None:
+        self._gpu = self._find_gpu()
         at_s, ran_s, delayed_s = time.monotonic(), _cpu_s(), _delayed_s()
         while not self._closing.wait(EVERY_S):
             now_s, now_ran_s, now_delayed_s = time.monotonic(), _cpu_s(), _delayed_s()

@@ -289,7 +289,7 @@ def _load(
 def _watch_host(engine: Steppable, stack: ExitStack) -> HostWatch:
     """The GPU is asked only where the engine computes on one."""
     on_gpu = not engine.header.simulated_clock and engine.header.device.startswith("cuda")
-    watch = HostWatch(nvml_gpu() if on_gpu else None)
+    watch = HostWatch(nvml_gpu) if on_gpu else HostWatch()
     watch.start()
     stack.callback(watch.close)
     return watch

@@ -6,5 +6,6 @@ import logging
 
 ADDRESS = "SCHEDTOP_ATTACH"
 READ_ONLY = "SCHEDTOP_ATTACH_READONLY"
+FLIGHTS = "SCHEDTOP_FLIGHT_RECORDER"
 
 log = logging.getLogger("vllm.schedtop")  # below vLLM's own logger, so that its handlers show it

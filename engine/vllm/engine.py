@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from schedtop.engine.contract.telemetry import (
 )
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.open_latencies import Unended
+from schedtop.engine.serving.flight_files import FlightFiles
 from schedtop.engine.serving.flight_recorder import FlightRecorder
 from schedtop.engine.serving.host import HostWatch, nvml_gpu
 from schedtop.engine.serving.loop import ServiceLoop
@@ -232,7 +234,14 @@ class Kept:
 class HookLoop(ServiceLoop):
     """The channel's loop over a hooked engine."""
 
-    def __init__(self, engine: HookedEngine, server: ChannelServer, hook: Hook, read_only: bool) -> None:
+    def __init__(
+        self,
+        engine: HookedEngine,
+        server: ChannelServer,
+        hook: Hook,
+        read_only: bool,
+        files: FlightFiles | None = None,
+    ) -> None:
         refused: dict[type, str] = {
             Drain: "this server is not the console's: stop vLLM where it was started",
             StepOnce: "vLLM takes no single steps",
@@ -243,21 +252,26 @@ class HookLoop(ServiceLoop):
             refused |= dict.fromkeys((SetKnobs, EndTrial, Pause, Resume, Abort), words)
         kept = Kept(engine.snapshot())
         server.kept = kept.all
-        recorder = FlightRecorder(engine.snapshot)
+        recorder = FlightRecorder(engine.snapshot, files, log.warning)
         server.recent = recorder.recent
         sinks = {"kept": kept, "flight recorder": recorder}
-        host = HostWatch(nvml_gpu())
+        host = HostWatch(nvml_gpu)
         super().__init__(engine, server, sinks, notices=_notices(hook), report=log.info, refused=refused, host=host)
-        self._watch = host
+        self._watch, self._files = host, files
         self._hook, self._hooked = hook, engine
 
     def run(self) -> str:
         """As without a hook; the machine is watched meanwhile."""
         self._watch.start()
+        failed = True
         try:
-            return super().run()
+            reason = super().run()
+            failed = False
+            return reason
         finally:
             self._watch.close()
+            if self._files is not None:
+                self._files.close(keep=failed)
 
     def tick(self) -> None:
         """Between steps: tell what went wrong, and end with the hook."""
@@ -272,11 +286,25 @@ def _notices(hook: Hook) -> list[str]:
     return [f"this vLLM ({hook.facts.header.engine_version}): {'; '.join(missing)}"] if missing else []
 
 
-def serve_hook(hook: Hook, address: str, read_only: bool = False) -> str:
-    """Serve consoles at `address` (`%r` is the rank) from a thread of its own; the address. Raises `ChannelError`."""
+def _open_flight(hook: Hook, root: str) -> FlightFiles | None:
+    """The last minutes on disk, where they are asked for; a folder that cannot be written costs a warning."""
+    if not root:
+        return None
+    try:
+        return FlightFiles(Path(root), hook.facts.header)
+    except OSError as error:
+        log.warning("schedtop: no flight recorder on disk: %s: %s", error.strerror, error.filename)
+        return None
+
+
+def serve_hook(hook: Hook, address: str, read_only: bool = False, flights: str = "") -> str:
+    """Serve consoles at `address` (`%r` is the rank) from a thread of its own; the address. Raises `ChannelError`.
+
+    The last minutes are kept below the folder `flights`, too.
+    """
     server = ChannelServer(address.replace("%r", str(hook.facts.header.settings["rank"])))
     engine = HookedEngine(hook)
-    loop = HookLoop(engine, server, hook, read_only)
+    loop = HookLoop(engine, server, hook, read_only, _open_flight(hook, flights))
     thread = threading.Thread(target=_serve, args=(loop, server, hook), name="schedtop", daemon=True)
 
     def end(reason: str) -> None:

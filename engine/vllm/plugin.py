@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from schedtop.engine.vllm.asked import ADDRESS, READ_ONLY, log
+from schedtop.engine.vllm.asked import ADDRESS, FLIGHTS, READ_ONLY, log
 
 MARK = "schedtop_hooked"
 """On whatever is wrapped already: plugin and flag together must wrap once."""
@@ -156,7 +156,12 @@ def _begin(scheduler: Any) -> Any:
         from schedtop.engine.vllm.hook import Hook
 
         hook = Hook(scheduler)
-        serve_hook(hook, os.environ[ADDRESS], read_only=os.environ.get(READ_ONLY, "") not in ("", "0"))
+        serve_hook(
+            hook,
+            os.environ[ADDRESS],
+            read_only=os.environ.get(READ_ONLY, "") not in ("", "0"),
+            flights=os.environ.get(FLIGHTS, ""),
+        )
     except Exception as error:
         log.warning("schedtop: no console can attach: %s", error)
         return None

@@ -41,7 +41,7 @@ def test_a_gpu_that_fails_is_not_asked_again() -> None:
             raise RuntimeError("GPU is lost")
         return 0.97, 1410, 1980
 
-    rounds = told(HostWatch(gpu))
+    rounds = told(HostWatch(lambda: gpu))
     first, *others = (next(rounds) for _ in range(4))
     assert (first.gpu_busy, first.gpu_clock_mhz, first.gpu_top_clock_mhz) == (0.97, 1410, 1980)
     assert all(found.gpu_busy is None for found in others) and len(asked) == 2

@@ -25,6 +25,7 @@ from schedtop.engine.contract.telemetry import (
     StepOnce,
     StepRecord,
 )
+from schedtop.engine.serving.flight_files import is_flying
 from schedtop.engine.vllm.plugin import hooked
 
 from tests.engine.vllm.stub import Request, scheduler_of
@@ -201,3 +202,32 @@ def test_a_console_that_comes_late_gets_the_last_minutes(serve: Callable[..., An
     last = late.until(lambda message: isinstance(message, StepRecord) and bool(message.finishes))
     told = [message for message in late.messages if isinstance(message, StepRecord) and message.executed]
     assert [record.step for record in told] == [1, 2, 3, 4, 5] and last in first.messages
+
+
+def test_the_last_minutes_lie_on_disk_where_that_is_asked_for_and_go_in_an_orderly_end(
+    serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCHEDTOP_FLIGHT_RECORDER", str(tmp_path / "flights"))
+    scheduler = serve()
+    console = Console(f"unix:{tmp_path}/0.sock")
+    console.until(lambda message: isinstance(message, Snapshot))
+    scheduler.add_request(Request("one", 10, 5))
+    step(scheduler, 5)
+    console.until(lambda message: isinstance(message, StepRecord) and bool(message.finishes))
+    [flight] = (tmp_path / "flights").iterdir()
+    assert is_flying(flight)
+    scheduler.shutdown()
+    console.until(lambda message: isinstance(message, Bye))
+    assert not flight.exists()
+
+
+def test_a_folder_that_cannot_be_written_costs_no_server(
+    serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("SCHEDTOP_FLIGHT_RECORDER", str(tmp_path / "file" / "flights"))
+    scheduler = serve()
+    scheduler.add_request(Request("one", 10, 5))
+    step(scheduler, 5)
+    console = Console(f"unix:{tmp_path}/0.sock")
+    assert console.until(lambda message: isinstance(message, Header)).engine == "vllm"
