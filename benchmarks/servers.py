@@ -102,7 +102,7 @@ def requests(load: Load, most_s: float, seed: int = 1) -> Iterator[dict[str, obj
         start_s += length_s + 0.5
 
 
-def simulate(load: Load, most_s: float) -> dict[str, float]:
+def simulate(load: Load, most_s: float, step_cost: str) -> dict[str, float]:
     """The simulated server's figures in ms, as its client sees them."""
     row = load.row
     with tempfile.TemporaryDirectory() as folder:
@@ -116,6 +116,8 @@ def simulate(load: Load, most_s: float) -> dict[str, float]:
             "run",
             "--json",
             "--async-scheduling",
+            "--step-cost",
+            step_cost,
         ]
         command += ["--device", f"sim:{FOLDER / 'models' / row['model']}.json@{row['gpu']}", "-tp", row["tp"]]
         command += ["--workload", str(trace), "--prefix-block-tokens", "16", "--max-model-len", "4096"]
@@ -140,6 +142,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0, help="most of each stage that is served")
     parser.add_argument("--every", type=int, default=1, help="serve every N-th load only")
     parser.add_argument("--held-out", action="store_true", help="serve the loads that were not fitted only")
+    parser.add_argument("--step-cost", default="roofline", help="roofline or operators")
     parser.add_argument("experiments", nargs="*", help="these loads instead of all")
     options = parser.parse_args()
     loads = read_loads()
@@ -149,7 +152,7 @@ def main() -> None:
     print(f"{'load':<18}{'model':<20}{'gpu':<6}{'tp':>3}  {'':<9}" + "".join(f"{name:>11}" for name in METRICS))
     for name in names:
         load = loads[name]
-        figures = simulate(load, options.seconds)
+        figures = simulate(load, options.seconds, options.step_cost)
         off = {metric: figures[metric] / load.measured_ms[metric] - 1 for metric in METRICS}
         kind = "fitted" if load.fitted else "held out"
         row = load.row

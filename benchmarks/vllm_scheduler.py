@@ -14,9 +14,9 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 def build(model: str, base: type | None = None, **limits: Any) -> Any:
     """A scheduler of class `base` (vLLM's synchronous one unless given). `limits` are vLLM's names and
-    `num_blocks`, `block_size`, `enable_prefix_caching`."""
+    `num_blocks`, `block_size`, `enable_prefix_caching`, `num_speculative_tokens` (n-gram drafts)."""
     import torch
-    from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+    from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
     from vllm.v1.structured_output import StructuredOutputManager
@@ -24,13 +24,22 @@ def build(model: str, base: type | None = None, **limits: Any) -> Any:
     logging.disable(logging.WARNING)
     block_size, length = limits.pop("block_size", 16), limits.pop("max_model_len", 8192)
     num_blocks, caching = limits.pop("num_blocks", 10_000) + 1, limits.pop("enable_prefix_caching", True)
+    overlaps, drafts = limits.pop("async_scheduling", False), limits.pop("num_speculative_tokens", 0)
     scheduler_config = SchedulerConfig(
         max_model_len=length, is_encoder_decoder=False, async_scheduling=False, **limits
     )
     model_config = ModelConfig(model=model, dtype="float16", seed=0, skip_tokenizer_init=True, max_model_len=length)
     cache_config = CacheConfig(block_size=block_size, enable_prefix_caching=caching, gpu_memory_utilization=0.9)
     config = VllmConfig(scheduler_config=scheduler_config, model_config=model_config, cache_config=cache_config)
-    scheduler_config.async_scheduling = False
+    if drafts:
+        config.speculative_config = SpeculativeConfig(
+            target_model_config=model_config,
+            target_parallel_config=config.parallel_config,
+            method="ngram",
+            num_speculative_tokens=drafts,
+            prompt_lookup_max=3,
+        )
+    scheduler_config.async_scheduling = overlaps
     cache_config.num_gpu_blocks = num_blocks
     spec = FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float32)
     pool = KVCacheConfig(

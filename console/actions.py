@@ -133,6 +133,7 @@ ACTIONS: tuple[Action, ...] = (
     *REPLAY_ACTIONS,
     Action("filter", ("slash",), "Filter requests", "Words for id or state, !word, kv>40, age>2s", footer="filter"),
     Action("explain", ("x",), "Explain", "Symptoms, their causes, and which knob helps", footer="explain"),
+    Action("guide", (), "Guided minute", "Pressure, the finding, stage, try, keep", mode=LIVE),
     Action("knobs_screen", ("K",), "Knobs screen", "Presets, and the effect of past changes", footer="knobs"),
     Action("copy", ("y",), "Copy the selected line", "Through OSC 52 or tmux, else to a file"),
     Action("export", ("e",), "Export the window", "The shown steps as JSONL and CSV", footer="export"),

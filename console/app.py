@@ -20,9 +20,11 @@ from rich.text import Text
 from schedtop.console.actions import LIVE, TURNS, Registry, key_name, load_keymap
 from schedtop.console.drawing.glyphs import ASCII, UNICODE
 from schedtop.console.drawing.styles import Palette
+from schedtop.console.drawing.textual_theme import textual_theme
 from schedtop.console.explain.watch import Watch
 from schedtop.console.explain.window import Bounds
 from schedtop.console.feed import Commanded, Feed, Link
+from schedtop.console.guide import Guide
 from schedtop.console.knobs.forecast import Forecaster, MakeForecast
 from schedtop.console.knobs.staged import Staging
 from schedtop.console.knobs.trial import Trials
@@ -39,13 +41,13 @@ from schedtop.console.screens.live_commands import live_commands
 from schedtop.console.screens.request import RequestScreen
 from schedtop.console.terminal.driver import ConsoleDriver
 from schedtop.console.view import View
+from schedtop.console.widgets.panel import Panel
 from schedtop.engine.contract.telemetry import Drain, Incoming, Notice, Reply, StepRecord
 from schedtop.themes.load import DEFAULT, Theme, load_themes
 from textual._ansi_sequences import SYNC_END, SYNC_START
 from textual._compositor import ChopsUpdate, LayoutUpdate
 from textual.app import App
 from textual.drivers.linux_driver import LinuxDriver
-from textual.theme import Theme as TextualTheme
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -93,7 +95,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self.history, self.feed = self._open(link, reopen, now)
         self.themes, failures = load_themes(self.options.config_dir and self.options.config_dir / "themes")
         for theme in self.themes.values():
-            self.register_theme(_textual_theme(theme))
+            self.register_theme(textual_theme(theme))
         self.view = self.VIEW(
             history=self.history,
             options=self.options,
@@ -113,6 +115,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self.forecaster = Forecaster(self.history, make_forecast, self._on_change)
         self.staging = self._open_staging()
         self.staging.forecaster = self.forecaster
+        self.guide = Guide(self.view, self.staging, self.options.guide)
         self.live_screen = self.LIVE_SCREEN(self.view, self.registry, self.staging)
         self.live_screen.commands = live_commands(self.live_screen)
         slos = {"ttft": self.options.ttft_slo_s, "itl": self.options.itl_slo_s}
@@ -234,10 +237,13 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self._take_status()
         self._take_findings()
         self.view.trial = self.trials.pending
+        self.view.guide = self.guide.words(reading=isinstance(self.front, ExplainScreen))
         outcome = self.trials.take_outcome()
         if outcome is not None:
             self.front.say(outcome.text, "ok" if outcome.level == "info" else "warn")
         self.front.paint()
+        if self.screen is self.front and isinstance(self.focused, Panel):
+            self.cursor_position = self.focused.cursor_place
 
     def answer_key(self, action: str) -> None:
         """Draw what a key was meant for; the rest follows with the frame that is due, or now if none is."""
@@ -375,49 +381,6 @@ class ConsoleApp(App[None], inherit_bindings=False):
     def screen_strips(self) -> list[Strip]:
         """The lines of the screen as they are drawn."""
         return self.screen._compositor.render_strips()
-
-
-def _textual_theme(theme: Theme) -> TextualTheme:
-    """What Textual's own widgets (inputs, scroll bars) need of a theme."""
-    colours = {role: _textual_colour(colour) for role, colour in theme.colours.items()}
-    return TextualTheme(
-        name=theme.name,
-        primary=colours["accent"],
-        secondary=colours["muted"],
-        warning=colours["warn"],
-        error=colours["breach"],
-        success=colours["ok"],
-        accent=colours["accent"],
-        foreground=colours["text"],
-        background=colours["background"],
-        surface=colours["surface"],
-        panel=colours["surface"],
-        dark=theme.dark,
-        ansi=theme.ansi,
-        variables=_ANSI_VARIABLES if theme.ansi else {},
-    )
-
-
-_ANSI_VARIABLES = {
-    "ansi-background": "ansi_default",
-    "ansi-foreground": "ansi_default",
-    "border-blurred": "ansi_default",
-    "block-cursor-foreground": "ansi_default",
-    "block-cursor-background": "ansi_default",
-    "block-cursor-text-style": "reverse",
-    "input-cursor-background": "ansi_default",
-    "input-cursor-foreground": "ansi_default",
-    "input-cursor-text-style": "reverse",
-    "input-selection-background": "ansi_default",
-    "input-selection-foreground": "ansi_default",
-    "screen-selection-background": "ansi_default",
-    "screen-selection-foreground": "ansi_default",
-}
-"""What Textual's own stylesheet asks of a theme that uses the terminal's colours."""
-
-
-def _textual_colour(colour: str) -> str:
-    return colour if colour.startswith("#") else f"ansi_{colour}"
 
 
 def collect_garbage_rarely() -> None:

@@ -11,7 +11,7 @@ from typing import Protocol
 from schedtop.console.drawing import text
 from schedtop.console.past.history import History
 from schedtop.console.view import LinkStatus
-from schedtop.engine.contract.telemetry import PROTOCOL, Bye, Header, Incoming, Outgoing, Reply
+from schedtop.engine.contract.telemetry import PROTOCOL, Bye, Header, Incoming, Outgoing, Reply, Stage
 
 _LOOK_S = 0.25
 _RETRY_S = (1.0, 2.0, 4.0, 8.0)
@@ -144,26 +144,29 @@ class Feed(Commanded):
             self._on_reply(message)
         if isinstance(message, Bye):
             self.status = LinkStatus("ended", text.clean(message.reason), self._now())
-        elif self.status.state != "open" and self.status.state != "ended":
+        elif self.status.state != "open" and (self.status.state != "ended" or isinstance(message, Header | Stage)):
             self.status = LinkStatus("open", since_s=self._now())
         self._tell()
 
     def _lost(self, cause: str, tries: int) -> bool:
         """Note the end of the link; True once it is open again, False when there is nothing to wait for."""
-        if self._closing.is_set() or self.status.state == "ended":
+        ended = self.status.state == "ended"
+        if self._closing.is_set() or (ended and self._reopen is None):
             return False
         if self._reopen is None:
             self._set(LinkStatus("ended", self._fuller_cause(cause), self._now()))
             return False
-        since_s = self.status.since_s if self.status.state == "lost" else self._now()
+        # An engine that said why it ends may be started again, as one that crashed.
+        state, cause = ("ended", self.status.cause) if ended else ("lost", cause)
+        since_s = self.status.since_s if self.status.state in ("lost", "ended") else self._now()
         wait_s = _RETRY_S[min(tries, len(_RETRY_S) - 1)]
-        self._set(LinkStatus("lost", cause, since_s, self._now() + wait_s))
+        self._set(LinkStatus(state, cause, since_s, self._now() + wait_s))
         if self._closing.wait(wait_s):
             return False
         try:
             self._link = self._reopen()
         except Exception as error:
-            self._set(LinkStatus("lost", text.clean(error), since_s, None))
+            self._set(LinkStatus(state, cause if ended else text.clean(error), since_s, None))
         return True
 
     def _fuller_cause(self, cause: str) -> str:

@@ -14,7 +14,8 @@ class ConsoleOptions:
     dark. `embedded`: the engine ends with the console. `config_dir` holds `themes/` and `keys.toml`;
     `output_dir` takes screenshots and exports. `notice` is shown once at the start.
     `paint_every_s` is the least time between two frames of telemetry.
-    `address` is where the engine answers, if it was attached to.
+    `who` names the user and the console in what they change. `guide` offers the guided minute. `address` is where the
+    engine answers, if it was attached to.
     """
 
     theme: str | None = None
@@ -29,4 +30,6 @@ class ConsoleOptions:
     config_dir: Path | None = None
     output_dir: Path | None = None
     notice: str = ""
+    guide: bool = False
     address: str = ""
+    who: str = ""

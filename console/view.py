@@ -52,6 +52,8 @@ class View:
     `moment` is what every panel shows: live, or pinned to one step (`pinned` is its seq). `cursor_s` is where the
     timeline's cursor stands, None at its end. `edge` is the newest step of the batch history, which stands still
     while the view is pinned. `badge` tells of findings in the header; `findings` are those of the last look.
+    `guide` says what to do next.
+
     `hurried` frames, while records rain in, leave out panels whose figures nobody reads ten times a second; `keyed`
     ones, which a key caused between two others, all panels but those it was meant for, and of these all but the rule
     if it `turned` the focus and did nothing else.
@@ -73,6 +75,7 @@ class View:
     received_at_s: float | None = None
     lag_s: float = 0.0
     badge: str = ""
+    guide: str = ""
     findings: list[Entry] = field(default_factory=list)
     replay: ReplayStatus | None = None
     recording: str = ""

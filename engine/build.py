@@ -19,6 +19,7 @@ from schedtop.engine.golden.case import Case, read_case
 from schedtop.engine.golden.source import CaseSource, CaseWorker
 from schedtop.engine.runner.loading.model_files import check_extra, look_up
 from schedtop.engine.scheduler.scheduler import Scheduler
+from schedtop.engine.sim.host_store import open_host_store, with_tier
 from schedtop.engine.sim.memory import PoolSettings
 from schedtop.engine.sim.spec import PREFIX, SimDevice, parse_device
 from schedtop.engine.sim.worker import SimWorker
@@ -47,7 +48,9 @@ def build_engine(
     if _is_case(config):
         return _build_case(config)
     if device is not None or config.device.startswith(PREFIX):
-        return _build_simulated(config, settings, device or parse_device(config.device))
+        return _build_simulated(
+            config, settings, device or parse_device(config.device, config.kv_cache_dtype, config.step_cost)
+        )
     return _build_real(config, settings, on_stage, on_input)
 
 
@@ -59,6 +62,8 @@ def check_config(config: EngineConfig, device: SimDevice | None = None) -> dict[
     from schedtop.engine.workload.open import find_source
 
     settings = check_settings(config)
+    if settings.get("pooling") and config.http is not None:
+        raise ConfigError("--pooling: clients of --http ask for outputs, and pooling requests have none")
     simulated = device is not None or config.device.startswith(PREFIX)
     if simulated and config.draft_model is not None:
         raise ConfigError(
@@ -79,7 +84,10 @@ def check_config(config: EngineConfig, device: SimDevice | None = None) -> dict[
 
 SIMULATED_ONLY = {
     "async_scheduling": "a model runs one step at a time here",
+    "encoder_budget": "a model sees only text here",
+    "pooling": "a model gives outputs here",
     "max_loras": "a model has no adapters here",
+    "kv_host_memory_bytes": "a model keeps its state in the pool here",
 }
 """Settings that a real model cannot follow, and why."""
 
@@ -95,10 +103,11 @@ def _is_case(config: EngineConfig) -> bool:
 
 
 def _build_simulated(config: EngineConfig, settings: dict[str, Any], device: SimDevice) -> Engine:
-    blocks = _simulated_blocks(config, settings, device)
+    blocks = device.num_blocks(_pool_settings(config, settings))
     settings = {**settings, "pipeline_depth": config.pipeline_parallel_size}
     if device.kv_groups != ("full",):
         settings["kv_groups"] = device.kv_groups
+    _use_encoder(config, settings)
     if settings.get("async_scheduling") is None:
         settings["async_scheduling"] = device.async_scheduling
     scheduler = scheduler_config(settings, blocks, device.max_model_len)
@@ -111,11 +120,26 @@ def _build_simulated(config: EngineConfig, settings: dict[str, Any], device: Sim
         keeps_drafts=scheduler.async_scheduling,
     )
     source = _open_source(config, scheduler, device.vocab_size)
-    header = make_header(config, scheduler, source, device.model, device.spec, device.vocab_size, simulated=True)
+    clock, tier, told = SimulatedClock(), None, dict[str, Any]()
     if device.front_end_s is not None:
-        front_end = {"front_end_s": device.front_end_s, "front_end_row_s": device.front_end_row_s}
-        header = msgspec.structs.replace(header, settings={**header.settings, **front_end})
-    return Engine(Scheduler(scheduler), worker, source, SimulatedClock(), header)
+        told |= {"front_end_s": device.front_end_s, "front_end_row_s": device.front_end_row_s}
+    if scheduler.kv_host_memory_bytes:
+        link = device.host_link(_pool_settings(config, settings))
+        scheduler, tier = with_tier(scheduler), open_host_store(scheduler, link, clock.now_s, config.seed)
+        told |= {"host_link": list(link), "undecidable": ["KV state in the host's memory"]}
+    header = make_header(config, scheduler, source, device.model, device.spec, device.vocab_size, simulated=True)
+    header = msgspec.structs.replace(header, settings={**header.settings, **told})
+    return Engine(Scheduler(scheduler, tier), worker, source, clock, header, tier)
+
+
+def _use_encoder(config: EngineConfig, settings: dict[str, Any]) -> None:
+    """An engine whose requests have images has an encoder, with vLLM's budget unless told otherwise."""
+    width = None if config.workload is None else config.workload.image_tokens
+    if width is not None and settings.get("encoder_budget") is None:
+        settings["encoder_budget"] = (
+            settings.get("max_num_batched_tokens") or BY_NAME["max_num_batched_tokens"].default
+        )
+    settings["refuses_images"] = settings.get("encoder_budget") is not None
 
 
 def _build_case(config: EngineConfig) -> Engine:
@@ -143,8 +167,8 @@ def case_engine(case: Case, config: EngineConfig) -> Engine:
     return engine
 
 
-def _simulated_blocks(config: EngineConfig, settings: dict[str, Any], device: SimDevice) -> int:
-    pool = PoolSettings(
+def _pool_settings(config: EngineConfig, settings: dict[str, Any]) -> PoolSettings:
+    return PoolSettings(
         block_size=settings.get("block_size") or BY_NAME["block_size"].default,  # type: ignore[arg-type]
         gpu_memory_utilization=config.gpu_memory_utilization,
         max_num_batched_tokens=settings.get("max_num_batched_tokens") or 2048,
@@ -153,7 +177,6 @@ def _simulated_blocks(config: EngineConfig, settings: dict[str, Any], device: Si
         kv_cache_memory_bytes=config.kv_cache_memory_bytes,
         one_group=bool(settings.get("disable_hybrid_kv_cache_manager")),
     )
-    return device.num_blocks(pool)
 
 
 def _build_real(
@@ -192,6 +215,7 @@ def _open_source(config: EngineConfig, scheduler: SchedulerConfig, vocab_size: i
         max_model_len=scheduler.max_model_len,
         vocab_size=vocab_size,
         block_size=scheduler.block_size,
+        pooling=scheduler.pooling,
     )
 
 
@@ -224,6 +248,8 @@ def make_header(
             "seed": config.seed,
             "tensor_parallel_size": config.tensor_parallel_size,
             "pipeline_parallel_size": config.pipeline_parallel_size,
+            "kv_cache_dtype": config.kv_cache_dtype,
+            "step_cost": config.step_cost,
             "vocab_size": vocab_size,
         },
     )

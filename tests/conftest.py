@@ -5,10 +5,18 @@ Without an NVIDIA driver, kernels run through Triton's interpreter, which must b
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 from hypothesis import HealthCheck, Phase, settings
+
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(
+    prefix="schedtop-state-"
+)  # engines that are killed leave files there
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -61,12 +61,21 @@ def _open(address: str, token_file: str | None, flags: dict[str, Any]) -> int:
     link = connect()
     link.await_welcome()
     from schedtop.console.app import run_console
+    from schedtop.console.cli.attached_forecast import AttachedForecast, SeenSteps
 
     options = replace(console_options(flags, embedded=False), address=address)
-    recorder = RecordProcess(address, token_file)
+    seen = SeenSteps()
+    make_forecast, recorder = AttachedForecast(seen), RecordProcess(address, token_file)
     try:
-        return run_console(link, options, reopen=connect, recorder=recorder)
+        return run_console(
+            seen.through(link),
+            options,
+            reopen=lambda: seen.through(connect()),
+            make_forecast=make_forecast,
+            recorder=recorder,
+        )
     finally:
+        make_forecast.close()
         if (recorded := recorder.close()) is not None:
             say(recorded)
 

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import click
 from schedtop.console.cli.engine_flags import DEFAULT_DEVICE
 from schedtop.console.cli.errors import CommandError
-from schedtop.console.cli.pull import pull_model
+from schedtop.console.cli.pull import check_pulled
 from schedtop.engine.contract.input_files import looks_like_case
 from schedtop.engine.runner.loading.model_files import DEFAULT_MODEL, check_extra
-from schedtop.engine.runner.loading.pull import PULLABLE, pulled_path
 
 CPU_LOAD = {"scale": 0.2, "rate": 1.0}
 """Lengths and arrivals that a few cores can keep up with."""
@@ -25,7 +23,7 @@ def choose_default(flags: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         return dict(flags), ""
     try:
         check_extra()
-        _fetch_weights()
+        check_pulled(DEFAULT_MODEL)
     except (CommandError, ValueError) as error:
         return _simulated(flags, str(error))
     chosen = {**flags, "device": "auto", "model": DEFAULT_MODEL}
@@ -38,18 +36,7 @@ def choose_default(flags: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def _simulated(flags: Mapping[str, Any], why: str) -> tuple[dict[str, Any], str]:
-    return {**flags, "device": DEFAULT_DEVICE}, f"{why}: simulating {DEFAULT_DEVICE.removeprefix('sim:')}"
-
-
-def _fetch_weights() -> None:
-    """Fetch the default model unless it is here; raises `CommandError` when declined or out of reach."""
-    if pulled_path(DEFAULT_MODEL) is not None:
-        return
-    size = PULLABLE[DEFAULT_MODEL].num_bytes / 1e6
-    question = f"{DEFAULT_MODEL} ({size:.0f} MB) is not here yet. Fetch it now? Without it a GPU is simulated."
-    if not click.confirm(question, default=True, err=True):
-        raise CommandError(f"{DEFAULT_MODEL} was not fetched")
-    pull_model(DEFAULT_MODEL)
+    return {**flags, "device": DEFAULT_DEVICE}, f"{why}; simulating {DEFAULT_DEVICE.removeprefix('sim:')}"
 
 
 def _has_gpu() -> bool:

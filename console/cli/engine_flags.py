@@ -46,6 +46,7 @@ ENGINE_FLAGS = (
     click.option("--max-output-tokens", type=int, help="Cut longer outputs."),
     click.option("--prefix-block-tokens", type=int, help="Tokens per hash id, where a trace's format differs."),
     click.option("--adapters", type=int, default=0, metavar="N", help="Spread requests over N LoRA adapters."),
+    click.option("--image-tokens", type=int, metavar="N", help="Tokens of each of a trace's images (NumImages)."),
     click.option("--skip-bad", is_flag=True, help="Count bad lines of a trace instead of stopping at them."),
     click.option("--duration", "duration_s", type=float, help="Seconds on the engine's clock."),
     click.option("--real-time/--no-real-time", default=None, help="Pace a simulated clock by the wall clock."),
@@ -74,6 +75,18 @@ ENGINE_FLAGS = (
         metavar="BYTES",
         help="Size of the KV cache instead, as in 2GiB.",
     ),
+    click.option(
+        "--kv-cache-dtype",
+        default="auto",
+        show_default=True,
+        help="Of a simulated device: auto, bfloat16 or fp8, which halves the bytes.",
+    ),
+    click.option(
+        "--step-cost",
+        default="roofline",
+        show_default=True,
+        help="Of a simulated device: roofline, or operators (measured tables, extra operators).",
+    ),
     click.option("--dtype", default="auto", show_default=True, help="auto, float32, bfloat16 or float16."),
     click.option("--record", metavar="FILE", help="Record every step into a new file."),
     click.option("--record-text", is_flag=True, help="Let the recording hold prompt and output text."),
@@ -92,6 +105,12 @@ HTTP_FLAGS = (
         "--served-model-name", multiple=True, metavar="NAME", help="What clients call the model; may be repeated."
     ),
     click.option("--max-num-queued-reqs", type=int, metavar="N", help="Most requests that wait; more get a 503."),
+)
+
+FLIGHT_FLAG = click.option(
+    "--no-flight-recorder",
+    is_flag=True,
+    help="Keep the last minutes in memory only, not on disk for after a crash.",
 )
 
 CONSOLE_FLAGS = (
@@ -127,7 +146,7 @@ def add_engine_flags(*, console: bool = False, http: bool = False) -> Callable[[
 
     def decorate(function: Decorated) -> Decorated:
         options = [_knob_option(knob) for knob in KNOBS if knob.name != "rate"]
-        more = [*(HTTP_FLAGS if http else ()), *(CONSOLE_FLAGS if console else ())]
+        more = [*((*HTTP_FLAGS, FLIGHT_FLAG) if http else ()), *(CONSOLE_FLAGS if console else ())]
         for option in reversed([*ENGINE_FLAGS, *options, *more]):
             function = option(function)
         return function

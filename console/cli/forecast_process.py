@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from schedtop.console.cli.pipe_messages import read_message, write_message
 from schedtop.engine.contract.telemetry import Arrival, Header, Snapshot
+from schedtop.engine.sim.linear import LinearCost
 
 if TYPE_CHECKING:
     from schedtop.engine.whatif.forecast import Forecast
@@ -30,6 +31,7 @@ class Asked(msgspec.Struct, array_like=True):
     snapshot: Snapshot
     staged: dict[str, Any]
     recent: list[Arrival]
+    cost: LinearCost | None
 
 
 class ForecastProcess:
@@ -43,9 +45,14 @@ class ForecastProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __call__(
-        self, header: Header, snapshot: Snapshot, staged: Mapping[str, Any], recent: Sequence[Arrival]
+        self,
+        header: Header,
+        snapshot: Snapshot,
+        staged: Mapping[str, Any],
+        recent: Sequence[Arrival],
+        cost: LinearCost | None = None,
     ) -> Forecast:
-        """Raises `ForecastError`."""
+        """Raises `ForecastError`. `cost` is how long steps take, where the header does not say."""
         from schedtop.engine.whatif.forecast import Forecast
 
         if self._device is not None:
@@ -54,9 +61,8 @@ class ForecastProcess:
             self._process = self._start()
         assert self._process.stdin is not None and self._process.stdout is not None
         try:
-            write_message(
-                self._process.stdin, msgspec.msgpack.encode(Asked(header, snapshot, dict(staged), list(recent)))
-            )
+            asked = Asked(header, snapshot, dict(staged), list(recent), cost)
+            write_message(self._process.stdin, msgspec.msgpack.encode(asked))
             body = read_message(self._process.stdout)
         except OSError:
             body = None
@@ -99,6 +105,7 @@ def main() -> None:
                 recent=asked.recent,
                 horizon_s=HORIZON_S,
                 replicas=REPLICAS,
+                cost=asked.cost,
             )
             answer = (None, found)
         except ValueError as error:

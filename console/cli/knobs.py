@@ -1,71 +1,126 @@
-"""`schedtop knobs`: the limits of a running engine, for scripts."""
+"""`schedtop knobs`: the limits of running engines, for scripts."""
 
 from __future__ import annotations
 
-import time
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
 
 import click
 from schedtop.console.cli.engine_flags import TOKEN_FILE
-from schedtop.console.cli.errors import CommandError, say
+from schedtop.console.cli.errors import FAILED, CommandError, say
+from schedtop.console.cli.fleet import expand, is_page
 from schedtop.console.cli.output import show, show_json
+from schedtop.console.cli.set_limits import RunningEngine, follow_trials, set_all
 from schedtop.engine.channel.client import ChannelClient
-from schedtop.engine.channel.protocol import ChannelError
 from schedtop.engine.contract.knobs import BY_NAME, bounds, check_value, parse_assignments
-from schedtop.engine.contract.telemetry import Bye, Header, Outgoing, Reply, SetKnobs, Snapshot
-
-ANSWER_WITHIN_S = 30.0
-"""An engine that is still loading its model answers late."""
-
-Kind = TypeVar("Kind", bound=Outgoing)
+from schedtop.engine.contract.latencies.slo import Slo, parse_slo
 
 
 @click.command("knobs")
-@click.argument("address")
+@click.argument("addresses", nargs=-1, required=True, metavar="ADDRESS...")
 @click.option(
     "--set", "assignments", multiple=True, metavar="NAME=VALUE", help="A limit to set; all or none are set."
 )
+@click.option(
+    "--trial",
+    "trial_s",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Set them on trial, and wait: they go back after so many seconds, or at once when an SLO breaks.",
+)
+@click.option("--slo", metavar="SLO", help="ttft=1s,itl=50ms: p95 bounds that end a trial.")
+@click.option("--keep", is_flag=True, help="Keep the values if nothing broke in the trial.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of a table.")
 @TOKEN_FILE
-def command(address: str, assignments: tuple[str, ...], as_json: bool, token_file: str | None) -> None:
-    """List the live limits of the engine at ADDRESS (unix:PATH or tcp:127.0.0.1:PORT), after setting some with --set.
+@click.pass_context
+def command(
+    ctx: click.Context,
+    /,
+    addresses: tuple[str, ...],
+    assignments: tuple[str, ...],
+    trial_s: float | None,
+    slo: str | None,
+    keep: bool,
+    as_json: bool,
+    token_file: str | None,
+) -> None:
+    """List the live limits of the engines at ADDRESS (unix:PATH or tcp:127.0.0.1:PORT), after setting some with --set.
 
-    Exit code 2: no such engine, or it refuses; then nothing was set.
+    Several addresses, or a pattern of socket paths, are set together: if one refuses, none is changed.
+    Exit code 1: a trial broke an SLO. Exit code 2: no such engine, or it refuses; then nothing was set.
     """
     changes = {name: check_value(name, _value(text)) for name, text in parse_assignments(assignments).items()}
-    with ChannelClient.connect(address, token_file=token_file, read_only=not changes) as link:
-        ceilings = _await(link, Header).config
-        snapshot = _await(link, Snapshot)
-        values, warnings = dict(snapshot.knobs), []
-        if changes:
-            link.send(SetKnobs(id=1, values=changes, expected_version=snapshot.knobs_version, by="schedtop knobs"))
-            reply = _await(link, Reply)
-            if not reply.ok:
-                raise CommandError(reply.text)
-            warnings = reply.warnings
-    if changes:  # what was set may move other limits: the engine tells
-        with ChannelClient.connect(address, token_file=token_file, read_only=True) as link:
-            values = _await(link, Snapshot).knobs
-    for warning in warnings:
-        say(warning)
-    rows = [_row(name, value, ceilings) for name, value in values.items() if name in BY_NAME]
-    show_json({"knobs": rows, "warnings": warnings}) if as_json else show(_table(rows))
+    slo_s = _bounds_of(slo)
+    if trial_s is not None and not changes:
+        raise CommandError("--trial needs a limit to try: name it with --set")
+    if trial_s is None and (slo is not None or keep):
+        raise CommandError(f"{'--keep' if keep else '--slo'} is about a trial: add --trial SECONDS")
+    found = _engines_at(addresses)
+    warnings: list[str] = []
+    held = True
+    if changes:
+        with ExitStack() as links:
+            engines = _open(links, found, token_file, read_only=False)
+            how = {} if trial_s is None else {"trial_s": trial_s, "slo_s": slo_s}
+            warnings, refused = set_all(engines, changes, **how)
+            if refused:
+                raise CommandError(refused)
+            for warning in warnings:
+                say(warning)
+            if trial_s is not None:
+                ends, held = follow_trials(engines, trial_s, keep)
+                for end in ends or ["nothing to try: these are the values in force"]:
+                    say(end)
+    with ExitStack() as links:  # what was set may move other limits: the engine tells
+        tables = [(engine.address, _rows(engine)) for engine in _open(links, found, token_file, read_only=True)]
+    _show(tables, warnings, as_json)
+    ctx.exit(0 if held else FAILED)
+
+
+def _bounds_of(slo: str | None) -> dict[str, float]:
+    bounds = Slo() if slo is None else parse_slo(slo)
+    if bounds.tpot_s is not None or bounds.e2e_s is not None:
+        raise CommandError(f"--slo {slo}: a trial watches ttft and itl")
+    return {name: value for name, value in (("ttft", bounds.ttft_s), ("itl", bounds.itl_s)) if value is not None}
+
+
+def _engines_at(addresses: Sequence[str]) -> list[str]:
+    found = expand(addresses)
+    if not found:
+        raise CommandError(f"no socket matches {' '.join(addresses)}")
+    for address in found:
+        if is_page(address):
+            raise CommandError(f"{address} is a metrics page, which sets no limits: name the hook's socket")
+    return found
+
+
+def _open(links: ExitStack, addresses: list[str], token_file: str | None, read_only: bool) -> list[RunningEngine]:
+    def connect(address: str) -> ChannelClient:
+        return ChannelClient.connect(address, token_file=token_file, read_only=read_only)
+
+    return [RunningEngine(links.enter_context(connect(address))) for address in addresses]
 
 
 def _value(text: str) -> str | None:
     return None if text in ("", "none") else text
 
 
-def _await(link: ChannelClient, kind: type[Kind]) -> Kind:
-    """The next message of `kind`. Raises `ChannelError` with the engine's reason if it hangs up before."""
-    until_s = time.monotonic() + ANSWER_WITHIN_S
-    while (left_s := until_s - time.monotonic()) > 0:
-        message = link.receive(left_s)
-        if isinstance(message, kind):
-            return message
-        if isinstance(message, Bye):
-            raise ChannelError(f"{link.address}: {message.reason}")
-    raise ChannelError(f"no answer from {link.address} within {ANSWER_WITHIN_S:g} s")
+def _rows(engine: RunningEngine) -> list[dict[str, Any]]:
+    knobs, ceilings = engine.snapshot.knobs, engine.header.config
+    return [_row(name, value, ceilings) for name, value in knobs.items() if name in BY_NAME]
+
+
+def _show(tables: list[tuple[str, list[dict[str, Any]]]], warnings: list[str], as_json: bool) -> None:
+    if as_json and len(tables) == 1:
+        show_json({"knobs": tables[0][1], "warnings": warnings})
+    elif as_json:
+        engines = [{"address": address, "knobs": rows} for address, rows in tables]
+        show_json({"engines": engines, "warnings": warnings})
+    elif len(tables) == 1:
+        show(_table(tables[0][1]))
+    else:
+        show("\n\n".join(f"{address}\n{_table(rows)}" for address, rows in tables))
 
 
 def _row(name: str, value: Any, ceilings: dict[str, Any]) -> dict[str, Any]:

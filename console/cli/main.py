@@ -97,7 +97,11 @@ def cli(ctx: click.Context, /, **flags: Any) -> None:
         return
     from schedtop.console.cli.open_console import open_console
 
-    ctx.exit(open_console(flags))
+    ctx.exit(open_console(flags, bare=all(_is_left_out(ctx, name) for name in flags)))
+
+
+def _is_left_out(ctx: click.Context, flag: str) -> bool:
+    return ctx.get_parameter_source(flag) is not click.core.ParameterSource.COMMANDLINE
 
 
 def _refuse_stray_flags(ctx: click.Context) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import signal
 import sys
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from platformdirs import user_config_path
 from schedtop.console.cli.default_model import choose_default
 from schedtop.console.cli.engine_flags import engine_config
 from schedtop.console.cli.errors import (
@@ -19,6 +21,7 @@ from schedtop.console.cli.errors import (
     say,
     short_line,
 )
+from schedtop.console.cli.flights import flights_root, offer
 from schedtop.console.cli.forecast_process import ForecastProcess
 from schedtop.console.cli.output import show
 from schedtop.console.cli.pull import check_start
@@ -29,6 +32,7 @@ from schedtop.engine.channel.spawn import EngineProcess, start_engine
 from schedtop.engine.contract.config import EngineConfig
 from schedtop.engine.contract.latencies.slo import Slo, parse_slo
 from schedtop.engine.contract.nearest_name import did_you_mean
+from schedtop.engine.serving.flight_files import discard
 
 REPORT_S = 30.0
 """Simulated seconds of the report that a pipe gets instead of a console."""
@@ -38,15 +42,22 @@ RECORDED_WITHIN_S = 6.0
 """A recording is worth the wait for its last steps."""
 
 
-def open_console(flags: Mapping[str, Any]) -> int:
-    """Start an engine and show it; the exit code."""
+def open_console(flags: Mapping[str, Any], bare: bool = False) -> int:
+    """Start an engine and show it; the exit code. `bare`: no flag was given."""
     on_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     notice = ""
     if on_terminal:
         check_terminal("run")
         flags, notice = choose_default(flags)
-    config = engine_config(flags, real_time=flags.get("real_time") is not False, join_within_s=JOIN_WITHIN_S)
-    options = console_options(flags, notice=notice)
+    config = engine_config(
+        flags,
+        real_time=flags.get("real_time") is not False,
+        join_within_s=JOIN_WITHIN_S,
+        flight_folder=None if flags["no_flight_recorder"] else str(flights_root()),
+    )
+    if on_terminal and (lost := offer()):
+        notice = f"{lost}; {notice}" if notice else lost
+    options = console_options(flags, notice=notice, guide=bare and not user_config_path("schedtop").exists())
     if config.record is not None:
         check_writable(config.record)
     check_start(config)
@@ -84,7 +95,6 @@ def _check_theme(name: str | None) -> None:
     """Raise `CommandError` for a theme that neither comes with the program nor lies in the user's folder."""
     if name is None:
         return
-    from platformdirs import user_config_path
     from schedtop.themes.load import load_themes
 
     themes, failures = load_themes(user_config_path("schedtop") / "themes")
@@ -107,6 +117,7 @@ def _ended_with(process: EngineProcess, within_s: float) -> Iterator[None]:
         running = process.process.poll() is None
         if process.close(within_s) == -signal.SIGKILL and running:
             say(f"the engine did not end within {within_s:g} s and was killed")
+            discard(flights_root(), process.process.pid)  # on purpose: nothing to look into
 
 
 def _print_report(config: EngineConfig, slo: Slo | None) -> int:
@@ -131,7 +142,19 @@ def check_terminal(instead: str = "") -> None:
         raise CommandError(f"TERM={term!r} cannot draw a console: set TERM{other}")
 
 
-def console_options(flags: Mapping[str, Any], *, embedded: bool = True, notice: str = ""):  # type: ignore[no-untyped-def]
+def _who() -> str:
+    """The user and the terminal: other consoles on the engine see who changed what."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    try:
+        return f"{user}@{os.ttyname(0).removeprefix('/dev/')}"
+    except OSError:
+        return user
+
+
+def console_options(flags: Mapping[str, Any], *, embedded: bool = True, notice: str = "", guide: bool = False):  # type: ignore[no-untyped-def]
     """The console's flags as its options."""
     from schedtop.console.options import ConsoleOptions
 
@@ -150,4 +173,6 @@ def console_options(flags: Mapping[str, Any], *, embedded: bool = True, notice: 
         window_s=flags["window_s"],
         paint_every_s=1 / flags["refresh"],
         notice=notice,
+        who=_who(),
+        guide=guide,
     )

@@ -43,29 +43,28 @@ def pull_model(name: str) -> None:
 
 
 def check_start(config: EngineConfig) -> None:
-    """Refuse what a real device cannot serve before anything is loaded; fetch models that can be pulled, if asked to.
+    """Refuse what a real device cannot serve before anything is loaded; no start waits on a download.
 
-    They are asked for on a terminal. Raises `ConfigError`, or `CommandError` where nobody can be asked or the
-    answer is no. What a simulated device cannot serve its engine says soon enough.
+    Raises `ConfigError`, or `CommandError` where `schedtop pull` helps. What a simulated device cannot serve its
+    engine says soon enough.
     """
     if config.device.startswith(PREFIX):
         return
     from schedtop.engine.build import check_config
     from schedtop.engine.runner.loading.model_files import DEFAULT_MODEL, ModelMissingError
-    from schedtop.engine.runner.loading.pull import PULLABLE, pulled_path
 
     try:
         check_config(config)
     except ModelMissingError:
         for name in (DEFAULT_MODEL if config.model is None else config.model, config.draft_model):
-            if name in PULLABLE and pulled_path(name) is None:
-                _ask_and_pull(name, PULLABLE[name].num_bytes / 1e6)
-        check_config(config)
+            check_pulled(name)
+        raise
 
 
-def _ask_and_pull(name: str, size_mb: float) -> None:
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+def check_pulled(name: str | None) -> None:
+    """Raise `CommandError` for a model that can be pulled and is not here."""
+    from schedtop.engine.runner.loading.pull import PULLABLE, pulled_path
+
+    if name in PULLABLE and pulled_path(name) is None:
+        size_mb = PULLABLE[name].num_bytes / 1e6
         raise CommandError(f"model {name} is not here yet: run `schedtop pull {name}` ({size_mb:.0f} MB)")
-    if not click.confirm(f"{name} is not here yet. Fetch it now ({size_mb:.0f} MB)?", default=True, err=True):
-        raise CommandError(f"model {name} is not here: run `schedtop pull {name}` when you like")
-    pull_model(name)

@@ -22,13 +22,17 @@ _BAR_EVERY_S = 0.1
 
 @contextmanager
 def opened(path: Path, check: bool | None = True, *, read_on: bool = True) -> Iterator[Recording]:
-    """The recording at `path`; one line on stderr if it is not whole.
+    """The recording at `path`, or of the crashed engine whose folder it is; one line on stderr if it is not whole.
 
     `check` forces (or forbids) that all of the file is checked first; without `read_on` damage ends it. Raises
     `RecordingError`, `CommandError` for a file of another kind.
     """
     from schedtop.engine.recording.reader import Recording
 
+    if path.is_dir():
+        from schedtop.console.cli.flights import as_recording, is_flight
+
+        path = as_recording(path) if is_flight(path) else path
     with expected(path, "a recording", RecordingError):
         recording = Recording(path, check=check, read_on=read_on)
     with recording:

@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 from schedtop.console.cli.engine_flags import TOKEN_FILE, add_engine_flags, engine_config
-from schedtop.console.cli.errors import check_writable
+from schedtop.console.cli.errors import check_writable, say
+from schedtop.console.cli.flights import flights_root, offer
 from schedtop.console.cli.pull import check_start
 
 
@@ -33,8 +34,17 @@ def command(
     from schedtop.engine.serving.service import serve
 
     real_time = flags.get("real_time") is not False
-    config = engine_config(flags, socket=socket, real_time=real_time, token_file=token_file, read_only=read_only)
+    config = engine_config(
+        flags,
+        socket=socket,
+        real_time=real_time,
+        token_file=token_file,
+        read_only=read_only,
+        flight_folder=None if flags["no_flight_recorder"] else str(flights_root()),
+    )
     if config.record is not None:
         check_writable(config.record)
     check_start(config)
+    if lost := offer():
+        say(lost)
     ctx.exit(serve(config))

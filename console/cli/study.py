@@ -1,4 +1,4 @@
-"""`schedtop study`: three comparisons that show what a mechanism is worth."""
+"""`schedtop study`: comparisons that show what a mechanism is worth."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from schedtop.console.cli.output import show, show_json
 
 
 @click.command("study")
-@click.argument("name", metavar="shared-prefix|unrelated|pressure")
+@click.argument("name", metavar="shared-prefix|unrelated|pressure|swap")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of text.")
 @click.pass_context
 def command(ctx: click.Context, name: str, as_json: bool) -> None:

@@ -22,6 +22,8 @@ OF_DEVICES = (
     "device",
     "draft_model",
     "dtype",
+    "kv_cache_dtype",
+    "step_cost",
     "tensor_parallel_size",
     "pipeline_parallel_size",
     "gpu_memory_utilization",
@@ -60,6 +62,8 @@ def _idle(config: EngineConfig) -> Iterator[tuple[str, str]]:
     else:
         for name in ("tensor_parallel_size", "pipeline_parallel_size"):
             yield name, "a model runs undivided here: only simulated devices are divided"
+        yield "step_cost", "a model takes the time it takes: only for simulated devices"
+        yield "kv_cache_dtype", "a model's KV cache has the model's own type: only for simulated devices"
         if config.device == "cpu":
             yield "gpu_memory_utilization", "on a CPU --kv-cache-memory sizes the pool"
     if config.kv_cache_memory_bytes is not None:

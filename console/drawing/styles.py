@@ -8,7 +8,9 @@ from rich.color import Color
 from rich.style import Style
 from schedtop.themes.load import Theme
 
-_UNDER = ("background", "surface", "cursor")
+_UNDER = ("background", "surface", "cursor", "late")
+_TINT = 0.85
+"""How far the ground of a late row is from the colour of a breach towards the background."""
 
 
 class Palette:
@@ -68,6 +70,8 @@ class Palette:
         return Style(color=colour, bgcolor=background) + Style.parse(attributes.strip() or "none")
 
     def _colour(self, role: str) -> Color:
+        if role == "late":
+            return _blend(self.theme.colours["breach"], self.theme.colours["background"], _TINT)
         name = self.theme.colours[role]
         if self.faded and role not in _UNDER and name.startswith("#"):
             return _blend(name, self.theme.colours["background"], 0.5)

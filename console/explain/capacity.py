@@ -89,7 +89,7 @@ def _sides(name: str, values_s: FloatArray | Gaps, later: Mask, share: float, le
 
 def _ledger_links(window: Window) -> tuple[Link, ...]:
     events = [item.event for item in window.preemptions]
-    lost, again = sum(event.lost_tokens for event in events), window.steps.total("recomputed")
+    lost, again = sum(event.lost_tokens for event in events if not event.swapped), window.steps.total("recomputed")
     usage = float(np.mean([event.usage_before for event in events]))
     running = window.steps.mean("running")
     return (
@@ -137,5 +137,5 @@ def _describe(window: Window, event: Preemption) -> str:
     loop = ", loop" if event.loop else ""
     return (
         f"{window.name(event.number)} gave way to {whom}: {some(event.freed_blocks, 'block')} freed,"
-        f" {some(event.lost_tokens, 'token')} lost{loop}"
+        f" {some(event.lost_tokens, 'token')} {'swapped out' if event.swapped else 'lost'}{loop}"
     )

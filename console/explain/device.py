@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from schedtop.console.explain import catalogue as table
 from schedtop.console.explain.facts import FloatArray
-from schedtop.console.explain.finding import Advice, Finding, Link, Severity, Steps, percent, seconds, some
+from schedtop.console.explain.finding import Advice, Finding, Link, Numbers, Severity, Steps, percent, seconds, some
 from schedtop.console.explain.window import Mask, Rows, Table, Window
 
 _PER_DOUBLING = 3.0
@@ -42,6 +42,7 @@ def find_slow(window: Window) -> Finding | None:
             {"worst_s": took_s, "median_s": median_s, "same_mix": int(same.sum()), "times": took_s / median_s},
         ),
         Link("the scheduler asked for the same work: the time was lost on the device or on the way to it", {}),
+        *_host_links(window),
     )
     remedy = Advice("", "", words="no knob: look at clocks and throttling, other users of the device, its links")
     severity = Severity.SEVERE if share >= _BAD_SHARE else Severity.WARNING
@@ -84,6 +85,30 @@ def _forget(best: dict[float, tuple[float, int]]) -> None:
         del best[next(iter(best))]
 
 
+def _host_links(window: Window) -> tuple[Link, ...]:
+    """What the machine gave the engine meanwhile, as far as it was told."""
+    hosts = [item.event for item in window.facts.hosts if item.seq >= window.first_seq]
+    if not hosts:
+        return ()
+    cpu = float(np.mean([host.cpu for host in hosts]))
+    figures: Numbers = {"cpu": cpu, "n": len(hosts)}
+    words = f"the engine's process had {percent(cpu)} of a processor"
+    if delays := [host.delay for host in hosts if host.delay is not None]:
+        figures["run_delay"] = max(delays)
+        words += f" and waited for one up to {percent(max(delays))} of a second"
+    if busy := [host.gpu_busy for host in hosts if host.gpu_busy is not None]:
+        figures["gpu_busy"] = share = float(np.mean(busy))
+        words += f"; the GPU was busy {percent(share)} of the time"
+    if clocks := [
+        host.gpu_clock_mhz / host.gpu_top_clock_mhz
+        for host in hosts
+        if host.gpu_clock_mhz and host.gpu_top_clock_mhz
+    ]:
+        figures["gpu_clock"] = min(clocks)
+        words += f", its clock down to {percent(min(clocks))} of the highest"
+    return (Link(f"{words} (n={len(hosts)} s)", figures),)
+
+
 def _worst(window: Window, slow: Mask, lost: FloatArray) -> tuple[Steps, ...]:
     """The slow steps that lost most, in order of time."""
     rows = np.flatnonzero(slow)
@@ -117,6 +142,7 @@ def find_idle(window: Window) -> Finding | None:
             {"gap_p50_s": float(np.median(before_s)), "gap_max_s": float(before_s.max())},
         ),
         Link(_host_words(known, float(before_s.sum())), {"host_s": known, "idle_s": float(before_s.sum())}),
+        *_host_links(window),
     )
     long: Mask = np.zeros(len(window.steps), dtype=np.bool_)
     long[rows[before_s > table.IDLE.value * busy_s]] = True

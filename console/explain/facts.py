@@ -22,6 +22,7 @@ from schedtop.engine.contract.telemetry import (
     Arrival,
     Finish,
     Header,
+    Host,
     KnobChange,
     Limiter,
     Message,
@@ -146,6 +147,7 @@ class Facts:
         self.preemptions: deque[Marked[Preemption]] = deque(maxlen=_MAX_EVENTS)
         self.changes: deque[Marked[KnobChange]] = deque(maxlen=256)
         self.seconds: deque[Second] = deque(maxlen=_MAX_SECONDS)
+        self.hosts: deque[Marked[Host]] = deque(maxlen=_MAX_SECONDS)
         # The best median seconds of each mix of steps that a look has seen, and at which step.
         self.usual_s: dict[float, tuple[float, int]] = {}
         self._prefixes: OrderedDict[bytes, None] = OrderedDict()
@@ -206,6 +208,8 @@ class Facts:
         for change in record.knobs:
             self.knobs[change.name] = change.new
             self.changes.append(Marked(record.seq, record.step, record.end_s, change))
+        for host in record.host:
+            self.hosts.append(Marked(record.seq, record.step, record.end_s, host))
         self._unfolded.append(record)
         if len(self._unfolded) >= _FOLDED_AT_ONCE:
             self._fold()

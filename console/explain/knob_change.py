@@ -115,7 +115,7 @@ def _causes(since: Table, mark: Marked[KnobChange]) -> tuple[Link, ...]:
     running_words = (
         f"{starved:.1f} of {running:.1f} running requests get no token" if starved else f"{running:.1f} run"
     )
-    by = f" by {text.clean(change.by, 20)}" if change.by else ""
+    by = f" by {text.clean(change.by, 40)}" if change.by else ""
     return (
         Link(
             f"in a step since then {running_words} and {waiting:.1f} wait, on average",

@@ -141,6 +141,8 @@ def _check_link(window: Window, reason: Limiter, share: float) -> Link:
             words = f"it needs {need:.0f} of {have:.0f} free blocks, but {reserve:.0f} must stay free"
         case Limiter.BLOCKS:
             words = f"it needs {some(need, 'block')}, {have:.0f} free"
+        case Limiter.ENCODER:
+            words = f"its next image has {some(need, 'token')}, {have:.0f} are left of the encoder's step"
         case Limiter.LORA:
             words = f"other adapters have all {some(need, 'slot')}"
         case Limiter.CHUNKING_OFF:

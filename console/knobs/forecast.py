@@ -39,6 +39,11 @@ class Forecast(Protocol):
     @property
     def change(self) -> Mapping[str, Estimate]: ...
 
+    @property
+    def note(self) -> str:
+        """Where step times are from, and how far off they are; empty for a simulated device."""
+        ...
+
 
 MakeForecast = Callable[[Header, Snapshot, Mapping[str, KnobValue], Sequence[Arrival]], Forecast]
 """Raises an exception, whose text is the reason, where nothing can be forecast."""
@@ -143,4 +148,5 @@ def describe(found: Forecast) -> list[tuple[str, str]]:
         size = f"{figure(base.value)}→{figure(staged.value)}"
         sure = f" ±{figure(change.error)}" if change.error else ""
         lines.append((f"{words} {size}{sure} {'better' if better else 'worse'}", "ok" if better else "breach"))
-    return lines or [("no figure changes by more than chance", "muted")]
+    lines = lines or [("no figure changes by more than chance", "muted")]
+    return [*lines, *([(found.note, "muted")] if found.note else [])]

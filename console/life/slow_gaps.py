@@ -71,7 +71,8 @@ def _seq(record: StepRecord) -> int:
 
 def _taken(history: Past, record: StepRecord, preemption: Preemption) -> Blame:
     lost = text.plural(preemption.lost_tokens, "token")
-    words = f"took the room of {history.name(preemption.number)}: {lost} to compute again"
+    again = "swapped out" if preemption.swapped else "to compute again"
+    words = f"took the room of {history.name(preemption.number)}: {lost} {again}"
     return Blame(record.seq, record.step, record.end_s - record.start_s, words, caused=True)
 
 
@@ -80,7 +81,8 @@ def _cause(life: Life, history: Past, span: list[StepRecord], starved: set[int])
     for record, preemption in life.lost:
         if span and span[0].seq <= record.seq <= span[-1].seq:
             by, lost = history.name(preemption.for_number), text.plural(preemption.lost_tokens, "token")
-            return f"preempted for {by} at step {record.step}: {lost} thrown away"
+            gone = "swapped out" if preemption.swapped else "thrown away"
+            return f"preempted for {by} at step {record.step}: {lost} {gone}"
     if not span:
         return "its steps are no longer kept"
     still_s = max((b.start_s - a.end_s for a, b in pairwise(span)), default=0.0)

@@ -62,11 +62,12 @@ class Event(msgspec.Struct, frozen=True, gc=False):
                 loop = " LOOP" if detail.loop else ""
                 why = loop if short else " kv-full"
                 other = "itself" if detail.for_number == detail.number else self.other
-                words = f"{self.name}{why} for={other} freed={detail.freed_blocks} lost={detail.lost_tokens}"
+                what = "swapped" if detail.swapped else "lost"
+                words = f"{self.name}{why} for={other} freed={detail.freed_blocks} {what}={detail.lost_tokens}"
                 words += f" #{detail.count}" if detail.count > 1 else ""
                 return words + ("" if short else loop)
             case KnobChange():
-                by = f" by={text.clean(detail.by, 20)}" if detail.by else ""
+                by = f" by={text.clean(detail.by, 40)}" if detail.by else ""
                 return f"{text.clean(detail.name)} {text.value(detail.old)}→{text.value(detail.new)}{by}"
             case Refusal():
                 return f"{self.name} {_refusal(detail)}"

@@ -12,6 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 
+from msgspec.structs import replace
 from schedtop.console.drawing import text
 from schedtop.console.past import events
 from schedtop.console.past.events import Event
@@ -36,6 +37,9 @@ MAX_BYTES = 96 << 20
 KEYFRAME_EVERY = 256
 MAX_RARE = 1024
 RARE = "KVXEPNG"
+
+LEAST_GAP_S = 1.0
+"""Between the runs of two engines; a simulated one's clock may have outrun the wall's."""
 
 _RECORD_BYTES = 1500
 
@@ -112,18 +116,26 @@ class History(Past):
             rare.append(event)
 
     def _apply_header(self, header: Header) -> None:
-        another = self.header is not None and self.header.started_at != header.started_at
-        if another:
-            self._forget()
-        self.header, self.bye, self.another = header, None, another
-        if another:
-            since = time.strftime("%H:%M:%S", time.localtime(header.started_at))
-            self.note(
-                Notice(
-                    "warning",
-                    f"a new engine (started at {since}) answers; the previous engine's steps are gone",
-                )
-            )
+        before, self.header, self.bye = self.header, header, None
+        self.another = before is not None and before.started_at != header.started_at
+        if before is not None and self.another:
+            self._begin_again(before, header)
+
+    def _begin_again(self, before: Header, header: Header) -> None:
+        """Another engine answers: what the one before it did stays on the timeline and among the events.
+
+        The new clock begins at 0, so that of the old one moves to before it, by the wall's time between the starts.
+        """
+        earlier_s = max(header.started_at - before.started_at, self.live.clock_s + LEAST_GAP_S)
+        ladder, known = self.ladder, self.events
+        self._forget()
+        self.ladder = ladder.moved_back(earlier_s)
+        self.events.extend(replace(event, seq=-1, clock_s=event.clock_s - earlier_s) for event in known)
+        since = time.strftime("%H:%M:%S", time.localtime(header.started_at))
+        words = (
+            f"a new engine (started at {since}) answers; the run before it stays on the timeline and in this list"
+        )
+        self.note(Notice("warning", words))
 
     def _apply_snapshot(self, snapshot: Snapshot) -> None:
         if self.num_applied and snapshot.seq < self.live.seq:
@@ -131,6 +143,7 @@ class History(Past):
         if self.records and snapshot.seq > self.live.seq:
             self._note_gap(snapshot.seq + 1, snapshot.seq - self.live.seq)
         self.live.start_afresh(snapshot)
+        self.ladder.begin(snapshot)
         self.synced = True
         self.stage = None
         self._add_keyframe()

@@ -10,7 +10,8 @@ from itertools import groupby
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.contract.telemetry import StepRecord
+from schedtop.engine.contract.latencies.cohort import Bounded, cohort
+from schedtop.engine.contract.telemetry import Host, Snapshot, StepRecord
 
 FINEST_S = 1 / 64
 STEPS_UP = 4
@@ -19,6 +20,8 @@ NUM_RUNGS = 9
 KEPT = 1280
 """Buckets of a rung: a minute of the third, three days of the topmost."""
 MOST_PENDING = 4096
+MOST_CLOSED = 2048
+"""Columns that are remembered once nothing is added to them."""
 
 _BINS_PER_OCTAVE = 16
 _LEAST_S = 1e-4
@@ -28,13 +31,22 @@ class Bucket:
     """The steps that ended in a stretch of time: counts, peaks, and durations by size.
 
     `tokens` are decode, prefill and draft tokens of the step with the most of them; `slowest` is the seq of the
-    longest step. `used`, `cached` and `pool` are blocks where most were in use. Quantiles are exact to 5 %.
+    longest step. `used`, `cached` and `pool` are blocks where most were in use. `cpu`, `delay` and `gpu` are the
+    highest that the host told, `clock` the lowest share of the GPU's highest clock; negative where it told nothing.
+    `open` are the waits for a first token at its end, by size. `drawn` is for who draws it, void once more is taken in.
+    Quantiles are exact to 5 %.
     """
 
     __slots__ = (
         "begin_s",
         "budget",
         "cached",
+        "clock",
+        "cpu",
+        "delay",
+        "drawn",
+        "end_s",
+        "gpu",
         "itl",
         "marks",
         "max_itl_s",
@@ -42,6 +54,7 @@ class Bucket:
         "max_ttft_s",
         "max_wait_s",
         "num_steps",
+        "open",
         "pool",
         "running",
         "slowest",
@@ -54,22 +67,28 @@ class Bucket:
 
     def __init__(self) -> None:
         self.num_steps = 0
-        self.begin_s = math.inf
+        self.begin_s, self.end_s = math.inf, -math.inf
         self.tokens = (0, 0, 0)
         self.budget = 0
         self.max_step_s, self.slowest = 0.0, -1
         self.used = self.cached = self.pool = 0
         self.running = self.waiting = 0
         self.max_wait_s = self.max_ttft_s = self.max_itl_s = 0.0
+        self.cpu = self.delay = self.gpu = self.clock = -1.0
         self.steps: Counter[int] = Counter()
         self.ttft: Counter[int] = Counter()
         self.itl: Counter[int] = Counter()
+        self.open: Counter[int] = Counter()
         self.marks: Counter[str] = Counter()
+        self.drawn: dict[str, tuple[float, ...]] = {}
 
     def merge(self, other: Bucket) -> None:
         """Take in what another bucket holds."""
+        self.drawn = {}
         self.num_steps += other.num_steps
         self.begin_s = min(self.begin_s, other.begin_s)
+        if other.end_s >= self.end_s:
+            self.end_s, self.open = other.end_s, other.open
         if sum(other.tokens) > sum(self.tokens):
             self.tokens = other.tokens
         self.budget = max(self.budget, other.budget)
@@ -81,6 +100,11 @@ class Bucket:
         self.max_wait_s = max(self.max_wait_s, other.max_wait_s)
         self.max_ttft_s = max(self.max_ttft_s, other.max_ttft_s)
         self.max_itl_s = max(self.max_itl_s, other.max_itl_s)
+        self.cpu, self.delay = max(self.cpu, other.cpu), max(self.delay, other.delay)
+        self.gpu = max(self.gpu, other.gpu)
+        self.clock = (
+            min(self.clock, other.clock) if min(self.clock, other.clock) >= 0 else max(self.clock, other.clock)
+        )
         for name in ("steps", "ttft", "itl", "marks"):
             theirs: Counter[object] = getattr(other, name)
             if theirs:
@@ -88,6 +112,7 @@ class Bucket:
 
     def packed(self) -> bytes:
         """The bucket as few bytes: many are kept, few are looked at."""
+        self.drawn = {}
         return msgspec.msgpack.encode([getattr(self, name) for name in self.__slots__])
 
     @classmethod
@@ -97,8 +122,22 @@ class Bucket:
         for name, value in zip(cls.__slots__, msgspec.msgpack.decode(packed), strict=True):
             setattr(bucket, name, Counter(value) if isinstance(value, dict) else value)
         decode, prefill, draft = bucket.tokens  # a list, as it comes
-        bucket.tokens = decode, prefill, draft
+        bucket.tokens, bucket.drawn = (decode, prefill, draft), {}
         return bucket
+
+    def moved_back(self, seconds: float) -> Bucket:
+        """The same, so much earlier and without the step to open."""
+        moved = Bucket()
+        moved.merge(self)
+        moved.begin_s, moved.end_s, moved.slowest = self.begin_s - seconds, self.end_s - seconds, -1
+        return moved
+
+    def ttft_p95(self) -> Bounded | None:
+        """Of the shared cohort: those who got their first token in this time, and those who wait at its end."""
+        sizes = sorted(self.ttft)
+        known = [_seconds(size) for size in sizes]
+        waits = [_seconds(size) for size in self.open.elements()]
+        return cohort(known, waits, [self.ttft[size] for size in sizes]).quantile(0.95)
 
     @classmethod
     def of(cls, records: Iterable[StepRecord]) -> Bucket:
@@ -119,8 +158,20 @@ class Bucket:
         bucket.max_ttft_s = max(ttft, default=0.0)
         return bucket
 
+    def _take_host(self, host: Host) -> None:
+        told = Bucket()
+        told.cpu = host.cpu
+        told.delay = -1.0 if host.delay is None else host.delay
+        told.gpu = -1.0 if host.gpu_busy is None else host.gpu_busy
+        if host.gpu_clock_mhz and host.gpu_top_clock_mhz:
+            told.clock = host.gpu_clock_mhz / host.gpu_top_clock_mhz
+        self.merge(told)
+
     def _take(self, record: StepRecord) -> None:
         self.begin_s = min(self.begin_s, record.start_s)
+        self.end_s = record.end_s
+        for host in record.host:
+            self._take_host(host)
         if record.executed:
             self.num_steps += 1
             if record.scheduled_tokens > sum(self.tokens):
@@ -151,25 +202,77 @@ class Ladder:
 
     def __init__(self) -> None:
         self.begins_s: float | None = None
+        self.knows_gpu = False
         self._newest: list[tuple[int, Bucket] | None] = [None] * NUM_RUNGS
         self._packed: list[dict[int, bytes]] = [{} for _ in range(NUM_RUNGS)]
         self._order: list[deque[int]] = [deque() for _ in range(NUM_RUNGS)]
         self._pending: list[StepRecord] = []
+        self._waits: dict[int, float] = {}
+        self._closed: dict[tuple[int, int, int], Bucket | None] = {}
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """Who waits for a first token, where the records do not tell of their arrival."""
+        if self._pending:
+            self._settle()
+        self._waits = {
+            item.arrival.number: item.arrival.arrival_s for item in snapshot.requests if item.first_token_s is None
+        }
 
     def take(self, record: StepRecord) -> None:
         if self.begins_s is None:
             self.begins_s = record.start_s
         self._pending.append(record)
+        if record.host and record.host[0].gpu_busy is not None:
+            self.knows_gpu = True
         if len(self._pending) >= MOST_PENDING:
             self._settle()
 
+    def moved_back(self, seconds: float) -> Ladder:
+        """The same, so much earlier and to the nearest bucket, for a session that begins anew at 0. Its steps cannot be
+        opened any more."""
+        if self._pending:
+            self._settle()
+        moved = Ladder()
+        moved.begins_s = None if self.begins_s is None else self.begins_s - seconds
+        for rung, order in enumerate(self._order):
+            shift = round(seconds / self.length_s(rung))
+            for index in order:
+                bucket = self._bucket(rung, index)
+                assert bucket is not None, "what is in order is kept"
+                # Never onto the new session's own first bucket.
+                moved._merge(rung, min(index - shift, -1), bucket.moved_back(seconds))
+        return moved
+
     def _settle(self) -> None:
         pending, self._pending = self._pending, []
-        for index, records in groupby(pending, key=lambda record: int(record.end_s // FINEST_S)):
+        parts: list[tuple[int, Bucket]] = []
+        for index, group in groupby(pending, key=lambda record: int(record.end_s // FINEST_S)):
+            records = list(group)
             part = Bucket.of(records)
-            for rung in range(NUM_RUNGS):
+            self._follow(records)
+            if self._waits:
+                part.open = _sizes(part.end_s - np.fromiter(self._waits.values(), dtype=np.float64))
+            parts.append((index, part))
+        for rung in range(NUM_RUNGS):
+            for index, part in parts:
                 self._merge(rung, index, part)
-                index //= STEPS_UP
+            parts = [
+                (index, _whole([part for _, part in group]))
+                for index, group in groupby(parts, key=lambda part: part[0] // STEPS_UP)
+            ]
+
+    def _follow(self, records: Iterable[StepRecord]) -> None:
+        """Who waits for a first token after these."""
+        waits = self._waits
+        for record in records:
+            for arrival in record.arrivals:
+                waits[arrival.number] = arrival.arrival_s
+            for number, _ in record.ttft_s:
+                waits.pop(number, None)
+            for finish in record.finishes:
+                waits.pop(finish.number, None)
+            for refusal in record.refusals:
+                waits.pop(refusal.number, None)
 
     def _merge(self, rung: int, index: int, part: Bucket) -> None:
         newest = self._newest[rung]
@@ -212,17 +315,30 @@ class Ladder:
         return found, first * per * unit_s, per * unit_s
 
     def _column(self, rung: int, first: int, num: int) -> Bucket | None:
+        known = self._closed.get((rung, first, num), self)
+        if not isinstance(known, Ladder):
+            return known
         parts = [part for index in range(first, first + num) if (part := self._bucket(rung, index)) is not None]
-        if len(parts) < 2:
-            return parts[0] if parts else None
-        whole = Bucket()
-        for part in parts:
-            whole.merge(part)
+        whole = _whole(parts) if parts else None
+        if self._order[rung] and first + num <= self._order[rung][-1]:  # nothing is added to it any more
+            if len(self._closed) >= MOST_CLOSED:
+                self._closed.clear()
+            self._closed[rung, first, num] = whole
         return whole
 
     @staticmethod
     def length_s(rung: int) -> float:
         return float(FINEST_S * STEPS_UP**rung)
+
+
+def _whole(parts: list[Bucket]) -> Bucket:
+    """The only one, or all in one."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = Bucket()
+    for part in parts:
+        whole.merge(part)
+    return whole
 
 
 def _sizes(seconds: npt.NDArray[np.floating]) -> Counter[int]:
@@ -240,5 +356,9 @@ def quantile(sizes: Counter[int], share: float) -> float | None:
     for size in sorted(sizes):
         left -= sizes[size]
         if left <= 0:
-            return _LEAST_S * float(2 ** (size / _BINS_PER_OCTAVE))
+            return _seconds(size)
     return None
+
+
+def _seconds(size: int) -> float:
+    return _LEAST_S * float(2 ** (size / _BINS_PER_OCTAVE))

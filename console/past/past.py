@@ -71,6 +71,7 @@ class Rates:
     finished: float
     preemptions: float
     hit_rate: float | None
+    host_hit_rate: float | None = None
 
 
 class Events(Protocol):
@@ -249,5 +250,6 @@ def _rates(first: Totals, last: Totals, elapsed_s: float) -> Rates:
         rejected_tokens=rejected / elapsed_s,
         finished=(last.finished - first.finished) / elapsed_s,
         preemptions=(last.preemptions - first.preemptions) / elapsed_s,
-        hit_rate=hit_rate(totals_since(first, last)),
+        hit_rate=hit_rate(since := totals_since(first, last)),
+        host_hit_rate=since.external_tokens / since.cache_queries if since.cache_queries else None,
     )

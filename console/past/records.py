@@ -156,6 +156,8 @@ class RecordedLadder(Ladder):
         self.source = source
         self.begins_s = source.start_s
         self._next = 0
+        if source.num_records:
+            self.begin(source.keyframe_before(0)[0])
 
     @property
     def share(self) -> float:

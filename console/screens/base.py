@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from rich.text import Text
 from schedtop.console.actions import Registry
 from schedtop.console.drawing import layout, text
+from schedtop.console.guide import Guide
 from schedtop.console.knobs.forecast import Forecaster
 from schedtop.console.knobs.trial import Trials
 from schedtop.console.recordings import Recordings
@@ -40,6 +41,7 @@ class Console(Protocol):
 
     output_dir: Path
     forecaster: Forecaster
+    guide: Guide
     trials: Trials
     slos_s: dict[str, float]
     recordings: Recordings
@@ -171,6 +173,8 @@ class ConsoleScreen(Screen[None]):
             event.stop()
             event.prevent_default()
             self.action_act(action.id)
+        elif event.character is not None and event.character.isalpha() and not event.character.isascii():
+            self.say(f"{event.character}: the keys are Latin letters; switch the keyboard layout", "warn")
 
     def _pass_on(self, event: Key, to: Widget) -> None:
         event.stop()

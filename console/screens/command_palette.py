@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from rich.text import Text
 from schedtop.console.drawing import text
+from schedtop.console.widgets.prompt import Typed
 from textual.binding import Binding
 from textual.containers import Vertical
 from textual.screen import ModalScreen
@@ -22,6 +23,9 @@ ROWS = 14
 NOTE = 14
 """Cells for the keys of an action, or the state of anything else."""
 
+MOVES = {"up": "cursor_up", "down": "cursor_down", "pageup": "page_up", "pagedown": "page_down"}
+"""Keys that move in the list, and its actions."""
+
 
 class Entry(NamedTuple):
     """One line, and what choosing it does; `off` says why that cannot be done now."""
@@ -30,6 +34,12 @@ class Entry(NamedTuple):
     note: str
     run: Callable[[], None]
     off: str = ""
+
+
+class PaletteInput(Typed):
+    async def on_key(self, event: Key) -> None:
+        if event.key not in MOVES:
+            await self.edit(event)
 
 
 class PaletteScreen(ModalScreen[Entry | None]):
@@ -44,7 +54,7 @@ class PaletteScreen(ModalScreen[Entry | None]):
 
     def compose(self) -> ComposeResult:
         with Vertical(id="palette"):
-            yield Input(placeholder="Type to search actions, requests, findings, steps", id="palette-input")
+            yield PaletteInput(placeholder="Type to search actions, requests, findings, steps", id="palette-input")
             yield OptionList(id="palette-list", markup=False)
 
     @property
@@ -54,16 +64,10 @@ class PaletteScreen(ModalScreen[Entry | None]):
     def on_input_changed(self, event: Input.Changed) -> None:
         self._show(event.value)
 
-    def on_key(self, event: Key) -> None:
-        moves: dict[str, Callable[[], None]] = {
-            "up": self.list.action_cursor_up,
-            "down": self.list.action_cursor_down,
-            "pageup": self.list.action_page_up,
-            "pagedown": self.list.action_page_down,
-        }
-        if event.key in moves:
+    async def on_key(self, event: Key) -> None:
+        if event.key in MOVES:
             event.stop()
-            moves[event.key]()
+            await self.list.run_action(MOVES[event.key])
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         event.stop()

@@ -141,9 +141,11 @@ class KnobCommands:
         def replied(reply: Reply) -> None:
             self.screen.say(reply.text, "ok" if reply.ok else "breach")
 
-        self.console.command(lambda id: EndTrial(id, trial.number, keep, by="key"), replied)
+        by = f"key {self.screen.view.options.who}".strip()
+        self.console.command(lambda id: EndTrial(id, trial.number, keep, by=by), replied)
 
     def _apply(self, by: str, trial_s: float | None = None) -> None:
+        by = f"{by} {self.screen.view.options.who}".strip()
         values, version = self.staging.applying(), self.screen.view.history.live.knobs_version
         slos_s = {} if trial_s is None else self.console.slos_s
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from functools import partial
 
+from schedtop.console.guide import KNOB
 from schedtop.console.life.request_list import Filter
 from schedtop.console.screens.base import Commands, Console
-from schedtop.console.screens.common_commands import CommonCommands
+from schedtop.console.screens.common_commands import CommonCommands, engine_refuses
 from schedtop.console.screens.knob_commands import KnobCommands
 from schedtop.console.screens.live import LiveScreen
 from schedtop.console.screens.panel_screen import MoveCommands
 from schedtop.console.view import View
 from schedtop.console.widgets.events import LEVELS
+from schedtop.engine.contract.telemetry import SetKnobs
 
 
 class LiveCommands:
@@ -34,6 +36,10 @@ class LiveCommands:
         match name:
             case "step_back" | "step_forward" if not self.view.history.records:
                 return "no steps yet"
+            case "guide" if not self.view.options.embedded:
+                return "only on an engine of this console's own"
+            case "guide":
+                return engine_refuses(self.view)
             case "detail" if self.screen.requests.selected_row() is None:
                 return "no request is selected"
         return None
@@ -61,6 +67,15 @@ class LiveCommands:
     def _on_knobs_screen(self, action: str) -> None:
         self.console.show_knobs()
         self.console.front.call_after_refresh(self.console.front.action_act, action)
+
+    def do_guide(self) -> None:
+        """Make the pressure that the guided minute begins with."""
+        values = {KNOB: self.console.guide.tighten()}
+        refused = "the engine refused the pressure"
+        self.console.command(
+            lambda id: SetKnobs(id, values, by="guide"),
+            lambda reply: None if reply.ok else self.screen.say(f"{refused}: {reply.text}", "warn"),
+        )
 
     def do_zoom(self) -> None:
         panel = self.screen.focused_panel

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from schedtop.console.drawing import layout
 from schedtop.console.screens.base import ConsoleScreen, TooSmall
+from schedtop.console.widgets.banner import BannerBar
 from schedtop.console.widgets.header import HeaderBar
 from schedtop.console.widgets.panel import Panel
 from textual.containers import Container
@@ -24,44 +26,30 @@ class HasPanel(Protocol):
     def panel(self) -> Panel | None: ...
 
 
+_MOVES: dict[str, Callable[[Panel], None]] = {
+    "up": lambda panel: panel.move(-1),
+    "down": lambda panel: panel.move(1),
+    "page_up": lambda panel: panel.move_page(-1),
+    "page_down": lambda panel: panel.move_page(1),
+    "first": lambda panel: panel.move_end(last=False),
+    "last": lambda panel: panel.move_end(last=True),
+}
+
+
 class MoveCommands:
     """The hands of a screen for moving in the panel that has the focus."""
 
     def __init__(self, screen: HasPanel) -> None:
         self._screen = screen
+        for name, move in _MOVES.items():
+            setattr(self, f"do_{name}", partial(self._move, move))
 
     def why_not(self, name: str) -> str | None:
         return None
 
-    def _move(self, lines: int) -> None:
+    def _move(self, move: Callable[[Panel], None]) -> None:
         if self._screen.panel is not None:
-            self._screen.panel.move(lines)
-
-    def do_up(self) -> None:
-        self._move(-1)
-
-    def do_down(self) -> None:
-        self._move(1)
-
-    def _move_page(self, pages: int) -> None:
-        if self._screen.panel is not None:
-            self._screen.panel.move_page(pages)
-
-    def do_page_up(self) -> None:
-        self._move_page(-1)
-
-    def do_page_down(self) -> None:
-        self._move_page(1)
-
-    def _move_end(self, last: bool) -> None:
-        if self._screen.panel is not None:
-            self._screen.panel.move_end(last)
-
-    def do_first(self) -> None:
-        self._move_end(last=False)
-
-    def do_last(self) -> None:
-        self._move_end(last=True)
+            move(self._screen.panel)
 
 
 class PanelScreen(ConsoleScreen):
@@ -74,6 +62,7 @@ class PanelScreen(ConsoleScreen):
     def __init__(self, view: View, registry: Registry, panels: tuple[Panel, ...]) -> None:
         super().__init__(view, registry, str(panels[0].id))
         self.header = HeaderBar(view, id="header")
+        self.banner = BannerBar(view, id="banner")
         self.panels = panels
         self.small = TooSmall()
         self._last = panels[0]
@@ -84,6 +73,7 @@ class PanelScreen(ConsoleScreen):
 
     def compose(self) -> ComposeResult:
         yield self.header
+        yield self.banner
         with Container(id="panels"):
             yield from self.panels
         yield self.footer
@@ -120,7 +110,8 @@ class PanelScreen(ConsoleScreen):
             return  # not composed yet, or already being taken apart
         with self.view.history.lock:
             self.view.look()
-            for widget in (self.header, *self.panels, self.footer):
+            self.banner.display = bool(self.view.guide)
+            for widget in (self.header, self.banner, *self.panels, self.footer):
                 widget.paint()
 
     def help_page(self) -> tuple[str, str]:

@@ -21,16 +21,16 @@ def banner(view: View) -> tuple[str, str] | None:
     if view.replay is not None:
         return _of_replay(view.replay)
     step = history.live.step
+    retry = ""
+    if link.retry_at_s is not None:
+        retry = f" Retrying in {text.duration(max(0.0, link.retry_at_s - view.now()))}."
     if link.state == "ended":
         where = f"at step {step}" if history.records else "before its first step"
         return (
-            f"The engine stopped {where}: {link.cause or 'no cause given'}. History stays; knobs are disabled.",
+            f"The engine stopped {where}: {link.cause or 'no cause given'}. History stays; knobs are disabled.{retry}",
             "breach",
         )
     if link.state == "lost":
-        retry = ""
-        if link.retry_at_s is not None:
-            retry = f" Retrying in {text.duration(max(0.0, link.retry_at_s - view.now()))}."
         at = f" at {text.clean(view.options.address, 60)}" if view.options.address else ""
         return (
             f"No engine{at} for {text.duration(view.now() - link.since_s)}: {link.cause}.{retry}",
@@ -45,15 +45,15 @@ def banner(view: View) -> tuple[str, str] | None:
     if history.another and history.header is not None and view.now() - link.since_s < _NEW_S:
         since = time.strftime("%H:%M:%S", time.localtime(history.header.started_at))
         return (
-            f"A new engine (started at {since}) answers here; the previous engine's steps are gone.",
+            f"A new engine (started at {since}) answers here; the previous run stays on the timeline.",
             "warn",
         )
     if view.trial is not None:
         changed = ", ".join(f"{name} {text.value(value)}" for name, value in view.trial.values.items())
         left_s = view.trial.left_s(view.now())
         keys = "" if view.options.read_only else " unless confirmed (c in [6]; r reverts now)"
-        return f"On trial: {changed}. Reverts in {left_s:.0f} s{keys}.", "warn"
-    return None
+        return f"{view.guide}On trial: {changed}. Reverts in {left_s:.0f} s{keys}.", "warn"
+    return (view.guide, "accent") if view.guide else None
 
 
 def _of_replay(status: ReplayStatus) -> tuple[str, str] | None:

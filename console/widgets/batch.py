@@ -41,10 +41,13 @@ The timeline shows the same time in every lane, newest at the right. A column ho
   step      length of the steps: the median filled, the longest as a cap
   KV        blocks in use, and above them cached blocks that can be reclaimed
   run/wait  requests running, and above them waiting
-  TTFT      p95 filled; the cap is the longest, counting requests that still wait
+  TTFT      p95 filled, of those who got their first token and those who wait for it; the longest as a cap
   ITL       p95 filled, the longest as a cap
-TTFT and ITL past their SLO are drawn as a breach. Left and Right move the cursor, whose values stand at the right;
-Enter shows the longest step of its column; + and - choose 10 s, 1 min, 5 min, 1 h or all; z shows single steps.
+  host      processors used by the engine's process, and above them the time its first thread waited for one
+  GPU       busy, and after @ its clock as a share of the highest; only where the engine tells of one
+TTFT and ITL past their SLO (the line) are drawn as a breach; beside them stands the p95, > a lower bound. The line in
+KV is the watermark. Left and Right move the cursor, whose values stand at the right; Enter shows the longest step of
+its column; + and - choose 10 s, 1 min, 5 min, 1 h or all; z shows single steps.
 The bar is one step: the tokens it scheduled, by class, against its token budget.
   D decode    the newest token of a request that is past its prompt
   P prefill   prompt tokens, or tokens computed again after a preemption

@@ -92,8 +92,8 @@ Enter shows the step of the selected event in all panels. o chooses which events
     def time(self, event: Event) -> str:
         header = self.view.history.header
         if header is None or header.simulated_clock:
-            minutes, seconds = divmod(event.clock_s, 60)
-            return f"{int(minutes):02d}:{seconds:05.2f}"
+            minutes, seconds = divmod(abs(event.clock_s), 60)
+            return f"{'-' if event.clock_s < 0 else ''}{int(minutes):02d}:{seconds:05.2f}"
         return time.strftime("%H:%M:%S", time.localtime(header.started_at + event.clock_s))
 
     def move(self, lines: int) -> None:

@@ -7,19 +7,23 @@ from typing import ClassVar
 
 from rich.style import Style
 from schedtop.console.drawing import text
+from schedtop.console.drawing.layout import COMPACT
 from schedtop.console.drawing.line import Line
 from schedtop.console.view import ReplayStatus, View
 from schedtop.console.widgets.panel import Drawn
 from schedtop.engine.contract.workload_notes import notices
 
 _OLD_S = 2.0
+_WIDE = 120
+"""Cells from which on device and step come before the rates and the age; the panels tell of the step."""
 
 
 class HeaderBar(Drawn):
     """Product, mode, findings, read-only, model, device, step, age of data, rates; the engine's clock at the right."""
 
     HELP: ClassVar[str] = """\
-Fields that do not fit are dropped, findings and read-only last, and … says so.
+Fields that do not fit are dropped, findings and read-only last, and … says so. Below 80 columns running and waiting
+requests stand in the place of the clock.
 step/s, out and in are per second of the engine's clock, over the seconds that stand before them; age is the time since
 the engine's last message. REC: a recording is being written (W). A simulated engine's clock (sim) starts at 0."""
 
@@ -41,10 +45,10 @@ the engine's last message. REC: a recording is being written (W). A simulated en
         line = Line().add(" schedtop ", palette.on("accent", "surface"))
         word, role = self.mode()
         line.add(f" {word} ", palette.on(role, "surface") + Style(reverse=True, bold=True)).add(" ", under)
-        clock = self.clock()
+        clock = self.clock() if width >= COMPACT[0] else ""
         room = width - len(clock) - 3
         left_out = False
-        for label, value, value_role in self.fields(wide=width >= 120):
+        for label, value, value_role in self.fields(width):
             length = len(label) + len(value) + (1 if label else 0) + 2
             if line.length + length > room:
                 left_out = True
@@ -90,7 +94,7 @@ the engine's last message. REC: a recording is being written (W). A simulated en
         view = self.view
         return view.replay is None and not view.stale and view.history.synced and view.history.live.paused
 
-    def fields(self, wide: bool) -> list[tuple[str, str, str]]:
+    def fields(self, width: int) -> list[tuple[str, str, str]]:
         """Label, value and role of the value, the most important first."""
         view, history = self.view, self.view.history
         header, state = history.header, view.moment.state
@@ -111,25 +115,29 @@ the engine's last message. REC: a recording is being written (W). A simulated en
             found.append(("", "REC", "breach"))
         if view.options.read_only:
             found.append(("", "read-only", "warn"))
+        if width < COMPACT[0]:
+            found.append(("", f"{state.num_running} run {state.num_waiting} wait", "text"))
+        details: list[tuple[str, str, str]] = []
         if header is not None:
             if noticed := len(notices(header.workload)):
                 found.append(("", text.plural(noticed, "trace note"), "warn"))
             found.append(("", text.clean(header.model, 28), "text"))
-            if wide:
-                found.append(("on", text.clean(header.device, 28), "text"))
+            details.append(("on", text.clean(header.device, 28), "text"))
         if view.replay is None:
-            found.append(("step", str(state.step), "text"))
+            details.append(("step", str(state.step), "text"))
+        if width >= _WIDE:
+            found += details
         still = self.idle or (self.paused and view.pinned is None)
         rates = None if still else history.rates(view.moment)
         if rates is not None:
             span = text.duration(rates.span_s).replace(".0s", "s")
-            found.append((f"over {span}" if wide else "", f"{text.rate(rates.steps)} step/s", "text"))
+            found.append((f"over {span}", f"{text.rate(rates.steps)} step/s", "text"))
         if not old:
             found += age
-        if wide and rates is not None:
+        if rates is not None:
             found.append(("out", f"{text.rate(rates.output_tokens)} tok/s", "text"))
             found.append(("in", f"{text.rate(rates.prompt_tokens)} tok/s", "text"))
-        return found
+        return found if width >= _WIDE else found + details[::-1]
 
     def clock(self) -> str:
         """Time of day of the shown moment; seconds since the start on a simulated clock."""

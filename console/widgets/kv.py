@@ -42,6 +42,8 @@ in-use is held + shared once the step is scheduled, as its head met the pool; wh
 blocks that are filled; hits = prompt tokens of first admissions that the prefix cache gave, and over which time.
 groups: blocks in the requests' tables by kind of layer, those of several counted by each: full attention keeps all,
 a window its newest tokens, a state-space layer a state.
+host: blocks kept in the host's memory behind the pool, requests whose state is being loaded from or stored to it, and
+the share of hits (as above) that came from there.
 The bar is sorted by class. | is the watermark: while anything runs, admission leaves that many blocks free,
 so a request that would push the bar past it waits.
 The map below shows the pool in physical order. A cell stands for several blocks when the pool is larger than
@@ -94,10 +96,24 @@ the map; it shows the class most of them are in."""
         lines = [self._bar(record.blocks, width), self._legend(record.blocks, width)]
         if record.group_blocks and height > 3:
             lines.append(self._groups(record.group_blocks, width))
+        if record.host_blocks and height > 3:
+            lines.append(self._host(record.host_blocks, width))
         lines = lines[:height]
         if height > 2:
             lines += self._map(self.view.moment.state.classes, width, height - len(lines))
         return lines
+
+    def _host(self, host: tuple[int, ...], width: int) -> Line:
+        """The memory behind the pool: how full it is, what goes to it and comes from it."""
+        palette = self.view.palette
+        used, size, loads, sends = host
+        line = Line().add(" host ", palette["muted"]).add(f"{used}/{size}", palette["text"])
+        line.add(f" {text.share(used, size)}  loading ", palette["muted"]).add(str(loads), palette["text"])
+        line.add("  storing ", palette["muted"]).add(str(sends), palette["text"])
+        rates = self.view.history.rates(self.view.moment, self.view.window_s)
+        if rates is not None and rates.host_hit_rate is not None:
+            line.add(f"  hits {text.share(rates.host_hit_rate, 1)}", palette["text"])
+        return line.pad(width, palette["text"])
 
     def _groups(self, group_blocks: tuple[int, ...], width: int) -> Line:
         """Blocks in the tables of each kind of KV group."""

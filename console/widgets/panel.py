@@ -10,7 +10,7 @@ from schedtop.console.drawing.styles import Palette
 from schedtop.console.view import View
 from textual.color import TRANSPARENT
 from textual.filter import ANSIToTruecolor
-from textual.geometry import Region
+from textual.geometry import Offset, Region
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -152,6 +152,13 @@ class Panel(Drawn, can_focus=True):
     @property
     def title(self) -> str:
         return self.TITLE
+
+    @property
+    def cursor_place(self) -> Offset:
+        """Where the selected line begins on the terminal, for magnifiers, braille and input methods."""
+        glyph = self.view.glyphs.cursor
+        chosen = (y for y, pieces in enumerate(self._pieces) if pieces and pieces[0][0].startswith(glyph))
+        return self.region.offset + Offset(0, next(chosen, 0))
 
     @property
     def active(self) -> bool:

@@ -10,6 +10,7 @@ from schedtop.console.drawing import text
 from schedtop.console.drawing.glyphs import to_ascii
 from schedtop.console.view import View
 from textual.events import Key
+from textual.reactive import var
 from textual.strip import Strip
 from textual.widgets import Input
 
@@ -17,7 +18,25 @@ _LEAST_QUESTION = 12
 """Cells a question keeps beside a long text."""
 
 
-class Prompt(Input):
+class Typed(Input):
+    """An input whose editing keys can take effect in their turn: bindings come behind what was typed after them.
+
+    Nothing blinks.
+    """
+
+    cursor_blink: var[bool] = var(False, init=False)
+
+    async def edit(self, event: Key) -> bool:
+        """Carry out an editing key now; False for any other key."""
+        edits = self._bindings.key_to_bindings.get(event.key, []) if not event.is_printable else []
+        if edits:
+            event.stop()
+            event.prevent_default()
+            await self.run_action(edits[0].action)
+        return bool(edits)
+
+
+class Prompt(Typed):
     """`ask` shows it; Enter hands the text over, Esc gives up; ? asks for help and is never text.
 
     What is wrong with the text so far stands at its right. `heard` is the newest key that came to it.
@@ -80,22 +99,19 @@ class Prompt(Input):
             self._changed(event.value)
 
     async def on_key(self, event: Key) -> None:
-        """Every key takes effect in its turn: as bindings, those that edit would come behind what was typed later."""
         if self._done is None:  # closed by a key before this one: it is the screen's
             event.stop()
             event.prevent_default()
             self.screen._forward_event(Key(event.key, event.character).set_sender(self.app))
             return
         self.heard = event
-        edits = self._bindings.key_to_bindings.get(event.key, []) if not event.is_printable else []
         helps = event.key in ("question_mark", "f1") and self.on_help is not None
-        if not (edits or helps or event.key == "escape"):
+        if not helps and event.key not in ("escape", "enter"):
+            await self.edit(event)
             return
         event.stop()
         event.prevent_default()
-        if event.key in ("escape", "enter"):
-            self._finish(self.value if event.key == "enter" else None)
-        elif helps and self.on_help is not None:
+        if helps and self.on_help is not None:
             self.on_help()
         else:
-            await self.run_action(edits[0].action)
+            self._finish(self.value if event.key == "enter" else None)

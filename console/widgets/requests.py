@@ -24,6 +24,8 @@ _MAKE_ROOM = ("progress", "cached", "prompt", "out", "preempt", "full", "adapter
 
 _ID_CELLS = 13, 30
 """What an id gets before all other columns: enough for two of a server's to differ."""
+_GUTTER = 3
+"""Cells for the cursor, a row's letter and a space."""
 _BAR_GIVES, _ID_GIVES = 8, 2
 """Cells that the bar and the id can do without."""
 
@@ -37,10 +39,12 @@ STATE    decode, prefill, recompute (prompt and outputs again after a preemption
          step gave it no token), wait, preempted (waits again)
 PROMPT   computed/prompt tokens while the prompt is computed; in a recompute, of all tokens it needs
 CACHED   prompt tokens the prefix cache gave
-PROGRESS cached prompt, computed prompt, outputs, and what may still come, in proportion
+PROGRESS cached prompt (broken line), computed prompt (thin), outputs (thick), and what may still come, in proportion
 KV       blocks held, FULL those of full attention where other layers forget
 AGE      since arrival      TTFT, ITL  in ms; ITL is the newest gap
 PREEMPT  how often it was preempted     PRIO  lower is more urgent     ADAPTER  its LoRA adapter
+A letter before the id marks a row, which is tinted: T past its TTFT SLO, I its newest gap is past the ITL SLO,
+V preempted, 0 starved.
 < and > choose the sorting column, I inverts it. / filters: words match id, state or adapter, kv>40, out<10,
 age>2s, itl>80ms, prompt>=1000, progress>50% compare, ! before one excludes; all must hold. Esc clears it.
 f keeps the selected request in sight, F keeps the order while values go on changing. Enter shows its life."""
@@ -185,7 +189,7 @@ f keeps the selected request in sight, F keeps the order while values go on chan
 
     def _titles(self, columns: list[tuple[str, str, int]], width: int) -> Line:
         palette = self.view.palette
-        line = Line().add("  ", palette.on("muted", "surface"))
+        line = Line().add(" " * _GUTTER, palette.on("muted", "surface"))
         for name, title, size in columns:
             words = f"{title}{self._arrow()}" if name == self.sort and self.frozen is None else title
             style = palette.on("accent" if name == self.sort else "muted", "surface")
@@ -194,8 +198,10 @@ f keeps the selected request in sight, F keeps the order while values go on chan
 
     def _line(self, row: RequestRow, columns: list[tuple[str, str, int]], width: int) -> Line:
         palette, selected = self.view.palette, row.number == self.selected
-        under = "cursor" if selected else "background"
-        line = Line().add(self.view.glyphs.cursor + " " if selected else "  ", palette.on("accent", under))
+        mark = self._mark(row)
+        under = "cursor" if selected else "late" if mark else "background"
+        line = Line().add(self.view.glyphs.cursor if selected else " ", palette.on("accent", under))
+        line.add(f"{mark:{_GUTTER - 1}}", palette.on("breach", under))
         for name, _, size in columns:
             if name == "progress":
                 self._progress(line, row, size - 2, under)
@@ -210,6 +216,16 @@ f keeps the selected request in sight, F keeps the order while values go on chan
             line.add(lead, plain).add(inner, palette.on(role, under)).add(trail + " ", plain)
         return line.pad(width, palette.on("text", under))
 
+    def _mark(self, row: RequestRow) -> str:
+        """The letter of a row that is stalled or past its SLO; empty for any other."""
+        options = self.view.options
+        if row.state in ("starved", "preempted"):
+            return PHASES["starved" if row.state == "starved" else "re-queued"].letter
+        first_s = row.age if row.ttft is None else row.ttft
+        if options.ttft_slo_s is not None and first_s > options.ttft_slo_s:
+            return "T"
+        return "I" if options.itl_slo_s is not None and (row.itl or 0.0) > options.itl_slo_s else ""
+
     def _progress(self, line: Line, row: RequestRow, cells: int, under: str) -> None:
         """Cached prompt, computed prompt, outputs, and what is still to come, in proportion."""
         palette, glyphs = self.view.palette, self.view.glyphs
@@ -217,8 +233,7 @@ f keeps the selected request in sight, F keeps the order while values go on chan
         amounts = (cached, row.done - cached, row.out, max(0, row.prompt - row.done) + max(0, row.max - row.out))
         roles = ("cached", "prefill", "decode", "empty")
         line.add(" ", palette.on("text", under))
-        marks = glyphs.progress if not palette.solid else glyphs.progress[-2] * 3 + glyphs.progress[-1]
-        for role, glyph, part in zip(roles, marks, shares(amounts, cells), strict=True):
+        for role, glyph, part in zip(roles, glyphs.progress, shares(amounts, cells), strict=True):
             line.add(glyph * part, palette.on(role, under))
         line.add(" ", palette.on("text", under))
 
@@ -289,7 +304,7 @@ f keeps the selected request in sight, F keeps the order while values go on chan
             self.selected = self.listed[y - 1 + self.top]
 
     def _click_title(self, x: int) -> None:
-        at = 2
+        at = _GUTTER
         for name, _, size in self.columns(self.size.width):
             if at <= x < at + size:
                 self.descending = not self.descending if name == self.sort else True
@@ -306,4 +321,4 @@ def _late(seconds: float | None, slo_s: float | None) -> tuple[str, str]:
 
 def _spare(columns: list[tuple[str, str, int]], width: int) -> int:
     """Cells left beside columns of their own width; negative if there are too few."""
-    return width - 2 - sum(size for _, _, size in columns)
+    return width - _GUTTER - sum(size for _, _, size in columns)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 from rich.style import Style
 from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
@@ -13,6 +14,7 @@ from schedtop.console.drawing.stacked_columns import Layer, draw_columns
 from schedtop.console.past.ladder import Bucket, quantile
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Pieces
+from schedtop.engine.contract.latencies.cohort import Bounded
 
 RANGES_S: tuple[float | None, ...] = (10.0, 60.0, 300.0, 3600.0, None)
 """What + and - choose from; None is all."""
@@ -28,7 +30,8 @@ Parts = tuple[float, ...]
 class Lane(NamedTuple):
     """One figure over time. `parts` of a column are stacked from below; `value` is what stands beside the lane.
 
-    `top` is what the full height stands for, at least; None: a share, whose full height is 1.
+    `top` is what the full height stands for, at least; None: a share, whose full height is 1. A line
+    shows `limit`.
     """
 
     name: str
@@ -38,6 +41,15 @@ class Lane(NamedTuple):
     scale: Callable[[float], str]
     top: float | None
     weight: int = 1
+    limit: float | None = None
+
+
+def _parts(lane: Lane, bucket: Bucket) -> Parts:
+    """Worked out once for a column that stays as it is."""
+    found = bucket.drawn.get(lane.name)
+    if found is None:
+        found = bucket.drawn[lane.name] = lane.parts(bucket)
+    return found
 
 
 def _capped(middle: float | None, peak: float, slo_s: float | None) -> Parts:
@@ -52,6 +64,47 @@ _DURATION = (("accent", "=", "="), ("breach", "!", "!"), ("unused", ".", "."), (
 """Layers of a duration: within its SLO, past it, and up to the worst, within and past it."""
 
 
+HOST = Lane(
+    "host",
+    (("decode", "c", "c"), ("breach", "!", "!")),
+    lambda bucket: (max(bucket.cpu, 0.0), max(bucket.delay, 0.0)),
+    lambda bucket: _host(bucket),
+    lambda top: f"{top:.1f} cpu",
+    1.0,
+)
+GPU = Lane(
+    "GPU",
+    (("held", "g", "g"),),
+    lambda bucket: (max(bucket.gpu, 0.0),),
+    lambda bucket: f"{bucket.gpu:.0%}@{bucket.clock:.0%}" if bucket.clock >= 0 else _percent(bucket.gpu),
+    lambda top: "100%",
+    None,
+)
+"""Only where the engine has told of one."""
+
+
+def _host(bucket: Bucket) -> str:
+    return _percent(bucket.cpu) + (f"+{bucket.delay:.0%}" if bucket.delay >= 0 and bucket.cpu >= 0 else "")
+
+
+def _percent(share: float) -> str:
+    return "n/a" if share < 0 else f"{share:.0%}"
+
+
+def _longest_wait_s(bucket: Bucket) -> float:
+    """To a first token, had or still waited for."""
+    return max(bucket.max_ttft_s, bucket.max_wait_s, quantile(bucket.open, 1.0) or 0.0)
+
+
+def _watermark(view: View) -> float | None:
+    """The share of the pool that may be in use before admission stops; None where all of it may."""
+    record = view.moment.record
+    if record is None or not record.blocks.watermark:
+        return None
+    blocks = record.blocks
+    return 1.0 - blocks.watermark / (blocks.held + blocks.shared + blocks.cached_free + blocks.empty)
+
+
 def lanes(view: View) -> tuple[Lane, ...]:
     """The lanes from top to bottom."""
     options = view.options
@@ -60,6 +113,9 @@ def lanes(view: View) -> tuple[Lane, ...]:
         return (
             text.ms_unit(seconds) + ("!" if slo_s is not None and seconds > slo_s else "") if seconds else text.NONE
         )
+
+    def bounded(p95: Bounded | None) -> str:
+        return text.NONE if p95 is None else (">" if p95.is_bound else "") + late(p95.least, options.ttft_slo_s)
 
     return (
         Lane(
@@ -88,6 +144,7 @@ def lanes(view: View) -> tuple[Lane, ...]:
             lambda top: "100%",
             None,
             weight=2,
+            limit=_watermark(view),
         ),
         Lane(
             "run/wait",
@@ -102,22 +159,26 @@ def lanes(view: View) -> tuple[Lane, ...]:
             "TTFT",
             _DURATION,
             lambda bucket: _capped(
-                quantile(bucket.ttft, 0.95), max(bucket.max_ttft_s, bucket.max_wait_s), options.ttft_slo_s
+                quantile(bucket.ttft + bucket.open, 0.95), _longest_wait_s(bucket), options.ttft_slo_s
             ),
-            lambda bucket: late(max(bucket.max_ttft_s, bucket.max_wait_s), options.ttft_slo_s),
+            lambda bucket: bounded(bucket.ttft_p95()),
             text.ms_unit,
             1e-3,
             weight=2,
+            limit=options.ttft_slo_s,
         ),
         Lane(
             "ITL",
             _DURATION,
             lambda bucket: _capped(quantile(bucket.itl, 0.95), bucket.max_itl_s, options.itl_slo_s),
-            lambda bucket: late(bucket.max_itl_s, options.itl_slo_s),
+            lambda bucket: late(quantile(bucket.itl, 0.95) or 0.0, options.itl_slo_s),
             text.ms_unit,
             1e-3,
             weight=2,
+            limit=options.itl_slo_s,
         ),
+        HOST,
+        *((GPU,) if view.history.ladder.knows_gpu else ()),
     )
 
 
@@ -216,7 +277,7 @@ class Timeline:
         cursor = self.cursor_column(len(found), begin_s, length_s)
         shown = lanes(self.view)
         drawn: list[Line] = []
-        marks = height > len(shown)
+        marks = height >= LEAST_HEIGHT
         for lane, rows in zip(shown, _rows(shown, height - marks), strict=True):
             if rows:
                 drawn += self._lane(lane, found, cursor, plot_width(width), rows)
@@ -227,7 +288,7 @@ class Timeline:
     def _lane(self, lane: Lane, found: list[Bucket | None], cursor: int, width: int, rows: int) -> list[Line]:
         palette = self.view.palette
         none = (0.0,) * len(lane.layers)
-        parts = np.array([none if bucket is None else lane.parts(bucket) for bucket in found], dtype=np.float64)
+        parts = np.array([none if bucket is None else _parts(lane, bucket) for bucket in found], dtype=np.float64)
         parts = parts.reshape(len(found), len(lane.layers))
         top = 1.0 if lane.top is None else max(lane.top, float(parts.sum(axis=1).max(initial=0.0)))
         if lane.name == "tokens":
@@ -237,6 +298,9 @@ class Timeline:
             for role, letter, glyph in lane.layers
         )
         drawn = draw_columns(parts / top, rows, layers, palette, self.view.glyphs) if found else [Line()] * rows
+        if lane.limit is not None and lane.limit < top and rows > 1:
+            row = min(rows - 1, int(lane.limit / top * rows))
+            drawn[rows - 1 - row] = self._limited(drawn[rows - 1 - row], parts.sum(axis=1) / top * rows <= row)
         bucket = found[cursor] if found else None
         lines = []
         for row, plot in enumerate(drawn):
@@ -252,6 +316,13 @@ class Timeline:
                 line.add(text.NONE if bucket is None else lane.value(bucket), palette["text"])
             lines.append(line)
         return lines
+
+    def _limited(self, plot: Line, free: npt.NDArray[np.bool_]) -> Line:
+        """A row of a lane with the line of its limit where nothing is drawn."""
+        glyph, style = self.view.glyphs.slo, self.view.palette["warn"]
+        cells = [(char, own) for piece, own in plot.pieces for char in piece]
+        cells = [(glyph, style) if blank else cell for cell, blank in zip(cells, free.tolist(), strict=True)]
+        return Line().cells(*zip(*cells, strict=True))
 
     def _marks(self, found: list[Bucket | None], cursor: int, width: int) -> Line:
         palette, glyphs = self.view.palette, self.view.glyphs
@@ -276,9 +347,9 @@ def _rows(shown: tuple[Lane, ...], height: int) -> list[int]:
     """Rows of each lane: one each, the step's last of all, then more by weight."""
     rows = [1] * len(shown)
     if height < len(shown):
-        for name in ("step", "tokens", "ITL", "TTFT", "run/wait"):
+        for name in ("GPU", "host", "step", "tokens", "ITL", "TTFT", "run/wait"):
             if sum(rows) > height:
-                rows[next(index for index, lane in enumerate(shown) if lane.name == name)] = 0
+                rows = [0 if lane.name == name else num for lane, num in zip(shown, rows, strict=True)]
     while sum(rows) < height:
         index = min(range(len(rows)), key=lambda at: (rows[at] / shown[at].weight, at))
         rows[index] += 1

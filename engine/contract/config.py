@@ -43,7 +43,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     left with fewer than `prefill_lookahead` tokens of a prompt. `max_loras`: adapters that one step can compute
     together; 0: no limit. `pooling`: requests have no outputs and end with their prompt. `encoder_budget`: image
     tokens per step, `encoder_cache` those kept (None: the budget); with `disable_chunked_mm_input` no chunk ends
-    inside an image. `own_model_len`: what the model itself takes at most, where that is known.
+    inside an image; `refuses_images`: one that can never fit is turned away with its request, which would otherwise
+    stand before it. `own_model_len`: what the model itself takes at most, where that is known.
     """
 
     num_blocks: int
@@ -77,7 +78,12 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     encoder_budget: int | None = None
     encoder_cache: int | None = None
     disable_chunked_mm_input: bool = False
+    refuses_images: bool = False
     kv_connector: KVConnector | None = None
+    kv_host_memory_bytes: int = 0
+    kv_load_failure_policy: str = "recompute"
+    kv_load_failure_rate: float = 0.0
+    preemption_mode: str = "recompute"
     async_scheduling: bool = False
     pipeline_depth: int = 1
     own_model_len: int | None = None
@@ -160,6 +166,7 @@ def _check_kv(config: SchedulerConfig) -> None:
 
 def _check_together(config: SchedulerConfig) -> None:
     """Refuse what would leave a request waiting for ever; vLLM does not."""
+    _check_host_memory(config)
     depth, role = config.pipeline_depth, config.kv_connector and config.kv_connector.role
     if config.max_loras and config.encoder_budget is not None:
         raise ConfigError(f"max_loras={config.max_loras}: adapters cannot be served beside images (encoder_budget)")
@@ -171,6 +178,21 @@ def _check_together(config: SchedulerConfig) -> None:
         raise ConfigError("kv_connector: the role kv_producer needs one batch at a time: no async_scheduling")
 
 
+def _check_host_memory(config: SchedulerConfig) -> None:
+    if not config.kv_host_memory_bytes:
+        for name in ("kv_load_failure_policy", "kv_load_failure_rate", "preemption_mode"):
+            if getattr(config, name) != knobs.BY_NAME[name].default:
+                raise ConfigError(
+                    f"{name}={getattr(config, name)}: there is no host memory: give kv_host_memory_bytes"
+                )
+        return
+    if config.has_groups or config.sliding_window:
+        raise ConfigError(
+            f"kv_host_memory_bytes={config.kv_host_memory_bytes}: needs the state of all layers alike"
+            " (disable_hybrid_kv_cache_manager), and no sliding window"
+        )
+
+
 def knob_values(config: SchedulerConfig, extra: dict[str, Any] | None = None) -> dict[str, Any]:
     """The live knobs at their start-up values."""
     return knobs.live_values({**msgspec.structs.asdict(config), **(extra or {})})
@@ -179,9 +201,10 @@ def knob_values(config: SchedulerConfig, extra: dict[str, Any] | None = None) ->
 class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True):
     """Where requests come from: a generator's name or a trace file, and how it is cut and scaled.
 
-    `rate` requests/s; `scale` multiplies lengths; `limit` is a number of requests; `time_scale` multiplies the
-    gaps between a trace's arrivals; `start_s`/`end_s` cut a window out of a trace. None leaves as is. Requests that
-    name no LoRA adapter are spread over `adapters` of them.
+    `rate` requests/s; `scale` multiplies lengths; `limit` is a number of requests; `time_scale` multiplies the gaps
+    between a trace's arrivals; `start_s`/`end_s` cut a window out of a trace. None leaves as is. Requests that name no
+    LoRA adapter are spread over `adapters` of them. A trace's images have `image_tokens` each (None: they are left
+    out).
     """
 
     source: str = "mixed"
@@ -197,6 +220,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True):
     prefix_block_tokens: int | None = None
     skip_bad: bool = False
     adapters: int = 0
+    image_tokens: int | None = None
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,6 +229,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     `join_within_s`: wall time that the first step waits for a console. `draft_model` drafts for `model`.
     `http` is where clients are served (`HOST:PORT`), under `served_model_name`; more than `max_num_queued_reqs` that
     wait are turned away. `token_file`: what a TCP `socket` asks for. `read_only`: no console may command it.
+    `flight_folder`: where the last minutes are kept on disk; None: in memory only.
     """
 
     device: str = "sim:llama-3.1-8b@h100"
@@ -218,6 +243,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_parallel_size: int = 1
     gpu_memory_utilization: float = 0.9
     kv_cache_memory_bytes: int | None = None
+    kv_cache_dtype: str = "auto"
+    step_cost: str = "roofline"
     dtype: str = "auto"
     record: str | None = None
     record_text: bool = False
@@ -230,3 +257,4 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     read_only: bool = False
     join_within_s: float = 0.0
     draft_model: str | None = None
+    flight_folder: str | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -290,6 +291,94 @@ KNOBS: tuple[Knob, ...] = (
         down="",
     ),
     Knob(
+        "kv_host_memory_bytes",
+        int,
+        0,
+        low=0,
+        high=1 << 46,
+        unit="bytes",
+        flag="--kv-host-memory",
+        vllm=False,
+        step=1 << 30,
+        effect="Host memory that keeps the KV state of ended requests, as 16GiB; 0 is none. For simulated devices.",
+        up="Longer-lived prefixes: what the pool evicted is loaded instead of computed.",
+        down="Less memory; more is computed again.",
+    ),
+    Knob(
+        "kv_load_failure_policy",
+        str,
+        "recompute",
+        choices=("recompute", "fail"),
+        effect="What a failed load from the host's memory comes to: what it lost is computed, or its request ends.",
+        up="",
+        down="",
+    ),
+    Knob(
+        "kv_load_failure_rate",
+        float,
+        0.0,
+        low=0.0,
+        high=1.0,
+        unit="share of loads",
+        vllm=False,
+        step=0.01,
+        effect="Loads from the host's memory that fail, to see what that does.",
+        up="",
+        down="",
+    ),
+    Knob(
+        "preemption_mode",
+        str,
+        "recompute",
+        choices=("recompute", "swap"),
+        effect="A preempted request's state is dropped and computed again, or copied to the host's memory and back.",
+        up="",
+        down="",
+    ),
+    Knob(
+        "encoder_budget",
+        int,
+        None,
+        low=1,
+        high=1 << 24,
+        unit="tokens",
+        optional=True,
+        vllm=False,
+        effect="Image tokens that one step encodes; as max_num_batched_tokens where requests have images.",
+        up="Images are encoded sooner.",
+        down="Fewer images in one step; chunks end before one that has no room.",
+    ),
+    Knob(
+        "encoder_cache",
+        int,
+        None,
+        low=1,
+        high=1 << 24,
+        unit="tokens",
+        optional=True,
+        vllm=False,
+        effect="Image tokens kept until the prompt has passed them; as encoder_budget unless set.",
+        up="More images wait encoded.",
+        down="An image waits until others have been passed.",
+    ),
+    Knob(
+        "disable_chunked_mm_input",
+        bool,
+        False,
+        effect="Let no chunk of a prompt end inside an image.",
+        up="",
+        down="",
+    ),
+    Knob(
+        "pooling",
+        bool,
+        False,
+        vllm=False,
+        effect="Requests have no outputs and end with their prompt, as for embeddings. For simulated devices.",
+        up="",
+        down="",
+    ),
+    Knob(
         "max_loras",
         int,
         0,
@@ -422,7 +511,7 @@ def _typed(knob: Knob, value: Any, called: str) -> int | float | bool | str:
         if knob.kind is bool:
             return _as_bool(value)
         if knob.kind is int:
-            return _as_int(value)
+            return _as_int(as_bytes(value) if knob.unit == "bytes" else value)
         if knob.kind is float:
             number = float(value)
             if isinstance(value, bool) or number != number or number in (float("inf"), float("-inf")):
@@ -430,8 +519,22 @@ def _typed(knob: Knob, value: Any, called: str) -> int | float | bool | str:
             return number
         return str(value)
     except (TypeError, ValueError, OverflowError):
+        if knob.unit == "bytes":
+            raise KnobError(f"{called}={value!r}: must be bytes, as in 500MB or 16GiB") from None
         kind = {bool: "true or false", int: "a whole number", float: "a finite number"}.get(knob.kind, "text")
         raise KnobError(f"{called}={value!r}: must be {kind}") from None
+
+
+_SIZE = re.compile(r"(\d+\.?\d*)\s*([kmgt]?)(i?b)?")
+
+
+def as_bytes(value: Any) -> Any:
+    """`2GiB` or `500M` as a number of bytes; anything else as it is."""
+    match = _SIZE.fullmatch(value.strip().lower()) if isinstance(value, str) else None
+    if match is None:
+        return value
+    base = 1024 if match[3] == "ib" or not match[3] else 1000
+    return int(float(match[1]) * base ** " kmgt".index(match[2] or " "))
 
 
 def _as_bool(value: Any) -> bool:

@@ -42,7 +42,10 @@ LIMITERS: dict[Limiter, LimiterText] = {
     Limiter.STREAMING_INPUT: LimiterText("it waits for more of its input; others may pass"),
     Limiter.STALE_OUTPUT: LimiterText("results from before its preemption are under way; others may pass"),
     Limiter.LORA: LimiterText("max_loras other adapters are in this step; others may pass", (("max_loras", "up"),)),
-    Limiter.ENCODER: LimiterText("the next image does not fit the encoder's budget or cache"),
+    Limiter.ENCODER: LimiterText(
+        "the next image does not fit the encoder's budget or cache",
+        (("encoder_budget", "up"), ("encoder_cache", "up")),
+    ),
     Limiter.RESERVED: LimiterText(
         "its load would take blocks that requests in the middle of their prompts still need",
         (("num_blocks", "up"),),

@@ -11,6 +11,8 @@ from schedtop.engine.contract.telemetry import Arrival, StepRecord
 Paths = npt.NDArray[np.uint64]
 
 _NUM_SETS = 1 << 16
+_SET_SHIFT = np.uint64(48)
+_ODD = np.uint64(0x9E3779B97F4A7C15)
 _WAYS = 8
 """Blocks remembered are about `_NUM_SETS * _WAYS`, in 6 MiB taken at once. Of a full set the longest unused one goes
 and is taken for never seen."""
@@ -59,25 +61,23 @@ class _Seen:
         """Note that they (n,) were used now."""
         self._now += 1
         while len(paths):
-            sets, first = np.unique(_sets(paths), return_index=True)
-            some = paths[first]
-            here = self._paths[sets] == some[:, None]
+            sets = _sets(paths)
+            here = self._paths[sets] == paths[:, None]
             ways = np.where(here.any(axis=1), here.argmax(axis=1), self._used[sets].argmin(axis=1))
-            self._paths[sets, ways], self._used[sets, ways] = some, self._now
-            paths = np.delete(paths, first)  # a set takes one at a time
+            self._paths[sets, ways], self._used[sets, ways] = paths, self._now
+            paths = paths[self._paths[sets, ways] != paths]  # a set takes one at a time
 
 
 def _sets(paths: Paths) -> Paths:
-    return paths % np.uint64(_NUM_SETS)
+    return paths >> _SET_SHIFT
 
 
 class PrefixMemory:
     """Takes in records in order. A prompt's blocks are in the cache once its first output is there.
 
+    Blocks of outputs have no recorded key: what a conversation finds of them is cached, what it misses is not lost.
     With `windows`, only two places can be found again, as vLLM keeps them: the end of a prompt, and that of a prefix
     which a second prompt had in common with another.
-
-    Blocks of outputs have no recorded key: what a conversation finds of them is cached, what it misses is not lost.
     """
 
     def __init__(self, block_size: int, windows: bool = False) -> None:
@@ -108,8 +108,7 @@ class PrefixMemory:
 
     def _look_up(self, arrival: Arrival, paths: Paths, cached_tokens: int) -> None:
         paths = paths[: (arrival.prompt_tokens - 1) // self._block_size]
-        seen = self._seen.has(paths)
-        known = len(paths) if seen.all() else int(seen.argmin())
+        known = self._num_known(paths)
         if self._stops is not None:
             self._junctions[arrival.number] = known
             stops = self._stops.has(paths[:known]).nonzero()[0]
@@ -122,6 +121,13 @@ class PrefixMemory:
             found.lost_tokens + lost,
         )
 
+    def _num_known(self, paths: Paths) -> int:
+        """Blocks from the start that were here before; most prompts differ in the first."""
+        if not self._seen.has(paths[:1]).all():
+            return 0
+        seen = self._seen.has(paths)
+        return len(paths) if seen.all() else int(seen.argmin())
+
     def _keep_stops(self, arrival: Arrival, paths: Paths) -> None:
         """What a request leaves behind that can be found again under windows."""
         if self._stops is None:
@@ -131,14 +137,10 @@ class PrefixMemory:
 
 
 def _paths_of(keys: bytes) -> Paths:
-    """One number per block that stands for it and all before it."""
-    parts = np.frombuffer(keys, dtype=np.uint32).astype(np.uint64)
-    places = np.arange(1, len(parts) + 1, dtype=np.uint64)
-    return _mixed(np.cumsum(_mixed(parts ^ (places << np.uint64(32))), dtype=np.uint64))
+    """One number per block that stands for it and all before it.
 
-
-def _mixed(x: Paths) -> Paths:
-    """The finaliser of splitmix64 (Steele, Lea, Flood, OOPSLA 2014)."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    The keys are parts of a digest, so they are mixed as they are; a sum of plain multiples would forget their order.
+    """
+    parts = np.frombuffer(keys, dtype=np.uint32).astype(np.uint64) + np.uint64(1)  # 0 stands for no path
+    parts *= parts + np.arange(1, len(parts) + 1, dtype=np.uint64) * _ODD
+    return np.cumsum(parts, dtype=np.uint64)

@@ -8,6 +8,8 @@ from schedtop.engine.contract.config import ConfigError, EngineConfig, Scheduler
 from schedtop.engine.contract.knobs import BY_NAME, KnobError, check_value
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_CACHE_DTYPES = ("auto", "bfloat16", "fp8")
+STEP_COSTS = ("roofline", "operators")
 
 
 def check_settings(config: EngineConfig) -> dict[str, Any]:
@@ -25,6 +27,10 @@ def check_settings(config: EngineConfig) -> dict[str, Any]:
             raise ConfigError(f"--{name.replace('_', '-')}={getattr(config, name)}: must be at least 1")
     if config.dtype not in DTYPES:
         raise ConfigError(f"--dtype={config.dtype}: must be one of {', '.join(DTYPES)}")
+    if config.kv_cache_dtype not in KV_CACHE_DTYPES:
+        raise ConfigError(f"--kv-cache-dtype={config.kv_cache_dtype}: must be one of {', '.join(KV_CACHE_DTYPES)}")
+    if config.step_cost not in STEP_COSTS:
+        raise ConfigError(f"--step-cost={config.step_cost}: must be one of {', '.join(STEP_COSTS)}")
     settings.pop("rate", None)
     return settings
 

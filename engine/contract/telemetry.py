@@ -135,12 +135,14 @@ class Arrival(Message, frozen=True):
 
 
 class Admission(Message, frozen=True):
-    """A request taken from the queue. `cached_tokens` came from the prefix cache."""
+    """A request taken from the queue. `cached_tokens` came from the prefix cache, of them `external_tokens` from the
+    host's memory."""
 
     number: int
     cached_tokens: int
     waited_s: float
     resumed: bool = False
+    external_tokens: int = 0
 
 
 class Refusal(Message, frozen=True):
@@ -155,7 +157,10 @@ class Refusal(Message, frozen=True):
 
 
 class Finish(Message, frozen=True):
-    """A request that ended, with the figures of its life (None where it has none)."""
+    """A request that ended, with the figures of its life (None where it has none).
+
+    `ended_s`: when, where somebody outside a vLLM server's steps ended it.
+    """
 
     number: int
     reason: str
@@ -168,10 +173,12 @@ class Finish(Message, frozen=True):
     itl_p95_s: float | None = None
     preemptions: int = 0
     recomputed_tokens: int = 0
+    ended_s: float | None = None
 
 
 class Preemption(Message, frozen=True):
-    """One line of the preemption ledger. `usage_*` are shares of the pool; `was_planned`: already in the step."""
+    """One line of the preemption ledger. `usage_*` are shares of the pool; `was_planned`: already in the step;
+    `swapped`: what it had is in the host's memory, not lost."""
 
     number: int
     count: int
@@ -182,6 +189,7 @@ class Preemption(Message, frozen=True):
     for_number: int
     was_planned: bool = False
     loop: bool = False
+    swapped: bool = False
 
 
 class Head(Message, frozen=True):
@@ -212,6 +220,21 @@ class KnobChange(Message, frozen=True):
     by: str = ""
 
 
+class Host(Message, frozen=True):
+    """What the machine gave the engine's process over the last `span_s` of wall time; None where it is not known.
+
+    `cpu` is processor time in cores, of all threads; `delay` the share of time in which the stepping thread was ready
+    and waited for a processor. `gpu_busy` is a share, clocks are MHz.
+    """
+
+    span_s: float
+    cpu: float
+    delay: float | None = None
+    gpu_busy: float | None = None
+    gpu_clock_mhz: int | None = None
+    gpu_top_clock_mhz: int | None = None
+
+
 class Blocks(Message, frozen=True):
     """The pool after the step, when its finishers have freed theirs: the four classes add up to it. `stored_tokens` lie
     in held and shared blocks. See `blocks_in_use` for the instant after scheduling."""
@@ -227,10 +250,11 @@ class Blocks(Message, frozen=True):
 class Totals(Message, frozen=True):
     """Counters since the session began, so that a gap in the records loses no total.
 
-    `finished` ended by stop or length; `kv_capacity` were cut off by a full pool. `drafts` are rows that carried any;
-    `accepted_draft_tokens` those that the model agreed with, delivered or not. `cache_queries` are prompt tokens of
-    first admissions while prefix caching was on. `aborted_prefill_tokens` were computed for requests that were
-    aborted before their first output.
+    `finished` ended by stop or length; `kv_capacity` were cut off by a full pool, `failed` ended by an error. `drafts`
+    are rows that carried any; `accepted_draft_tokens` those that the model agreed with, delivered or not.
+    `cache_queries` are prompt tokens of first admissions while prefix caching was on, `external_tokens` those of
+    `cached_tokens` from the host's memory. `aborted_prefill_tokens` were computed for requests that were aborted
+    before their first output.
     """
 
     steps: int = 0
@@ -258,6 +282,8 @@ class Totals(Message, frozen=True):
     accepted_draft_tokens: int = 0
     cache_queries: int = 0
     aborted_prefill_tokens: int = 0
+    external_tokens: int = 0
+    failed: int = 0
 
 
 class StepRecord(Message, tag=1, frozen=True):
@@ -275,6 +301,8 @@ class StepRecord(Message, tag=1, frozen=True):
     `end_s`. With several KV groups, `grown` has an entry for each that gained blocks, whose group is in `grown_groups`
     (uint8), and `group_blocks` are the blocks in each group's tables, a shared one counted by each holder.
     `start_s` is not before the end of the step before; `execute_s` counts from when the device took it up.
+    `host` comes about once a second of wall time. `host_blocks` is what the host's memory holds of the KV cache: blocks
+    used, and all; loads and sends under way.
     """
 
     seq: int
@@ -320,6 +348,8 @@ class StepRecord(Message, tag=1, frozen=True):
     planned_s: float | None = None
     grown_groups: bytes = b""
     group_blocks: tuple[int, ...] = ()
+    host: tuple[Host, ...] = ()
+    host_blocks: tuple[int, ...] = ()
 
 
 class RequestState(Message, frozen=True):
@@ -585,6 +615,10 @@ def describe_head(head: Head) -> str:
             return f"sequence cap {need}, {have} running" + (", draining" if have > need else "")
         case Limiter.TOKEN_BUDGET | Limiter.INPUT_BUDGET:
             return f"{head.reason.replace('_', ' ')}: {have} left of {need}"
+        case Limiter.ENCODER if have < need:
+            return f"encoder: its next image has {need} tokens, {have} left in this step"
+        case Limiter.ENCODER:
+            return f"encoder: no room in its cache for an image of {need} tokens"
         case Limiter.LORA:
             return f"lora: other adapters have {have} of {need} slots"
         case Limiter.CHUNKING_OFF:
@@ -697,9 +731,9 @@ class Sampling(Message, frozen=True):
 class Submit(Command, tag=109, frozen=True):
     """A request of the client's own: `Reply` gives its number, `Output`s its tokens, the last one its end.
 
-    `prompt` is token ids, int32. `arrived_s` is when the client got it, on this machine's monotonic clock. The
-    model's end tokens end it unless `ignore_eos`; `stop_token_ids` do in any case. A client that hangs up ends its
-    requests.
+    `prompt` is token ids, int32. `arrived_s` is when the client got it, on this machine's monotonic clock. The model's
+    end tokens end it unless `ignore_eos`; `stop_token_ids` do in any case. Prefixes are shared with requests of the
+    same `cache_salt` only. A client that hangs up ends its requests.
     """
 
     id: int
@@ -712,6 +746,7 @@ class Submit(Command, tag=109, frozen=True):
     arrived_s: float | None = None
     preview: str = ""
     client: str = ""
+    cache_salt: str = ""
 
 
 Incoming = SetKnobs | Pause | Resume | StepOnce | Abort | Drain | Join | EndTrial | Submit

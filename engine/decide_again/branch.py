@@ -14,6 +14,7 @@ from schedtop.engine.decide_again.recorded_inputs import Driver, request_of, wit
 from schedtop.engine.decide_again.recorded_scenario import outside_events
 from schedtop.engine.decide_again.restore import make_request, restore, vocab_size
 from schedtop.engine.decide_again.scenario import KnobEvent
+from schedtop.engine.decide_again.server_log import driver_of
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.recording.frames import RecordingError
 from schedtop.engine.recording.reader import Recording
@@ -89,7 +90,7 @@ class Fork:
         if snapshot.step or snapshot.requests:
             raise ValueError(f"the recording begins at step {snapshot.step} of its engine")
         header = recording.header
-        driver = Driver(header, recording.path)
+        driver = driver_of(header, recording.path)
         worker = SimWorker(
             self.cost,
             vocab_size(header),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -31,7 +30,6 @@ from schedtop.engine.step.engine import Engine
 MAX_PROMPT_TOKENS = 1 << 24
 VLLM = "vllm"
 """`Header.source` of a server that the hook is in."""
-FROM_OUTSIDE = (FinishReason.ABORT, FinishReason.STOP_OR_ABORT)
 
 
 class RecordedClock:
@@ -99,7 +97,6 @@ class Driver:
         self.engine = Engine(Scheduler(_config_of(header, path)), self.worker, None, self.clock, header)
         self._groups = self.engine.scheduler.config.groups()
         self.drafts_every_time = header.simulated_clock
-        self.pauses_admissions = header.source == VLLM
 
     @property
     def num_ahead(self) -> int:
@@ -109,42 +106,39 @@ class Driver:
     def play(self, record: StepRecord, following: Sequence[StepRecord]) -> StepRecord | None:
         """The record of this scheduler in the place of `record`; None where it has nothing to run.
 
-        `following` are the next executed records: they tell which drafts were proposed, and what is planned ahead.
+        `following` are the next records: they tell which drafts were proposed, and what is planned ahead.
         """
-        engine = self.engine
+        engine, ran = self.engine, [each for each in following if each.executed]
         self._outside(record)
         self.clock.clock_s, self.clock.end_s = record.start_s, record.end_s
-        if self.pauses_admissions:
-            return self._play_paused(record, following) if record.paused else self._step(record, following)
         engine.paused = record.paused
-        return self._step(record, following)
-
-    def _play_paused(self, record: StepRecord, following: Sequence[StepRecord]) -> StepRecord | None:
-        """A server's pause holds the queue only: as an admission cap that nobody can be under."""
-        state = self.engine.scheduler.state
-        limits = state.limits
-        state.limits = replace(limits, seq_cap=0)
-        decided = self._step(record, following)
-        state.limits = limits
-        if decided is None:
-            return None
-        return msgspec.structs.replace(decided, paused=True, head=record.head, limiter=record.limiter)
-
-    def _step(self, record: StepRecord, following: Sequence[StepRecord]) -> StepRecord | None:
-        engine = self.engine
         if not record.executed:
             return engine.observer.idle_record(record.start_s, record.knobs_version, record.paused)
         if not engine.has_work:
             return None
-        for planned in (record, *following)[: self.num_ahead]:
+        for planned in (record, *ran)[: self.num_ahead]:
             self._learn_contents(planned)
-        self._set_results(record, following[0] if following else None)
+        self._set_results(record, ran[0] if ran else None)
         if engine.paused:
             engine.step_once()
         return engine.step()
 
     def _outside(self, record: StepRecord) -> None:
         """Knob changes, arrivals and aborts that came before the step."""
+        self._turn_knobs(record)
+        reasons = {deferral.number: deferral.reason for deferral in record.deferrals if deferral.reason}
+        for arrival in record.arrivals:
+            self._submit(arrival, reasons.get(arrival.number))
+        for finish in record.finishes:
+            if finish.reason == FinishReason.ABORT:
+                self.clock.clock_s = record.start_s
+                self.engine.abort(finish.number)
+        for deferral in record.deferrals:
+            request = self.engine.scheduler.state.requests.get(deferral.number)
+            if not deferral.reason and request is not None and request.deferred is not Limiter.STALE_OUTPUT:
+                self.engine.scheduler.make_ready(deferral.number)
+
+    def _turn_knobs(self, record: StepRecord) -> None:
         values = {change.name: change.new for change in record.knobs}
         if values:
             self.engine.knobs_version = record.knobs_version - 1
@@ -152,17 +146,6 @@ class Driver:
             if not reply.ok:
                 raise RecordingError(f"{self.path}: step {record.step} changed a limit beyond reach: {reply.text}")
         self.engine.knobs_version = record.knobs_version
-        reasons = {deferral.number: deferral.reason for deferral in record.deferrals if deferral.reason}
-        for arrival in record.arrivals:
-            self._submit(arrival, reasons.get(arrival.number))
-        for finish in record.finishes:
-            if finish.reason in FROM_OUTSIDE:
-                self.clock.clock_s = record.start_s
-                self.engine.abort(finish.number)
-        for deferral in record.deferrals:
-            request = self.engine.scheduler.state.requests.get(deferral.number)
-            if not deferral.reason and request is not None and request.deferred is not Limiter.STALE_OUTPUT:
-                self.engine.scheduler.make_ready(deferral.number)
 
     def _submit(self, arrival: Arrival, deferred: str | None) -> None:
         request = request_of(arrival)
@@ -220,26 +203,18 @@ def _drafts_of(record: StepRecord) -> dict[int, int]:
 def with_following(
     records: Iterable[StepRecord], count: int = 1
 ) -> Iterator[tuple[StepRecord, Sequence[StepRecord]]]:
-    """Every record with the next `count` executed ones, as `Driver.play` takes them."""
+    """Every record with those behind it up to the `count`th executed one, as `Driver.play` takes them."""
     held: deque[StepRecord] = deque()
-    ahead: deque[StepRecord] = deque()
+    num_executed = 0
     for record in records:
         held.append(record)
-        if not record.executed:
-            continue
-        ahead.append(record)
-        while len(ahead) - held[0].executed >= count:
-            yield _next_of(held, ahead)
+        num_executed += record.executed
+        while num_executed - held[0].executed >= count:
+            first = held.popleft()
+            num_executed -= first.executed
+            yield first, tuple(held)
     while held:
-        yield _next_of(held, ahead)
-
-
-def _next_of(held: deque[StepRecord], ahead: deque[StepRecord]) -> tuple[StepRecord, Sequence[StepRecord]]:
-    """The first record held back, with the executed ones behind it."""
-    record = held.popleft()
-    if record.executed:
-        ahead.popleft()
-    return record, tuple(ahead)
+        yield held.popleft(), tuple(held)
 
 
 def request_of(arrival: Arrival) -> Request:
@@ -266,8 +241,8 @@ def request_of(arrival: Arrival) -> Request:
 def _check_decidable(header: Header, path: str) -> None:
     """Some of what decides is in no recording."""
     found = list(header.settings.get("undecidable", ()))
-    if header.settings.get("async_scheduling"):
-        found.insert(0, "async scheduling (--no-async-scheduling is without)")
+    if header.source == VLLM and "async_scheduling" not in header.config:
+        found.insert(0, "an older hook, which did not tell in which order things happened")
     if found:
         raise RecordingError(f"{path} is of an engine with {', '.join(found)}: that cannot be decided again here")
 

@@ -15,7 +15,7 @@ from schedtop.engine.sim.calibrate import calibrate
 from schedtop.engine.sim.fit import FitError
 from schedtop.engine.sim.spec import PREFIX, CalibratedDevice, SimDevice
 
-SAME_ENGINE = ("seed", "tensor_parallel_size", "pipeline_parallel_size")
+SAME_ENGINE = ("seed", "tensor_parallel_size", "pipeline_parallel_size", "kv_cache_dtype", "step_cost")
 """Settings of a header that are an engine config's too."""
 
 _SIZES_POOL = {"kv_cache_memory_bytes": "--kv-cache-memory", "gpu_memory_utilization": "--gpu-memory-utilization"}

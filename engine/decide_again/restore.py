@@ -9,11 +9,12 @@ import msgspec
 from schedtop.engine.contract.config import SchedulerConfig
 from schedtop.engine.contract.telemetry import Arrival, Header, Limiter, RequestState, Snapshot
 from schedtop.engine.decide_again.under_way import set_out_again
-from schedtop.engine.handoff.request import Request, Status
+from schedtop.engine.handoff.request import Image, Request, Status
 from schedtop.engine.recording.arrivals import prefix_ids
 from schedtop.engine.scheduler.books.ending import stop_at
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.sim.features import StepCost
+from schedtop.engine.sim.host_store import HostLink, open_host_store
 from schedtop.engine.sim.worker import SimWorker
 from schedtop.engine.step.clock import SimulatedClock
 from schedtop.engine.step.engine import Engine
@@ -29,8 +30,12 @@ def restore(header: Header, snapshot: Snapshot, cost: StepCost, recent: Sequence
     Tokens are made up: shared prefixes are shared again, contents are lost. Which blocks are cached but free is not
     in a snapshot; the prompts of `recent` arrivals (oldest first) are taken to have passed through the cache.
     """
+    config, clock = config_at(header, snapshot), SimulatedClock()
+    # What the host's memory holds is not in a snapshot: it begins empty.
+    link = header.settings.get("host_link")
+    tier = open_host_store(config, HostLink(*link), clock.now_s, 0) if link else None
     engine = Engine(
-        Scheduler(config_at(header, snapshot)),
+        Scheduler(config, tier),
         SimWorker(
             cost,
             vocab_size(header),
@@ -38,8 +43,9 @@ def restore(header: Header, snapshot: Snapshot, cost: StepCost, recent: Sequence
             keeps_drafts=bool(header.config.get("async_scheduling")),
         ),
         None,
-        SimulatedClock(),
+        clock,
         header,
+        tier,
     )
     engine.clock.skip_to(snapshot.clock_s)
     builder = RequestBuilder(0, vocab_size(header), header.max_model_len)
@@ -88,6 +94,7 @@ def ask_of(arrival: Arrival, block_size: int, ordinal: int, own_s: float) -> Ask
         keys,
         block_size,
         adapter=arrival.adapter_label,
+        images=tuple(Image(*image) for image in arrival.images),
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from schedtop.engine.contract.telemetry import BlockClass, StepRecord, block_changes
 from schedtop.engine.decide_again.divergence import Part, first_difference
 from schedtop.engine.decide_again.recorded_inputs import Driver, with_following
+from schedtop.engine.decide_again.server_log import driver_of
 from schedtop.engine.recording.frames import RecordingError
 from schedtop.engine.recording.reader import Recording
 
@@ -63,7 +64,7 @@ def verify_recording(
             f"{recording.path} begins at step {snapshot.step} of its engine: only a recording from the start can be"
             " decided again"
         )
-    driver = Driver(recording.header, recording.path)
+    driver = driver_of(recording.header, recording.path)
     counts = {"steps": 0, "preemptions": 0, "admissions": 0, "tokens": 0}
     ids: dict[int, str] = {}
     difference: Difference | None = None

@@ -73,3 +73,9 @@ class CaseStore:
         done = [request for due, request in self._sends if due <= self.now]
         self._sends = [entry for entry in self._sends if entry[0] > self.now]
         return done
+
+    def swap_out(self, request: Request, num_computed: int) -> bool:
+        return False
+
+    def forget(self, request: Request) -> None:
+        """Nothing is kept for a request alone."""

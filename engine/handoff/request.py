@@ -83,7 +83,8 @@ class Request:
     of the other groups. `block_keys` are the keys of its full blocks, whose tokens `key_hasher` has seen; the first
     `num_registered` are in the prefix cache. `junction`: tokens of a longer hit that one group had. `high_water`:
     most tokens it ever had computed. `deferred`: why it is not ready; None if it is. `place`: its order in a queue
-    that serves first come first. `num_late`: steps under way that computed it before a preemption. `gaps_s`: one
+    that serves first come first. `num_late`: steps under way that computed it before a preemption. `local_tokens`: what
+    the pool had of it when its load began. `gaps_s`: one
     float per output, NaN where it was no delivery of its own.
     """
 
@@ -122,6 +123,7 @@ class Request:
     high_water: int = 0
     recomputed_tokens: int = 0
     cached_tokens: int = 0
+    local_tokens: int = 0
     gaps_s: array[float] = field(default_factory=lambda: array("f"))
     first_scheduled_s: float | None = None
     first_token_s: float | None = None

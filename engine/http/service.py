@@ -34,23 +34,30 @@ from schedtop.engine.metrics.counts import Counts
 KEEP_ALIVE_S = 75.0
 END_WITHIN_S = 3.0
 MAX_HEAD_BYTES = 64 << 10
+MOST_FILES = 1 << 16
+OTHER_FILES = 64
+"""Descriptors for what is no connection."""
+TOLD_EVERY_S = 60.0
 
 
 def main() -> int:
     """Serve until the engine is gone; the exit code."""
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=HttpSettings)
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # who asks for what is nobody's news
-    _raise_file_limit()
+    num_files = _raise_file_limit()
     try:
-        asyncio.run(serve(settings))
+        asyncio.run(serve(settings, num_files))
     except (ConfigError, ChannelError, OSError) as error:
         _tell(FAILED, str(error))
         return 1
     return 0
 
 
-async def serve(settings: HttpSettings) -> None:
-    """Join the engine, wait until it serves, and serve. Raises `ConfigError`, `ChannelError` or `OSError`."""
+async def serve(settings: HttpSettings, num_files: int) -> None:
+    """Join the engine, wait until it serves, and serve with at most `num_files` descriptors.
+
+    Raises `ConfigError`, `ChannelError` or `OSError`.
+    """
     asyncio.get_running_loop().set_exception_handler(_report)
     early: list[StepRecord] = []
     link = await EngineLink.connect(settings.channel, settings.token, early.append)
@@ -63,10 +70,14 @@ async def serve(settings: HttpSettings) -> None:
         counts.write(record)
     link.on_record = counts.write
     app = make_app(state, settings, metrics_page(header, names[0], counts, state.counts))
+    # As many as wait at the door are let in at once, before any of them can be turned away.
+    backlog = min(2048, max(1, num_files // 8))
+    TimedProtocol.most = max(1, num_files - backlog - OTHER_FILES)
     server = uvicorn.Server(
         uvicorn.Config(
             app,
             http=TimedProtocol,
+            backlog=backlog,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -98,19 +109,26 @@ def _watch_engine(state: ServerState) -> None:
     loop.add_reader(0, read)
 
 
-def _raise_file_limit() -> None:
-    """Each stream takes a descriptor: as many as this user may have."""
+def _raise_file_limit() -> int:
+    """Each stream takes a descriptor: as many as this user may have, and how many that is."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 1 << 16)), hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MOST_FILES)), hard))
+    return min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], MOST_FILES)
+
+
+_told_at_s: dict[str, float] = {}
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """One line, and the same one at most every `TOLD_EVERY_S`."""
     error = context.get("exception")
     where = traceback.extract_tb(error.__traceback__)[-1:] if error is not None else []
     place = f" ({os.path.basename(where[0].filename)}:{where[0].lineno})" if where else ""
     text = one_line(f"{context.get('message')}: {type(error).__name__}{place}", 300)
-    print(f"schedtop http: {text}", file=sys.stderr, flush=True)
+    if loop.time() - _told_at_s.get(text, -TOLD_EVERY_S) >= TOLD_EVERY_S:
+        _told_at_s[text] = loop.time()
+        print(f"schedtop http: {text}", file=sys.stderr, flush=True)
 
 
 def _tell(what: str, text: str) -> None:

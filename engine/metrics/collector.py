@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 from schedtop.engine.contract.kv_groups import kinds_of
 from schedtop.engine.contract.telemetry import DEFERRED, FinishReason, Header, Limiter, StepRecord, Totals
-from schedtop.engine.metrics.counts import Counts
+from schedtop.engine.metrics.counts import Counts, starving
 
 Values = Iterable[tuple[dict[str, str], float]]
 """Labels beside the usual ones, and the value."""
@@ -79,6 +79,7 @@ class MetricsCollector(Collector):
     def __init__(self, header: Header, counts: Counts) -> None:
         self._header = header
         self._counts = counts
+        self._has_host = bool(header.config.get("kv_host_memory_bytes"))
         self._labels = {"engine": "0", "model_name": header.model}
 
     def collect(self) -> Iterator[Metric]:
@@ -120,9 +121,18 @@ class MetricsCollector(Collector):
             self._counts.prompt_tokens - self._counts.computed_prompt_tokens,
         )
         yield self._counter("vllm:prompt_tokens", "Prompt tokens processed.", [({}, self._counts.prompt_tokens)])
-        sources = [({"source": "local_compute"}, computed), ({"source": "local_cache_hit"}, cached)]
+        host = totals.external_tokens
+        sources = [({"source": "local_compute"}, computed), ({"source": "local_cache_hit"}, cached - host)]
+        device = [({"source": "device"}, totals.cached_tokens - host)]
+        if self._has_host:
+            sources.append(({"source": "external_kv_transfer"}, host))
+            device.append(({"source": "host"}, host))
+            asked = totals.cache_queries - (totals.cached_tokens - host)
+            yield self._counter(
+                "vllm:external_prefix_cache_queries", "Tokens the pool did not have.", [({}, asked)]
+            )
+            yield self._counter("vllm:external_prefix_cache_hits", "Those the host's memory had.", [({}, host)])
         yield self._counter("vllm:prompt_tokens_by_source", "Prompt tokens by source.", sources)
-        device = [({"source": "device"}, totals.cached_tokens)]
         yield self._counter("vllm:prompt_tokens_cached_by_source", "Cached prompt tokens by tier.", device)
         reasons = dict(self._counts.reasons)
         reasons[FinishReason.LENGTH] += reasons[FinishReason.KV_CAPACITY]  # so vLLM's clients are told, too
@@ -134,6 +144,12 @@ class MetricsCollector(Collector):
         yield self._counter("schedtop_steps", "Steps, by what kept them from taking more work.", limiters)
         yield self._counter(
             "schedtop_preemption_loops", "Preemptions that were part of a loop.", [({}, self._counts.loops)]
+        )
+        lost: Values = [({}, self._counts.lost_hit_tokens)]
+        yield self._counter("schedtop_lost_hit_tokens", "Prompt tokens computed that the cache had once.", lost)
+        starved: Values = [({}, self._counts.starved)]
+        yield self._counter(
+            "schedtop_starved_request_steps", "Running requests times steps without a token.", starved
         )
         yield self._counter("schedtop_knob_changes", "Changes of live limits.", [({}, self._counts.knob_changes)])
 
@@ -165,6 +181,14 @@ class MetricsCollector(Collector):
             kinds = {place: kind.label for kind in kinds_of(self._header.config) for place in kind.groups}
             held = [({"group": str(at), "kind": kinds.get(at, "")}, count) for at, count in enumerate(blocks_of)]
             yield self._gauge("schedtop_kv_group_blocks", "Blocks in the tables of each KV group.", held)
+        if record.host_blocks:
+            used, size, loads, sends = record.host_blocks
+            blocks_of_host = [({"state": "used"}, used), ({"state": "free"}, size - used)]
+            yield self._gauge("schedtop_host_kv_blocks", "KV blocks in the host's memory.", blocks_of_host)
+            copies = [({"way": "load"}, loads), ({"way": "store"}, sends)]
+            yield self._gauge("schedtop_host_kv_copies", "Copies from and to the host's memory.", copies)
+        left_out: Values = [({}, starving(record))]
+        yield self._gauge("schedtop_requests_starving", "Running requests that the last step left out.", left_out)
         reasons = [({"reason": str(name)}, float(head is not None and head.reason == name)) for name in Limiter]
         yield self._gauge("schedtop_waiting_head", "1 for the reason why the head of the queue waits.", reasons)
         if record.oldest_wait_s is not None:

@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from schedtop.engine.contract.kv_groups import has_windows
+from schedtop.engine.contract.lost_hits import PrefixMemory
 from schedtop.engine.contract.telemetry import (
     MOST_DRAFTS,
+    ROW_FIELDS,
     Arrival,
     Finish,
     FinishReason,
@@ -103,6 +106,8 @@ class Counts:
         self.limiters = dict.fromkeys(Limiter, 0)
         self.reasons = dict.fromkeys(FinishReason, 0)
         self.loops = self.knob_changes = 0
+        self.starved = 0
+        self._prefixes = PrefixMemory(header.block_size, has_windows(header.config))
         self.drafts = np.zeros((2, MOST_DRAFTS), dtype=np.int64)
         self.histograms = {
             "vllm:request_prompt_tokens": Buckets(tokens),
@@ -137,6 +142,8 @@ class Counts:
             for refusal in record.refusals:
                 self._live.pop(refusal.number, None)
             self._count_moves(record)
+            if record.arrivals or record.admissions or record.ttft_s or record.finishes or record.refusals:
+                self._prefixes.add(record)
             for admission in record.admissions:
                 if not admission.resumed and admission.number in self._live:
                     self._live[admission.number].cached_tokens = admission.cached_tokens
@@ -181,6 +188,7 @@ class Counts:
         histograms["schedtop_step_seconds"].add(record.end_s - record.start_s)
         if record.draft_tokens:
             self.drafts += draft_positions(record)
+        self.starved += starving(record)
         self._itl.append(record.itl_s)
         if len(self._itl) >= _ITL_STEPS:
             self._sort_itl()
@@ -214,6 +222,11 @@ class Counts:
             add["vllm:request_prefill_kv_computed_tokens"](live.prompt_tokens - live.cached_tokens)
 
     @property
+    def lost_hit_tokens(self) -> int:
+        """Prompt tokens that the prefix cache had once and had no more when they were asked for."""
+        return self._prefixes.found.lost_tokens
+
+    @property
     def waiting_tokens(self) -> int:
         """Prompt tokens of requests that wait for their first admission."""
         return sum(live.prompt_tokens for live in self._live.values() if not live.admitted)
@@ -222,6 +235,13 @@ class Counts:
         """Count what was put off."""
         if self._itl:
             self._sort_itl()
+
+
+def starving(record: StepRecord) -> int:
+    """Running requests that got no token in a step."""
+    size = len(record.rows) // len(ROW_FIELDS)
+    tokens = np.frombuffer(record.rows[size : 2 * size], dtype=np.int32)
+    return len(tokens) - int(np.count_nonzero(tokens))
 
 
 def _less(later_s: float | None, earlier_s: float | None) -> float | None:

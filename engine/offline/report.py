@@ -71,12 +71,14 @@ class Report:
         self._lives = Lives(keep_gaps=slo is not None and slo.itl_s is not None)
         self._classes = Classes()
         self._adapters = Classes(lambda arrival: arrival.adapter_label or None)
+        self._askers = Classes(lambda arrival: arrival.client or None)
         self._prefixes = None if block_size is None else PrefixMemory(block_size, windows)
         self._ttft_s, self._tpot_s, self._e2e_s = Percentiles(), Percentiles(), Percentiles()
         self._itl_s = Percentiles("f")
         self._clients = ClientLatencies(front_end)
         self._peak_blocks = 0
         self._pool_blocks = 0
+        self._peak_host_blocks = self._host_blocks = 0
         self.workload: Mapping[str, Any] = {}
         self._held_back = HeldBack(own_model_len)
         self._drafts = np.zeros((2, MOST_DRAFTS), dtype=np.int64)
@@ -102,6 +104,7 @@ class Report:
         self._lives.begin(snapshot)
         self._classes.begin(snapshot)
         self._adapters.begin(snapshot)
+        self._askers.begin(snapshot)
         self._running, self._waiting = len(snapshot.running), len(snapshot.waiting)
 
     def add(self, record: StepRecord | Stretch) -> None:
@@ -129,11 +132,15 @@ class Report:
 
     def _add_step(self, record: StepRecord) -> None:
         self._waiting = record.waiting
+        if record.host_blocks:
+            self._peak_host_blocks = max(self._peak_host_blocks, record.host_blocks[0])
+            self._host_blocks = record.host_blocks[1]
         if record.draft_tokens:
             self._drafts += draft_positions(record)
         if record.arrivals or record.ttft_s or record.admissions:
             self._classes.add(record, self._lives)
             self._adapters.add(record, self._lives)
+            self._askers.add(record, self._lives)
             if self._prefixes is not None:
                 self._prefixes.add(record)
         self._lives.add(record)
@@ -178,6 +185,7 @@ class Report:
                 "kv_capacity": totals.kv_capacity,
                 "refused": totals.refused,
                 "aborted": totals.aborted,
+                "failed": totals.failed,
                 "running": self._running,
                 "waiting": self._waiting,
                 "by_class": self._classes.document(self._lives, self.clock_s),
@@ -204,8 +212,16 @@ class Report:
             "wall_s": self.wall_s,
             **self._held_back.as_document(),
         }
+        if self._host_blocks:
+            document["hits_by_tier"] = {
+                "pool": _ratio(totals.cached_tokens - totals.external_tokens, totals.cache_queries),
+                "host": _ratio(totals.external_tokens, totals.cache_queries),
+            }
+            document["peak_host_usage"] = _ratio(self._peak_host_blocks, self._host_blocks)
         if adapters := self._adapters.document(self._lives, self.clock_s):
             document["requests"]["by_adapter"] = adapters
+        if askers := self._askers.document(self._lives, self.clock_s):
+            document["requests"]["by_client"] = askers
         if self.workload:
             document["workload"] = as_document(self.workload)
         if "client_waits_s" in self.workload:

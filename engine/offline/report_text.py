@@ -31,12 +31,14 @@ def report_text(document: dict[str, Any]) -> str:
         ),
         *_classes("priority", document["requests"]["by_class"]),
         *_classes("adapter", _busiest(document["requests"].get("by_adapter", {}))),
+        *_classes("client", _busiest(document["requests"].get("by_client", {}))),
     ]
     if "goodput" in document:
         lines.append(_line("goodput", _goodput(document["goodput"])))
     lines += [
         _line("preemptions", f"{document['preemptions']:,}"),
         _line("hit rate", _hits(document)),
+        *_tiers(document),
         _line("budget use", f"{percent_text(budget['tokens'])} of tokens, {percent_text(budget['rows'])} of rows"),
         _line("peak KV usage", percent_text(document["peak_kv_usage"])),
         _line("steps", f"{document['steps']:,}"),
@@ -57,7 +59,7 @@ def told_lines(document: dict[str, Any]) -> list[str]:
     return [_line("" if place else "notes", line) for place, line in enumerate(told)]
 
 
-_ONLY_IF_ANY = ("kv_capacity", "running", "waiting")
+_ONLY_IF_ANY = ("kv_capacity", "failed", "running", "waiting")
 
 
 def _ends(document: dict[str, Any]) -> list[str]:
@@ -71,12 +73,12 @@ def _ends(document: dict[str, Any]) -> list[str]:
     return lines
 
 
-MOST_ADAPTERS = 8
-"""Lines that adapters get; `--json` has all of them."""
+MOST_NAMES = 8
+"""Lines that adapters and clients get; `--json` has all of them."""
 
 
-def _busiest(by_adapter: dict[str, Any]) -> dict[str, Any]:
-    return dict(sorted(by_adapter.items(), key=lambda entry: -entry[1]["arrived"])[:MOST_ADAPTERS])
+def _busiest(by_name: dict[str, Any]) -> dict[str, Any]:
+    return dict(sorted(by_name.items(), key=lambda entry: -entry[1]["arrived"])[:MOST_NAMES])
 
 
 def _classes(kind: str, by_class: dict[str, Any]) -> list[str]:
@@ -105,6 +107,15 @@ def _hits(document: dict[str, Any]) -> str:
     if not lost or not lost["tokens"]:
         return words
     return f"{words}; {percent_text(lost['share'])} lost to eviction"
+
+
+def _tiers(document: dict[str, Any]) -> list[str]:
+    """Where the hits came from, where there is memory behind the pool."""
+    tiers = document.get("hits_by_tier")
+    if tiers is None:
+        return []
+    words = f"{percent_text(tiers['pool'])} from the pool, {percent_text(tiers['host'])} from the host's memory"
+    return [_line("hits by tier", f"{words}, which was up to {percent_text(document['peak_host_usage'])} full")]
 
 
 def drafts_text(drafts: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from schedtop.engine.contract.telemetry import ROW_FIELDS, Finish, RowFlag
 from schedtop.engine.handoff.plan import StepResult
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.books.ending import end_request, reason_of, stop_at
-from schedtop.engine.scheduler.books.request_table import IntArray, RequestTable, RowArray
+from schedtop.engine.scheduler.books.request_table import ONE, IntArray, RequestTable, RowArray
 from schedtop.engine.scheduler.books.state import Batch, State
 
 ACCEPTED, COMPUTED, NEEDED, EMITTED, FLAGS = (
@@ -73,7 +73,7 @@ def place_after_results(state: State, batch: Batch) -> None:
 
 def agreed_drafts(result: StepResult) -> IntArray:
     """Drafts that the model agreed with, a row each (-1: not sampled)."""
-    return result.num_sampled - 1 if result.accepted is None else result.accepted
+    return result.num_sampled - ONE if result.accepted is None else result.accepted
 
 
 def settle_late(

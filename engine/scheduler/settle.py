@@ -13,7 +13,7 @@ from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.books.ending import end_request, reason_of
 from schedtop.engine.scheduler.books.overlap import newly_known
 from schedtop.engine.scheduler.books.register import register
-from schedtop.engine.scheduler.books.request_table import IntArray, RequestTable, RowArray
+from schedtop.engine.scheduler.books.request_table import ONE, ZERO, IntArray, RequestTable, RowArray
 from schedtop.engine.scheduler.books.state import Batch, PlannedStep, State
 from schedtop.engine.scheduler.late_results import NO_LATE, agreed_drafts, find_present, in_order_of, settle_late
 
@@ -63,23 +63,24 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
         stopped += [row for row, request in enumerate(table.requests) if request.number in ended]
     rejected = accepted = 0
     if drafts is not None:
-        columns[ACCEPTED, at] = agreed = np.minimum(np.maximum(present.of(agreed_drafts(result)), 0), drafts)
-        accepted = int(agreed.sum())
-        rejected = _reject_drafts(state, rows, drafts - np.minimum(np.maximum(emitted - 1, 0), drafts))
+        columns[ACCEPTED, at] = agreed = np.minimum(np.maximum(present.of(agreed_drafts(result)), ZERO), drafts)
+        accepted = int(np.add.reduce(agreed))
+        rejected = _reject_drafts(state, rows, drafts - np.minimum(np.maximum(emitted - ONE, ZERO), drafts))
     num_outputs = int(np.count_nonzero(emitted))
     all_got = num_outputs == len(emitted)
     itl_s, first_rows = _note_deliveries(table, rows, emitted, now_s, all_got)
     table.append_outputs(rows, sampled, emitted, itl_s, one_each=all_got and drafts is None)
     columns[EMITTED, at] = emitted
     if drafts is not None:
-        num_outputs = int(emitted.sum())
+        num_outputs = int(np.add.reduce(emitted))
     if len(itl_s) != columns.shape[1]:
         itl_s, some = np.full(columns.shape[1], np.nan, dtype=np.float32), itl_s
         itl_s[at] = some
     if state.config.async_scheduling:
         register(state, *newly_known(state))
     elif result.drafts is not None and result.num_drafts is not None:
-        _keep_drafts(table, rows, result.drafts, result.num_drafts, emitted)
+        own = result.drafts if present.places is None else result.drafts[present.places]
+        _keep_drafts(table, rows, own, present.of(result.num_drafts), emitted)
     if state.overlaps:
         table.in_flight[rows] -= present.of(batch.plan.tokens)
     if cut:
@@ -159,7 +160,7 @@ def _reject_drafts(state: State, rows: RowArray | slice, rejected: IntArray) -> 
     state.table.num_computed[rows] -= rejected
     if state.config.async_scheduling:
         state.table.num_expected[rows] -= rejected
-    return int(rejected.sum())
+    return int(np.add.reduce(rejected))
 
 
 def _keep_drafts(
@@ -167,7 +168,8 @@ def _keep_drafts(
 ) -> None:
     """Rows that got outputs hold new drafts, to be verified in their next step."""
     table.draft_ids[rows, : drafts.shape[1]] = drafts
-    table.num_spec[rows] = num_drafts * (emitted > 0)  # those of a scheduled row were dropped when it was planned
+    # Those of a scheduled row were dropped when it was planned.
+    table.num_spec[rows] = num_drafts * (emitted > ZERO)
     table.has_drafts = True
 
 

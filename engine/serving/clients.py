@@ -45,7 +45,8 @@ class Clients:
         self._engine = engine
         self._server = server
         self._arrival_s = arrival_s
-        self._open: dict[int, tuple[Peer, Request]] = {}
+        self._owners: dict[int, Peer] = {}
+        self._requests: dict[int, Request] = {}
         settings = engine.header.settings
         self._vocab_size: int = settings.get("vocab_size") or 1 << 31
         self._end_token_ids = frozenset(settings.get("eos_token_ids", ()))
@@ -59,7 +60,7 @@ class Clients:
         refusal = self._engine.submit(request)
         if refusal is not None:
             return Reply(command.id, False, refusal.reason, knobs_version, number=request.number)
-        self._open[request.number] = peer, request
+        self._owners[request.number], self._requests[request.number] = peer, request
         return Reply(command.id, True, "queued", knobs_version, number=request.number)
 
     def _request(self, command: Submit) -> Request:
@@ -80,6 +81,7 @@ class Clients:
             client_wait_s=None if arrived_s is None else max(0.0, time.monotonic() - arrived_s),
             preview=command.preview,
             client=command.client,
+            cache_salt=command.cache_salt or None,
         )
 
     def _token_ids(self, prompt: bytes) -> TokenIds:
@@ -92,17 +94,21 @@ class Clients:
 
     def hand_out(self, record: StepRecord) -> None:
         """Give every client what the engine's last step, told by `record`, made for it."""
-        if not self._open:
+        if not self._owners:
             return
         ends: dict[Peer, list[Ending]] = {}
         for finish in record.finishes:
-            if finish.number in self._open:
-                peer, request = self._open[finish.number]
-                ends.setdefault(peer, []).append(Ending(finish.number, finish.reason, request.cached_tokens))
+            if finish.number in self._owners:
+                cached_tokens = self._requests[finish.number].cached_tokens
+                ending = Ending(finish.number, finish.reason, cached_tokens)
+                ends.setdefault(self._owners[finish.number], []).append(ending)
         numbers, counts, sampled = self._outputs(record)
-        owners = [self._open[number][0] if number in self._open else None for number in numbers.tolist()]
-        for peer in {*ends, *(owner for owner in owners if owner is not None)}:
-            own = np.fromiter((owner is peer for owner in owners), dtype=bool, count=len(owners))
+        owners = list(map(self._owners.get, numbers.tolist()))
+        for peer in {*ends, *owners}:
+            if peer is None:  # a request of the workload
+                continue
+            alone = owners.count(peer) == len(owners)
+            own = slice(None) if alone else np.array([owner is peer for owner in owners], dtype=bool)
             some = counts[own]
             given = sampled[own][np.arange(sampled.shape[1]) < some[:, None]]
             self._server.output(
@@ -112,18 +118,18 @@ class Clients:
                     some.tobytes(),
                     given.tobytes(),
                     tuple(ends.get(peer, ())),
-                    self._logprobs(numbers[own].tolist(), some.tolist()),
+                    self._logprobs(numbers[own], some),
                 ),
             )
         for finish in record.finishes:
-            self._open.pop(finish.number, None)
+            self._forget(finish.number)
 
-    def _logprobs(self, numbers: list[int], counts: list[int]) -> tuple[tuple[int, tuple[TokenLogprob, ...]], ...]:
+    def _logprobs(self, numbers: IntArray, counts: IntArray) -> tuple[tuple[int, tuple[TokenLogprob, ...]], ...]:
         """Those of the tokens that count, for requests that asked."""
         asked: dict[int, list[TokenLogprob]] = getattr(self._engine, "logprobs", {})
         if not asked:
             return ()
-        pairs = zip(numbers, counts, strict=True)
+        pairs = zip(numbers.tolist(), counts.tolist(), strict=True)
         return tuple((number, tuple(asked[number][:count])) for number, count in pairs if number in asked)
 
     def _outputs(self, record: StepRecord) -> tuple[IntArray, IntArray, IntArray]:
@@ -138,6 +144,10 @@ class Clients:
 
     def _leave(self, peer: Peer) -> None:
         """End the requests of a client that hung up."""
-        for number in [number for number, (owner, _) in self._open.items() if owner is peer]:
-            del self._open[number]
+        for number in [number for number, owner in self._owners.items() if owner is peer]:
+            self._forget(number)
             self._engine.abort(number)
+
+    def _forget(self, number: int) -> None:
+        self._owners.pop(number, None)
+        self._requests.pop(number, None)

@@ -1,12 +1,14 @@
-"""The last minutes of an engine, kept in memory for consoles that attach later."""
+"""The last minutes of an engine, kept in memory for consoles that attach later, and on disk for after a crash."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
 from schedtop.engine.channel.protocol import Sink, encode, frame
 from schedtop.engine.contract.telemetry import Snapshot, StepRecord
+from schedtop.engine.serving.flight_files import FlightFiles
 
 KEEP_S = 600.0
 """On the engine's clock."""
@@ -35,19 +37,46 @@ class Segment:
 
 
 class FlightRecorder(Sink):
-    """Keeps whole segments, the oldest forgotten first: at most `KEEP_S` and `KEEP_BYTES`, without output text."""
+    """Keeps whole segments, the oldest forgotten first: at most `KEEP_S` and `KEEP_BYTES`, without output text.
 
-    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
-        self._snapshot = snapshot
-        self._segments = deque([Segment(snapshot())])
+    With `files` they are on disk, too, there without prompts; `notice` is told if the disk fails.
+    """
+
+    def __init__(
+        self,
+        snapshot: Callable[[], Snapshot],
+        files: FlightFiles | None = None,
+        notice: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self._snapshot, self._files, self._notice = snapshot, files, notice
+        self._segments: deque[Segment] = deque()
+        self._begin()
+
+    def _begin(self) -> None:
+        snapshot = self._snapshot()
+        self._segments.append(Segment(snapshot))
+        if self._files is not None:
+            self._files.begin(encode(_without_prompts(snapshot)))
 
     def write(self, record: StepRecord, encoded: bytes) -> None:
         newest = self._segments[-1]
         newest.add(encoded)
+        if self._files is not None:
+            self._write_file(self._files, record, encoded)
         if record.end_s - newest.begin_s >= SEGMENT_S or newest.num_bytes >= SEGMENT_BYTES:
             newest.close()
-            self._segments.append(Segment(self._snapshot()))
+            self._begin()
             self._forget(record.end_s)
+
+    def _write_file(self, files: FlightFiles, record: StepRecord, encoded: bytes) -> None:
+        if files.error:
+            self._files = None
+            self._notice(f"flight recorder: {files.error}; the last minutes are kept in memory only")
+            return
+        if any(arrival.preview for arrival in record.arrivals):
+            arrivals = tuple(replace(arrival, preview="") for arrival in record.arrivals)
+            encoded = encode(replace(record, arrivals=arrivals))
+        files.add(frame(encoded))
 
     def _forget(self, now_s: float) -> None:
         segments = self._segments
@@ -55,7 +84,16 @@ class FlightRecorder(Sink):
             segments[1].begin_s < now_s - KEEP_S or sum(part.num_bytes for part in segments) > KEEP_BYTES
         ):
             segments.popleft()
+            if self._files is not None:
+                self._files.forget()
 
     def recent(self) -> Sequence[bytes]:
         """The frames of a snapshot and all records since, in few pieces."""
         return [self._segments[0].snapshot, *(chunk for part in self._segments for chunk in part.records)]
+
+
+def _without_prompts(snapshot: Snapshot) -> Snapshot:
+    if not any(state.arrival.preview for state in snapshot.requests):
+        return snapshot
+    states = [replace(state, arrival=replace(state.arrival, preview="")) for state in snapshot.requests]
+    return replace(snapshot, requests=states)

@@ -29,6 +29,7 @@ from schedtop.engine.contract.telemetry import (
     TextDelta,
 )
 from schedtop.engine.serving.clients import Clients
+from schedtop.engine.serving.host import HostWatch
 from schedtop.engine.serving.steppable import KnobOutcome, Steppable
 from schedtop.engine.serving.trial import Trials
 
@@ -77,7 +78,7 @@ class ServiceLoop:
     `duration_s` ends the run at that engine time, the end of the workload does unless `stay`. `notices` are told
     once it serves. The first step waits up to `join_within_s` of wall time for a console. `for_clients`: requests
     come from clients, too, so that the end of the workload is no end of work. `on_drain` is called once no new request
-    is taken. `refused` commands, by type, get that answer.
+    is taken. `refused` commands, by type, get that answer. What `host` finds goes into the records.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class ServiceLoop:
         on_drain: Callable[[], object] = lambda: None,
         report: Callable[[str], None] = lambda line: None,
         refused: Mapping[type, str] = {},
+        host: HostWatch | None = None,
     ) -> None:
         self._engine = engine
         self._server = server
@@ -107,6 +109,7 @@ class ServiceLoop:
         self._on_drain = on_drain
         self._report = report
         self._refused = refused
+        self._host = host
         self._simulated = engine.header.simulated_clock
         self._pace = Pace(engine.clock_s) if real_time and self._simulated else None
         self._next_poll_s = 0.0
@@ -217,6 +220,8 @@ class ServiceLoop:
         return wake_s is not None and wake_s > self._pace.now_s()
 
     def _hand_out(self, record: StepRecord) -> None:
+        if self._host is not None and (found := self._host.take()):
+            record = msgspec.structs.replace(record, host=found)
         self.last_step, self._knobs_version = record.step, record.knobs_version
         self._trials.watch(record)
         encoded = encode(record)

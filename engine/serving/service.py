@@ -27,7 +27,9 @@ from schedtop.engine.channel.stale_sockets import remove_leftovers
 from schedtop.engine.contract.config import ConfigError, EngineConfig
 from schedtop.engine.contract.harmless import one_line
 from schedtop.engine.contract.telemetry import Bye, Drain, Reply, Stage
+from schedtop.engine.serving.flight_files import FlightFiles
 from schedtop.engine.serving.flight_recorder import FlightRecorder
+from schedtop.engine.serving.host import HostWatch, nvml_gpu
 from schedtop.engine.serving.http_process import HttpProcess, start_http
 from schedtop.engine.serving.loop import DRAIN_WITHIN_S, ServiceLoop
 from schedtop.engine.serving.quiet_exit import leave
@@ -265,7 +267,7 @@ def _load(
         # As stages they are gone before anybody reads them.
         notices += getattr(getattr(engine, "worker", None), "notices", ())
         sinks = open_sinks(config, engine, stack, tell)
-        recorder = FlightRecorder(engine.snapshot)
+        recorder = FlightRecorder(engine.snapshot, _open_flight(config, engine, stack, tell), tell)
         sinks["flight recorder"], server.recent = recorder, recorder.recent
         life.loop = ServiceLoop(
             engine,
@@ -279,8 +281,37 @@ def _load(
             for_clients=http is not None,
             on_drain=lambda: None if http is None else http.drain(),
             report=_log,
+            host=_watch_host(engine, stack),
         )
     return life.loop, sinks
+
+
+def _watch_host(engine: Steppable, stack: ExitStack) -> HostWatch:
+    """The GPU is asked only where the engine computes on one."""
+    on_gpu = not engine.header.simulated_clock and engine.header.device.startswith("cuda")
+    watch = HostWatch(nvml_gpu() if on_gpu else None)
+    watch.start()
+    stack.callback(watch.close)
+    return watch
+
+
+def _open_flight(
+    config: EngineConfig, engine: Steppable, stack: ExitStack, tell: Callable[[str], None]
+) -> FlightFiles | None:
+    """The flight on disk; it stays if the engine fails."""
+    if config.flight_folder is None:
+        return None
+    try:
+        files = FlightFiles(Path(config.flight_folder), engine.header)
+    except OSError as error:
+        tell(f"flight recorder: {error.strerror}: {error.filename}; the last minutes are kept in memory only")
+        return None
+
+    def close(kind: type[BaseException] | None, *_: object) -> None:
+        files.close(keep=kind is not None and not issubclass(kind, StopLoading | ConfigError))
+
+    stack.push(close)
+    return files
 
 
 def _build(config: EngineConfig, stage: Callable[[str], None]) -> Steppable:

@@ -72,6 +72,7 @@ def fit_text(fitted: Fit) -> str:
         f"{'per KV token read':<22}{cost.per_kv_token_s * 1e9:>12.4g} ns",
         f"{'per request':<22}{cost.per_request_s * 1e6:>12.4g} µs",
         f"{'floor':<22}{cost.floor_tokens:>12,} tokens",
+        f"{'more after idling':<22}{cost.wake_s * 1e3:>12.4g} ms",
         "",
         f"{'relative error':<22}{'steps':>9}{'mean':>9}{'p50':>9}{'p95':>9}{'bias':>9}",
         _error_line("all steps", fitted.all),

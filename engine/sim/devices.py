@@ -40,16 +40,21 @@ FRONT_END_ROW_S = 42e-6
 """More per request of the step that gave the token: one process streams the outputs of all of them, in order."""
 
 
+PCIE_4_GB_S, PCIE_5_GB_S, C2C_GB_S = 32.0, 64.0, 450.0
+"""Of one direction: 16 lanes, or NVLink-C2C."""
+
+
 class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One device, in the vendor's decimal units.
 
-    `tflops` is dense bf16 on tensor cores; `fp8_factor` what FP8 multiplies it by (1: none, weights are
-    converted). `memory_gb` and `bandwidth_gb_s` are the device memory's; `weights_share` and `kv_share` of that
-    bandwidth are reached. `link_gb_s` joins it to its neighbours, both directions together (0: it has none);
-    `link_latency_s` is one small all-reduce over it. `step_s`, `layer_s` and `row_s` are fixed costs of a step, of
-    each of its layers and of each of its rows; `expert_layer_s` is more per layer with experts, `prefill_layer_s`
-    where a row has several tokens, `logit_s` per row and entry of the vocabulary. `front_end_s` is a client's time
-    outside the scheduler, and `front_end_row_s` more for each row of the step that gave the token.
+    `tflops` is dense bf16 on tensor cores; `fp8_factor` what FP8 multiplies it by (1: none, weights are converted).
+    `memory_gb` and `bandwidth_gb_s` are the device memory's; `weights_share` and `kv_share` of that bandwidth are
+    reached. `link_gb_s` joins it to its neighbours, both directions together (0: it has none); `link_latency_s` is one
+    small all-reduce over it. `step_s`, `layer_s` and `row_s` are fixed costs of a step, of each of its layers and of
+    each of its rows; `expert_layer_s` is more per layer with experts, `prefill_layer_s` where a row has several
+    tokens, `logit_s` per row and entry of the vocabulary. `front_end_s` is a client's time outside the scheduler, and
+    `front_end_row_s` more for each row of the step that gave the token. `host_gb_s` joins it to the host's memory, one
+    direction.
     """
 
     name: str
@@ -69,6 +74,7 @@ class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     row_s: float = 0.0
     logit_s: float = LOGIT_S
     front_end_s: float = FRONT_END_S
+    host_gb_s: float = PCIE_4_GB_S
     front_end_row_s: float = FRONT_END_ROW_S
 
 
@@ -76,10 +82,10 @@ NVLINK_S = 2.2e-6  # a custom all-reduce inside a captured graph; fitted to meas
 PCIE_S = 20e-6  # NCCL inside a decode graph over PCIe peer access (haohervchb/sglang-V100 pull request 2)
 
 _TABLE = (
-    Gpu("b200", "B200 SXM", 2250, 180, 8000, 1800, NVLINK_S, fp8_factor=2),
-    Gpu("gb200", "GB200", 2500, 186, 8000, 1800, NVLINK_S, fp8_factor=2),
-    Gpu("h200", "H200 SXM", 989.5, 141, 4800, 900, NVLINK_S, fp8_factor=2),
-    Gpu("h100", "H100 SXM", 989.5, 80, 3350, 900, NVLINK_S, fp8_factor=2),
+    Gpu("b200", "B200 SXM", 2250, 180, 7700, 1800, NVLINK_S, fp8_factor=2, host_gb_s=PCIE_5_GB_S),
+    Gpu("gb200", "GB200", 2500, 186, 8000, 1800, NVLINK_S, fp8_factor=2, host_gb_s=C2C_GB_S),
+    Gpu("h200", "H200 SXM", 989.5, 141, 4800, 900, NVLINK_S, fp8_factor=2, host_gb_s=PCIE_5_GB_S),
+    Gpu("h100", "H100 SXM", 989.5, 80, 3350, 900, NVLINK_S, fp8_factor=2, host_gb_s=PCIE_5_GB_S),
     # Batch 1 on vLLM 0.20.1 gives the shares, a server on 0.15.1 the rest: a request more costs it far more than
     # reading its KV cache. TensorRT-LLM 0.17 contradicts that at some hundred requests (`docs/devices.md`).
     Gpu(
@@ -96,12 +102,12 @@ _TABLE = (
         prefill_layer_s=165e-6,
         front_end_s=6e-3,
     ),
-    Gpu("mi300x", "MI300X", 1307.4, 192, 5300, 896, NVLINK_S, fp8_factor=2),
+    Gpu("mi300x", "MI300X", 1307.4, 192, 5300, 896, NVLINK_S, fp8_factor=2, host_gb_s=PCIE_5_GB_S),
     Gpu("l40s", "L40S", 362, 48, 864, 64, PCIE_S, fp8_factor=2, weights_share=0.88, kv_share=0.57),
     Gpu("rtx6000", "RTX 6000 Ada", 364.2, 48, 960, 64, PCIE_S, fp8_factor=2, kv_share=0.57),
     Gpu("rtx4090", "RTX 4090", 165.2, 24, 1008, 64, PCIE_S, fp8_factor=2, kv_share=0.57),
-    Gpu("a10g", "A10G", 70, 24, 600, 64, PCIE_S),
-    Gpu("l4", "L4", 121, 24, 300, 64, PCIE_S, fp8_factor=2),
+    Gpu("a10g", "A10G", 70, 24, 600, 64, PCIE_S, kv_share=0.57),
+    Gpu("l4", "L4", 121, 24, 300, 64, PCIE_S, fp8_factor=2, kv_share=0.57),
     # Rough: a laptop or small server with two cores and no graphs, so Python pays for every kernel. One core of
     # an AMD EPYC ran smollm2-135m in bf16 at 45 ms a token and 0.84 s per 512 prompt tokens.
     Gpu(
@@ -140,7 +146,7 @@ def read_gpu(path: Path) -> Gpu:
         gpu = msgspec.convert({"name": path.stem, "label": path.stem, "link_latency_s": PCIE_S, **fields}, Gpu)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {error}") from None
-    for name in ("tflops", "memory_gb", "bandwidth_gb_s", "fp8_factor", "weights_share", "kv_share"):
+    for name in ("tflops", "memory_gb", "bandwidth_gb_s", "fp8_factor", "weights_share", "kv_share", "host_gb_s"):
         if not 0 < getattr(gpu, name) < float("inf"):
             raise ConfigError(f"{path}: {name} must be above 0")
     for name in gpu.__struct_fields__:

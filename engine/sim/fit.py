@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.config import ConfigError
@@ -19,6 +21,8 @@ TERMS = ("fixed cost", "tokens", "attention of chunks", "KV read", "requests")
 """What the columns of a design matrix stand for, in the order of `LinearCost`'s fields."""
 
 MIN_STEPS = 100
+MIN_WOKEN = 5
+"""So many steps of an engine that was idle tell what waking it takes."""
 MIN_SPREAD = 1e-4
 """Least ratio of the singular values of the scaled columns: below it, two costs cannot be told apart."""
 FLOORS = (0, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -35,10 +39,14 @@ class FitError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Measured steps: `design` (n, 5), a column for each of `TERMS`; `times_s` (n,) until the next step can end."""
+    """Measured steps: `design` (n, 5), a column for each of `TERMS`; `times_s` (n,) until the next step can end.
+
+    `woken` are those of an engine that was idle, apart: their times count from the arrival that woke it.
+    """
 
     design: Floats
     times_s: Floats
+    woken: Steps | None = None
 
     def __len__(self) -> int:
         return len(self.times_s)
@@ -88,40 +96,63 @@ def measure(records: Iterable[StepRecord]) -> Steps:
     engine's own work between steps is part of it.
     """
     rows, times = [], []
+    woken_rows, woken_times = [], []
     before: StepRecord | None = None
+    asleep, arrived_s = False, math.inf
     for record in records:
+        arrived_s = min(arrived_s, *(item.arrival_s for item in record.arrivals), math.inf)
         if record.executed and record.rows:
             columns = row_columns(record)
             features = step_features(columns["tokens"], columns["computed"])
-            busy = before is not None and before.executed and not (before.paused or record.paused)
-            if before is not None and busy and before.running + before.waiting:
-                elapsed_s = record.end_s - before.end_s
-            else:
-                elapsed_s = record.end_s - record.start_s
-            if features.tokens and elapsed_s > 0:
+            if asleep and not record.paused and arrived_s < math.inf:
+                woken_rows.append((1.0, *features))
+                woken_times.append(record.end_s - arrived_s)
+            elif features.tokens and (elapsed_s := _elapsed_s(before, record)) > 0:
                 rows.append((1.0, *features))
                 times.append(elapsed_s)
+            arrived_s = math.inf
+        if record.executed or record.paused:
+            asleep = not (record.running + record.waiting or record.paused)
         before = record
-    design = np.array(rows, dtype=float)
-    return Steps(design.reshape(-1, len(TERMS)), np.array(times, dtype=float))
+    return Steps(_matrix(rows), np.array(times, dtype=float), Steps(_matrix(woken_rows), np.array(woken_times)))
+
+
+def _elapsed_s(before: StepRecord | None, record: StepRecord) -> float:
+    """Since the step before ended, while there was work; else since it started itself."""
+    paused = before is None or before.paused or record.paused
+    if before is not None and before.executed and before.running + before.waiting and not paused:
+        return record.end_s - before.end_s
+    return record.end_s - record.start_s
+
+
+def _matrix(rows: Sequence[tuple[float, ...]]) -> Floats:
+    return np.array(rows, dtype=float).reshape(-1, len(TERMS))
 
 
 def join(parts: Iterable[Steps]) -> Steps:
     """The steps of several sessions."""
     parts = list(parts)
-    return Steps(np.concatenate([part.design for part in parts]), np.concatenate([part.times_s for part in parts]))
+    woken = [part.woken for part in parts if part.woken is not None]
+    return Steps(
+        np.concatenate([part.design for part in parts]),
+        np.concatenate([part.times_s for part in parts]),
+        join(woken) if woken else None,
+    )
 
 
 def fit(steps: Steps) -> Fit:
     """The cost with the least squared relative error and no negative term. Raises `FitError`."""
     _check(steps)
     has_prompts, floor = steps.has_prompts, _choose_floor(steps)
-    steps = steps.above(floor)
+    woken, steps = steps.woken, steps.above(floor)
     coefficients, kept = _fit_robustly(steps)
     half = Steps(steps.design[::2], steps.times_s[::2])
     other = Steps(steps.design[1::2], steps.times_s[1::2])
     fixed_s, per_token_s, per_pair_s, per_kv_token_s, per_request_s = map(float, coefficients)
     cost = LinearCost(fixed_s, per_token_s, per_pair_s, per_kv_token_s, per_request_s, floor)
+    if woken is not None and len(woken) >= MIN_WOKEN:
+        wake_s = float(np.median(woken.times_s - predict_s(cost, woken)))
+        cost = msgspec.structs.replace(cost, wake_s=max(wake_s, 0.0))
     return Fit(
         cost=cost,
         all=_errors(coefficients, steps),

@@ -19,7 +19,8 @@ class LinearCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds per unit of each of `StepFeatures`, and a fixed cost; none negative: more work never costs less.
 
     A step of fewer than `floor_tokens` tokens takes as long as one of so many: what it waits for is the weights,
-    not the arithmetic (Williams, Waterman and Patterson, "Roofline", 2009).
+    not the arithmetic (Williams, Waterman and Patterson, "Roofline", 2009). `wake_s` is more for the first step of an
+    engine that was idle: sleeping threads, cold caches.
     """
 
     fixed_s: Seconds = 0.0
@@ -28,6 +29,7 @@ class LinearCost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     per_kv_token_s: Seconds = 0.0
     per_request_s: Seconds = 0.0
     floor_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
+    wake_s: Seconds = 0.0
 
     def step_s(self, features: StepFeatures) -> float:
         """Seconds of a step."""

@@ -75,8 +75,7 @@ def pool_blocks(model: ModelShape, gpu: Gpu, settings: PoolSettings) -> int:
     left = usable - _occupied_bytes(model, settings.max_num_batched_tokens, ranks, stages)
     if left <= 0:
         raise ConfigError(_does_not_fit(model, gpu, usable, settings))
-    layers = -(-(model.layers if settings.one_group else model.group_layers) // stages)
-    block_bytes = settings.block_size * layers * model.local_kv_numbers(ranks) * model.kv_number_bytes
+    block_bytes = local_block_bytes(model, settings)
     if given is None and left < block_bytes:
         raise ConfigError(
             f"--gpu-memory-utilization {share:g} leaves {left / 1e6:.1f} MB of {gpu.name} for the KV cache, and one"
@@ -88,6 +87,13 @@ def pool_blocks(model: ModelShape, gpu: Gpu, settings: PoolSettings) -> int:
             f" beside {model.name})"
         )
     return int((left if given is None else given) // block_bytes)
+
+
+def local_block_bytes(model: ModelShape, settings: PoolSettings) -> int:
+    """What a block takes of each GPU."""
+    ranks, stages = settings.tensor_parallel_size, settings.pipeline_parallel_size
+    layers = -(-(model.layers if settings.one_group else model.group_layers) // stages)
+    return settings.block_size * layers * model.local_kv_numbers(ranks) * model.kv_number_bytes
 
 
 def _occupied_bytes(model: ModelShape, max_num_batched_tokens: int, ranks: int, stages: int) -> float:

@@ -37,13 +37,15 @@ def shape_of(config: Config, name: str) -> ModelShape:
     """The shape that a configuration describes. Raises `ConfigError`."""
     if not isinstance(config, dict):
         raise ConfigError("a model's configuration is a JSON object")
-    weight_bytes, fp8_arithmetic = _quantisation(config.get("quantization_config"))
+    settings = config.get("quantization_config")
+    weight_bytes, fp8_arithmetic = _quantisation(settings)
     config = {**config, **config["text_config"]} if isinstance(config.get("text_config"), dict) else config
     kind = config.get("model_type")
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
         raise ConfigError(f"model_type {kind!r} is not supported; supported are {', '.join(FAMILIES)}")
-    fields = {**_common(config), **family(config)}
+    config = {**LEFT_OUT.get(str(kind), {}), **config}
+    fields = {**_common(config), **family(config), "plain_attention": _plain_attention(settings)}
     return ModelShape(name, layer_weight_bytes=weight_bytes, fp8_arithmetic=fp8_arithmetic, **fields)
 
 
@@ -212,6 +214,17 @@ FAMILIES: dict[str, Callable[[Config], Fields]] = {
 }
 """Architectures that can be simulated by their `model_type` (that of the text model, where there is one inside)."""
 
+LEFT_OUT: dict[str, Fields] = {
+    "gemma3_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+    }
+}
+"""What an architecture's published files leave out where it is the default."""
+
 
 def _quantisation(settings: Any) -> tuple[float, bool]:
     """Bytes of a weight inside the layers, and whether products with it run in FP8."""
@@ -231,6 +244,14 @@ def _quantisation(settings: Any) -> tuple[float, bool]:
         bits = _number(weights, "num_bits")
         return (1.0 if bits == 8 else _bytes_of_bits(bits)), bits == 8 and bool(inputs)
     raise ConfigError(f"quant_method {method!r} is not supported; supported are {QUANTISATIONS}")
+
+
+def _plain_attention(settings: Any) -> bool:
+    """Whether the weights of attention are left as they were."""
+    if not isinstance(settings, dict):
+        return False
+    names = settings.get("modules_to_not_convert") or settings.get("ignore") or ()
+    return any("self_attn" in str(name) for name in names)
 
 
 QUANTISATIONS = "fp8, fbgemm_fp8, awq, gptq, mxfp4, compressed-tensors"

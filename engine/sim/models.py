@@ -24,7 +24,8 @@ class ModelShape:
     where `chunked`), the first layer among them where `window_first`. `latent` is the width of a token's compressed
     state in a layer (MLA) in place of keys and values; `attention_params` are a layer's attention weights where they
     do not follow from the heads, `norms` its vectors of norms. `layer_weight_bytes` is the size of a weight inside the
-    layers: 2 (bf16), 1 (FP8), or about half a byte; embedding and head stay bf16.
+    layers: 2 (bf16), 1 (FP8), or about half a byte; embedding and head stay bf16,
+    and with `plain_attention` attention, too.
     """
 
     name: str
@@ -54,6 +55,7 @@ class ModelShape:
     attention_params: int = 0
     kv_number_bytes: int = KV_NUMBER_BYTES
     fp8_arithmetic: bool = True
+    plain_attention: bool = False
 
     @property
     def embedding_params(self) -> int:
@@ -76,13 +78,28 @@ class ModelShape:
         return max(self.mlp * max(self.active_experts, 1) + self.shared_mlp, self.dense_mlp)
 
     @property
-    def fixed_params(self) -> int:
-        """Weights inside the layers that every token uses, whichever experts it reaches: attention, norms, routers."""
+    def attention_layers_params(self) -> int:
+        """Attention and norms of all layers, and routers."""
         attention = self.attention_params or 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
         norms = self.norms * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
-        beside_experts = self.hidden * self.experts + self._mlp_params(self.shared_mlp)
-        dense = self.dense_layers * self._mlp_params(self.dense_mlp)
-        return self.layers * (attention + norms) + self.expert_layers * beside_experts + dense
+        return self.layers * (attention + norms) + self.expert_layers * self.hidden * self.experts
+
+    @property
+    def fixed_params(self) -> int:
+        """Weights inside the layers that every token uses, whichever experts it reaches."""
+        shared = self.expert_layers * self._mlp_params(self.shared_mlp)
+        return self.attention_layers_params + shared + self.dense_layers * self._mlp_params(self.dense_mlp)
+
+    @property
+    def fixed_bytes(self) -> float:
+        """Of `fixed_params`."""
+        plain = self.attention_layers_params if self.plain_attention else 0
+        return self.fixed_params * self.layer_weight_bytes + plain * (2 - self.layer_weight_bytes)
+
+    @property
+    def layers_bytes(self) -> float:
+        """Of `layers_params`."""
+        return self.fixed_bytes + (self.layers_params - self.fixed_params) * self.layer_weight_bytes
 
     @property
     def layers_params(self) -> int:
@@ -101,7 +118,7 @@ class ModelShape:
 
     @property
     def weight_bytes(self) -> float:
-        return self.layers_params * self.layer_weight_bytes + (self.params - self.layers_params) * 2
+        return self.layers_bytes + (self.params - self.layers_params) * 2
 
     @property
     def kv_numbers_per_layer(self) -> int:
@@ -154,7 +171,7 @@ class ModelShape:
 
     def stage_weight_bytes(self, stages: int) -> float:
         """Weights of the fullest of `stages` pipeline stages; with several, the ends share no matrix."""
-        in_layers = -(-self.layers // stages) * self.layers_params / self.layers * self.layer_weight_bytes
+        in_layers = -(-self.layers // stages) * self.layers_bytes / self.layers
         ends = self.embedding_params * 2 * (1 if self.tied or stages > 1 else 2)
         return in_layers + ends
 

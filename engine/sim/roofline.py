@@ -66,9 +66,8 @@ class Roofline:
         self._link_bytes_s = gpu.link_gb_s / 2 * 1e9 * LINK_SHARE
 
         head_params = model.embedding_params / self.ranks
-        weight_bytes = model.layer_weight_bytes / self.ranks
-        self._fixed_weight_bytes = 2 * head_params + model.fixed_params * weight_bytes
-        self._expert_bytes = model.expert_layers * model.expert_params * weight_bytes
+        self._fixed_weight_bytes = 2 * head_params + model.fixed_bytes / self.ranks
+        self._expert_bytes = model.expert_layers * model.expert_params * model.layer_weight_bytes / self.ranks
         token_flops = 2 * model.active_layers_params / self.ranks
         self._token_s = token_flops / (matrix_flops * MATRIX_SHARE)
         self._head_s = 2 * head_params / (flops * MATRIX_SHARE)

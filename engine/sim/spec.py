@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -12,11 +12,13 @@ from schedtop.engine.contract.kv_groups import Entry
 from schedtop.engine.contract.nearest_name import did_you_mean
 from schedtop.engine.sim.devices import GPUS, Gpu, read_gpu
 from schedtop.engine.sim.features import StepCost
+from schedtop.engine.sim.host_store import HostLink
 from schedtop.engine.sim.linear import Calibration, read_calibration
-from schedtop.engine.sim.memory import PoolSettings, check_parallel, pool_blocks
+from schedtop.engine.sim.memory import PoolSettings, check_parallel, local_block_bytes, pool_blocks
 from schedtop.engine.sim.model_config import read_shape
 from schedtop.engine.sim.models import FP8_SUFFIX, MODELS, ModelShape, find_model
-from schedtop.engine.sim.roofline import Roofline
+from schedtop.engine.sim.operators import OperatorCost
+from schedtop.engine.sim.roofline import LINK_SHARE, Roofline
 
 PREFIX = "sim:"
 DEFAULT_POOL = PoolSettings()
@@ -59,6 +61,10 @@ class SimDevice(Protocol):
         """Usable KV blocks. Raises `ConfigError` if the model does not fit or cannot be divided so."""
         ...
 
+    def host_link(self, settings: PoolSettings = DEFAULT_POOL) -> HostLink:
+        """The way to the host's memory. Raises `ConfigError` where it is not known."""
+        ...
+
     def step_cost(self, tensor_parallel_size: int = 1, pipeline_parallel_size: int = 1) -> StepCost:
         """The device's step times. Raises `ConfigError` if the model cannot be divided so."""
         ...
@@ -66,10 +72,11 @@ class SimDevice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PresetDevice:
-    """A model of `models.py` on GPUs of `devices.py`, timed by the roofline."""
+    """A model of `models.py` on GPUs of `devices.py`, timed by the roofline or by operator tables."""
 
     shape: ModelShape
     gpu: Gpu
+    by_operators: bool = False
 
     @property
     def spec(self) -> str:
@@ -115,8 +122,16 @@ class PresetDevice:
     def num_blocks(self, settings: PoolSettings = DEFAULT_POOL) -> int:
         return pool_blocks(self.shape, self.gpu, settings)
 
-    def step_cost(self, tensor_parallel_size: int = 1, pipeline_parallel_size: int = 1) -> Roofline:
+    def host_link(self, settings: PoolSettings = DEFAULT_POOL) -> HostLink:
+        """Every GPU moves its part of a block over a link of its own."""
+        gpus = settings.tensor_parallel_size * settings.pipeline_parallel_size
+        rate = self.gpu.host_gb_s * 1e9 * LINK_SHARE * gpus
+        return HostLink(local_block_bytes(self.shape, settings) * gpus, rate)
+
+    def step_cost(self, tensor_parallel_size: int = 1, pipeline_parallel_size: int = 1) -> Roofline | OperatorCost:
         check_parallel(self.shape, self.gpu, tensor_parallel_size, pipeline_parallel_size)
+        if self.by_operators:
+            return OperatorCost(self.shape, self.gpu, tensor_parallel_size, pipeline_parallel_size)
         return Roofline(self.shape, self.gpu, tensor_parallel_size, pipeline_parallel_size)
 
 
@@ -183,6 +198,9 @@ class CalibratedDevice:
             raise ConfigError(f"{self.spec}: its pool of {tokens} tokens is less than one block of {size}")
         return tokens // size
 
+    def host_link(self, settings: PoolSettings = DEFAULT_POOL) -> HostLink:
+        raise ConfigError(f"--kv-host-memory: {self.spec} does not say how fast its link to the host is")
+
     def _blocks_in(self, num_bytes: int, block_size: int) -> int:
         flag, block_bytes = f"--kv-cache-memory {num_bytes}", block_size * self.kv_bytes_per_token
         if not block_bytes:
@@ -200,9 +218,10 @@ class CalibratedDevice:
             raise ConfigError(f"{self.spec} was measured as it is: leave tensor and pipeline parallel size at 1")
 
 
-def parse_device(spec: str) -> SimDevice:
-    """The device that `sim:MODEL@GPU` or `sim:@FILE.toml` names.
+def parse_device(spec: str, kv_cache_dtype: str = "auto", step_cost: str = "roofline") -> SimDevice:
+    """The device that `sim:MODEL@GPU` or `sim:@FILE.toml` names; its KV cache is bf16 unless `kv_cache_dtype` is fp8.
 
+    `step_cost` is `roofline` or `operators`, which prices steps from measured tables (`operators.py`).
     MODEL may be the path of a `config.json` or of a folder with one, GPU that of a TOML file (`read_gpu`).
     Raises `ConfigError` for anything else, with the known names and the nearest one.
     """
@@ -212,9 +231,18 @@ def parse_device(spec: str) -> SimDevice:
         raise ConfigError(f"device {spec!r}: write sim:MODEL@GPU, as in sim:llama-3.1-8b@h100, or sim:@FILE.toml")
     if not model_name:
         path = Path(gpu_name).expanduser()
-        return CalibratedDevice(path, read_calibration(path))
+        device = CalibratedDevice(path, read_calibration(path))
+        for flag, value, default in (
+            ("--kv-cache-dtype", kv_cache_dtype, "auto"),
+            ("--step-cost", step_cost, "roofline"),
+        ):
+            if value != default:
+                raise ConfigError(f"{flag} {value}: {device.spec} was measured as it is")
+        return device
     shape = _find_shape(model_name)
-    return PresetDevice(shape, _find_gpu(gpu_name))
+    if kv_cache_dtype == "fp8":
+        shape = replace(shape, kv_number_bytes=1)
+    return PresetDevice(shape, _find_gpu(gpu_name), step_cost == "operators")
 
 
 def _find_gpu(name: str) -> Gpu:

@@ -26,7 +26,7 @@ class SimWorker:
     never change an output. The drafter knows the coming tokens and spoils each with probability
     1 - `acceptance`, by (seed, n, p) too; a draft is accepted if it is the token the model gives.
     `num_speculative_tokens` may be changed between steps. With `keeps_drafts` it does not send its drafts back: a plan
-    names them `OWN_DRAFT`.
+    names them `OWN_DRAFT`. `wake_s` is what the first step of an idle engine takes longer.
     """
 
     simulated = True
@@ -41,6 +41,7 @@ class SimWorker:
         keeps_drafts: bool = False,
     ) -> None:
         self.cost = cost
+        self.wake_s: float = getattr(cost, "wake_s", 0.0)
         self.keeps_drafts = keeps_drafts
         self.num_speculative_tokens = num_speculative_tokens
         self._vocab = np.uint32(vocab_size)

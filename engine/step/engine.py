@@ -23,8 +23,10 @@ from schedtop.engine.contract.telemetry import (
 )
 from schedtop.engine.handoff.plan import IntArray, StepPlan, StepResult, Worker
 from schedtop.engine.handoff.request import Request
+from schedtop.engine.scheduler.books.state import PlannedStep
 from schedtop.engine.scheduler.open_latencies import Unended, look
 from schedtop.engine.scheduler.scheduler import Scheduler
+from schedtop.engine.sim.host_store import HostStore
 from schedtop.engine.step.clock import Clock
 from schedtop.engine.step.consequences import check_change, warnings_for
 from schedtop.engine.step.observer import Observer, Timing
@@ -38,15 +40,22 @@ NOTHING = StepResult(np.zeros((0, 1), dtype=np.int32), np.zeros(0, dtype=np.int3
 class Engine:
     """One scheduler, one worker, one clock. It is driven from outside and waits for nobody.
 
-    `texts` is the output text that the last step made certain, by request number, where the worker has any;
-    `sampled` are the last step's outputs as the worker returned them, int32 (rows, width), `logprobs` those of the
-    requests that asked for them.
+    `texts` is the output text that the last step made certain, by request number, where the worker has any; `tier` is
+    the memory behind the pool, where there is one. `sampled` are the last step's outputs as the worker returned them,
+    int32 (rows, width), `logprobs` those of the requests that asked for them.
     """
 
     def __init__(
-        self, scheduler: Scheduler, worker: Worker, source: Source | None, clock: Clock, header: Header
+        self,
+        scheduler: Scheduler,
+        worker: Worker,
+        source: Source | None,
+        clock: Clock,
+        header: Header,
+        tier: HostStore | None = None,
     ) -> None:
         self.scheduler = scheduler
+        self.tier = tier
         self.worker = worker
         self.source = source
         self.clock = clock
@@ -94,18 +103,23 @@ class Engine:
         """Plan a step if there is any work, and take the results of the oldest if no more may be under way."""
         self.num_turns += 1
         if self.num_unfinished:
-            began_s = time.perf_counter()
-            self.scheduler.schedule(self.clock_s)
-            schedule_s = None if self.clock.simulated else time.perf_counter() - began_s
-            self._schedule_s.append(schedule_s)
+            self.plan_step()
             if len(self._schedule_s) < self._max_under_way:
                 return None
-        return self._apply_results()
+        return self.apply_results()
 
-    def _apply_results(self) -> StepRecord | None:
+    def plan_step(self) -> None:
+        """Plan one more step; how many may be under way is the caller's to know."""
+        began_s = time.perf_counter()
+        self.scheduler.schedule(self.clock_s)
+        self._schedule_s.append(None if self.clock.simulated else time.perf_counter() - began_s)
+
+    def apply_results(self) -> StepRecord | None:
         """Run the oldest plan under way and apply its results; None for an empty one, which takes no time."""
         schedule_s, planned = self._schedule_s.popleft(), self.scheduler.state.under_way[0].planned
         plan = self.scheduler.next_due()
+        if self.tier is not None and self._waits_for_copies(plan, planned):
+            return None
         told = self._max_under_way == 1 or plan.num_rows or planned.preemptions or planned.ended
         if not told and any(batch.plan.num_rows for batch in self.scheduler.state.under_way):
             self.scheduler.update(plan, NOTHING, self.clock_s)
@@ -120,6 +134,21 @@ class Engine:
         timing = Timing(start_s, end_s, schedule_s, execute_s, update_s)
         return self.observer.record(plan, settled, timing, self.knobs_version, self.paused)
 
+    def _waits_for_copies(self, plan: StepPlan, planned: PlannedStep) -> bool:
+        """Nothing of a plan can run before a copy ends or a request comes: the time until then passes."""
+        wake_s = self.next_wake_s()
+        if plan.num_rows or planned.preemptions or planned.ended or wake_s is None or math.isinf(wake_s):
+            return False
+        self._end_copies(plan)
+        loads, under_way = self.scheduler.state.loads, self.scheduler.state.under_way
+        if loads is not None and not (loads.done or loads.sent or any(batch.plan.num_rows for batch in under_way)):
+            self.clock.skip_to(wake_s)
+        return True
+
+    def _end_copies(self, plan: StepPlan) -> None:
+        """Take in the copies that have ended, in an empty step."""
+        self.observer.note_finishes(self.scheduler.update(plan, NOTHING, self.clock_s).finishes)
+
     def _execute(self, plan: StepPlan, planned_s: float, start_s: float) -> tuple[float, float, StepResult]:
         """Run a plan; returns when its results were there, how long the device had it, and the results."""
         began_s = time.perf_counter()
@@ -127,10 +156,13 @@ class Engine:
         self.texts, self.sampled, self.logprobs = result.texts, result.sampled, result.logprobs
         if not self.clock.simulated:
             return self.clock.advance(None), time.perf_counter() - began_s, result
+        elapsed_s = (result.elapsed_s or 0.0) + (0.0 if self.tier is None else self.tier.take_delay_s())
+        if start_s > self._last_end_s:
+            elapsed_s += getattr(self.worker, "wake_s", 0.0)
         if self.stages is None:
-            end_s = self.clock.advance(result.elapsed_s)
+            end_s = self.clock.advance(elapsed_s)
             return end_s, end_s - start_s, result
-        taken_up_s, end_s = self.stages.run(planned_s, result.elapsed_s or 0.0)
+        taken_up_s, end_s = self.stages.run(planned_s, elapsed_s)
         end_s = self.clock.advance(end_s - self.clock_s)
         return end_s, end_s - taken_up_s, result
 
@@ -138,17 +170,23 @@ class Engine:
     def has_work(self) -> bool:
         """A request can be scheduled, or results are to come. Deferred requests alone are no work."""
         state = self.scheduler.state
-        if state.table.size or state.waiting.head():
+        loaded = state.loads is not None and state.loads.is_ready
+        if state.table.size or state.waiting.head() or loaded:
             return True
+        if self.tier is not None:  # its copies end with the results of steps, also of empty ones
+            return bool(state.under_way)
         return any(batch.plan.num_rows for batch in state.under_way)
 
     def _take_arrivals(self) -> None:
-        if self.source is None:
-            return
         if not self.has_work and not self.paused:
-            wake_s = self.source.next_arrival_s()
+            wake_s = self.next_wake_s()
             if wake_s is not None and wake_s < math.inf:
                 self.clock.skip_to(wake_s)
+            if self.tier is not None and self.tier.is_due():
+                self.scheduler.schedule(self.clock_s)
+                self._end_copies(self.scheduler.next_due())
+        if self.source is None:
+            return
         for request in self.source.take(self.clock_s, self.observer.step):
             self.submit(request)
 
@@ -199,7 +237,11 @@ class Engine:
 
         None: nothing will arrive by itself any more.
         """
-        return None if self.source is None else self.source.next_arrival_s()
+        arrival_s = None if self.source is None else self.source.next_arrival_s()
+        copied_s = None if self.tier is None else self.tier.next_event_s()
+        if arrival_s is None or copied_s is None:
+            return copied_s if arrival_s is None else arrival_s
+        return min(arrival_s, copied_s)
 
     def pause(self) -> None:
         self.paused = True

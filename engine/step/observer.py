@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from dataclasses import dataclass, field
+from collections import Counter
 
 import msgspec
 import numpy as np
@@ -31,6 +31,7 @@ from schedtop.engine.scheduler.books.state import Batch, PlannedStep
 from schedtop.engine.scheduler.passes.admission import mark_inverted
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.scheduler.settle import Settled
+from schedtop.engine.sim.host_store import HostStore
 
 BYTE_ORDER = sys.byteorder
 
@@ -38,6 +39,7 @@ COUNTED_AS = {
     FinishReason.ABORT.value: "aborted",
     FinishReason.REFUSED.value: "refused",
     FinishReason.KV_CAPACITY.value: "kv_capacity",
+    FinishReason.ERROR.value: "failed",
 }
 """Ends that are not simply `finished`, and their counters."""
 
@@ -52,14 +54,13 @@ class Timing(msgspec.Struct, frozen=True):
     update_s: float | None
 
 
-@dataclass(slots=True)
-class Events:
+class Events(msgspec.Struct):
     """What happened since the last record, outside a step."""
 
-    arrivals: list[Arrival] = field(default_factory=list)
-    refusals: list[Refusal] = field(default_factory=list)
-    finishes: list[Finish] = field(default_factory=list)
-    knobs: list[KnobChange] = field(default_factory=list)
+    arrivals: list[Arrival] = []
+    refusals: list[Refusal] = []
+    finishes: list[Finish] = []
+    knobs: list[KnobChange] = []
 
 
 class Observer:
@@ -96,6 +97,11 @@ class Observer:
         self.counts["aborted_prefill_tokens"] += prefill_tokens
         self._events.finishes.append(finish)
         self._count_finishes([finish])
+
+    def note_finishes(self, finishes: list[Finish]) -> None:
+        """Ends outside a step, for the next record."""
+        self._events.finishes += finishes
+        self._count_finishes(finishes)
 
     def note_knob(self, change: KnobChange) -> None:
         self._events.knobs.append(change)
@@ -138,7 +144,7 @@ class Observer:
             itl_s=settled.itl_s,
             ttft_s=tuple(settled.first_tokens),
             running=state.table.size,
-            waiting=len(state.waiting),
+            waiting=self._num_waiting(),
             oldest_wait_s=self._oldest_wait_s(timing.end_s),
             head=self.look_at(planned.head),
             blocks=self.blocks(),
@@ -160,6 +166,7 @@ class Observer:
             planned_s=planned.now_s,
             grown_groups=grown_groups,
             group_blocks=state.kv.group_blocks,
+            host_blocks=self._host(),
         )
 
     def idle_record(self, now_s: float, knobs_version: int, paused: bool) -> StepRecord:
@@ -210,7 +217,7 @@ class Observer:
             itl_s=b"",
             ttft_s=(),
             running=state.table.size,
-            waiting=len(state.waiting),
+            waiting=self._num_waiting(),
             oldest_wait_s=None,
             head=None,
             blocks=self.blocks(),
@@ -229,6 +236,7 @@ class Observer:
             totals=self.totals(),
             deferred=self._deferred(),
             group_blocks=state.kv.group_blocks,
+            host_blocks=self._host(),
         )
 
     def _take_deferrals(self) -> tuple[Deferral, ...]:
@@ -238,8 +246,20 @@ class Observer:
 
     def _deferred(self) -> tuple[tuple[str, int], ...]:
         """How many wait without being ready, by reason."""
-        waiting = self.scheduler.state.waiting
-        return tuple((reason, count) for reason, count in waiting.num_deferred.items() if count)
+        state = self.scheduler.state
+        counts = state.waiting.num_deferred
+        if state.loads is not None:
+            counts = counts + Counter({Limiter.REMOTE_KV.value: state.loads.num_loading})
+        return tuple((reason, count) for reason, count in counts.items() if count)
+
+    def _num_waiting(self) -> int:
+        """Those in the queue, and before it those that own blocks: loading, or just loaded."""
+        state = self.scheduler.state
+        return len(state.waiting) + (0 if state.loads is None else len(state.loads.holding))
+
+    def _host(self) -> tuple[int, ...]:
+        loads = self.scheduler.state.loads
+        return loads.store.standing if loads is not None and isinstance(loads.store, HostStore) else ()
 
     def _next_seq(self) -> int:
         self.seq += 1
@@ -303,6 +323,7 @@ class Observer:
             counts["cached_tokens"] += started.request.cached_tokens
             if self.scheduler.state.kv.caching:
                 counts["cache_queries"] += started.request.num_prompt_tokens
+        counts["external_tokens"] += sum(entry.external_tokens for entry in planned.admissions if not entry.resumed)
         counts["reused_tokens"] += sum(entry.cached_tokens for entry in planned.admissions if entry.resumed)
 
     def skip(self, steps: int, totals: Totals, finishes: list[Finish]) -> None:
@@ -347,7 +368,7 @@ class Observer:
             step=self.step,
             clock_s=clock_s,
             requests=[self._request_state(request, rows.get(number)) for number, request in state.requests.items()],
-            waiting=[request.number for request in state.waiting],
+            waiting=[request.number for request in (*self._holding(), *state.waiting)],
             running=list(rows),
             block_classes=pool.classes(),
             knobs=knobs,
@@ -357,6 +378,17 @@ class Observer:
             under_way=tuple(map(_describe_step, state.under_way)),
             stages_free_s=stages_free_s,
         )
+
+    def _holding(self) -> list[Request]:
+        loads = self.scheduler.state.loads
+        return [] if loads is None else [entry.request for entry in loads.holding]
+
+    def _why_deferred(self, request: Request) -> str:
+        if request.deferred is not None:
+            return request.deferred.value
+        loads = self.scheduler.state.loads
+        entry = None if loads is None else loads.of(request)
+        return Limiter.REMOTE_KV.value if entry is not None and entry.loading else ""
 
     def _request_state(self, request: Request, row: int | None) -> RequestState:
         table = self.scheduler.state.table
@@ -375,7 +407,7 @@ class Observer:
             table=np.array(request.block_ids, dtype=np.int32).tobytes(),
             queued_s=self._queued_s.get(request.number),
             requeued_s=request.requeued_s,
-            deferred="" if request.deferred is None else request.deferred.value,
+            deferred=self._why_deferred(request),
             further=tuple(np.array(holding.block_ids, dtype=np.int32).tobytes() for holding in request.further),
         )
 

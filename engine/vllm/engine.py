@@ -30,6 +30,7 @@ from schedtop.engine.contract.telemetry import (
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.open_latencies import Unended
 from schedtop.engine.serving.flight_recorder import FlightRecorder
+from schedtop.engine.serving.host import HostWatch, nvml_gpu
 from schedtop.engine.serving.loop import ServiceLoop
 from schedtop.engine.vllm.asked import log
 from schedtop.engine.vllm.changes import check_change, foresee, with_consequences
@@ -63,7 +64,6 @@ class HookedEngine:
 
     def __init__(self, hook: Hook) -> None:
         facts = hook.facts
-        config = facts.header.config
         self.header: Header = facts.header
         self.knobs: dict[str, Any] = dict(facts.knobs)
         self.knobs_version = 0
@@ -71,13 +71,7 @@ class HookedEngine:
         self._records = Records(
             facts.header,
             facts.knobs,
-            Fixed(
-                config["block_size"],
-                config["draft_slots"],
-                config["enable_chunked_prefill"],
-                "multimodal inputs" in facts.header.settings["undecidable"],
-                config["num_speculative_tokens"],
-            ),
+            fixed_of(facts.header),
         )
         self._idle_since_s = 0.0
 
@@ -202,6 +196,19 @@ class HookedEngine:
         """The server is not ours to end."""
 
 
+def fixed_of(header: Header) -> Fixed:
+    """What of the engine never changes."""
+    config = header.config
+    return Fixed(
+        config["block_size"],
+        config["draft_slots"],
+        config["enable_chunked_prefill"],
+        "multimodal inputs" in header.settings["undecidable"],
+        config["num_speculative_tokens"],
+        config["async_scheduling"],
+    )
+
+
 class Kept:
     """All records since the start, for a recording that is to hold them; given up for good when they are too many."""
 
@@ -239,8 +246,18 @@ class HookLoop(ServiceLoop):
         recorder = FlightRecorder(engine.snapshot)
         server.recent = recorder.recent
         sinks = {"kept": kept, "flight recorder": recorder}
-        super().__init__(engine, server, sinks, notices=_notices(hook), report=log.info, refused=refused)
+        host = HostWatch(nvml_gpu())
+        super().__init__(engine, server, sinks, notices=_notices(hook), report=log.info, refused=refused, host=host)
+        self._watch = host
         self._hook, self._hooked = hook, engine
+
+    def run(self) -> str:
+        """As without a hook; the machine is watched meanwhile."""
+        self._watch.start()
+        try:
+            return super().run()
+        finally:
+            self._watch.close()
 
     def tick(self) -> None:
         """Between steps: tell what went wrong, and end with the hook."""

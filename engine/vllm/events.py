@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 
@@ -81,8 +82,8 @@ class Scheduled(NamedTuple):
 
 
 class Updated(NamedTuple):
-    """One `update_from_output`. `blocks` are triples of block id, references, 1 if it has content, end to end;
-    `whole`: they are the whole pool."""
+    """One `update_from_output`, and how many run and wait after it. `blocks` are triples of block id, references, 1 if
+    it has content, end to end; `whole`: they are the whole pool."""
 
     output: Any
     outputs: Any
@@ -91,6 +92,8 @@ class Updated(NamedTuple):
     blocks: list[int]
     whole: bool
     num_free: int
+    num_running: int
+    num_waiting: int
 
 
 class Applied(NamedTuple):
@@ -110,3 +113,17 @@ class PauseSeen(NamedTuple):
 
 
 Event = Added | Ended | Scheduled | Updated | Applied | PauseSeen
+
+
+def is_step(event: Event) -> bool:
+    """A schedule that did something: it gave tokens, or took a request's place."""
+    return isinstance(event, Scheduled) and bool(event.output.num_scheduled_tokens or event.preempted)
+
+
+def left_of(events: Iterable[Event]) -> Iterator[str]:
+    """Who ended from outside, or was preempted."""
+    for event in events:
+        if isinstance(event, Ended):
+            yield from event.ids
+        elif isinstance(event, Scheduled):
+            yield from (victim.id for victim in event.preempted)

@@ -172,20 +172,19 @@ class Hook:
                 continue
             request = queue.peek_request()
             first = first or request
-            if request not in skipped:
+            if request not in skipped and not is_stale(request):
                 return self._seen(request)
             for request, _ in zip(queue, range(MAX_SKIPPED), strict=False):
-                if request not in skipped:
+                if request not in skipped and not is_stale(request):
                     return self._seen(request)
         return None if first is None else self._seen(first)
 
     def _seen(self, request: Any) -> HeadSeen:
-        stale = getattr(request, "num_stale_output_tokens", 0) and not getattr(request, "drop_stale_output", False)
         return HeadSeen(
             request.request_id,
             request.num_tokens,
             request.status.name,
-            bool(stale),
+            is_stale(request),
             getattr(request, "lora_request", None) is not None,
             *self.look_ups.last_of(request),
         )
@@ -194,7 +193,9 @@ class Hook:
         try:
             whole, self.rescan = self.rescan or self.pool.lost, False
             blocks = self.pool.everything() if whole else self.pool.drain()
-            self.log.append(Updated(output, outputs, began_s, self.now_s(), blocks, whole, self.pool.num_free()))
+            waiting = sum(map(len, self.facts.queues(self.scheduler)))
+            standing = (self.pool.num_free(), len(self.scheduler.running), waiting)
+            self.log.append(Updated(output, outputs, began_s, self.now_s(), blocks, whole, *standing))
         except Exception as error:
             self.failed(error)
 
@@ -275,3 +276,9 @@ class Hook:
         """Pause or resume admissions."""
         set_pause(self.facts, self.scheduler, paused)
         self.log.append(PauseSeen(self.now_s(), self.facts.is_paused(self.scheduler)))
+
+
+def is_stale(request: Any) -> bool:
+    """It was preempted, and waits for results that are still under way."""
+    stale = getattr(request, "num_stale_output_tokens", 0)
+    return bool(stale) and not getattr(request, "drop_stale_output", False)

@@ -107,6 +107,7 @@ def scheduler_settings(scheduler: Any) -> dict[str, Any]:
         "long_prefill_token_threshold_adaptive": bool(getattr(scheduler, "adaptive_long_prefill_threshold", False)),
         "num_speculative_tokens": int(getattr(scheduler, "num_spec_tokens", 0) or 0),
         "draft_slots": int(getattr(speculative, "max_num_new_slots_for_drafting", 0) or 0),
+        "async_scheduling": is_async(scheduler),
         "max_batched_tokens_ceiling": most_tokens,
         "max_seqs_ceiling": most_seqs,
     }
@@ -146,7 +147,6 @@ def _header(scheduler: Any, config: dict[str, Any], missing: list[str]) -> Heade
             "tensor_parallel_size": getattr(parallel, "tensor_parallel_size", 1),
             "pipeline_parallel_size": getattr(parallel, "pipeline_parallel_size", 1),
             "vocab_size": int(getattr(getattr(model, "hf_text_config", None), "vocab_size", 0) or 0),
-            "async_scheduling": is_async(scheduler),
             "rank": rank_of(vllm_config),
             "missing": missing,
             "undecidable": _undecidable(scheduler),

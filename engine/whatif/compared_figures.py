@@ -70,6 +70,7 @@ FIGURES: tuple[Figure, ...] = (
     Figure("recomputed_tokens", "recomputed tokens", ("tokens", "recomputed"), "", -1),
     Figure("scheduled_tokens", "scheduled tokens", ("tokens", "scheduled"), ""),
     Figure("hit_rate", "hit rate", ("hit_rate",), "share", 1),
+    Figure("host_hit_rate", "hits in host memory", ("hits_by_tier", "host"), "share"),
     Figure("budget_use_tokens", "budget use, tokens", ("budget_use", "tokens"), "share"),
     Figure("budget_use_rows", "budget use, rows", ("budget_use", "rows"), "share"),
     Figure("peak_kv_usage", "peak KV usage", ("peak_kv_usage",), "share"),
@@ -85,7 +86,7 @@ def shown(document: Document) -> list[Figure]:
         figure
         for figure in FIGURES
         if (figure is not GOODPUT or "goodput" in document)
-        and (figure.path[-1] not in ("open", "kv_capacity") or figure.of(document))
+        and (figure.path[-1] not in ("open", "kv_capacity", "host") or figure.of(document))
     ]
 
 

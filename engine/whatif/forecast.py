@@ -45,7 +45,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     """Figures by name (see `FORETOLD`) with the knobs as they are and as staged, and the change between them.
 
     Both sides of a replica see the same arrivals, so `change` is surer than the two figures are. `rate` is that of
-    the expected arrivals, requests/s, None if none are expected. `warnings` are the engine's own on the change.
+    the expected arrivals, requests/s, None if none are expected. `warnings` are the engine's own on the change, `note`
+    says where the step times are from, if not from a simulated device.
     """
 
     horizon_s: float
@@ -55,6 +56,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     staged: dict[str, Estimate]
     change: dict[str, Estimate]
     warnings: list[str]
+    note: str = ""
 
 
 def forecast(
@@ -109,7 +111,10 @@ def device_cost(header: Header) -> StepCost:
     if not header.device.startswith(PREFIX):
         raise ConfigError(f"{header.device} is a real device: a forecast needs step times fitted to its steps")
     ranks, stages = (header.settings.get(f"{kind}_parallel_size", 1) for kind in ("tensor", "pipeline"))
-    return parse_device(header.device).step_cost(ranks, stages)
+    settings = header.settings
+    priced = (settings.get("kv_cache_dtype", "auto"), settings.get("step_cost", "roofline"))
+    device = parse_device(header.device, *priced)
+    return device.step_cost(ranks, stages)
 
 
 def expected_rate(snapshot: Snapshot, known: Sequence[Arrival]) -> float | None:

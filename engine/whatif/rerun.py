@@ -235,7 +235,7 @@ def _from_step(
     assert index is not None
     record = recording.record(index)
     config = scenario.config
-    device = scenario.device or parse_device(config.device)
+    device = scenario.device or parse_device(config.device, config.kv_cache_dtype, config.step_cost)
     cost = device.step_cost(config.tensor_parallel_size, config.pipeline_parallel_size)
     fork = Fork(recording, index, cost, config.seed, question.snapshot)
     what = f"going to step {record.step}"
@@ -347,7 +347,7 @@ def _share(stage: Stage, run: Run, record: StepRecord) -> float:
 
 
 def _ended(totals: Totals) -> int:
-    return totals.finished + totals.kv_capacity + totals.refused + totals.aborted
+    return totals.finished + totals.kv_capacity + totals.refused + totals.aborted + totals.failed
 
 
 def _in_decisions(found: Divergence | None) -> Divergence | None:

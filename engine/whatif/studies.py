@@ -1,4 +1,4 @@
-"""Three studies: what a mechanism of the engine is worth, on requests that suit it, do not, or press it hard."""
+"""Four studies: what a mechanism of the engine is worth, on requests that suit it, do not, or press it hard."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
 from schedtop.engine.contract.latencies.slo import parse_slo
 from schedtop.engine.contract.nearest_name import did_you_mean
@@ -22,6 +23,8 @@ class Question:
     text: str
     changes: Mapping[str, Any]
     scheduler: Mapping[str, Any]
+    device: str = EngineConfig().device
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,8 @@ _CACHE = (
     Question("What does the prefix cache do?", {"enable_prefix_caching": True}, {"enable_prefix_caching": False}),
     Question("What does a smaller step do, with the cache on?", {"max_num_batched_tokens": 512}, {}),
 )
+
+_HOST, _SWAP = {"kv_host_memory_bytes": 64 << 30}, {"preemption_mode": "swap"}
 
 STUDIES = {
     study.name: study
@@ -68,6 +73,28 @@ STUDIES = {
                 ),
             ),
         ),
+        Study(
+            "swap",
+            "Preemption by swap or by recompute: a link against arithmetic",
+            WorkloadSpec(source="pressure", rate=3.0, limit=60),
+            (
+                Question("What does swapping do on an H100?", _SWAP, {"num_blocks": 4000, **_HOST}),
+                Question(
+                    "And where arithmetic is a tenth, the link half as fast?",
+                    _SWAP,
+                    {"num_blocks": 900, **_HOST},
+                    "sim:llama-3.1-8b@l4",
+                    0.3,
+                ),
+                Question(
+                    "And for a model that computes a token faster than the link moves its state?",
+                    _SWAP,
+                    {"num_blocks": 300, **_HOST},
+                    "sim:smollm2-135m@h100",
+                    0.3,
+                ),
+            ),
+        ),
     )
 }
 
@@ -80,6 +107,7 @@ def run_study(name: str) -> list[tuple[Question, Comparison]]:
         raise ConfigError(f"no study is called {name!r}: {hint}the studies are {', '.join(STUDIES)}")
     answers = []
     for question in study.questions:
-        config = EngineConfig(workload=study.workload, scheduler=dict(question.scheduler))
+        workload = msgspec.structs.replace(study.workload, scale=question.scale)
+        config = EngineConfig(device=question.device, workload=workload, scheduler=dict(question.scheduler))
         answers.append((question, compare(Scenario(config), question.changes, parse_slo(SLO))))
     return answers

@@ -30,6 +30,7 @@ class RequestBuilder:
         max_prompt_tokens: int | None = None,
         encode: Encode | None = None,
         num_adapters: int = 0,
+        pooling: bool = False,
     ) -> None:
         self._seed = seed
         self._vocab_size = vocab_size
@@ -37,6 +38,7 @@ class RequestBuilder:
         self._max_prompt_tokens = max_prompt_tokens
         self._encode = encode
         self._num_adapters = num_adapters
+        self._pooling = pooling
         self._adapters: dict[str, int] = {}
 
     def __call__(self, ask: Ask, arrival_s: float) -> Request:
@@ -45,12 +47,14 @@ class RequestBuilder:
         return Request(
             ask.id,
             prompt,
-            ask.max_tokens,
+            0 if self._pooling else ask.max_tokens,
             arrival_s,
             ask.priority,
             sampling=SAMPLING,
             adapter=self._adapters.setdefault(adapter, len(self._adapters) + 1) if adapter else 0,
             adapter_name=adapter,
+            cache_salt=ask.cache_salt,
+            images=tuple(image for image in ask.images if image.end <= len(prompt)),
         )
 
     def _spread(self, ordinal: int) -> str:

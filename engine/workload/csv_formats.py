@@ -8,11 +8,15 @@ from dataclasses import dataclass
 
 from schedtop.engine.workload.fields import (
     ADAPTER_COLUMNS,
+    PRIORITY_COLUMN,
+    SALT_COLUMN,
     TimeParser,
     adapter_name,
+    cache_salt,
     date_stamps,
     plain_milliseconds,
     plain_seconds,
+    priority,
     token_count,
 )
 from schedtop.engine.workload.files import Line
@@ -26,12 +30,15 @@ from schedtop.engine.workload.trace import (
     note_unused,
 )
 
+IMAGE_COLUMNS = ("numimages", "num_images")
+
 
 @dataclass(frozen=True, slots=True)
 class CsvFormat:
     """Columns of a format, lower-case. `ones` must hold 1 in every row; `zero_drops`: why a row without input or
     output is no request (None: such a row is bad). A row without a time that has a value in `waits` follows another.
-    Any of them may have a column of `ADAPTER_COLUMNS`."""
+    Any of them may have a
+    column of `ADAPTER_COLUMNS` and one of priorities."""
 
     name: str
     accepts: str
@@ -131,7 +138,8 @@ def csv_trace(header: Line, lines: Iterator[Line], tally: Tally) -> Trace | None
             places = {column: (lower.index(column), names[lower.index(column)]) for column in lower}
             rows = _rows(fmt, places, len(names), lines, tally)
             trace = Trace(fmt.name, rows, timed=fmt.time is not None, times=_TIMES[fmt.parser])
-            used = fmt.columns | set(ADAPTER_COLUMNS)
+            used = fmt.columns | {PRIORITY_COLUMN, SALT_COLUMN, *ADAPTER_COLUMNS, *IMAGE_COLUMNS}
+            trace.image_column = next((places[name][1] for name in IMAGE_COLUMNS if name in places), "")
             note_unused((name for name in names if name.lower() not in used), trace.notes)
             return trace
     for sign, word in ((b"\t", "tabs"), (b";", "semicolons")):
@@ -157,7 +165,10 @@ def _rows(
     output_at, output_name = places[fmt.output]
     one_at, one_name = places.get(fmt.ones or "", (None, ""))
     adapter_at, adapter_column = next((places[name] for name in ADAPTER_COLUMNS if name in places), (None, ""))
+    priority_at, _ = places.get(PRIORITY_COLUMN, (None, ""))
     waits_at, waits_name = places.get(fmt.waits or "", (None, ""))
+    salt_at, _ = places.get(SALT_COLUMN, (None, ""))
+    image_at, image_name = next((places[name] for name in IMAGE_COLUMNS if name in places), (None, ""))
     for number, line in lines:
         try:
             cells = _cells(line)
@@ -170,9 +181,14 @@ def _rows(
             if waits_at is not None and not cells[time_at] and cells[waits_at]:
                 raise BadRowError(f"a row with {waits_name} instead of {time_name}: a turn, {WAITS_FOR_ANSWER}")
             time_s = parse(cells[time_at], time_name) if fmt.time else None
+            images = 0 if image_at is None else token_count(cells[image_at], image_name)
             adapter = "" if adapter_at is None else adapter_name(cells[adapter_at], adapter_column)
-            if prompt and output:
-                yield TraceRow(number, time_s, prompt, output, adapter=adapter)
+            also = {
+                "priority": 0 if priority_at is None else priority(cells[priority_at]),
+                "cache_salt": None if salt_at is None else cache_salt(cells[salt_at]),
+            }
+            if prompt and (output or tally.pooling):
+                yield TraceRow(number, time_s, prompt, output, adapter=adapter, images=images, **also)
             elif fmt.zero_drops is None:
                 why = "" if not prompt else ": requests without outputs, such as embeddings, are not served"
                 raise BadRowError(f"{prompt_name if not prompt else output_name} is 0{why}")

@@ -27,6 +27,20 @@ def token_count(value: object, name: str) -> int:
     return int(number)
 
 
+PRIORITY_COLUMN = "priority"
+MAX_PRIORITY = 2**31 - 1
+
+
+def priority(value: object) -> int:
+    """A request's priority, the lowest the most urgent; 0 where nothing is given. Raises `BadRowError`."""
+    if value is None or value in (b"", ""):
+        return 0
+    number = _number(value, PRIORITY_COLUMN)
+    if not number.is_integer() or abs(number) > MAX_PRIORITY:
+        raise BadRowError(f"{PRIORITY_COLUMN} is not a whole number", value)
+    return int(number)
+
+
 ADAPTER_COLUMNS = ("lora", "lora_name")
 NO_ADAPTER = frozenset(("", "0", "none", "null"))
 
@@ -38,6 +52,17 @@ def adapter_name(value: object, name: str) -> str:
         raise BadRowError(f"{name} is no name of an adapter", value)
     text = str(text or "").strip()
     return "" if text.lower() in NO_ADAPTER else text
+
+
+SALT_COLUMN = "cache_salt"
+
+
+def cache_salt(value: object) -> str | None:
+    """Whose prefixes a request may share; None for everybody's. Raises `BadRowError` for what is no text."""
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    if isinstance(text, bool) or not isinstance(text, str | int | None):
+        raise BadRowError(f"{SALT_COLUMN} is no text", value)
+    return str(text).strip() or None if text is not None else None
 
 
 def seconds(value: object, name: str) -> float:

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from schedtop.engine.workload.fields import ADAPTER_COLUMNS, adapter_name, seconds
+from schedtop.engine.workload.fields import (
+    ADAPTER_COLUMNS,
+    PRIORITY_COLUMN,
+    SALT_COLUMN,
+    adapter_name,
+    cache_salt,
+    priority,
+    seconds,
+    token_count,
+)
 from schedtop.engine.workload.files import Line
 from schedtop.engine.workload.json_lines import json_object, positive, prefix_ids
 from schedtop.engine.workload.nested_formats import NESTED_FORMATS, nested_trace
@@ -108,8 +117,10 @@ def _id_rows(fmt: IdFormat, timed: bool, lines: Iterator[Line], tally: Tally) ->
             row = json_object(line)
             time_s = _time_s(row, fmt.units_per_s) if timed else None
             prompt = positive(row, "input_length")
-            output = positive(row, "output_length")
-            yield TraceRow(number, time_s, prompt, output, prefix_ids(row.get("hash_ids")), adapter=_adapter(row))
+            name = "output_length"
+            output = token_count(row.get(name), name) if tally.pooling else positive(row, name)
+            ids = prefix_ids(row.get("hash_ids"))
+            yield TraceRow(number, time_s, prompt, output, ids, **_also(row))
         except BadRowError as error:
             tally.reject(number, error)
 
@@ -124,7 +135,7 @@ def _text_rows(fmt: TextFormat, timed: bool, lines: Iterator[Line], tally: Tally
             time_s = _time_s(row, 1000.0) if timed else None
             given = row.get(fmt.output) is not None
             output = positive(row, fmt.output) if given else DEFAULT_OUTPUT_TOKENS
-            yield TraceRow(number, time_s, 0, output, text=prompt.encode(), adapter=_adapter(row))
+            yield TraceRow(number, time_s, 0, output, text=prompt.encode(), **_also(row))
         except BadRowError as error:
             tally.reject(number, error)
 
@@ -135,6 +146,12 @@ def _time_s(row: dict[str, Any], units_per_s: float) -> float:
     return seconds(row.get("timestamp"), "timestamp") / units_per_s
 
 
-def _adapter(row: dict[str, Any]) -> str:
+def _also(row: dict[str, Any]) -> dict[str, Any]:
+    """What a row of any format may say besides."""
     name = next((name for name in ADAPTER_COLUMNS if name in row), None)
-    return "" if name is None else adapter_name(row[name], name)
+    adapter = "" if name is None else adapter_name(row[name], name)
+    return {
+        "priority": priority(row.get(PRIORITY_COLUMN)),
+        "adapter": adapter,
+        "cache_salt": cache_salt(row.get(SALT_COLUMN)),
+    }

@@ -26,24 +26,37 @@ MAX_SCALE = 1e9
 MAX_WHOLE = 2**63 - 1
 """What a record can hold."""
 
-_TRACE_ONLY = ("time_scale", "start_s", "end_s", "prefix_block_tokens", "skip_bad")
+_TRACE_ONLY = ("time_scale", "start_s", "end_s", "prefix_block_tokens", "skip_bad", "image_tokens")
 
 
 def open_source(
-    spec: WorkloadSpec, *, max_model_len: int, vocab_size: int, block_size: int, encode: Encode | None = None
+    spec: WorkloadSpec,
+    *,
+    max_model_len: int,
+    vocab_size: int,
+    block_size: int,
+    encode: Encode | None = None,
+    pooling: bool = False,
 ) -> Source:
     """The source that `spec` names; prompts are int32 ids below `vocab_size`.
 
-    Generated requests fit `max_model_len`; a trace's longer ones are passed on, for the engine to refuse. `encode`
-    is the model's tokenizer, for traces that hold texts. Raises `ConfigError` (`TraceError` for a file's content).
+    Generated requests fit `max_model_len`; a trace's longer ones are passed on, for the engine to refuse. `encode` is
+    the model's tokenizer, for traces that hold texts; with `pooling` no request has outputs. Raises `ConfigError`
+    (`TraceError` for a file's content).
     """
     found = find_source(spec)
     build = RequestBuilder(
-        spec.seed, vocab_size, max_model_len, spec.max_prompt_tokens, encode, num_adapters=spec.adapters
+        spec.seed,
+        vocab_size,
+        max_model_len,
+        spec.max_prompt_tokens,
+        encode,
+        num_adapters=spec.adapters,
+        pooling=pooling,
     )
     if isinstance(found, Preset):
         return _generated(found, spec, max_model_len, block_size, build)
-    return trace_source(found, spec, block_size, build)
+    return trace_source(found, spec, block_size, build, pooling)
 
 
 def find_source(spec: WorkloadSpec) -> Preset | Path:
@@ -80,6 +93,7 @@ def check_spec(spec: WorkloadSpec) -> None:
         _check(spec, name, low)
     _check(spec, "prefix_block_tokens", 1)
     _check(spec, "adapters", 0)
+    _check(spec, "image_tokens", 1)
     for name in ("rate", "start_s", "end_s"):
         _check(spec, name, 0.0)
     try:

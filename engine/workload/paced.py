@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from schedtop.engine.handoff.request import Request
+from schedtop.engine.handoff.request import Image, Request
 from schedtop.engine.workload.tokens import Keys
 
 
@@ -30,6 +30,8 @@ class Ask:
     shared_width: int = 0
     text: bytes | None = None
     adapter: str = ""
+    images: tuple[Image, ...] = ()
+    cache_salt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

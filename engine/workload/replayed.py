@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from schedtop.engine.contract.config import ConfigError, WorkloadSpec
+from schedtop.engine.handoff.request import Image
 from schedtop.engine.workload.build import RequestBuilder
 from schedtop.engine.workload.fields import MAX_TOKENS
 from schedtop.engine.workload.order import WINDOW_ROWS, ByArrival
@@ -31,12 +32,14 @@ LONG_GAP_S = 120.0
 Own = tuple[float, TraceRow]
 
 
-def trace_source(path: Path, spec: WorkloadSpec, block_size: int, build: RequestBuilder) -> PacedSource:
+def trace_source(
+    path: Path, spec: WorkloadSpec, block_size: int, build: RequestBuilder, pooling: bool = False
+) -> PacedSource:
     """The requests of a trace file. The first `WINDOW_ROWS` are read and checked now, the rest while it runs.
 
     Raises `TraceError` for a file or a line that cannot be used, `ConfigError` for a setting that does not suit it.
     """
-    tally = Tally(str(path), spec.skip_bad)
+    tally = Tally(str(path), spec.skip_bad, pooling)
     trace = open_trace(path, tally)
     _check_fit(path, trace, spec)
     width = spec.prefix_block_tokens or trace.block_tokens
@@ -65,6 +68,10 @@ def trace_source(path: Path, spec: WorkloadSpec, block_size: int, build: Request
 def _check_fit(path: Path, trace: Trace, spec: WorkloadSpec) -> None:
     if spec.prefix_block_tokens is not None and trace.block_tokens is None:
         raise ConfigError(f"{shown(spec, 'prefix_block_tokens')}: {path} ({trace.format}) has no prefix ids")
+    if spec.image_tokens is not None and not trace.image_column:
+        raise ConfigError(
+            f"{shown(spec, 'image_tokens')}: {path} ({trace.format}) has no images (column NumImages)"
+        )
     if trace.texts and spec.scale != 1.0:
         raise ConfigError(f"{shown(spec, 'scale')}: the prompts of {path} are texts, which have no length to scale")
     if trace.timed:
@@ -144,6 +151,8 @@ def _describe(path: Path, trace: Trace, spec: WorkloadSpec, width: int | None, b
         if getattr(spec, field.name) != field.default
     }
     notes = list(trace.notes)
+    if trace.image_column and spec.image_tokens is None:
+        notes.append(f"not used: {trace.image_column} (--image-tokens N says how many tokens an image has)")
     if width is not None and width % block_size:
         notes.append(f"{width} tokens an id is no multiple of block size {block_size}: fewer hits than by ids")
     return {**given, "source": path.name, "seed": spec.seed, "format": trace.format} | {
@@ -184,6 +193,8 @@ def _ask(row: TraceRow, own_s: float, spec: WorkloadSpec, width: int | None, pre
         prompt = full * shared_width + min(math.ceil(part * scale), shared_width)
     else:
         prompt = round(prompt * scale)
+    images = _images(row, spec, f"{prefix}-{row.line}")
+    prompt += sum(image.length for image in images)
     if spec.max_prompt_tokens is not None and prompt > spec.max_prompt_tokens:
         tally.notice(f"prompt cut to {shown(spec, 'max_prompt_tokens')}", row.line)
     return Ask(
@@ -197,7 +208,17 @@ def _ask(row: TraceRow, own_s: float, spec: WorkloadSpec, width: int | None, pre
         shared_width,
         row.text,
         row.adapter,
+        images,
+        row.cache_salt,
     )
+
+
+def _images(row: TraceRow, spec: WorkloadSpec, name: str) -> tuple[Image, ...]:
+    """A row's images, before its text; no two are the same."""
+    width = spec.image_tokens
+    if width is None or not row.images:
+        return ()
+    return tuple(Image(place * width, width, f"{name}#{place}") for place in range(row.images))
 
 
 def _capped(tokens: int, cap: int | None) -> int:

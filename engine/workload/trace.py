@@ -46,6 +46,8 @@ class TraceRow:
     id: str | None = None
     place: int | None = None
     adapter: str = ""
+    images: int = 0
+    cache_salt: str | None = None
 
 
 @dataclass(slots=True)
@@ -67,6 +69,7 @@ class Trace:
     texts: bool = False
     times: str = "seconds"
     client_waits_s: list[float] = field(default_factory=list)
+    image_column: str = ""
     notes: list[str] = field(default_factory=list)
 
 
@@ -76,9 +79,10 @@ class Tally:
     `noticed` rows are used, but something about them is not as their format says.
     """
 
-    def __init__(self, name: str, skip_bad: bool = False) -> None:
+    def __init__(self, name: str, skip_bad: bool = False, pooling: bool = False) -> None:
         self.name = name
         self.skip_bad = skip_bad
+        self.pooling = pooling
         self.bad: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
         self.noticed: Counter[str] = Counter()
@@ -137,7 +141,7 @@ WAITS_FOR_ANSWER = "whose arrival depends on the answer before it"
 
 SERVING_COLUMNS = frozenset(
     [
-        *("priority", "session_id", "session id", "numimages", "images"),
+        *("session_id", "session id"),
         *("delay", "think_time", "tool_wait_s", "cached_input_tokens"),
     ]
 )

@@ -28,7 +28,8 @@ def test_every_action_is_carried_out_by_some_screen() -> None:
     folder = Path(base.__file__).parents[1]
     known = "".join(path.read_text() for path in folder.rglob("*.py"))
     for action in ACTIONS:
-        assert f"def do_{action.id}(" in known or action.title[6:] in PANELS, action.id
+        written = (f"def do_{action.id}(", f'"{action.id}": lambda')
+        assert any(words in known for words in written) or action.title[6:] in PANELS, action.id
 
 
 def test_digits_mean_the_same_everywhere() -> None:

@@ -303,3 +303,25 @@ def test_the_first_step_of_a_session_counts() -> None:
     assert rates is not None
     assert rates.hit_rate == 0.375
     assert rates.steps == engine.observer.step / engine.clock_s
+
+
+def test_the_run_before_a_restart_stays_on_the_timeline_behind_a_gap() -> None:
+    history, records = recorded(300)
+    end_s, peak = records[-1].end_s, max(record.scheduled_tokens for record in records)
+    known = [event.describe() for event in history.events]
+    again = SyntheticEngine(**BUSY)
+    started_at = 1_760_000_000.0 + end_s + 30.0  # of the synthetic engine before, and half a minute after its end
+    again_first, followed = again.snapshot(), list(again.records(50))
+    for message in (again.header(started_at=started_at), again_first, *followed):
+        history.apply(message)
+    begin_s, now_s = history.extent()
+    assert (begin_s, now_s) == (pytest.approx(-end_s - 30.0), followed[-1].end_s)
+    columns, first_s, length_s = history.ladder.columns(begin_s, now_s, 100)
+    shown = [None if bucket is None else bucket.num_steps for bucket in columns]
+    assert sum(filter(None, shown)) == 350
+    assert max(sum(bucket.tokens) for bucket in columns if bucket is not None and bucket.slowest < 0) == peak
+    before, after = (int((at_s - first_s) // length_s) for at_s in (-29.0, -1.0))
+    assert not any(shown[before : after + 1]), "the gap"
+    assert [event.describe() for event in history.events][: len(known)] == known
+    assert all(event.clock_s < -29.9 and event.seq == -1 for event in list(history.events)[: len(known)])
+    assert history.at(-1) is None

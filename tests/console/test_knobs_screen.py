@@ -415,6 +415,7 @@ class Fake:
     base: dict[str, Sure]
     staged: dict[str, Sure]
     change: dict[str, Sure]
+    note: str = ""
 
 
 async def test_what_staged_values_are_expected_to_do_is_shown() -> None:

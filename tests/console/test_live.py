@@ -134,14 +134,14 @@ async def test_a_paused_engine_is_not_late_and_makes_no_tokens() -> None:
         await seat.settle()
         header = seat.live.header
         assert "ENGINE PAUSED" in seat.lines[0] and "step/s" not in seat.lines[0] and "tok/s" not in seat.lines[0]
-        assert ("age", "1m40s", "text") in header.fields(wide=True)
+        assert ("age", "1m40s", "text") in header.fields(WIDE[0])
         await seat.press("1", "z", "left", "left")
         assert "engine paused" in seat.lines[0] and "step/s" in seat.lines[0], "that step was in full work"
-        assert ("age", "1m40s", "text") in header.fields(wide=True)
+        assert ("age", "1m40s", "text") in header.fields(WIDE[0])
         await seat.press("end", "P")
         now_s += 5.0
         await seat.settle()
-        assert "LIVE" in seat.lines[0] and ("age", "5.0s", "breach") in header.fields(wide=True)
+        assert "LIVE" in seat.lines[0] and ("age", "5.0s", "breach") in header.fields(WIDE[0])
 
 
 async def test_right_past_the_newest_step_is_live_again() -> None:

@@ -7,6 +7,7 @@ from schedtop.console.screens.help import flow
 from schedtop.console.screens.request import RequestScreen
 from schedtop.console.widgets.panel import Panel
 from seat import COMPACT, STRIP, WIDE, seated
+from textual.events import Key
 
 SCREENS = {"request": ("3", "enter"), "knobs": ("K",), "explain": ("x",), "live": ()}
 
@@ -55,6 +56,15 @@ async def test_the_palette_has_one_line_for_an_action(size: tuple[int, int]) -> 
         await seat.pilot.resize_terminal(*WIDE)
         await seat.settle()
         assert "Back to the findings" in seat.text
+
+
+async def test_the_palette_takes_keys_in_the_order_they_came() -> None:
+    async with seated() as seat:
+        await seat.press("ctrl+p")
+        for key in (*"chat", *["backspace"] * 4, *"zoom", "enter"):
+            seat.app.post_message(Key(key, key if len(key) == 1 else None))
+        await seat.settle()
+        assert seat.live.zoomed == "requests"
 
 
 async def test_the_palette_takes_the_mouse() -> None:

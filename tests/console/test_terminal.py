@@ -41,6 +41,8 @@ class Child:
             unwanted = ("NO_COLOR", "COLUMNS", "LINES")
             inherited = {name: value for name, value in os.environ.items() if name not in unwanted}
             terminal = {"TERM": "xterm-256color", "COLORTERM": "truecolor", "PYTHONSAFEPATH": "1"}
+            if "XDG_CONFIG_HOME" in environment:  # no test leaves flights in the user's own folder
+                terminal["XDG_STATE_HOME"] = environment["XDG_CONFIG_HOME"]
             os.execve(sys.executable, [sys.executable, *arguments], inherited | terminal | environment)
         self.seen = b""
         self.screen = Tty(160, 45)
@@ -137,6 +139,9 @@ def test_start_change_a_knob_see_the_mark_and_quit(home: str) -> None:
     child.press(b"-", b"1 staged")
     child.press(b"\r", b"max_num_batched_tokens 2048")
     child.wait_for(b"K max_num_batched_tokens")
+    child.press(b"7z", b"by=key ")
+    child.wait_for(b"@pts/")
+    child.press(b"z", b"Requests")
     child.wait_for(b"decode")  # something is in flight, and more follows it all the time
     child.press(b"q", b"in flight")
     os.write(child.fd, b"y")
@@ -391,3 +396,55 @@ def test_the_last_minutes_and_what_follows_are_recorded_by_a_key(
         with Recording(path) as recording:
             assert recording.num_records and not recording.truncated
             assert recording.record(0).step <= 1
+
+
+def test_a_killed_engine_is_offered_at_the_next_start_and_opened(home: str) -> None:
+    child = Child(*CONSOLE, XDG_CONFIG_HOME=home)
+    child.wait_for(b"LIVE")
+    child.wait_for(b"decode")
+    os.kill(child.engine(), signal.SIGKILL)
+    child.wait_for(b"killed by signal 9")
+    os.write(child.fd, b"q")
+    child.ends_with(1)
+    child = Child(*CONSOLE, XDG_CONFIG_HOME=home)
+    child.wait_for(b"did not end in order: schedtop replay")
+    child.wait_for(b"LIVE")
+    os.kill(child.pid, signal.SIGTERM)
+    child.ends_with(128 + signal.SIGTERM)
+    [flight] = (Path(home) / "schedtop" / "flights").iterdir()
+    child = Child(*CONSOLE[:2], "replay", str(flight), XDG_CONFIG_HOME=home)
+    child.wait_for(b"REPLAY")
+    os.kill(child.pid, signal.SIGTERM)
+    child.ends_with(128 + signal.SIGTERM)
+
+
+def test_an_engine_that_is_ended_and_started_again_comes_back_behind_its_first_run(tmp_path: Path) -> None:
+    home, address = str(tmp_path), f"unix:{tmp_path}/engine.sock"
+    environment = {**os.environ, "XDG_CONFIG_HOME": home, "XDG_STATE_HOME": home}
+
+    def serve() -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-P", *CONSOLE[:2], "serve", f"--listen={address}", *CONSOLE[2:]]
+        return subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+
+    engine = serve()
+    try:
+        while not (tmp_path / "engine.sock").exists():
+            assert engine.poll() is None
+            time.sleep(0.05)
+        child = Child(*CONSOLE[:2], "attach", address, XDG_CONFIG_HOME=home)
+        child.wait_for(b"LIVE")
+        engine.terminate()
+        child.wait_for(b"The engine stopped")
+        child.wait_for(b"the engine got SIGTERM")
+        engine.wait()
+        engine = serve()
+        child.wait_for(b"A new engine (started at")
+        child.wait_for(b"the previous run stays on the timeline")
+        child.wait_for(b"LIVE")
+        os.write(child.fd, b"q")
+        child.wait_for(b"The engine keeps running")
+        os.write(child.fd, b"y")
+        child.ends_with(0)
+    finally:
+        engine.kill()
+        engine.wait()

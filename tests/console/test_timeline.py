@@ -8,8 +8,10 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from links import PlayedLink
 from schedtop.console.past.ladder import Bucket, Ladder, quantile
-from schedtop.engine.contract.telemetry import StepRecord
+from schedtop.engine.contract.latencies.cohort import cohort
+from schedtop.engine.contract.telemetry import Host, StepRecord
 from seat import COMPACT, WIDE, seated
 from synthetic import SyntheticEngine
 
@@ -99,3 +101,75 @@ async def test_the_range_is_chosen_and_shown() -> None:
         assert "5m00s" in await seat.press("+")
         assert "─ all ─" in await seat.press("+", "+")
         assert "10 s" in await seat.press("-", "-", "-", "-")
+
+
+async def test_the_host_has_a_lane_and_is_not_available_where_nothing_is_told() -> None:
+    async with seated() as seat:
+        [lane] = [line for line in seat.lines if line.startswith("host")]
+        assert "n/a" in lane and not any(line.startswith("GPU") for line in seat.lines)
+    engine = SyntheticEngine(rate=12.0)
+    records = engine.records(60)
+    told = [
+        msgspec.structs.replace(record, host=(Host(1.0, 0.5, 0.04, 0.9, 990, 1980),) if index == 59 else ())
+        for index, record in enumerate(records)
+    ]
+    async with seated(link=PlayedLink([engine.header(), SyntheticEngine().snapshot(), *told])) as seat:
+        [lane] = [line for line in seat.lines if line.startswith("host")]
+        assert "50%+4%" in lane
+        assert any(line.startswith("GPU") and "90%@50%" in line for line in seat.lines)
+
+
+def test_the_host_keeps_the_worst_of_each() -> None:
+    told = (Host(1.0, 0.5, 0.3, 0.2, 990, 1980), Host(1.0, 0.9, 0.1, None), Host(1.0, 0.1, None, 0.4, 1980, 1980))
+    records = [msgspec.structs.replace(RECORDS[index], host=(host,)) for index, host in enumerate(told)]
+    bucket = Bucket.of([*records, *RECORDS[3:9]])
+    assert (bucket.cpu, bucket.delay, bucket.gpu, bucket.clock) == (0.9, 0.3, 0.4, 0.5)
+
+
+@pytest.mark.parametrize("until", [120, 300, len(RECORDS)])
+def test_first_tokens_are_those_of_the_shared_cohort(until: int) -> None:
+    records = RECORDS[:until]
+    waits: dict[int, float] = {}
+    for record in records:
+        waits |= {arrival.number: arrival.arrival_s for arrival in record.arrivals}
+        for number in (*(number for number, _ in record.ttft_s), *(end.number for end in record.finishes)):
+            waits.pop(number, None)
+    end_s = records[-1].end_s
+    wanted = cohort(
+        [seconds for record in records for _, seconds in record.ttft_s], [end_s - at_s for at_s in waits.values()]
+    ).quantile(0.95)
+    [*_, bucket], _, _ = ladder_of(records).columns(0.0, end_s, 1)
+    assert bucket is not None and bucket.open.total() == len(waits)
+    found = bucket.ttft_p95()
+    assert found is not None and wanted is not None
+    assert found.least == pytest.approx(wanted.least, rel=0.05) and found.is_bound == wanted.is_bound
+
+
+def test_who_waited_before_the_console_came_counts() -> None:
+    engine = SyntheticEngine(rate=12.0, num_blocks=300)
+    engine.records(400)
+    snapshot = engine.snapshot()
+    ladder = Ladder()
+    ladder.begin(snapshot)
+    record = engine.records(1)[0]
+    ladder.take(record)
+    [bucket], _, _ = ladder.columns(record.end_s, record.end_s, 1)
+    waiting = {item.arrival.number for item in snapshot.requests if item.first_token_s is None}
+    waiting |= {arrival.number for arrival in record.arrivals}
+    assert waiting and bucket is not None
+    assert bucket.open.total() == len(waiting - {number for number, _ in record.ttft_s})
+
+
+async def test_limits_are_lines_in_their_lanes() -> None:
+    async with seated(ttft_slo_s=None) as seat:
+        assert not any("╌" in line for line in lane_of(seat.lines, "TTFT"))
+    async with seated(ttft_slo_s=0.001, itl_slo_s=0.001) as seat:
+        assert any("╌" in line for line in lane_of(seat.lines, "TTFT"))
+        assert any("╌" in line for line in lane_of(seat.lines, "ITL"))
+
+
+def lane_of(lines: list[str], name: str) -> list[str]:
+    """The rows of a lane, up to the next one."""
+    first = next(index for index, line in enumerate(lines) if line.startswith(name))
+    rest = lines[first + 1 :]
+    return [lines[first], *rest[: next(index for index, line in enumerate(rest) if line[:1].strip())]]

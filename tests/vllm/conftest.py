@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import httpx
@@ -31,15 +32,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Server:
-    """A vLLM server with the hook in it; `log` is what it said."""
+    """A vLLM server with the hook in it; `log` is what it said. `overlaps`: steps are scheduled asynchronously."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, overlaps: bool = False) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.url, self.address = f"http://127.0.0.1:{port}", f"unix:{folder}/0.sock"
         self.log = folder / "server.log"
-        command = [sys.executable, "-P", "-m", "vllm.entrypoints.cli.main", "serve", MODEL]
+        overlapping = str(Path(__file__).parent / "serve_overlapping.py")
+        program = [overlapping] if overlaps else ["-m", "vllm.entrypoints.cli.main"]
+        command = [sys.executable, "-P", *program, "serve", MODEL]
         limits = ["--max-model-len", "2048", "--max-num-seqs", "16", "--max-num-batched-tokens", "512"]
         where = ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
         environment = {
@@ -73,9 +76,13 @@ class Server:
         raise AssertionError(self.log.read_text()[-2000:])
 
     def close(self, number: int = signal.SIGTERM) -> None:
-        if self.process.poll() is None:
+        with suppress(ProcessLookupError):
             os.killpg(self.process.pid, number)
-        self.process.wait(60)
+        try:
+            self.process.wait(60)
+        finally:  # whatever of it is left
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")

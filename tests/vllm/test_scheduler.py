@@ -10,14 +10,15 @@ import pytest
 from schedtop.engine.decide_again.verify import verify_recording
 from schedtop.engine.recording import Recording, RecordingWriter
 from schedtop.engine.vllm.changes import with_consequences
+from schedtop.engine.vllm.engine import fixed_of
 from schedtop.engine.vllm.hook import Hook
 from schedtop.engine.vllm.limits import set_limits
 from schedtop.engine.vllm.plugin import hooked
-from schedtop.engine.vllm.records.reasons import Fixed
 from schedtop.engine.vllm.records.records import Records
 
 from benchmarks.vllm_scheduler import Requests, answer, build
 from tests.vllm.conftest import MODEL
+from tests.vllm.random_run import RandomRun
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CASES = ["abort", "active", "basic", "headroom", "longprefill", "midprompt", "mix", "modellen", "nochunk"]
@@ -45,8 +46,7 @@ class Run:
             self.scheduler = build(MODEL, hooked(Scheduler), **limits)
         self.hook: Hook = self.scheduler.schedtop_hook
         facts = self.hook.facts
-        fixed = Fixed(facts.header.block_size, 0, facts.header.config["enable_chunked_prefill"], False)
-        self.records = Records(facts.header, facts.knobs, fixed)
+        self.records = Records(facts.header, facts.knobs, fixed_of(facts.header))
         self.writer = RecordingWriter(str(path), facts.header, lambda: self.records.snapshot(0.0))
         self._case, self._requests = case, Requests(self.scheduler)
 
@@ -101,3 +101,15 @@ def test_a_recording_of_vllms_scheduler_is_decided_alike(name: str, tmp_path: Pa
         verdict = verify_recording(recording)
     assert verdict.equal, str(verdict.difference)
     assert verdict.admissions >= len(case["requests"]) - len(case.get("aborts", ()))
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_whatever_happens_is_decided_alike(overlaps: bool, seed: int, tmp_path: Path) -> None:
+    """With steps that overlap, too: arrivals, aborts between a schedule and its results, knobs, pauses."""
+    run = RandomRun(seed, tmp_path / "run.rec", overlaps)
+    run.go()
+    with Recording(tmp_path / "run.rec") as recording:
+        verdict = verify_recording(recording)
+    assert verdict.equal, str(verdict.difference)
+    assert verdict.steps == recording.num_steps > 0

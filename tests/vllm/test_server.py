@@ -154,20 +154,53 @@ def test_consoles_that_die_hang_or_flood_cost_the_server_nothing(server: Server,
     flood.close()
 
 
-def test_a_recording_from_the_start_is_decided_alike(server: Server, tmp_path: Path) -> None:
-    """Of all that the tests before did: caps, budgets, a pause and an abort."""
-    path = tmp_path / "server.rec"
+def recorded(address: str, path: Path) -> None:
+    """`schedtop record`, from the server's start."""
     program = "from schedtop.console.cli.start import program; program()"
     done = subprocess.run(
-        [sys.executable, "-P", "-c", program, "record", server.address, "-o", str(path), "--duration", "3"],
+        [sys.executable, "-P", "-c", program, "record", address, "-o", str(path), "--duration", "3"],
         capture_output=True,
         text=True,
     )
     assert "from the engine's start" in done.stderr, done.stderr
+
+
+def test_a_recording_from_the_start_is_decided_alike(server: Server, tmp_path: Path) -> None:
+    """Of all that the tests before did: caps, budgets, a pause and an abort."""
+    path = tmp_path / "server.rec"
+    recorded(server.address, path)
     with Recording(path) as recording:
         verdict = verify_recording(recording)
     assert verdict.equal, str(verdict.difference)
     assert verdict.steps == recording.num_steps > 0
+
+
+def test_an_asynchronous_server_is_decided_alike(tmp_path: Path) -> None:
+    """Caps, a pause, clients that leave in the middle and preemptions, while steps overlap."""
+    flags = ("--num-gpu-blocks-override", "12", "--block-size", "32", "--max-model-len", "320")
+    server = Server(tmp_path, *flags, overlaps=True)
+    try:
+        server.await_ready()
+        console = Console(server.address)
+        header = console.until(lambda message: isinstance(message, Header))
+        assert header.config["async_scheduling"]
+
+        def turn() -> None:
+            console.until(lambda message: isinstance(message, StepRecord) and message.running > 2)
+            number = next(iter(console.lives("over").values()))[0].number
+            assert console.ask(lambda id: Abort(id, number)).ok
+            assert console.ask(lambda id: SetKnobs(id, {"max_num_seqs": 3, "max_num_scheduled_tokens": 64})).ok
+            assert console.ask(Pause).ok and console.ask(Resume).ok
+
+        ask(server.url, "over", 12, 4 * TOKENS, turn)
+        path = tmp_path / "server.rec"
+        recorded(server.address, path)
+    finally:
+        server.close()
+    with Recording(path) as recording:
+        verdict = verify_recording(recording)
+    assert verdict.equal, str(verdict.difference)
+    assert verdict.steps == recording.num_steps > 0 and verdict.preemptions and verdict.aborted
 
 
 def test_what_a_console_folds_is_what_a_snapshot_says(server: Server, console: Console) -> None:

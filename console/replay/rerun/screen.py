@@ -9,6 +9,7 @@ from schedtop.console.replay.rerun.charts import GUTTER, ChartsPanel
 from schedtop.console.replay.rerun.verdict import FiguresPanel, PartingPanel, ProgressPanel
 from schedtop.console.screens.base import ConsoleScreen, TooSmall
 from schedtop.console.screens.common_commands import CommonCommands
+from schedtop.console.screens.panel_screen import MoveCommands
 from schedtop.console.widgets.header import HeaderBar
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ class RerunScreen(ConsoleScreen):
         self.pages: tuple[Panel, ...] = (self.charts, self.figures, self.parting)
         self.page: Panel = self.charts
         self.small = TooSmall()
-        self.commands = (RerunCommands(self), CommonCommands(self))
+        self.commands = (RerunCommands(self), MoveCommands(self), CommonCommands(self))
 
     def compose(self) -> ComposeResult:
         yield from self.drawn
@@ -49,6 +50,11 @@ class RerunScreen(ConsoleScreen):
     @property
     def drawn(self) -> tuple[Drawn, ...]:
         return self.header, *self.pages, self.progress, self.footer
+
+    @property
+    def panel(self) -> Panel:
+        """The page that is moved in."""
+        return self.page
 
     @property
     def busy(self) -> bool:
@@ -155,18 +161,6 @@ class RerunCommands:
     def _turn(self, direction: int) -> None:
         pages = self.screen.pages
         self.screen.page = pages[(pages.index(self.screen.page) + direction) % len(pages)]
-
-    def do_up(self) -> None:
-        self.screen.page.move(-1)
-
-    def do_down(self) -> None:
-        self.screen.page.move(1)
-
-    def do_page_up(self) -> None:
-        self.screen.page.move_page(-1)
-
-    def do_page_down(self) -> None:
-        self.screen.page.move_page(1)
 
     def do_first(self) -> None:
         self.screen.overlay.choose(0.0)

@@ -117,6 +117,7 @@ class Generation:
             arrived_s=self._arrived_s,
             preview=preview,
             client=asked.user or "",
+            cache_salt=asked.cache_salt or "",
         )
 
     async def _encode(self, asked: GenerationRequest) -> tuple[TokenIds, str]:

@@ -39,6 +39,7 @@ def end_request(state: State, request: Request, reason: FinishReason, now_s: flo
         state.kv.free(request)
     else:
         state.loads.give_back(state, request)
+        state.loads.store.forget(request)
     if state.encoder is not None:
         state.encoder.leave(request)
     request.status = Status.FINISHED
@@ -51,6 +52,8 @@ def end_request(state: State, request: Request, reason: FinishReason, now_s: flo
     if first_s is not None and last_s is not None:
         ttft_s, e2e_s = first_s - request.arrival_s, last_s - request.arrival_s
         tpot_s = (last_s - first_s) / (outputs - 1) if outputs > 1 else None
+    elif state.config.pooling and reason is FinishReason.LENGTH:
+        e2e_s = now_s - request.arrival_s
     queue_s = None if request.first_scheduled_s is None else request.first_scheduled_s - request.arrival_s
     return Finish(
         number=request.number,

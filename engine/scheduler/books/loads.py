@@ -10,7 +10,7 @@ from bisect import insort
 
 import msgspec
 import numpy as np
-from schedtop.engine.contract.telemetry import Finish, FinishReason, Head
+from schedtop.engine.contract.telemetry import Deferral, Finish, FinishReason, Head, Limiter
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.handoff.store import KVStore, Load
 from schedtop.engine.kv.manager import Hit, KVManager
@@ -50,6 +50,15 @@ class Loads:
         """A load, a send or a step under way still has blocks of those that ended."""
         return bool(self.kept or self._free_later)
 
+    @property
+    def is_ready(self) -> bool:
+        """Somebody's load has ended."""
+        return any(not entry.loading for entry in self.holding)
+
+    @property
+    def num_loading(self) -> int:
+        return sum(entry.loading for entry in self.holding)
+
     # The waiting pass
 
     def begin(self, state: State, request: Request, hit: Hit, local: int) -> None:
@@ -58,6 +67,8 @@ class Loads:
         self.started[request.number] = (local, hit.num_tokens - local)
         if not self.store.waits:
             return
+        request.local_tokens = local
+        state.waiting.deferrals.append(Deferral(request.number, Limiter.REMOTE_KV))
         old = self.of(request)
         if old is not None:
             old.num_computed, old.loading, old.failed = hit.num_tokens, True, False
@@ -170,6 +181,7 @@ class Loads:
                 state.kv.free(request)
             elif (entry := self.of(request)) is not None:
                 entry.loading = False
+                state.waiting.deferrals.append(Deferral(request.number))
         self.sent = self.store.finished_sends()
         for request in self.sent:
             self.kept.remove(request)

@@ -40,6 +40,8 @@ COLUMNS = (
     "next_step",  # step before which it is passed over
 )
 MAX_DRAFTS = 8
+ZERO, ONE = np.array(0, dtype=np.int32), np.array(1, dtype=np.int32)
+"""numpy is twice as quick at these as at Python's numbers."""
 
 
 class RequestTable:

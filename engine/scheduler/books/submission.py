@@ -23,7 +23,7 @@ def refuse(state: State, request: Request) -> Refusal | None:
             return _refusal(request, text, prompt + 1, own)
         text = f"the prompt has {prompt} tokens; max_model_len {config.max_model_len} leaves room for no output"
         return _refusal(request, text, prompt + 1, config.max_model_len, "--max-model-len")
-    return _refuse_blocks(state, request) or _refuse_unchunked(state, request)
+    return _refuse_blocks(state, request) or _refuse_unchunked(state, request) or _refuse_images(state, request)
 
 
 def _refuse_blocks(state: State, request: Request) -> Refusal | None:
@@ -41,6 +41,19 @@ def _refuse_unchunked(state: State, request: Request) -> Refusal | None:
         return None
     text = f"the prompt has {request.num_prompt_tokens} tokens; without chunked prefill a step takes {room}"
     return _refusal(request, text, request.num_prompt_tokens, room, "--max-num-batched-tokens")
+
+
+def _refuse_images(state: State, request: Request) -> Refusal | None:
+    """An image is encoded whole, in one step, and kept whole."""
+    encoder = state.encoder
+    if encoder is None or not state.config.refuses_images or not request.images:
+        return None
+    largest = max(image.length for image in request.images)
+    for what, size in (("budget", encoder.budget), ("cache", encoder.size)):
+        if largest > size:
+            text = f"an image has {largest} tokens; the encoder's {what} is {size}"
+            return _refusal(request, text, largest, size, f"--encoder-{what}")
+    return None
 
 
 def step_room(state: State) -> int:

@@ -186,7 +186,8 @@ class AdmissionPass:
             state.table.num_spec[row] = drafts
             state.table.draft_ids[row] = PLACEHOLDER
             state.table.has_drafts = True
-        planned.admissions.append(Admission(request.number, hit.num_tokens, waited_s, resumed))
+        external = max(hit.num_tokens - request.local_tokens, 0) if hit.held else 0
+        planned.admissions.append(Admission(request.number, hit.num_tokens, waited_s, resumed, external))
         planned.started.append(_started(state, row, request, resumed))
 
 

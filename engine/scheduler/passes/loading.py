@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import msgspec
-from schedtop.engine.contract.telemetry import Head
+from schedtop.engine.contract.telemetry import Head, Limiter
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.kv.manager import Hit
 from schedtop.engine.scheduler.books.loads import Holding, Loads, no_room
@@ -24,6 +24,11 @@ class LoadingPass(AdmissionPass):
             super().run()
         for request in self.aside:
             self.state.waiting.ready.insert(request)
+        loading = next((entry.request for entry in self.loads.holding if entry.loading), None)
+        if self.planned.head is None and loading is not None:
+            self.planned.head = Head(loading.number, Limiter.REMOTE_KV)
+            if self.planned.limiter is Limiter.NONE:
+                self.planned.limiter = Limiter.REMOTE_KV
 
     def _run_holding(self) -> bool:
         """True: the pass goes on to the queue."""

@@ -34,6 +34,9 @@ def preempt(state: State, planned: PlannedStep, row: int, for_request: Request) 
     if state.encoder is not None:
         state.encoder.leave(request)
         state.encoder.drop_plan(request)
+    swapped = False
+    if state.loads is not None and state.config.preemption_mode == "swap":
+        swapped = state.loads.store.swap_out(request, num_computed)
     freed = kv.free(request) if state.loads is None else state.loads.give_back(state, request)
     planned.new_blocks.pop(request.number, None)
     table.remove([row])
@@ -59,5 +62,6 @@ def preempt(state: State, planned: PlannedStep, row: int, for_request: Request) 
             for_number=for_request.number,
             was_planned=was_planned,
             loop=request.loop_length >= LOOP_LENGTH,
+            swapped=swapped,
         )
     )

@@ -95,16 +95,21 @@ def _grow(state: State, planned: PlannedStep, rows: RowArray, needs: IntArray) -
     blocks = kv.pool.take(int(np.add.reduce(counts))) if kv.at_once else None
     if blocks is None:
         return _grow_one_by_one(state, planned, rows, needs)
-    start, requests, new_blocks = 0, table.requests, planned.new_blocks
-    for row, count in zip(rows.tolist(), counts.tolist(), strict=True):
-        request = requests[row]
-        got = blocks[start : start + count]
-        request.block_ids += got
-        new_blocks[request.number] = got
-        start += count
+    pieces, requests = _split(blocks, counts), table.requests
+    for row, piece in zip(rows.tolist(), pieces, strict=True):
+        requests[row].block_ids += piece
+    planned.new_blocks.update(zip(table.request[rows].tolist(), pieces, strict=True))
     table.blocks[rows] += counts
     table.room[rows] = room + counts * kv.block
     return None
+
+
+def _split(blocks: list[int], counts: IntArray) -> list[list[int]]:
+    """The blocks in pieces of these lengths."""
+    if len(blocks) == len(counts):  # as while everybody decodes
+        return [[block] for block in blocks]
+    ends = np.add.accumulate(counts).tolist()
+    return [blocks[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _grow_one_by_one(state: State, planned: PlannedStep, rows: RowArray, needs: IntArray) -> int | None:

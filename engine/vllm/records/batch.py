@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.telemetry import ROW_FIELDS, Admission, RowFlag
+from schedtop.engine.vllm.records.reasons import Fixed
 from schedtop.engine.vllm.records.requests import (
     BLOCKS,
     COMPUTED,
@@ -19,13 +20,14 @@ from schedtop.engine.vllm.records.requests import (
     OUTPUTS,
     PROMPT,
     SCRATCH,
+    STOP_AT,
     WAITING,
     Life,
     Lives,
     Slots,
 )
 
-SAMPLED, NEW, RESUMED = int(RowFlag.SAMPLED), int(RowFlag.NEW), int(RowFlag.RESUMED)
+SAMPLED, NEW, RESUMED, LATE = (int(RowFlag[name]) for name in ("SAMPLED", "NEW", "RESUMED", "LATE"))
 
 Ints = npt.NDArray[np.int64]
 
@@ -33,7 +35,8 @@ Ints = npt.NDArray[np.int64]
 @dataclass(slots=True)
 class Batch:
     """`slots` are those that got tokens, `order` all rows of the record; both in the engine's order. The arrays have
-    one entry per slot of `slots`."""
+    one entry per slot of `slots`. `was_cut`: somebody got less than was left of it, not for want of results,
+    nor by the threshold."""
 
     slots: Slots
     order: Slots
@@ -47,15 +50,16 @@ class Batch:
     grown: list[int]
     grown_blocks: list[int]
     recomputed: int
-
-    @property
-    def was_cut(self) -> bool:
-        """Somebody got less than was left of it."""
-        return len(self.order) > len(self.slots) or bool((self.computed + self.tokens < self.needed).any())
+    was_cut: bool
 
 
-def take_batch(lives: Lives, output: Any, running: list[str] | None, now_s: float) -> Batch:
-    """Carry out what a scheduler output says; `running` are all that ran where some got no tokens.
+def take_batch(
+    lives: Lives, output: Any, running: list[str] | None, now_s: float, fixed: Fixed, threshold: int
+) -> Batch:
+    """Carry out what a scheduler output says; `running` are all that ran where some got no tokens, `threshold` the most
+    that one request got (0: no such limit).
+
+    With drafts, an output planned ahead counts them all as computed; what was rejected since is taken off here.
 
     Raises `KeyError` for a request that never arrived.
     """
@@ -64,6 +68,12 @@ def take_batch(lives: Lives, output: Any, running: list[str] | None, now_s: floa
     tokens = np.fromiter(given.values(), dtype=np.int64, count=len(given))
     drafts = _drafts(lives, output, slots)
     computed = _computed_before(lives, output, slots)
+    if fixed.drafts:
+        known, runs = (
+            lives.columns[COMPUTED, slots],
+            lives.columns[WAITING, slots] + lives.columns[GONE, slots] == 0,
+        )
+        computed = np.where(runs, known, computed)
     admissions, fresh = _admit(lives, slots, computed, now_s)
     grown, grown_blocks = _grow(lives, output, {life.id for life in fresh})
     columns = lives.columns
@@ -75,12 +85,37 @@ def take_batch(lives: Lives, output: Any, running: list[str] | None, now_s: floa
     recomputed = _recomputed(lives, slots, computed, tokens)
     columns[COMPUTED, slots] = computed + tokens
     columns[DECODING, slots] |= samples
+    cut = computed + tokens < needed
+    was_cut = bool(cut[-1] if fresh else (cut & (tokens != threshold)).any())
     order = slots
     if running is not None:
-        order = lives.slots(name for name in running if name in lives.by_id or name in given)
+        order = lives.slots(filter(lives.knows, running))
+        idle = np.setdiff1d(order, slots)
+        ends = (columns[COMPUTED, idle] + 1 >= columns[STOP_AT, idle]) & fixed.overlaps
+        was_cut |= not ends.all()
     return Batch(
-        slots, order, tokens, drafts, computed, needed, flags, admissions, fresh, grown, grown_blocks, recomputed
+        slots,
+        order,
+        tokens,
+        drafts,
+        computed,
+        needed,
+        flags,
+        admissions,
+        fresh,
+        grown,
+        grown_blocks,
+        recomputed,
+        was_cut,
     )
+
+
+def flag_late(lives: Lives, batch: Batch, left: Iterable[str]) -> None:
+    """Mark rows of requests that ended before these results came, or are of those who `left` behind the schedule."""
+    batch.flags += LATE * (lives.columns[GONE, batch.slots] > 0)
+    names = list(filter(lives.knows, left))
+    if names:
+        batch.flags |= LATE * np.isin(batch.slots, lives.slots(names))
 
 
 def _drafts(lives: Lives, output: Any, slots: Slots) -> Ints:
@@ -121,9 +156,10 @@ def _grow(lives: Lives, output: Any, fresh: set[str]) -> tuple[list[int], list[i
     """`grown` pairs and `grown_blocks` of the step; tables and their lengths follow."""
     pairs: list[int] = []
     blocks: list[int] = []
-    for name, ids in new_tables(output):
-        life = lives.by_id.get(name)
-        if life is None:
+    tables = dict(new_tables(output))
+    for name in output.num_scheduled_tokens:
+        ids, life = tables.get(name), lives.by_id.get(name)
+        if ids is None or life is None:
             continue
         if name in fresh:
             life.table = ids
@@ -164,8 +200,10 @@ def row_bytes(lives: Lives, batch: Batch, emitted: Ints, accepted: Ints) -> byte
     table = np.zeros((len(ROW_FIELDS), len(order)), dtype=np.int32)
     own: Any = slice(None)
     if len(order) != len(batch.slots):
-        table[4], table[8] = columns[COMPUTED, order], columns[DECODING, order]
-        table[5] = columns[PROMPT, order] + columns[OUTPUTS, order]
+        table[4] = columns[COMPUTED, order]
+        # Of one that ended while its last result was under way, the outputs alone do not say how far it was.
+        known, due = columns[PROMPT, order] + columns[OUTPUTS, order], columns[COMPUTED, order]
+        table[5] = np.maximum(known, due + columns[DECODING, order])
         places = np.full(columns.shape[1], -1)
         places[order] = np.arange(len(order))
         own = places[batch.slots]

@@ -23,6 +23,7 @@ class Fixed(NamedTuple):
     chunked: bool
     has_encoder: bool
     drafts: int = 0
+    overlaps: bool = False
 
 
 def head_of(seen: Scheduled, number: int, fixed: Fixed) -> Head:

@@ -7,6 +7,7 @@ of the requests is always what the records so far have told, however many steps 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,15 +29,23 @@ from schedtop.engine.contract.telemetry import (
     StepRecord,
     Totals,
 )
-from schedtop.engine.vllm.events import Added, Applied, Ended, Event, PauseSeen, PreemptSeen, Scheduled, Updated
-from schedtop.engine.vllm.records.batch import Batch, Ints, new_tables, row_bytes, take_batch
+from schedtop.engine.vllm.events import (
+    Added,
+    Applied,
+    Ended,
+    Event,
+    PauseSeen,
+    Scheduled,
+    Updated,
+    is_step,
+    left_of,
+)
+from schedtop.engine.vllm.records.batch import Batch, Ints, flag_late, row_bytes, take_batch
 from schedtop.engine.vllm.records.blocks import Pool
 from schedtop.engine.vllm.records.deliveries import deliver, outside_reason
+from schedtop.engine.vllm.records.preempted import give_way
 from schedtop.engine.vllm.records.reasons import Fixed, head_of
-from schedtop.engine.vllm.records.requests import COMPUTED, GONE, HIGH_WATER, WAITING, Life, Lives
-
-LOOP_LENGTH = 3
-"""Preemptions of one request, with nothing finishing in between, that make a loop."""
+from schedtop.engine.vllm.records.requests import COMPUTED, GONE, HIGH_WATER, NUMBER, WAITING, Life, Lives
 
 COUNTED = (
     "scheduled_tokens",
@@ -105,14 +114,14 @@ class Records:
             return None
         scheduled = self._reach(event.output)
         self._take_blocks(event)
-        if scheduled is None or not scheduled.output.num_scheduled_tokens:
+        if scheduled is None or not is_step(scheduled):
             self._updated_s = event.ended_s
             return None
         return self._record(scheduled, event)
 
     def idle(self, now_s: float) -> StepRecord | None:
         """A record of what happened while no step did; None if nothing did, or a step is under way."""
-        if any(isinstance(event, Scheduled) and event.output.num_scheduled_tokens for event in self._pending):
+        if any(map(is_step, self._pending)):
             return None
         while self._pending:
             self._outside(self._pending.popleft())
@@ -146,7 +155,7 @@ class Records:
                 self.paused = event.paused
                 self._told.pauses += 1
             case Scheduled():  # one without a batch, or whose results were never noted
-                self._preempt(event, event.began_s, {})
+                self._preempt(event, event.began_s)
 
     def _arrive(self, event: Added) -> None:
         keys = b"".join(key[:PREFIX_KEY_BYTES] for key in event.hashes if isinstance(key, bytes))
@@ -172,7 +181,7 @@ class Records:
             if life.first_token_s is None:
                 self._counts["aborted_prefill_tokens"] += self._prefilled(life)
             reason = FinishReason.STOP_OR_ABORT if ambiguous else outside_reason(event.status)
-            self._told.finishes.append(self.lives.end(life, reason.value, self.step))
+            self._told.finishes.append(self.lives.end(life, reason.value, self.step, event.at_s))
 
     def _prefilled(self, life: Life) -> int:
         """Prompt tokens that were computed for it, those of the prefix cache not counted."""
@@ -198,43 +207,31 @@ class Records:
         if self.pool.num_free != event.num_free and not event.whole:
             self.wants_rescan = True
 
-    def _preempt(self, seen: Scheduled, now_s: float, owners: dict[int, str]) -> None:
-        lives = self.lives
-        for victim in seen.preempted:
-            life = lives.by_id.get(victim.id)
-            if life is None:
-                continue
-            lost = int(lives.columns[COMPUTED, life.slot]) if victim.computed_tokens < 0 else victim.computed_tokens
-            given = seen.given[victim.num_given] - 1 if victim.num_given < len(seen.given) else -1
-            for_whom = lives.by_id.get(owners.get(given, victim.id), life)
-            lives.put_back(life, lost, now_s)
-            self._told.preemptions.append(self._describe(victim, life, lost, for_whom))
-
-    def _describe(self, victim: PreemptSeen, life: Life, lost: int, for_whom: Life) -> Preemption:
-        num_blocks = self.pool.num_blocks
-        return Preemption(
-            number=life.number,
-            count=life.preemptions,
-            lost_tokens=lost,
-            freed_blocks=victim.free_after - victim.free_before,
-            usage_before=1 - victim.free_before / num_blocks,
-            usage_after=1 - victim.free_after / num_blocks,
-            for_number=for_whom.number,
-            loop=life.loop_length >= LOOP_LENGTH,
-        )
+    def _preempt(self, seen: Scheduled, now_s: float, among: Container[str] | None = None) -> None:
+        """Put the victims of a schedule back, or those of them that are `among` some."""
+        for place, victim in enumerate(seen.preempted):
+            if among is None or victim.id in among:
+                told = give_way(self.lives, seen, place, now_s, self._by_priority, self.pool.num_blocks)
+                self._told.preemptions += [] if told is None else [told]
 
     def _record(self, seen: Scheduled, updated: Updated) -> StepRecord:
         lives, now_s = self.lives, updated.ended_s
-        start_s, self._updated_s = max(seen.began_s, self._updated_s), now_s
+        planned_s = seen.began_s
+        start_s, self._updated_s = max(planned_s, self._updated_s), now_s
         if seen.preempted:
-            self._preempt(seen, start_s, {ids[0]: name for name, ids in new_tables(seen.output)})
-        batch = take_batch(lives, seen.output, seen.running, start_s)
+            self._preempt(seen, planned_s)
+        batch = take_batch(lives, seen.output, seen.running, planned_s, self._fixed, seen.threshold)
+        flag_late(lives, batch, left_of(self._pending))
         self.step += 1
         self.paused, self._watermark = seen.paused, seen.watermark_blocks
         self._budgets = (seen.token_budget, seen.input_budget)
         emitted, gaps_s, firsts, ended = deliver(lives, updated.outputs, now_s)
         accepted, rejected = self._reject(batch, emitted)
         rows = row_bytes(lives, batch, emitted, accepted)
+        names = {life.id for life, _ in ended}
+        for event in self._pending:  # whoever ends before its preemption is told: both are told together
+            if names and isinstance(event, Scheduled):
+                self._preempt(event, event.began_s, names)
         self._told.finishes += [lives.end(life, reason, self.step) for life, reason in ended]
         head, limiter = self._waiting(seen, batch)
         step = self._timing(seen, updated, start_s) | self._tokens(batch, seen)
@@ -249,6 +246,10 @@ class Records:
             itl_s=gaps_s[batch.order].astype(np.float32).tobytes(),
             ttft_s=tuple(firsts),
             head=head,
+            planned_s=planned_s,
+            blocks_in_use=self.pool.num_blocks - seen.num_free,
+            running=updated.num_running,
+            waiting=updated.num_waiting,
             grown=np.array(batch.grown, dtype=np.int32).tobytes(),
             grown_blocks=np.array(batch.grown_blocks, dtype=np.int32).tobytes(),
             admissions=tuple(batch.admissions),
@@ -258,7 +259,12 @@ class Records:
 
     def _waiting(self, seen: Scheduled, batch: Batch) -> tuple[Head | None, str]:
         """The head of the queue with its reason, and the step's limiter."""
-        waiting = self.lives.by_id.get(seen.head.id) if seen.head is not None else None
+        lives = self.lives
+        waiting = lives.by_id.get(seen.head.id) if seen.head is not None else None
+        if waiting is None and seen.head is not None and lives.knows(seen.head.id):  # it has ended since
+            slot = lives.slots([seen.head.id])[0]
+            head = head_of(seen, int(lives.columns[NUMBER, slot]), self._fixed)
+            return head, head.reason
         if waiting is None:
             full = int(batch.tokens.sum()) >= seen.token_budget and batch.was_cut
             return None, (Limiter.TOKEN_BUDGET if full else Limiter.NONE).value
@@ -346,13 +352,13 @@ class Records:
             "token_budget": self._budgets[0],
             "input_budget": self._budgets[1],
             "step": self.step,
+            "running": len(lives.running),
+            "waiting": len(lives.front) + len(lives.back),
             **step,
         }
         return StepRecord(
             seq=self.seq,
             end_s=now_s,
-            running=len(lives.running),
-            waiting=len(lives.front) + len(lives.back),
             oldest_wait_s=None if oldest is None else max(0.0, now_s - oldest),
             blocks=self._blocks(),
             changed_blocks=self.pool.drain(),
@@ -375,6 +381,8 @@ class Records:
     def _blocks(self) -> Blocks:
         columns = self.lives.columns
         held = columns[COMPUTED] * (columns[WAITING] + columns[GONE] == 0)
+        if self._pending:
+            held[self.lives.slots(filter(self.lives.knows, left_of(self._pending)))] = 0
         return self.pool.counts(int(held.sum()), self._fixed.block_size, self._watermark)
 
     def totals(self) -> Totals:

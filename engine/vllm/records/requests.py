@@ -22,10 +22,14 @@ COLUMNS = (
     "decoding",
     "waiting",
     "gone",
+    "stop_at",
     "scratch",
 )
-NUMBER, PROMPT, OUTPUTS, COMPUTED, BLOCKS, HIGH_WATER, DECODING, WAITING, GONE, SCRATCH = range(len(COLUMNS))
-"""`decoding`: it was due an output since it was admitted; `gone`: it ended, but a step with it may be under way."""
+NUMBER, PROMPT, OUTPUTS, COMPUTED, BLOCKS, HIGH_WATER, DECODING, WAITING, GONE, STOP_AT, SCRATCH = range(
+    len(COLUMNS)
+)
+"""`decoding`: it was due an output since it was admitted; `gone`: it ended, but a step with it may be under way;
+`stop_at`: tokens at which it ends by length."""
 
 KEPT_STEPS = 16
 """For which the numbers of an ended request are kept: more than any vLLM has under way."""
@@ -93,6 +97,7 @@ class Lives:
         self.columns[:, slot] = 0
         self.columns[NUMBER, slot] = arrival.number
         self.columns[PROMPT, slot] = arrival.prompt_tokens
+        self.columns[STOP_AT, slot] = arrival.prompt_tokens + arrival.max_tokens
         self.columns[WAITING, slot] = 1
         self.last_s[slot] = np.nan
         self.by_id[arrival.id] = self.by_slot[slot] = life
@@ -122,6 +127,11 @@ class Lives:
         self.running[life.id] = None
         return waited_s
 
+    def runs_before(self, life: Life, other: Life) -> bool:
+        """Both run, and it comes first in a step."""
+        first = next((name for name in self.running if name in (life.id, other.id)), "")
+        return life is not other and first == life.id and other.id in self.running
+
     def put_back(self, life: Life, computed: int, now_s: float) -> None:
         """It was preempted: its outputs are kept, its state is not."""
         columns, slot = self.columns, life.slot
@@ -136,8 +146,8 @@ class Lives:
         self.running.pop(life.id, None)
         self.front[life.id] = None
 
-    def end(self, life: Life, reason: str, step: int) -> Finish:
-        """It is over; `step` is the newest one."""
+    def end(self, life: Life, reason: str, step: int, ended_s: float | None = None) -> Finish:
+        """It is over; `step` is the newest one. `ended_s`: when, if not by a step."""
         slot = life.slot
         outputs, last_s = int(self.columns[OUTPUTS, slot]), float(self.last_s[slot])
         self.columns[GONE, slot] = 1
@@ -146,7 +156,11 @@ class Lives:
         self.running.pop(life.id, None)
         self._leave_queue(life.id)
         self._gone.append((step, life.id, slot))
-        return _finish(life, reason, outputs, last_s)
+        return _finish(life, reason, outputs, last_s, ended_s)
+
+    def knows(self, name: str) -> bool:
+        """It is in flight, or ended so lately that a step with it may be under way."""
+        return name in self._slot_of
 
     def forget(self, step: int) -> None:
         """Give back the slots of those that ended long before `step`."""
@@ -187,7 +201,7 @@ class Lives:
         )
 
 
-def _finish(life: Life, reason: str, outputs: int, last_s: float) -> Finish:
+def _finish(life: Life, reason: str, outputs: int, last_s: float, ended_s: float | None) -> Finish:
     arrival_s, first_s = life.arrival.arrival_s, life.first_token_s
     ttft_s = e2e_s = tpot_s = None
     if first_s is not None:
@@ -205,4 +219,5 @@ def _finish(life: Life, reason: str, outputs: int, last_s: float) -> Finish:
         itl_p95_s=percentile_of_gaps(life.gaps_s, 0.95),
         preemptions=life.preemptions,
         recomputed_tokens=life.recomputed_tokens,
+        ended_s=ended_s,
     )

@@ -63,3 +63,70 @@ def test_what_cannot_be_set_is_one_line_and_sets_nothing(
 def test_a_place_without_an_engine_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = knobs(capsys, str(tmp_path / "none.sock"))
     assert (code, out) == (2, "") and "no engine at" in err and err.count("\n") == 1
+
+
+def value_of(capsys: pytest.CaptureFixture[str], address: str, name: str) -> Any:
+    rows = json.loads(knobs(capsys, address, "--json")[1])["knobs"]
+    return next(row["value"] for row in rows if row["name"] == name)
+
+
+@pytest.mark.parametrize(("flags", "left"), [((), 7), (("--keep",), 9)])
+def test_a_trial_goes_back_or_is_kept(
+    engine: EngineProcess, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], left: int
+) -> None:
+    knobs(capsys, engine.address, "--set", "max_num_seqs=7")
+    trial = ("--set", "max_num_seqs=9", "--trial", "1", "--slo", "ttft=1000s,itl=1000s")
+    code, _, err = knobs(capsys, engine.address, *trial, *flags)
+    assert code == 0 and ("stays" in err) == bool(flags)
+    assert value_of(capsys, engine.address, "max_num_seqs") == left
+
+
+def test_a_trial_that_breaks_an_slo_goes_back_at_once(
+    engine: EngineProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    knobs(capsys, engine.address, "--set", "max_num_seqs=7")
+    trial = ("--set", "max_num_seqs=1", "--trial", "3600", "--slo", "ttft=1us", "--keep")
+    code, _, err = knobs(capsys, engine.address, *trial)
+    assert code == 1 and "back to max_num_seqs 7: ttft" in err.lower()
+    assert value_of(capsys, engine.address, "max_num_seqs") == 7
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--trial", "5"), "needs a limit to try"),
+        (("--slo", "itl=1s"), "add --trial SECONDS"),
+        (("--set", "max_num_seqs=3", "--keep"), "add --trial SECONDS"),
+        (("--set", "max_num_seqs=3", "--trial", "1", "--slo", "e2e=1s"), "a trial watches ttft and itl"),
+        (("http://127.0.0.1:1", "--set", "max_num_seqs=3"), "is a metrics page"),
+    ],
+)
+def test_what_a_trial_lacks_is_named(
+    engine: EngineProcess, capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], said: str
+) -> None:
+    code, out, err = knobs(capsys, engine.address, *flags)
+    assert (code, out) == (2, "") and said in err
+
+
+def test_several_engines_change_together_or_not_at_all(
+    engine: EngineProcess, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = EngineConfig(
+        socket=str(tmp_path / "small.sock"),
+        scheduler={"max_seqs_ceiling": 8, "max_num_seqs": 8},
+        workload=WorkloadSpec(source="mixed", rate=2.0),
+        real_time=True,
+    )
+    with start_engine(config) as small:
+        small.connect(60.0).close()
+        both = (engine.address, small.address)
+        knobs(capsys, engine.address, "--set", "max_num_seqs=7")
+        code, out, err = knobs(capsys, *both, "--set", "max_num_seqs=9")
+        assert (code, out) == (2, "") and f"{small.address}: max_num_seqs=9" in err
+        assert value_of(capsys, engine.address, "max_num_seqs") == 7
+        code, out, _ = knobs(capsys, *both, "--set", "max_num_seqs=6", "--json")
+        values = [row["value"] for each in json.loads(out)["engines"] for row in each["knobs"]]
+        assert code == 0 and values.count(6) >= 2
+        code, _, err = knobs(capsys, *both, "--set", "max_num_seqs=5", "--trial", "1", "--keep")
+        assert code == 0 and err.count("stays") == 2
+        assert [value_of(capsys, address, "max_num_seqs") for address in both] == [5, 5]

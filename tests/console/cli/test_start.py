@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from schedtop.console.cli import open_console
+from schedtop.console.cli.main import main
 
 START = "import sys; from schedtop.console.cli.start import program; sys.argv[0] = 'schedtop'; program()"
 
@@ -94,3 +96,12 @@ def test_a_run_whose_recording_is_cut_short_reports_and_says_so(tmp_path: Path) 
     )
     assert ended.returncode == 1 and "20 finished" in ended.stdout
     assert "recording" in ended.stderr and "cannot write a.rec: File too large" in ended.stderr
+
+
+def test_the_guided_minute_is_offered_where_no_flag_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    offered: list[bool] = []
+    monkeypatch.setattr(open_console, "open_console", lambda flags, bare: offered.append(bare) or 0)
+    for arguments in ([], ["--rate", "2"]):
+        with pytest.raises(SystemExit):
+            main(arguments)
+    assert offered == [True, False]

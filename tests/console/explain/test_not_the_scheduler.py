@@ -12,7 +12,7 @@ from schedtop.console.explain.diagnosis import Diagnosis
 from schedtop.console.explain.log import Log, read
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import EngineConfig
-from schedtop.engine.contract.telemetry import Head, StepRecord
+from schedtop.engine.contract.telemetry import Head, Host, StepRecord
 from schedtop.engine.handoff.plan import StepPlan, StepResult
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.step.engine import Engine
@@ -172,6 +172,11 @@ def test_a_device_that_idles_between_steps() -> None:
     assert told["idle_share"] == pytest.approx(idle_s / (idle_s + busy_s))
     assert told["gap_p50_s"] == pytest.approx(0.01)
     assert "idle-device" not in serve(answers(), 5).findings()
+    assert "cpu" not in told, "nothing was told of the host"
+    host = Host(1.0, 0.3, 0.6, 0.2, 990, 1980)
+    run.records[-1] = msgspec.structs.replace(run.records[-1], host=(host,))
+    told = numbers(run.findings()["idle-device"])
+    assert (told["cpu"], told["run_delay"], told["gpu_busy"], told["gpu_clock"]) == (0.3, 0.6, 0.2, 0.5)
 
 
 def test_gaps_without_work_are_not_idling() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from links import PlayedLink
 from schedtop.console.app import ConsoleApp
+from schedtop.console.cli.main import main
 from schedtop.console.options import ConsoleOptions
 from schedtop.console.replay.app import ReplayApp
 from schedtop.console.replay.timeline import RecordingMarks, clock
@@ -255,3 +256,13 @@ async def test_the_timeline_goes_to_where_its_cursor_stands(recording: Recording
         assert seat.step == 1, "the cursor alone has moved"
         await seat.press("enter")
         assert seat.step > 20 and "Batch" in seat.text
+
+
+async def test_the_kv_panel_has_the_hit_rate_of_the_run_while_its_first_step_is_in_sight(tmp_path: Path) -> None:
+    """Two prompts of 64 tokens, the second of which finds 48: 37.5 %, not 75 %, which leaves the first one out."""
+    case = Path(__file__).parents[2] / "golden" / "field" / "hits-D3.json"
+    with pytest.raises(SystemExit):
+        main(["run", "--workload", str(case), "--record", str(tmp_path / "hits.rec")])
+    with Recording(tmp_path / "hits.rec") as source:
+        async with seated(source) as seat:
+            assert "hits 38%" in await seat.press("end")

@@ -8,7 +8,7 @@ from schedtop.engine.contract.knobs import BY_NAME
 from schedtop.engine.contract.limiters import BUDGET, CAP, CHUNKS, LIMITERS
 from schedtop.engine.contract.telemetry import DEFERRED, Head, Limiter, describe_head
 
-NO_KNOB_HELPS = {Limiter.PAUSED, Limiter.ENCODER, Limiter.DP_THROTTLE, *DEFERRED}
+NO_KNOB_HELPS = {Limiter.PAUSED, Limiter.DP_THROTTLE, *DEFERRED}
 
 
 @pytest.mark.parametrize("limiter", [limiter for limiter in Limiter if limiter is not Limiter.NONE])

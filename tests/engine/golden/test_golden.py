@@ -49,7 +49,7 @@ def test_every_shared_case_of_the_second_set_is_equal(path: Path) -> None:
     ("config", "requests", "said"),
     [
         ({"max_loras": 1, "encoder_budget": 32}, [], "adapters cannot be served beside images"),
-        ({"max_loras": 1, "pipeline_depth": 2}, [], "adapters need pipeline_depth 1"),
+        ({"max_loras": 1, "pipeline_depth": 2}, [], "adapters cannot be served over 2 pipeline stages"),
         (
             {"encoder_budget": 32, "num_speculative_tokens": 2, "num_lookahead_tokens": 2, "prefill_lookahead": 1},
             [
@@ -260,3 +260,13 @@ def test_every_request_of_a_case_is_somewhere(path: Path) -> None:
     for verdict in (verify(case), verify(half)):
         ended = verdict.finished + verdict.kv_capacity + verdict.refused + verdict.aborted + verdict.failed
         assert verdict.submitted == ended + verdict.running + verdict.waiting
+
+
+def test_eos_at_is_another_name_for_stop_after(tmp_path: Path) -> None:
+    known = Path(__file__).parents[2] / "golden" / "M01-huge.json"
+    path = tmp_path / "case.json"
+    path.write_text(known.read_text().replace('"stop_after"', '"eos_at"'))
+    assert read_case(path).requests == read_case(known).requests
+    path.write_text(known.read_text().replace('"stop_after"', '"eos_at": 3, "stop_after"', 1))
+    with pytest.raises(CaseError, match="give one of them"):
+        read_case(path)

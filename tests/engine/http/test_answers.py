@@ -90,6 +90,19 @@ def test_what_the_cache_had_is_told(served: Served) -> None:
     assert served.complete(prompt).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 96
 
 
+def test_prefixes_are_shared_under_one_salt_only(served: Served) -> None:
+    prompt = list(range(7000, 7100))
+
+    def cached(**salt: str) -> int:
+        usage = served.complete(prompt, **salt).json()["usage"]
+        return int(usage["prompt_tokens_details"]["cached_tokens"])
+
+    red, blue = {"cache_salt": "red"}, {"cache_salt": "blue"}
+    assert [cached(**red), cached(**red), cached(**blue), cached()] == [0, 96, 0, 0]
+    refused = served.complete(prompt, cache_salt="")
+    assert refused.status_code == 400 and refused.json()["error"]["param"] == "cache_salt"
+
+
 def test_a_stop_string_ends_the_answer_before_it_and_frees_the_request(served: Served) -> None:
     words = served.complete("stop", 500, stop=["zz", "ba"]).json()
     assert words["choices"][0]["finish_reason"] == "stop" and words["choices"][0]["stop_reason"] == "ba"

@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract import telemetry as t
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
+from schedtop.engine.contract.lost_hits import PrefixMemory
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.metrics import MetricsError, start_metrics
 from schedtop.engine.metrics.collector import MetricsCollector
@@ -153,6 +154,13 @@ def test_counters_are_the_records_totals(served: Served) -> None:
     classes = {labels["class"]: value for labels, value in served.samples["schedtop_kv_blocks"]}
     assert classes == {name: getattr(blocks, name) for name in ("held", "shared", "cached_free", "empty")}
     assert served.value("vllm:num_requests_running") == 0
+
+
+def test_lost_hits_are_those_of_the_records(served: Served) -> None:
+    prefixes = PrefixMemory(16)
+    for record in served.records:
+        prefixes.add(record)
+    assert served.value("schedtop_lost_hit_tokens_total") == prefixes.found.lost_tokens > 0
 
 
 def test_prompts_by_source_add_up_once_all_have_begun(served: Served) -> None:
@@ -305,3 +313,21 @@ def test_prompts_that_wait_are_counted_until_they_are_admitted() -> None:
     assert waiting() == 70, "the one that is too long was refused"
     engine.resume()
     assert waiting() == 0
+
+
+def test_running_requests_that_a_step_leaves_out_are_starving() -> None:
+    engine = build_engine(EngineConfig(workload=None, scheduler={"num_blocks": 64, "max_model_len": 256}))
+    counts = Counts(engine.header)
+    for place in range(5):
+        engine.submit(Request(f"r{place}", np.arange(8, dtype=np.int32), 20))
+    told = []
+    for budget in (100, 100, 2, 2):
+        engine.set_knobs({"max_num_scheduled_tokens": budget})
+        record = engine.step()
+        assert record is not None
+        counts.write(record)
+        samples = parse(page_text(MetricsCollector(engine.header, counts).collect()).decode())
+        told.append(
+            [samples[name][0][1] for name in ("schedtop_requests_starving", "schedtop_starved_request_steps_total")]
+        )
+    assert told == [[0, 0], [0, 0], [3, 3], [3, 6]]

@@ -22,7 +22,7 @@ from tests.engine.golden.test_golden import FIELD
 from tests.engine.harness import ask, engine_of, step
 
 SLO = parse_slo("ttft=1s,itl=50ms")
-BOOKS = ("finished", "kv_capacity", "refused", "aborted", "running", "waiting")
+BOOKS = ("finished", "kv_capacity", "refused", "aborted", "failed", "running", "waiting")
 
 
 def overloaded(seconds: float) -> tuple[Engine, Report]:
@@ -121,6 +121,17 @@ def test_an_answer_cut_off_by_the_pool_is_no_finished_one() -> None:
     requests = report.as_dict()["requests"]
     assert (requests["finished"], requests["kv_capacity"]) == (0, 1)
     assert "kv_capacity: 1 answer cut off" in report.as_text()
+
+
+def test_figures_by_client_are_those_of_who_asked() -> None:
+    asks = [ask(f"r{place}", 8, client=client) for place, client in enumerate(["anna", "bob", "anna", ""])]
+    engine, report = engine_of(*asks), Report()
+    while not engine.exhausted:
+        report.add(step(engine))
+    by_client = report.as_dict()["requests"]["by_client"]
+    assert {name: found["arrived"] for name, found in by_client.items()} == {"anna": 2, "bob": 1}
+    assert by_client["anna"]["ttft_s"]["n"] == 2
+    assert "client anna" in report.as_text()
 
 
 def test_without_a_cache_there_are_no_look_ups() -> None:

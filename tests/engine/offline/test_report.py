@@ -67,6 +67,7 @@ def test_the_document_has_exactly_the_promised_keys() -> None:
         "kv_capacity",
         "refused",
         "aborted",
+        "failed",
         "running",
         "waiting",
         "by_class",

@@ -72,7 +72,11 @@ def records(draw: st.DrawFn) -> t.StepRecord:
         "deferrals": draw(st.lists(st.builds(t.Deferral, number, st.sampled_from(["", "grammar"])), max_size=2)),
         "grown_groups": bytes(draw(st.lists(st.integers(0, 6), min_size=len(tables), max_size=len(tables)))),
         "group_blocks": tuple(draw(st.lists(small, max_size=3))),
+        "host_blocks": tuple(draw(st.lists(small, max_size=4))),
         "deferred": draw(st.lists(st.tuples(st.just("grammar"), small), max_size=1)),
+        "host": draw(
+            st.lists(st.builds(t.Host, floats, floats, st.none() | floats, st.none() | floats), max_size=1)
+        ),
         "totals": t.Totals(
             **{
                 name: draw(floats if name == "busy_s" else st.one_of(small, long))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from schedtop.console.past.history import History
 from schedtop.engine.build import build_engine
 from schedtop.engine.channel import encode
@@ -12,6 +15,7 @@ from schedtop.engine.channel.protocol import FrameBuffer, decode_outgoing
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
 from schedtop.engine.contract.telemetry import Outgoing, Snapshot, StepRecord
 from schedtop.engine.serving import flight_recorder
+from schedtop.engine.serving.flight_files import FlightFiles, crashed, is_flying
 from schedtop.engine.serving.flight_recorder import FlightRecorder
 from schedtop.engine.step.engine import Engine
 
@@ -81,3 +85,33 @@ def test_a_link_that_comes_back_fills_what_was_missed_and_repeats_nothing() -> N
     for message in (served.header, *messages(recorder)):  # after the link broke for eighty steps
         history.apply(message)
     assert list(history.records) == records and not history.gaps
+
+
+def test_what_lies_on_disk_has_no_prompt(tmp_path: Path) -> None:
+    served = engine()
+    files = FlightFiles(tmp_path / "flights", served.header)
+    recorder = FlightRecorder(served.snapshot, files)
+    for record in iter(served.step, None):
+        arrivals = tuple(replace(arrival, preview="my secret") for arrival in record.arrivals)
+        changed = replace(record, arrivals=arrivals)
+        recorder.write(changed, encode(changed))
+        if record.step == 50:
+            break
+    assert is_flying(files.folder) and not crashed(tmp_path / "flights")
+    files.close(keep=True)
+    assert crashed(tmp_path / "flights") == [files.folder]
+    written = b"".join(path.read_bytes() for path in sorted(files.folder.glob("*.frames")))
+    assert b"my secret" not in written and written.endswith(encode(record)[-20:])
+    assert b"my secret" in b"".join(recorder.recent())
+
+
+def test_a_folder_that_cannot_be_written_is_told_and_serving_goes_on(tmp_path: Path) -> None:
+    served, told = engine(), []
+    files = FlightFiles(tmp_path / "flights", served.header)
+    shutil.rmtree(files.folder)  # the next segment finds no place
+    recorder = FlightRecorder(served.snapshot, files, told.append)
+    run(recorder, served, 5)
+    files.close(keep=True)
+    run(recorder, served, 5)
+    assert told == ["flight recorder: No such file or directory; the last minutes are kept in memory only"]
+    assert len(list(messages(recorder))) == 11

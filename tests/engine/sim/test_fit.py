@@ -66,6 +66,30 @@ def test_a_floor_comes_back(tmp_path: Path) -> None:
     assert fitted.all.p95 < 1e-9
 
 
+def test_what_waking_takes_comes_back(tmp_path: Path) -> None:
+    """The first step of an idle engine takes longer, and no other."""
+    path = tmp_path / "sleepy.toml"
+    path.write_text(TOML + "wake_s = 0.005\n")
+    _, records = session(f"sim:@{path}", rate=2.0)
+    fitted = fit(measure(records))
+    assert fitted.cost.wake_s == pytest.approx(0.005, rel=1e-6)
+    assert fitted.cost.fixed_s == pytest.approx(COST.fixed_s, rel=1e-6)
+    awake = session(f"sim:@{_written(tmp_path / 'awake.toml')}", rate=2.0)[1]
+    late_s = [
+        sleepy - other for (_, sleepy), (_, other) in zip(_first_tokens(records), _first_tokens(awake), strict=True)
+    ]
+    assert max(late_s) == pytest.approx(0.005) and sum(late > 0.004 for late in late_s) > 5
+
+
+def _written(path: Path) -> Path:
+    path.write_text(TOML)
+    return path
+
+
+def _first_tokens(records: list[StepRecord]) -> list[tuple[int, float]]:
+    return sorted(pair for record in records for pair in record.ttft_s)
+
+
 def test_a_device_file_gives_the_same_run_again(tmp_path: Path, known: tuple[Header, list[StepRecord]]) -> None:
     calibration, fitted = calibrate([known])
     path = tmp_path / "fitted.toml"

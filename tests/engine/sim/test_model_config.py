@@ -44,14 +44,8 @@ GEMMA3_4B = {
         "model_type": "gemma3_text",
         "num_hidden_layers": 34,
         "hidden_size": 2560,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
         "intermediate_size": 10240,
-        "vocab_size": 262208,
-        "max_position_embeddings": 131072,
         "sliding_window": 1024,
-        "sliding_window_pattern": 6,
     },
 }
 GPT_OSS_20B = {
@@ -68,7 +62,10 @@ GPT_OSS_20B = {
     "num_experts_per_tok": 4,
     "sliding_window": 128,
     "layer_types": ["sliding_attention", "full_attention"] * 12,
-    "quantization_config": {"quant_method": "mxfp4"},
+    "quantization_config": {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"],
+    },
 }
 DEEPSEEK_V3 = {
     "model_type": "deepseek_v3",
@@ -91,6 +88,107 @@ DEEPSEEK_V3 = {
     "first_k_dense_replace": 3,
     "quantization_config": {"quant_method": "fp8"},
 }
+MISTRAL_7B = {
+    **LLAMA_8B,
+    "model_type": "mistral",
+    "vocab_size": 32000,
+    "max_position_embeddings": 32768,
+    "sliding_window": 4096,
+}
+MIXTRAL_8X7B = {
+    **MISTRAL_7B,
+    "model_type": "mixtral",
+    "sliding_window": None,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+}
+QWEN2_7B = {
+    "model_type": "qwen2",
+    "num_hidden_layers": 28,
+    "hidden_size": 3584,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "intermediate_size": 18944,
+    "vocab_size": 152064,
+    "max_position_embeddings": 32768,
+    "sliding_window": 131072,
+    "use_sliding_window": False,
+    "max_window_layers": 28,
+}
+QWEN3_235B = {
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 94,
+    "hidden_size": 4096,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 1536,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+}
+LLAMA4_MAVERICK = {
+    "model_type": "llama4",
+    "text_config": {
+        "model_type": "llama4_text",
+        "num_hidden_layers": 48,
+        "hidden_size": 5120,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 2,
+        "attention_chunk_size": 8192,
+        "vocab_size": 202048,
+        "max_position_embeddings": 1048576,
+    },
+}
+GEMMA3_27B = {
+    "model_type": "gemma3",
+    "text_config": {
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 62,
+        "hidden_size": 5376,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "head_dim": 128,
+        "intermediate_size": 21504,
+        "sliding_window": 1024,
+    },
+}
+DEEPSEEK_V2_LITE = {
+    **DEEPSEEK_V3,
+    "model_type": "deepseek_v2",
+    "num_hidden_layers": 27,
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "vocab_size": 102400,
+    "q_lora_rank": None,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "first_k_dense_replace": 1,
+    "quantization_config": None,
+}
+NEOX_20B = {
+    "model_type": "gpt_neox",
+    "num_hidden_layers": 44,
+    "hidden_size": 6144,
+    "num_attention_heads": 64,
+    "intermediate_size": 24576,
+    "vocab_size": 50432,
+    "max_position_embeddings": 2048,
+}
 PYTHIA_7B = {
     "model_type": "gpt_neox",
     "num_hidden_layers": 32,
@@ -111,11 +209,32 @@ PYTHIA_7B = {
         (GPT_OSS_20B, 20.9),
         (DEEPSEEK_V3, 671),
         (PYTHIA_7B, 6.86),
+        (NEOX_20B, 20.55),
+        (MISTRAL_7B, 7.24),
+        (MIXTRAL_8X7B, 46.7),
+        (QWEN2_7B, 7.615),
+        (QWEN3_235B, 235.1),
+        (LLAMA4_MAVERICK, 400.7),
+        (GEMMA3_27B, 27.0),
+        (DEEPSEEK_V2_LITE, 15.7),
     ],
     ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
 )
 def test_parameters_are_the_published_ones(config: dict[str, Any], billions: float) -> None:
     assert shape_of(config, "it").params / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+@pytest.mark.parametrize("config", [LLAMA_8B, MIXTRAL_8X7B, NEOX_20B])
+def test_any_model_is_divided_as_the_built_in_ones(config: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    device = parse_device(f"sim:{tmp_path}@mi300x")
+    step = StepFeatures(64, 0, 64_000, 64)
+    assert device.step_cost(8).step_s(step) < device.step_cost(4, 2).step_s(step)
+    weights, budget = shape_of(config, "it").weight_bytes, 8 * 192e9 * 0.9
+    for ranks, stages in ((8, 1), (4, 2)):
+        pool = PoolSettings(tensor_parallel_size=ranks, pipeline_parallel_size=stages)
+        stored = device.num_blocks(pool) * 16 * device.kv_bytes_per_token
+        assert 0.85 * (budget - weights) < stored < budget - weights
 
 
 def test_a_known_model_is_read_as_it_is_built_in() -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.sim.devices import GPUS
+from schedtop.engine.sim.features import StepFeatures
 from schedtop.engine.sim.linear import LinearCost
 from schedtop.engine.sim.memory import PoolSettings
 from schedtop.engine.sim.models import MODELS
@@ -94,6 +95,25 @@ def test_cache_size_in_bytes_overrides_the_share() -> None:
     device = parse_device("sim:llama-3.1-8b@h100")
     assert device.num_blocks(PoolSettings(kv_cache_memory_bytes=100 * 16 * 131_072)) == 100
     assert "beside llama-3.1-8b" in blocks_refusal("sim:llama-3.1-8b@h100", kv_cache_memory_bytes=70 * 10**9)
+
+
+def test_an_fp8_cache_halves_the_bytes_and_doubles_the_blocks() -> None:
+    plain, fp8 = (parse_device("sim:llama-3.1-8b@h100", dtype) for dtype in ("auto", "fp8"))
+    assert fp8.kv_bytes_per_token == plain.kv_bytes_per_token / 2
+    assert fp8.num_blocks() in (2 * plain.num_blocks(), 2 * plain.num_blocks() + 1)
+    context, cost, fp8_cost = 1_000_000, plain.step_cost(), fp8.step_cost()
+    reading_s, fp8_reading_s = (
+        some.step_s(StepFeatures(64, 0, context, 64)) - some.step_s(StepFeatures(64, 0, 0, 64))
+        for some in (cost, fp8_cost)
+    )
+    assert fp8_reading_s == pytest.approx(reading_s / 2)
+
+
+def test_a_calibrated_device_keeps_its_cache(tmp_path: Path) -> None:
+    path = tmp_path / "two-cores.toml"
+    path.write_text(CALIBRATED)
+    with pytest.raises(ConfigError, match="was measured as it is"):
+        parse_device(f"sim:@{path}", "fp8")
 
 
 def test_unknown_names_list_the_known_and_the_nearest() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
-from schedtop.engine.contract.telemetry import Limiter, RowFlag, StepRecord, row_columns
+from schedtop.engine.contract.telemetry import Limiter, RowFlag, StepRecord, row_columns, table_growth
 from schedtop.engine.decide_again.verify import verify_recording
 from schedtop.engine.golden.case import read_case
 from schedtop.engine.recording import Recording, RecordingWriter
@@ -57,6 +57,14 @@ def test_a_step_is_planned_while_the_one_before_runs_and_told_when_its_results_a
         assert record.planned_s is not None
         assert record.planned_s <= before.start_s < record.start_s == before.end_s
     assert sum(record.end_s - record.start_s for record in records) == pytest.approx(records[-1].totals.busy_s)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_block_is_told_once_by_the_step_that_took_it(overlap: bool) -> None:
+    records = run(engine_of(ask("a", 60, outputs=30), max_num_batched_tokens=16, async_scheduling=overlap))
+    grown = [ids for record in records for _, ids in table_growth(record.grown, record.grown_blocks)]
+    blocks = [block for ids in grown for block in np.frombuffer(ids, dtype=np.int32).tolist()]
+    assert len(blocks) == len(set(blocks)) == max(row_columns(record)["blocks"].max() for record in records)
 
 
 @pytest.mark.parametrize("drafts", [0, 3])

@@ -112,3 +112,12 @@ def test_failed_exports_and_odd_conversations_are_dropped(opened: Open, drain: D
     )
     source = opened(path)
     assert len(drain(source)) == 1 and sum(source.description["dropped"].values()) == 2
+
+
+def test_priorities_are_the_requests_own(replay: Replay, opened: Open, drain: Drain) -> None:
+    (request,) = drain(opened(TRACES / "t18-extra.jsonl"))
+    assert request.priority == 5
+    rows = "arrived_at,num_prefill_tokens,num_decode_tokens,priority\n0,5,2,-3\n1,5,2,\n2,5,2,1.0\n"
+    assert [request.priority for request in replay(rows)] == [-3, 0, 1]
+    with pytest.raises(TraceError, match=":2: priority is not a number: 'high'"):
+        replay("arrived_at,num_prefill_tokens,num_decode_tokens,priority\n0,5,2,high\n")

@@ -1,0 +1,127 @@
+"""A change of limits from a script, on one engine or on several: all or none, for good or on trial."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from schedtop.engine.channel.client import ChannelClient, ChannelClosedError
+from schedtop.engine.channel.protocol import ChannelError
+from schedtop.engine.contract.telemetry import (
+    Bye,
+    Command,
+    EndTrial,
+    Header,
+    Notice,
+    Outgoing,
+    Reply,
+    SetKnobs,
+    Snapshot,
+    Trial,
+)
+
+ANSWER_WITHIN_S = 30.0
+"""An engine that is still loading its model answers late."""
+CONFIRM_BEFORE_S = 0.5
+"""Before a trial would go back by itself: an answer takes its time."""
+LOOK_S = 0.1
+BY = "schedtop knobs"
+SURVIVED = ("not confirmed in time", "confirmed:")
+"""How an engine words the end of a trial that broke nothing."""
+
+Kind = TypeVar("Kind", bound=Outgoing)
+
+
+class RunningEngine:
+    """One engine whose limits are read and set. Raises `ChannelError` with the engine's reason if it hangs up."""
+
+    def __init__(self, link: ChannelClient) -> None:
+        self.link = link
+        self.header = self._await(Header)
+        self.snapshot = self._await(Snapshot)
+        self.trial: Trial | None = None
+        self.trial_end = ""
+        self._command = 0
+
+    @property
+    def address(self) -> str:
+        return self.link.address
+
+    def ask(self, make: Callable[[int], Command]) -> Reply:
+        """The answer to the command that `make` makes of an id."""
+        self._command += 1
+        number = self._command
+        self.link.send(make(number))
+        return self._await(Reply, lambda reply: reply.command == number)
+
+    def set(self, values: Mapping[str, Any], version: int | None, **how: Any) -> Reply:
+        return self.ask(lambda number: SetKnobs(number, dict(values), version, BY, **how))
+
+    def look(self, timeout_s: float) -> Outgoing | None:
+        """The next message; a trial's beginning and end are noted."""
+        try:
+            message = self.link.receive(timeout_s)
+        except ChannelClosedError as error:
+            raise ChannelError(f"{self.address}: {error}") from None
+        if isinstance(message, Bye):
+            raise ChannelError(f"{self.address}: {message.reason}")
+        if isinstance(message, Notice) and message.trial is not None:
+            if message.trial.left_s > 0:
+                self.trial = self.trial or message.trial
+            elif self.trial is not None and message.trial.number == self.trial.number:
+                self.trial_end = message.text
+        return message
+
+    def _await(self, kind: type[Kind], wanted: Callable[[Any], bool] = lambda message: True) -> Kind:
+        until_s = time.monotonic() + ANSWER_WITHIN_S
+        while (left_s := until_s - time.monotonic()) > 0:
+            message = self.look(left_s)
+            if isinstance(message, kind) and wanted(message):
+                return message
+        raise ChannelError(f"no answer from {self.address} within {ANSWER_WITHIN_S:g} s")
+
+
+def set_all(engines: Sequence[RunningEngine], values: Mapping[str, Any], **how: Any) -> tuple[list[str], str]:
+    """Set the same limits everywhere: the engines' warnings, and why one refused (then nothing is changed)."""
+    for engine in engines:  # asked first, so that a change is undone only where something came between
+        reply = engine.set(values, engine.snapshot.knobs_version, dry_run=True)
+        if not reply.ok:
+            return [], _of(engine, engines, reply.text)
+    warnings: list[str] = []
+    for place, engine in enumerate(engines):
+        reply = engine.set(values, engine.snapshot.knobs_version, **how)
+        if not reply.ok:
+            for changed in engines[:place]:
+                changed.set({name: changed.snapshot.knobs[name] for name in values}, None)
+            return [], _of(engine, engines, reply.text)
+        warnings += [_of(engine, engines, warning) for warning in reply.warnings]
+    return warnings, ""
+
+
+def _of(engine: RunningEngine, engines: Sequence[RunningEngine], words: str) -> str:
+    return words if len(engines) == 1 else f"{engine.address}: {words}"
+
+
+def follow_trials(engines: Sequence[RunningEngine], seconds: float, keep: bool) -> tuple[list[str], bool]:
+    """Wait for trials that have begun: how each ended, and whether none broke an SLO.
+
+    Where one ends early, the others are taken back. With `keep` all are confirmed once their time has passed.
+    """
+    until_s = time.monotonic() + seconds - (CONFIRM_BEFORE_S if keep else 0.0)
+    while time.monotonic() < until_s and not any(engine.trial_end for engine in engines):
+        for engine in engines:
+            engine.look(LOOK_S / len(engines))
+    early = any(engine.trial_end for engine in engines)
+    for engine in engines:
+        if not engine.trial_end and engine.trial is not None and (early or keep):
+            number, keeps = engine.trial.number, keep and not early
+            engine.ask(lambda id, number=number, keeps=keeps: EndTrial(id, number, keeps, BY))  # type: ignore[misc]
+    until_s = time.monotonic() + ANSWER_WITHIN_S
+    for engine in engines:
+        while not engine.trial_end and engine.trial is not None:
+            if time.monotonic() > until_s:
+                raise ChannelError(f"{engine.address}: nothing was heard of the trial's end")
+            engine.look(LOOK_S)
+    ends = [_of(engine, engines, engine.trial_end) for engine in engines if engine.trial_end]
+    return ends, all(any(words in end for words in SURVIVED) for end in ends)

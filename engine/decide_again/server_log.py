@@ -1,0 +1,152 @@
+"""A vLLM server's recording as the log that it is: schedules, results, arrivals and aborts in their own order."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from typing import Any
+
+import msgspec
+from schedtop.engine.contract.telemetry import Arrival, Finish, Head, Header, Preemption, StepRecord
+from schedtop.engine.decide_again.recorded_inputs import VLLM, Driver
+from schedtop.engine.handoff.plan import StepPlan
+from schedtop.engine.scheduler.books.state import PlannedStep
+from schedtop.engine.step.observer import packed
+
+
+class ServerDriver(Driver):
+    """This scheduler in a server's world, where every note has its time on one clock.
+
+    A step is planned at its `planned_s`, which may lie before the results of the one before; an abort may come between
+    a step's schedule and its results. An event is told by the record of the first step that is planned after it.
+    """
+
+    def __init__(self, header: Header, path: str) -> None:
+        super().__init__(header, path)
+        self._due: list[tuple[float, int, Callable[[], None]]] = []
+        self._places = count()
+        self._newest_seq = 0
+        self._ended: dict[int, Finish] = {}
+        self._told_ended: set[int] = set()
+
+    def play(self, record: StepRecord, following: Sequence[StepRecord]) -> StepRecord | None:
+        for each in (record, *following):
+            self._foresee(each)
+        if not record.executed:
+            return self._between(record)
+        while self._due and self._due[0][0] < record.end_s:
+            heapq.heappop(self._due)[2]()
+        under_way = self.engine.scheduler.state.under_way
+        if not under_way:
+            return None
+        batch = under_way[0]
+        later = next((each for each in following if each.executed), None)
+        self._set_results(record, later)
+        self.clock.clock_s = self.clock.end_s = record.end_s
+        decided = self.engine.apply_results()
+        if decided is None:
+            return None
+        return self._as_told(decided, record, batch.plan, batch.planned, last=later is None)
+
+    def _between(self, record: StepRecord) -> StepRecord:
+        while self._due and self._due[0][0] <= record.end_s:
+            heapq.heappop(self._due)[2]()
+        decided = self.engine.observer.idle_record(record.start_s, record.knobs_version, record.paused)
+        return msgspec.structs.replace(decided, head=record.head, finishes=self._finishes(record, ()))
+
+    def _foresee(self, record: StepRecord) -> None:
+        """Put what a record tells, once, where it belongs in time."""
+        if record.seq <= self._newest_seq:
+            return
+        self._newest_seq = record.seq
+        for arrival in record.arrivals:
+            self._at(arrival.arrival_s, partial(self._arrive, arrival))
+        for finish in record.finishes:
+            if finish.ended_s is not None:
+                self._at(finish.ended_s, partial(self._end, finish.number, finish.ended_s))
+        if record.executed:
+            planned_s = record.start_s if record.planned_s is None else record.planned_s
+            self._at(planned_s, partial(self._plan, record, planned_s))
+        elif record.knobs:
+            self._at(record.start_s, partial(self._turn_knobs, record))
+
+    def _at(self, time_s: float, act: Callable[[], None]) -> None:
+        heapq.heappush(self._due, (time_s, next(self._places), act))
+
+    def _arrive(self, arrival: Arrival) -> None:
+        self._submit(arrival, None)
+
+    def _end(self, number: int, at_s: float) -> None:
+        scheduler = self.engine.scheduler
+        prefill_tokens = scheduler.prefill_tokens(number)
+        finish = scheduler.abort(number, at_s)
+        if finish is not None:
+            self.engine.observer.note_abort(finish, prefill_tokens)
+            self._ended[number] = finish
+
+    def _plan(self, record: StepRecord, planned_s: float) -> None:
+        self._turn_knobs(record)
+        self._learn_contents(record)
+        self.clock.clock_s = planned_s
+        state = self.engine.scheduler.state
+        limits = state.limits
+        if record.paused:  # a server's pause holds the queue only: nobody can be under this cap
+            state.limits = replace(limits, seq_cap=0)
+        self.engine.plan_step()
+        state.limits = limits
+
+    def _as_told(
+        self, decided: StepRecord, record: StepRecord, plan: StepPlan, planned: PlannedStep, last: bool
+    ) -> StepRecord:
+        """What was decided, with what a hook tells in another place or cannot know put as in `record`."""
+        tables = [*planned.new_blocks.items()]
+        tables += [(started.request.number, started.block_table) for started in planned.started]
+        tables = [(number, ids) for number, ids in tables if number not in self._told_ended]
+        settled = [finish for finish in decided.finishes if finish.number not in self._ended]
+        changes: dict[str, Any] = {
+            "head": _as_seen(decided.head, record.head),
+            "finishes": self._finishes(record, settled),
+            "grown": packed([number for name, ids in tables for number in (name, len(ids))]),
+            "grown_blocks": packed([block for _, ids in tables for block in ids]),
+        }
+        if record.paused:
+            changes |= {"paused": True, "head": record.head, "limiter": record.limiter}
+        if self.num_ahead > 1:
+            own = {name: getattr(record.blocks, name) for name in ("stored_tokens", "watermark")}
+            changes["preemptions"] = _as_counted(decided.preemptions, record.preemptions)
+            changes["blocks"] = msgspec.structs.replace(decided.blocks, **own)  # as they were for this step
+        if last and self.num_ahead > 1:  # whether the next step was planned by then, nobody says
+            names = ("blocks", "changed_blocks", "running", "waiting")
+            changes |= {name: getattr(record, name) for name in names}
+        return msgspec.structs.replace(decided, **changes)
+
+    def _finishes(self, record: StepRecord, settled: Sequence[Finish]) -> tuple[Finish, ...]:
+        """Those that `record` tells were ended from outside, then those of the step."""
+        ended = []
+        for finish in record.finishes:
+            own = self._ended.pop(finish.number, None) if finish.ended_s is not None else None
+            if own is not None:
+                ended.append(msgspec.structs.replace(own, reason=finish.reason, ended_s=finish.ended_s))
+            self._told_ended.add(finish.number)
+        return (*ended, *settled)
+
+
+def _as_seen(decided: Head | None, recorded: Head | None) -> Head | None:
+    """Since when the head waits, and whom it outranks, are no decisions of the step."""
+    if decided is None or recorded is None:
+        return decided
+    return msgspec.structs.replace(decided, since_s=recorded.since_s, inverted=recorded.inverted)
+
+
+def _as_counted(decided: tuple[Preemption, ...], recorded: tuple[Preemption, ...]) -> tuple[Preemption, ...]:
+    """A loop is counted by ends that were told, not by those at the time of the plan."""
+    loops = {preemption.number: preemption.loop for preemption in recorded}
+    return tuple(msgspec.structs.replace(item, loop=loops.get(item.number, item.loop)) for item in decided)
+
+
+def driver_of(header: Header, path: str) -> Driver:
+    """The driver for a recording with this header. Raises `RecordingError` for what is not decided here."""
+    return ServerDriver(header, path) if header.source == VLLM else Driver(header, path)

@@ -1,0 +1,46 @@
+"""Who gave its place in the batch to whom."""
+
+from __future__ import annotations
+
+from schedtop.engine.contract.telemetry import Preemption
+from schedtop.engine.vllm.events import PreemptSeen, Scheduled
+from schedtop.engine.vllm.records.batch import new_tables
+from schedtop.engine.vllm.records.requests import COMPUTED, STOP_AT, Lives
+
+LOOP_LENGTH = 3
+"""Preemptions of one request, with nothing finishing in between, that make a loop."""
+
+
+def give_way(
+    lives: Lives, seen: Scheduled, place: int, now_s: float, by_priority: bool, num_blocks: int
+) -> Preemption | None:
+    """Put the victim at `place` of a schedule back into the queue; None if it has ended."""
+    victim = seen.preempted[place]
+    life = lives.by_id.get(victim.id)
+    if life is None:
+        return None
+    lost = int(lives.columns[COMPUTED, life.slot]) if victim.computed_tokens < 0 else victim.computed_tokens
+    for_whom = lives.by_id.get(_taker(seen, victim), life)
+    # A lower priority goes first, though the step may have planned it already: unless all of it is under way.
+    before = by_priority and lives.runs_before(life, for_whom)
+    was_planned = before and lost + 1 < int(lives.columns[STOP_AT, life.slot])
+    lives.put_back(life, lost, now_s)
+    return Preemption(
+        number=life.number,
+        count=life.preemptions,
+        lost_tokens=lost,
+        freed_blocks=victim.free_after - victim.free_before,
+        usage_before=1 - victim.free_before / num_blocks,
+        usage_after=1 - victim.free_after / num_blocks,
+        for_number=for_whom.number,
+        was_planned=was_planned,
+        loop=life.loop_length >= LOOP_LENGTH,
+    )
+
+
+def _taker(seen: Scheduled, victim: PreemptSeen) -> str:
+    """Who got blocks next; if nobody did, whoever wanted them became the last victim itself."""
+    if victim.num_given < len(seen.given):
+        first = seen.given[victim.num_given] - 1
+        return next((name for name, ids in new_tables(seen.output) if ids[0] == first), seen.preempted[-1].id)
+    return seen.preempted[-1].id

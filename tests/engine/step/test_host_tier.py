@@ -1,0 +1,213 @@
+"""The host's memory behind the pool: prefixes come back from it, loads take time, fail or not, and books balance."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from schedtop.engine.build import build_engine
+from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
+from schedtop.engine.contract.telemetry import FinishReason, StepRecord
+from schedtop.engine.decide_again.restore import restore
+from schedtop.engine.decide_again.verify import verify_recording
+from schedtop.engine.handoff.request import Request
+from schedtop.engine.offline.headless import run_headless
+from schedtop.engine.recording.frames import RecordingError
+from schedtop.engine.recording.reader import Recording
+from schedtop.engine.sim.host_store import LATENCY_S
+from schedtop.engine.step.engine import Engine
+
+HOST = {"kv_host_memory_bytes": "8GiB"}
+BLOCK_BYTES = 16 * 32 * 2 * 8 * 128 * 2
+LINK_BYTES_S = 64e9 * 0.8
+
+
+def engine_with(**scheduler: Any) -> Engine:
+    return build_engine(EngineConfig(workload=None, scheduler={"num_blocks": 300, **HOST, **scheduler}))
+
+
+def ask(name: str, prompt: int, first: int, outputs: int = 4) -> Request:
+    return Request(name, np.arange(first, first + prompt, dtype=np.int32), outputs)
+
+
+def serve(engine: Engine, *requests: Request) -> list[StepRecord]:
+    """Every record until nothing is in flight, and no copy either."""
+    for request in requests:
+        engine.submit(request)
+    records = []
+    while engine.num_unfinished or engine.next_wake_s() is not None:
+        record = engine.step()
+        engine.scheduler.audit()
+        if record is not None:
+            records.append(record)
+    return records
+
+
+def cached(records: list[StepRecord]) -> list[tuple[int, int]]:
+    return [(entry.cached_tokens, entry.external_tokens) for record in records for entry in record.admissions]
+
+
+def test_what_the_pool_evicted_is_loaded_in_the_time_that_the_link_takes() -> None:
+    engine = engine_with()
+    serve(engine, ask("a", 3200, 0))
+    serve(engine, ask("b", 4600, 50_000))  # takes all but a few blocks, those of a
+    begun_s = engine.clock_s
+    records = serve(engine, ask("c", 3200, 0))
+    ((found, external),) = cached(records)
+    assert found == 3184 and external > 2500
+    admitted_s = next(record.start_s for record in records if record.admissions)
+    assert admitted_s - begun_s == pytest.approx(LATENCY_S + external // 16 * BLOCK_BYTES / LINK_BYTES_S, rel=0.02)
+    deferrals = [deferral.reason for record in records for deferral in record.deferrals]
+    assert deferrals == ["remote_kv", ""]
+
+
+def test_blocks_are_kept_until_they_are_copied() -> None:
+    engine = engine_with()
+    engine.submit(ask("a", 3200, 0))
+    while engine.num_unfinished:
+        record = engine.step()
+    assert record is not None and record.finishes and record.host_blocks[3] == 1
+    assert record.blocks.held == 200 + 1
+    engine.step()
+    assert engine.scheduler.state.kv.pool.num_free == 300
+    assert engine.tier is not None and engine.tier.used_blocks == 200
+
+
+def test_nothing_is_loaded_without_need() -> None:
+    engine = engine_with()
+    assert cached(serve(engine, ask("a", 3200, 0), ask("b", 100, 90_000)))[0] == (0, 0)
+    assert cached(serve(engine, ask("c", 3200, 0))) == [(3184, 0)]
+
+
+def test_the_longest_unused_goes_first() -> None:
+    engine = engine_with(kv_host_memory_bytes=150 * BLOCK_BYTES)
+    for name, first in (("a", 0), ("b", 10_000), ("c", 20_000)):
+        serve(engine, ask(name, 1600, first))
+    assert engine.tier is not None and engine.tier.used_blocks == 150
+    fresh = [ask(name, 1600, first) for name, first in (("c", 20_000), ("a", 0))]
+    assert [engine.tier.tokens(_keyed(engine, request), 0) for request in fresh] == [1584, 0]
+
+
+def _keyed(engine: Engine, request: Request) -> Request:
+    from schedtop.engine.kv.prefix_cache import extend_keys
+
+    extend_keys(request, request.num_prompt_tokens // 16, 16)
+    return request
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(("policy", "failed"), [("recompute", False), ("fail", True)])
+def test_failed_loads_are_computed_or_end_their_requests(policy: str, failed: bool, overlap: bool) -> None:
+    config = EngineConfig(
+        workload=WorkloadSpec(source="shared-prefix", rate=8.0, limit=60),
+        scheduler={
+            "num_blocks": 700,
+            **HOST,
+            "kv_load_failure_rate": 0.5,
+            "kv_load_failure_policy": policy,
+            "async_scheduling": overlap,
+        },
+    )
+    engine = build_engine(config)
+    records = []
+    while not engine.exhausted:
+        if (record := engine.step()) is not None:
+            records.append(record)
+        engine.scheduler.audit()
+    totals = engine.observer.totals()
+    reasons = [finish.reason for record in records for finish in record.finishes]
+    assert len(reasons) == 60 == totals.finished + totals.failed
+    assert (FinishReason.ERROR in reasons) is failed is (totals.failed > 0)
+    assert engine.scheduler.state.kv.pool.num_free == 700
+
+
+def test_hits_by_tier_add_up_and_more_memory_has_more() -> None:
+    def run(memory: str) -> dict[str, Any]:
+        config = EngineConfig(
+            workload=WorkloadSpec(source="shared-prefix", rate=6.0, limit=60),
+            scheduler={"num_blocks": 900, "kv_host_memory_bytes": memory},
+        )
+        return run_headless(config, None, lambda line: None).as_dict()
+
+    none, some, much = run("0"), run("256MiB"), run("16GiB")
+    assert "hits_by_tier" not in none
+    for document in (some, much):
+        tiers = document["hits_by_tier"]
+        assert tiers["pool"] + tiers["host"] == pytest.approx(document["hit_rate"])
+    assert much["hit_rate"] > some["hit_rate"] >= none["hit_rate"] - 0.02
+    assert much["hits_by_tier"]["host"] > some["hits_by_tier"]["host"]
+    assert much["tokens"]["scheduled"] < none["tokens"]["scheduled"]
+
+
+def test_a_swapped_request_computes_nothing_again() -> None:
+    def run(mode: str) -> tuple[dict[str, Any], list[StepRecord]]:
+        workload = WorkloadSpec(source="pressure", rate=12.0, limit=20, scale=0.2)
+        engine = build_engine(
+            EngineConfig(workload=workload, scheduler={"num_blocks": 150, **HOST, "preemption_mode": mode})
+        )
+        records = []
+        while not engine.exhausted:
+            if (record := engine.step()) is not None:
+                records.append(record)
+            engine.scheduler.audit()
+        return {"recomputed": engine.observer.totals().recomputed_tokens}, records
+
+    recomputed, _ = run("recompute")
+    swapped, records = run("swap")
+    preemptions = [entry for record in records for entry in record.preemptions]
+    assert preemptions and all(entry.swapped for entry in preemptions)
+    assert swapped["recomputed"] == 0 < recomputed["recomputed"]
+    back = [entry for record in records for entry in record.admissions if entry.resumed]
+    assert len(back) == len(preemptions)
+    assert sum(entry.cached_tokens for entry in back) == sum(entry.lost_tokens for entry in preemptions)
+
+
+def test_an_aborted_load_gives_everything_back() -> None:
+    engine = engine_with()
+    serve(engine, ask("a", 3200, 0))
+    serve(engine, ask("b", 4600, 50_000))
+    engine.submit(ask("c", 3200, 0))
+    engine.step()
+    snapshot = engine.snapshot()
+    assert snapshot.waiting == [2] and snapshot.requests[0].deferred == "remote_kv"
+    assert engine.abort(2)
+    serve(engine)
+    assert engine.scheduler.state.kv.pool.num_free == 300 and not engine.num_unfinished
+
+
+def test_a_snapshot_goes_on_with_an_empty_tier() -> None:
+    workload = WorkloadSpec(source="shared-prefix", rate=6.0, limit=20)
+    engine = build_engine(EngineConfig(workload=workload, scheduler={"num_blocks": 900, **HOST}))
+    for _ in range(200):
+        engine.step()
+    again = restore(engine.header, engine.snapshot(), engine.worker.cost)  # type: ignore[attr-defined]
+    while not again.exhausted:
+        again.step()
+    again.scheduler.audit()
+
+
+def test_a_recording_with_a_tier_cannot_be_decided_again(tmp_path: Any) -> None:
+    path = str(tmp_path / "run.rec")
+    workload = WorkloadSpec(source="shared-prefix", rate=6.0, limit=10)
+    run_headless(
+        EngineConfig(workload=workload, scheduler={"num_blocks": 900, **HOST}, record=path), None, lambda line: None
+    )
+    with Recording(path) as recording, pytest.raises(RecordingError, match="KV state in the host's memory"):
+        verify_recording(recording)
+
+
+@pytest.mark.parametrize(
+    ("device", "scheduler", "told"),
+    [
+        ("sim:llama-3.1-8b@h100", {"preemption_mode": "swap"}, "preemption_mode=swap: there is no host memory"),
+        ("sim:llama-3.1-8b@h100", {"kv_host_memory_bytes": 1000}, "must be at least 2097152"),
+        ("sim:llama-3.1-8b@h100", {"kv_host_memory_bytes": "1x"}, "must be bytes, as in 500MB"),
+        ("sim:gpt-oss-20b@h100", HOST, "needs the state of all layers alike"),
+        ("cpu", HOST, "--kv-host-memory: only for simulated devices"),
+    ],
+)
+def test_what_cannot_be_is_refused(device: str, scheduler: dict[str, Any], told: str) -> None:
+    model = None if device.startswith("sim") else "smollm2"
+    with pytest.raises(ConfigError, match=told):
+        build_engine(EngineConfig(device=device, model=model, workload=None, scheduler=scheduler))

@@ -1,0 +1,105 @@
+"""Images of a trace: how many a row has, how long each is, and what becomes of those that can never be encoded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from schedtop.engine.build import build_engine
+from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
+from schedtop.engine.contract.telemetry import Limiter, StepRecord, describe_head
+from schedtop.engine.decide_again.verify import verify_recording
+from schedtop.engine.handoff.request import Request
+from schedtop.engine.offline.headless import run_headless
+from schedtop.engine.recording.reader import Recording
+from schedtop.engine.workload.source import Source
+
+Replay = Callable[..., list[Request]]
+Open = Callable[..., Source]
+
+TRACE = "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n" + "".join(
+    f"2025-01-01 00:00:0{at},{images},100,20\n" for at, images in enumerate((2, 0, 5, 1))
+)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> str:
+    path = tmp_path / "images.csv"
+    path.write_text(TRACE)
+    return str(path)
+
+
+def records(source: str, width: int = 576, **scheduler: Any) -> list[StepRecord]:
+    workload = WorkloadSpec(source=source, image_tokens=width, time_scale=0.001)
+    engine = build_engine(EngineConfig(workload=workload, scheduler=scheduler))
+    found = []
+    while not engine.exhausted:
+        if (record := engine.step()) is not None:
+            found.append(record)
+    return found
+
+
+def test_images_come_before_the_text_and_on_top_of_it(replay: Replay) -> None:
+    requests = replay(TRACE, image_tokens=576)
+    assert [request.num_prompt_tokens for request in requests] == [1252, 100, 2980, 676]
+    assert [(image.offset, image.end) for image in requests[0].images] == [(0, 576), (576, 1152)]
+    names = [image.name for request in requests for image in request.images]
+    assert len(set(names)) == len(names) == 8
+
+
+def test_a_prompt_cut_short_loses_the_images_behind_the_cut(replay: Replay) -> None:
+    found = replay(TRACE, image_tokens=576, max_prompt_tokens=1200)
+    assert [len(request.images) for request in found] == [2, 0, 2, 1]
+
+
+def test_without_a_length_they_are_left_out_and_told(opened: Open, trace: str) -> None:
+    source = opened(trace)
+    assert "not used: NumImages (--image-tokens N says how many tokens an image has)" in source.description["notes"]
+    assert "notes" not in opened(trace, image_tokens=64).description
+
+
+def test_a_length_for_no_images_is_refused(opened: Open, tmp_path: Path) -> None:
+    path = tmp_path / "plain.csv"
+    path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,10,2\n")
+    with pytest.raises(ConfigError, match=r"--image-tokens 576: .* has no images"):
+        opened(path, image_tokens=576)
+    with pytest.raises(ConfigError, match="only for trace files"):
+        opened("mixed", image_tokens=576)
+
+
+def test_the_encoder_is_a_third_budget(trace: str) -> None:
+    found = records(trace, encoder_budget=600)
+    heads = [
+        describe_head(record.head) for record in found if record.head and record.head.reason == Limiter.ENCODER
+    ]
+    assert heads and all(head.startswith("encoder: its next image has 576 tokens, ") for head in heads)
+    assert len([finish for record in found for finish in record.finishes]) == 4
+    assert len(found) > len(records(trace, encoder_budget=6000))
+
+
+def test_an_image_that_can_never_fit_is_refused_with_its_numbers(trace: str) -> None:
+    refusals = [refusal for record in records(trace, encoder_budget=500) for refusal in record.refusals]
+    assert [(refusal.need, refusal.capacity, refusal.setting) for refusal in refusals] == [
+        (576, 500, "--encoder-budget")
+    ] * 3
+    refusals = [refusal for record in records(trace, encoder_cache=500) for refusal in record.refusals]
+    assert {refusal.reason for refusal in refusals} == {"an image has 576 tokens; the encoder's cache is 500"}
+
+
+def test_a_recording_with_images_is_decided_again(trace: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "run.rec")
+    workload = WorkloadSpec(source=trace, image_tokens=576)
+    run_headless(
+        EngineConfig(workload=workload, scheduler={"encoder_budget": 600}, record=path), None, lambda line: None
+    )
+    with Recording(path) as recording:
+        assert verify_recording(recording).equal
+
+
+def test_images_beside_adapter_slots_are_refused(trace: str) -> None:
+    with pytest.raises(ConfigError, match="max_loras=2: adapters cannot be served beside images"):
+        records(trace, max_loras=2)
+    with pytest.raises(ConfigError, match="--encoder-budget: only for simulated devices"):
+        build_engine(EngineConfig(device="cpu", model="smollm2", scheduler={"encoder_budget": 100}))

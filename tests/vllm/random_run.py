@@ -1,0 +1,135 @@
+"""Random load on vLLM's scheduler with the hook in it, without a model: arrivals, aborts anywhere, knobs, pauses."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from schedtop.engine.recording import RecordingWriter
+from schedtop.engine.vllm.changes import with_consequences
+from schedtop.engine.vllm.engine import fixed_of
+from schedtop.engine.vllm.hook import Hook
+from schedtop.engine.vllm.limits import set_limits
+from schedtop.engine.vllm.plugin import hooked
+from schedtop.engine.vllm.records.records import Records
+
+from benchmarks.vllm_scheduler import Requests, build
+from tests.vllm.conftest import MODEL
+
+MOST_TURNS = 5000
+
+
+class RandomRun:
+    """As vLLM's engine does it: a step is planned while the one before is under way, if the scheduler is
+    asynchronous; aborts may come right before results."""
+
+    def __init__(self, seed: int, path: Path, overlaps: bool) -> None:
+        from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+        from vllm.v1.core.sched.scheduler import Scheduler
+
+        self.random = rng = random.Random(seed)
+        self.limits: dict[str, Any] = {
+            "max_num_seqs": rng.choice([4, 8, 16]),
+            "max_num_batched_tokens": rng.choice([64, 128, 256]),
+            "num_blocks": rng.choice([20, 40, 80, 300]),
+            "block_size": rng.choice([4, 16]),
+            "long_prefill_token_threshold": rng.choice([0, 32]),
+            "scheduler_reserve_full_isl": rng.random() < 0.5,
+            "watermark": rng.choice([0.0, 0.05]),
+            "policy": rng.choice(["fcfs", "fcfs", "priority"]),
+            "max_model_len": 1024,
+        }
+        with pytest.MonkeyPatch.context() as patch:  # no thread: what the hook notes is taken here
+            patch.setattr("schedtop.engine.vllm.plugin._begin", Hook)
+            base = hooked(AsyncScheduler if overlaps else Scheduler)
+            self.scheduler = build(MODEL, base, async_scheduling=overlaps, **self.limits)
+        self.hook: Hook = self.scheduler.schedtop_hook
+        header = self.hook.facts.header
+        self.records = Records(header, self.hook.facts.knobs, fixed_of(header))
+        self.writer = RecordingWriter(str(path), header, lambda: self.records.snapshot(0.0))
+        self._requests, self._made, self._total = Requests(self.scheduler), 0, rng.randint(10, 60)
+        self._most_tokens = self.limits["num_blocks"] * self.limits["block_size"] // 3
+        self._depth, self._under_way = 1 + overlaps, list[tuple[Any, Any]]()
+
+    def go(self) -> None:
+        for _ in range(MOST_TURNS):
+            if not (self._made < self._total or self.scheduler.requests or self._under_way):
+                break
+            self._arrive()
+            self._sometimes(0.05, self._abort)
+            self._sometimes(0.05, self._turn_a_knob)
+            self._sometimes(0.03, lambda: self.hook.commands.append(lambda hook: hook.pause(True)))
+            self._sometimes(0.2, lambda: self.hook.commands.append(lambda hook: hook.pause(False)))
+            self._turn()
+        assert not self.scheduler.requests
+        self._take(idle=True)
+        self.writer.close()
+
+    def _sometimes(self, share: float, act: Any) -> None:
+        if self.random.random() < share:
+            act()
+
+    def _arrive(self) -> None:
+        rng = self.random
+        while self._made < self._total and (rng.random() < 0.5 or not self.scheduler.requests):
+            length, first = rng.randint(1, min(200, self._most_tokens)), 1000 * rng.randint(0, 3)
+            prompt = [first + i if i < length // 2 else 977 * self._made + i for i in range(length)]
+            more = {"priority": rng.randint(0, 2), "arrival_time": float(self._made)}
+            tokens = rng.randint(1, min(60, self._most_tokens))
+            self.scheduler.add_request(self._requests.make(f"r{self._made}", prompt, tokens, **more))
+            self._made += 1
+
+    def _abort(self) -> None:
+        from vllm.v1.request import RequestStatus
+
+        if self.scheduler.requests:
+            name = self.random.choice(list(self.scheduler.requests))
+            self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+
+    def _turn_a_knob(self) -> None:
+        rng, most = self.random, self.scheduler.scheduler_config.max_num_batched_tokens
+        values = {
+            "max_num_seqs": rng.randint(1, self.limits["max_num_seqs"]),
+            "max_num_scheduled_tokens": rng.randint(16, most),
+            "max_num_batched_tokens": rng.randint(16, self.limits["max_num_batched_tokens"]),
+            "watermark": rng.choice([0.0, 0.02]),
+        }
+        name = rng.choice(list(values))
+        typed = with_consequences({name: values[name]})
+        self.hook.commands.append(lambda hook: set_limits(hook, typed, "test"))
+
+    def _turn(self) -> None:
+        scheduler = self.scheduler
+        if scheduler.has_requests():
+            output = scheduler.schedule()
+            chunks = {name: scheduler.requests[name].is_prefill_chunk for name in output.num_scheduled_tokens}
+            self._under_way.append((output, chunks))
+            more = output.num_scheduled_tokens or scheduler.has_requests()
+            if len(self._under_way) < self._depth and more:
+                return
+        if self._under_way:
+            self._settle(*self._under_way.pop(0))
+        self._take(idle=not self._under_way and self.random.random() < 0.5)
+
+    def _settle(self, output: Any, chunks: dict[str, bool]) -> None:
+        from vllm.v1.outputs import ModelRunnerOutput
+
+        self._sometimes(0.1, self._abort)
+        result = ModelRunnerOutput(
+            req_ids=list(chunks),
+            req_id_to_index={name: place for place, name in enumerate(chunks)},
+            sampled_token_ids=[[] if is_chunk else [7] for is_chunk in chunks.values()],
+        )
+        self.scheduler.update_from_output(output, result)
+
+    def _take(self, idle: bool) -> None:
+        while self.hook.log:
+            record = self.records.take(self.hook.log.popleft())
+            if record is not None:
+                self.writer.write(record)
+        record = self.records.idle(self.hook.now_s()) if idle else None
+        if record is not None:
+            self.writer.write(record)
+        assert not self.hook.errors
