@@ -102,8 +102,8 @@ def requests(load: Load, most_s: float, seed: int = 1) -> Iterator[dict[str, obj
         start_s += length_s + 0.5
 
 
-def simulate(load: Load, most_s: float, step_cost: str) -> dict[str, float]:
-    """The simulated server's figures in ms, as its client sees them."""
+def simulate(load: Load, most_s: float, step_cost: str) -> dict[str, float] | None:
+    """The simulated server's figures in ms, as its client sees them; None where it cannot be priced so."""
     row = load.row
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "load.jsonl"
@@ -129,7 +129,11 @@ def simulate(load: Load, most_s: float, step_cost: str) -> dict[str, float]:
         ]
         command += ["--gpu-memory-utilization", row["gpu_memory_utilization"]]
         command += ["--num-blocks", row["kv_blocks"]] if row["kv_blocks"] else []
-        report = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(done.stderr) if done.returncode != 2 else print(done.stderr, end="", flush=True)
+            return None
+        report = json.loads(done.stdout)
     figures = {}
     for name in ("ttft", "e2e"):
         latency = report.get(f"client_{name}_s") or report[f"{name}_s"]
@@ -153,6 +157,8 @@ def main() -> None:
     for name in names:
         load = loads[name]
         figures = simulate(load, options.seconds, options.step_cost)
+        if figures is None:
+            continue
         off = {metric: figures[metric] / load.measured_ms[metric] - 1 for metric in METRICS}
         kind = "fitted" if load.fitted else "held out"
         row = load.row

@@ -62,6 +62,10 @@ def check_config(config: EngineConfig, device: SimDevice | None = None) -> dict[
     from schedtop.engine.workload.open import find_source
 
     settings = check_settings(config)
+    if settings.get("pooling") and settings.get("num_speculative_tokens"):
+        raise ConfigError(
+            "--pooling: requests without outputs have nothing to draft: leave out --num-speculative-tokens"
+        )
     if settings.get("pooling") and config.http is not None:
         raise ConfigError("--pooling: clients of --http ask for outputs, and pooling requests have none")
     simulated = device is not None or config.device.startswith(PREFIX)

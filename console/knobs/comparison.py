@@ -166,6 +166,7 @@ def _starving(history: Past, side: tuple[int, int]) -> str:
     return f"{text.share(starved, running)} starve" if starved > STARVING * running else ""
 
 
+_MOST_OPEN = 256
 _known_open: WeakKeyDictionary[Past, dict[int, Mapping[str, Floats]]] = WeakKeyDictionary()
 """What was open at a change, by its record: to go back to it costs more than to draw."""
 
@@ -178,6 +179,8 @@ def _open(history: Past, seq: int | None) -> Mapping[str, Floats]:
     if seq not in known:
         moment = history.at(seq)
         known[seq] = {} if moment is None else unended(history, moment)
+        while len(known) > _MOST_OPEN:
+            del known[next(iter(known))]
     return known[seq]
 
 

@@ -290,6 +290,10 @@ class CaseModel:
             result.num_drafts = np.full(plan.num_rows, self.num_drafts, dtype=np.int32)
         return result
 
+    def take_back(self, numbers: IntArray, counts: IntArray) -> None:
+        """Results that were ignored, because a load they rested on had failed, are no outputs."""
+        self._outputs[numbers] -= counts
+
 
 def case_model(case: Case) -> CaseModel:
     """With asynchronous scheduling the model keeps its drafts."""
@@ -439,7 +443,10 @@ class CaseRun:
 
     def _apply(self, step: int, decided: dict[str, Any]) -> None:
         planned_at, plan = self._under_way.popleft()
-        settled = self.scheduler.update(plan, self.model.execute(plan), float(step))
+        result = self.model.execute(plan)
+        sampled = result.num_sampled.copy()
+        settled = self.scheduler.update(plan, result, float(step))
+        self.model.take_back(plan.numbers, sampled - result.num_sampled)
         self.finishes += settled.finishes
         self.accepted_draft_tokens += settled.accepted_drafts
         errors = [finish.number for finish in settled.finishes if finish.reason == FinishReason.ERROR]

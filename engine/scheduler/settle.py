@@ -83,16 +83,20 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
         _keep_drafts(table, rows, own, present.of(result.num_drafts), emitted)
     if state.overlaps:
         table.in_flight[rows] -= present.of(batch.plan.tokens)
-    if cut:
-        failures += state.loads.cut_rows(state, cut, now_s) if state.loads is not None else []
     first_tokens = _first_tokens(table, first_rows, now_s)
+    if cut:  # rows leave here
+        failures += state.loads.cut_rows(state, cut, now_s) if state.loads is not None else []
     size = table.size
     ends = (table.num_tokens[:size] >= table.stop_at[:size]).nonzero()[0].tolist()
     if state.config.pooling:
         ends = np.arange(size)[rows][(columns[FLAGS, at] & RowFlag.SAMPLED) > 0].tolist()
     if state.encoder is not None and state.encoder.is_holding:
         state.encoder.settle(_computed(state, rows, {*ends, *stopped}))
-    finishes = finish(state, sorted({*ends, *stopped}), set(stopped), now_s) if ends or stopped else []
+    cut_off = None
+    if state.loads is not None and drafts is not None:
+        cut_off = np.zeros(size, dtype=np.int64)
+        cut_off[rows] = agreed - np.minimum(np.maximum(emitted - 1, 0), drafts)
+    finishes = finish(state, sorted({*ends, *stopped}), set(stopped), now_s, cut_off) if ends or stopped else []
     late = settle_late(state, batch, result, present.late, itl_s, now_s) if present.late else NO_LATE
     if state.loads is not None:
         state.loads.report(state)
@@ -182,14 +186,20 @@ def _first_tokens(table: RequestTable, rows: list[int], now_s: float) -> list[tu
     return firsts
 
 
-def finish(state: State, rows: list[int], stopped: set[int], now_s: float) -> list[Finish]:
-    """End the requests of these rows; those of `stopped` by a stop token."""
+def finish(
+    state: State, rows: list[int], stopped: set[int], now_s: float, cut_off: IntArray | None = None
+) -> list[Finish]:
+    """End the requests of these rows; those of `stopped` by a stop token.
+
+    `cut_off`: accepted drafts of each row behind its end, which have been computed all the same.
+    """
     table = state.table
     finishes = []
     for row in rows:
         request = table.rest(row)
         if state.loads is not None:
-            state.loads.keep(state, request, table.num_computed.item(row) - table.in_flight.item(row))
+            computed = table.num_computed.item(row) - table.in_flight.item(row)
+            state.loads.keep(state, request, computed + (0 if cut_off is None else cut_off.item(row)))
         finishes.append(end_request(state, request, reason_of(state, request, row in stopped), now_s))
     if rows:
         table.remove(rows)

@@ -170,11 +170,10 @@ class Engine:
     def has_work(self) -> bool:
         """A request can be scheduled, or results are to come. Deferred requests alone are no work."""
         state = self.scheduler.state
-        loaded = state.loads is not None and state.loads.is_ready
-        if state.table.size or state.waiting.head() or loaded:
+        if state.table.size or state.waiting.head():
             return True
-        if self.tier is not None:  # its copies end with the results of steps, also of empty ones
-            return bool(state.under_way)
+        if state.loads is not None and state.loads.is_ready:
+            return True
         return any(batch.plan.num_rows for batch in state.under_way)
 
     def _take_arrivals(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from schedtop.engine.workload.fields import (
     ADAPTER_COLUMNS,
@@ -183,7 +184,7 @@ def _rows(
             time_s = parse(cells[time_at], time_name) if fmt.time else None
             images = 0 if image_at is None else token_count(cells[image_at], image_name)
             adapter = "" if adapter_at is None else adapter_name(cells[adapter_at], adapter_column)
-            also = {
+            also: dict[str, Any] = {
                 "priority": 0 if priority_at is None else priority(cells[priority_at]),
                 "cache_salt": None if salt_at is None else cache_salt(cells[salt_at]),
             }

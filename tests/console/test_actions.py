@@ -128,7 +128,10 @@ def test_filters(words: str, test: object) -> None:
         ("age>2h", "age>2h: 2h is not a number (s or ms may follow one)"),
         ("kv>", "kv> needs a number, as in kv>40"),
         ("ttft<=", "ttft<= needs a number, as in ttft<=40ms"),
-        ("blocks>4", "blocks>4: compare prompt, cached, out, kv, preempt, priority, progress, age, ttft, itl"),
+        (
+            "blocks>4",
+            "blocks>4: compare prompt, cached, out, kv, full, preempt, priority, progress, age, ttft, itl",
+        ),
         ("state=decode", "state=decode: write decode alone"),
         ("!", "! needs a word after it, as in !decode"),
     ],

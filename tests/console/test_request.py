@@ -240,8 +240,8 @@ async def test_a_long_id_is_told_apart_filtered_and_shown_whole() -> None:
     link = PlayedLink([engine.header(), SyntheticEngine(rate=12.0).snapshot(), *renamed])
     async with seated(link=link) as seat:
         number = seat.live.requests.listed[0]
-        rows = [line for line in seat.lines if line[2:].startswith("chatcmpl") and "~" in line[:32]]
-        assert len({row[2:].split()[0] for row in rows}) == len(rows) > 1
+        rows = [line for line in seat.lines if line[3:].startswith("chatcmpl") and "~" in line[:32]]
+        assert len({row[3:].split()[0] for row in rows}) == len(rows) > 1
         await seat.press("/", *f"{number}", "enter")
         assert number in seat.live.requests.listed
         await seat.press("enter")

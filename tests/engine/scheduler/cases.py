@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 from hypothesis import strategies as st
-from schedtop.engine.contract.config import SchedulerConfig
+from schedtop.engine.contract.config import KVConnector, SchedulerConfig
 from schedtop.engine.contract.kv_groups import Entry, KVGroup
-from schedtop.engine.golden.asked import CaseImage, CaseRequest
+from schedtop.engine.golden.asked import CaseExternal, CaseImage, CaseRequest
 from schedtop.engine.golden.case import Case, CaseAbort, CaseKnob
 
 LAST_ARRIVAL = 15
@@ -172,6 +172,92 @@ def interrupted(draw: st.DrawFn, of: st.SearchStrategy[Case]) -> Case:
         for asked in case.requests
     ]
     return msgspec.structs.replace(case, requests=requests)
+
+
+@st.composite
+def deferred(draw: st.DrawFn, of: st.SearchStrategy[Case]) -> Case:
+    """A case in which some requests are not ready when they come, and some end by a stop token."""
+    case = draw(of)
+    requests = [
+        msgspec.structs.replace(
+            request,
+            ready_step=draw(st.sampled_from([0, 0, request.arrival_step + 1, request.arrival_step + 6])),
+            stop_after=None if case.config.pooling else draw(st.sampled_from([None, None, 1, 2, 5])),
+        )
+        for request in case.requests
+    ]
+    return msgspec.structs.replace(case, requests=requests)
+
+
+@st.composite
+def connected(draw: st.DrawFn, of: st.SearchStrategy[Case]) -> Case:
+    """A case with a store outside the pool: what it holds, how long loads and sends take, and which loads fail."""
+    case = draw(of)
+    mode = draw(st.sampled_from(["async", "async", "sync"]))
+    connector = KVConnector(
+        mode=mode,
+        on_failure=draw(st.sampled_from(["recompute", "recompute", "fail"])),
+        reuse=draw(st.booleans()),
+        load_steps=draw(st.integers(0, 3)),
+        send_steps=draw(st.sampled_from([0, 0, 2])),
+    )
+    groups = case.config.kv_groups
+    if groups is not None and any(isinstance(group, KVGroup) and group.mamba for group in groups):
+        groups = ("full", 9)
+    config = msgspec.structs.replace(
+        case.config,
+        kv_connector=connector,
+        kv_groups=groups,
+        enable_prefix_caching=True,
+        encoder_budget=None,
+        pooling=False,
+        num_lookahead_tokens=0,
+        drop_last_cached_block=False,
+        prefill_lookahead=0,
+    )
+    requests = [
+        msgspec.structs.replace(
+            request,
+            max_tokens=max(request.max_tokens, 1),
+            images=[],
+            external=draw(st.none() | externals()) if _length(request) > 1 else None,
+            send_steps=draw(st.sampled_from([None, None, 0, 1, 4])),
+        )
+        for request in case.requests
+    ]
+    return msgspec.structs.replace(case, config=config, requests=requests)
+
+
+def _length(request: CaseRequest) -> int:
+    return sum(length for _, length in request.prompt_parts)
+
+
+@st.composite
+def roomy(draw: st.DrawFn, of: st.SearchStrategy[Case]) -> Case:
+    """A case whose pool holds any one request: alone, none has to give way to itself.
+
+    Where it would, this scheduler waits for the results under way instead (`docs/scheduler.md`). Pooling requests have
+    no drafts.
+    """
+    case = draw(of)
+    config = case.config
+    groups = len(config.kv_groups or (1,))
+    blocks = groups * (-(-(config.max_model_len + 8) // config.block_size) + 3)
+    drafts = 0 if config.pooling else config.num_speculative_tokens
+    room = draw(st.sampled_from([1, 1, 2]))
+    config = msgspec.structs.replace(config, num_blocks=room * blocks, num_speculative_tokens=drafts, watermark=0.0)
+    knobs = [knob for knob in case.knobs if not {"watermark", "num_speculative_tokens"} & knob.set.keys()]
+    return msgspec.structs.replace(case, config=config, knobs=knobs)
+
+
+@st.composite
+def externals(draw: st.DrawFn) -> CaseExternal:
+    return CaseExternal(
+        tokens=draw(st.sampled_from([1, 8, 16, 33, 60])),
+        load_steps=draw(st.sampled_from([None, 0, 1, 5])),
+        known_step=draw(st.sampled_from([0, 0, 0, 5])),
+        fail_block=draw(st.sampled_from([None, None, None, "all", 0, 2])),
+    )
 
 
 def longest_run(case: Case) -> int:
