@@ -140,13 +140,14 @@ class ServerDriver(Driver):
             block for number, ids in tables for block in memoryview(ids).cast("i").tolist()[hits.get(number, 0) :]
         }
 
-    def _learn(self, request: Request, place: int, block: int) -> None:
+    def _learn(self, request: Request, group: int, place: int, block: int) -> None:
         """What was in the cache before the start is known by who found it."""
-        held = self.engine.scheduler.state.kv.pool.key_of(block) if self._known_late else None
+        kv = self.engine.scheduler.state.kv
+        held = kv.pool.key_of(block) if self._known_late else None
         if held is not None and block not in self._fresh:
-            request.block_keys[place] = held
+            kv.learn_key(request, group, place, held)
         else:
-            super()._learn(request, place, block)
+            super()._learn(request, group, place, block)
 
     def _as_told(
         self, decided: StepRecord, record: StepRecord, plan: StepPlan, planned: PlannedStep, last: bool
