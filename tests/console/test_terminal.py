@@ -13,7 +13,7 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar
 
@@ -72,6 +72,12 @@ class Child:
         until_s = time.monotonic() + PATIENCE_S
         while not self.sees(mark):
             assert time.monotonic() < until_s and not self.ended, (mark, self.seen[-2000:])
+            self.read()
+
+    def wait_until(self, holds: Callable[[], bool], what: str) -> None:
+        until_s = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert time.monotonic() < until_s and not self.ended, what
             self.read()
 
     def press(self, keys: bytes, mark: bytes) -> None:
@@ -384,10 +390,7 @@ def test_the_last_minutes_and_what_follows_are_recorded_by_a_key(
     child.wait_for(b"REC")
     child.press(b"W", b" recorded /")
     child.press(b"W", b"W ends it")  # the second goes on until the console is left
-    until_s = time.monotonic() + PATIENCE_S
-    while len(list(Path(home).glob("schedtop-*.schedtop"))) < 2:
-        assert time.monotonic() < until_s, "no second recording"
-        child.read()
+    child.wait_until(lambda: len(list(Path(home).glob("schedtop-*.schedtop"))) == 2, "no second recording")
     os.kill(child.pid, signal.SIGTERM)
     child.ends_with(128 + signal.SIGTERM)
     found = sorted(Path(home).glob("schedtop-*.schedtop"))
@@ -401,7 +404,8 @@ def test_the_last_minutes_and_what_follows_are_recorded_by_a_key(
 def test_a_killed_engine_is_offered_at_the_next_start_and_opened(home: str) -> None:
     child = Child(*CONSOLE, XDG_CONFIG_HOME=home)
     child.wait_for(b"LIVE")
-    child.wait_for(b"decode")
+    flights = Path(home) / "schedtop" / "flights"
+    child.wait_until(lambda: any(path.stat().st_size for path in flights.glob("*/*.frames")), "nothing on disk")
     os.kill(child.engine(), signal.SIGKILL)
     child.wait_for(b"killed by signal 9")
     os.write(child.fd, b"q")
@@ -411,7 +415,7 @@ def test_a_killed_engine_is_offered_at_the_next_start_and_opened(home: str) -> N
     child.wait_for(b"LIVE")
     os.kill(child.pid, signal.SIGTERM)
     child.ends_with(128 + signal.SIGTERM)
-    [flight] = (Path(home) / "schedtop" / "flights").iterdir()
+    [flight] = flights.iterdir()
     child = Child(*CONSOLE[:2], "replay", str(flight), XDG_CONFIG_HOME=home)
     child.wait_for(b"REPLAY")
     os.kill(child.pid, signal.SIGTERM)
