@@ -92,8 +92,8 @@ class PresetDevice:
 
     @property
     def async_scheduling(self) -> bool:
-        """Off unless asked for."""
-        return False
+        """On unless turned off, as in vLLM."""
+        return True
 
     @property
     def vocab_size(self) -> int:
