@@ -73,7 +73,7 @@ class Walk:
             if preemption.number == life.number:
                 life.lost.append((record, preemption))
                 self.high = max(self.high, preemption.lost_tokens)
-                self._wait(record.start_s)
+                self._wait(_planned_s(record))
             elif preemption.for_number == life.number:
                 life.took.append((record, preemption))
         visit = _visit(life, record)
@@ -88,12 +88,13 @@ class Walk:
             self.phase = "re-queued"
 
     def _begin(self, visit: Visit, record: StepRecord) -> None:
-        """Up to the start of a step, if the request did not run just before."""
+        """Up to the plan of a step, if the request did not run just before."""
+        planned_s = _planned_s(record)
         if visit.flags & RowFlag.RESUMED and self.phase == "unknown":
             waited_s = [item.waited_s for item in record.admissions if item.number == self.life.number]
-            self._wait(visit.start_s - sum(waited_s))
+            self._wait(planned_s - sum(waited_s))
         if self.phase in ("queue", "re-queued", "unknown"):
-            self.line.to(visit.start_s, self.phase)
+            self.line.to(planned_s, self.phase)
 
     def _run(self, visit: Visit) -> None:
         life = self.life
@@ -121,6 +122,11 @@ class Walk:
         self.line.to(life.until_s, self.phase)
         if life.open_is_slow:
             self.line.stall(self.delivered, life.slow_s)
+
+
+def _planned_s(record: StepRecord) -> float:
+    """A request waits until its step is planned, which may be while the one before runs."""
+    return record.start_s if record.planned_s is None else record.planned_s
 
 
 def _visit(life: Life, record: StepRecord) -> Visit | None:

@@ -17,11 +17,13 @@ from schedtop.engine.contract.telemetry import (
     Snapshot,
     StepRecord,
     Totals,
+    UnderWay,
     row_matrix,
 )
 
 NUMBER, TOKENS, DRAFTS, ACCEPTED, COMPUTED, NEEDED, EMITTED, BLOCKS, FLAGS = range(len(ROW_FIELDS))
 
+_ID_BYTES = 4
 MAX_UNSETTLED = 2048
 """Records. Whatever they tell of a request that has ended by then need not be worked out at all."""
 
@@ -189,13 +191,14 @@ class State:
         self.paused = snapshot.paused
         self.knobs, self.knobs_version = dict(snapshot.knobs), snapshot.knobs_version
         self.totals = snapshot.totals
-        waiting = set(snapshot.waiting)
+        admitted = [admission.number for step in snapshot.under_way for admission in step.admissions]
+        waiting = {*admitted, *snapshot.waiting}
         self.requests = {
             item.arrival.number: _tracked(item, item.arrival.number in waiting) for item in snapshot.requests
         }
-        self._front, self._back = {}, dict.fromkeys(snapshot.waiting)
+        self._front, self._back = {}, dict.fromkeys((*admitted, *snapshot.waiting))
         self._newest, self._rows = None, None
-        self._first_running = list(snapshot.running)
+        self._first_running = [number for number in snapshot.running if number not in admitted]
         self._tables = {item.arrival.number: item.table for item in snapshot.requests if item.table}
         self._further = {
             item.arrival.number: dict(enumerate(item.further, start=1))
@@ -203,7 +206,18 @@ class State:
             if item.further
         }
         self._grown = []
+        self._leave_to_records(snapshot.under_way)
         self._classes, self._changed = np.frombuffer(snapshot.block_classes, dtype=np.uint8).copy(), []
+
+    def _leave_to_records(self, under_way: tuple[UnderWay, ...]) -> None:
+        """Take out of the tables what steps under way gained: their records bring it."""
+        for step in under_way:
+            for number, gained in step.grown.items():
+                table = self._tables.get(number, b"")
+                self._tables[number] = table[: len(table) - _ID_BYTES * gained]
+            for admission in step.admissions:
+                self._tables.pop(admission.number, None)
+                self._further.pop(admission.number, None)
 
     def apply(self, record: StepRecord) -> None:
         """Move on by one record. Costs follow what happened in the step, not how much is live."""

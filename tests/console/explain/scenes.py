@@ -125,11 +125,12 @@ def serve(
 ) -> Run:
     """Serve requests, or a workload, until the engine's clock reaches `until_s` or nothing is left.
 
-    `each` is called before every step; `slow` makes every n-th step take so many times as long.
+    `each` is called before every step; `slow` makes every n-th step take so many times as long. Steps do not overlap
+    unless asked to: what a limit does shows in the very next record.
     """
     generated = isinstance(source, WorkloadSpec)
     workload = source if isinstance(source, WorkloadSpec) else None
-    engine = build_engine(EngineConfig(workload=workload, scheduler=scheduler))
+    engine = build_engine(EngineConfig(workload=workload, scheduler={"async_scheduling": False} | scheduler))
     if not generated:
         assert not isinstance(source, WorkloadSpec)
         engine.source = Listed(source)
