@@ -66,7 +66,7 @@ TICK_S = 0.5
 
 
 class ConsoleApp(App[None], inherit_bindings=False):
-    """Draws one engine. `link` is joined already; `reopen` joins anew after it broke, if that makes sense.
+    """Draws one engine. `link` is joined already; `reopen` reconnects after it broke, if that makes sense.
 
     `make_forecast` says what staged knobs would do; `why_ended` says more about an engine that is gone; `recorder`
     writes recordings of it.

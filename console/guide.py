@@ -43,7 +43,7 @@ class Guide:
         if self.tight is None:
             return OFFER
         if self.view.trial is not None:
-            return "5/5 Keep it. "  # before the words that tell of the trial
+            return "5/5 Keep it. "  # before the words that describe the trial
         if self.staging.staged:
             return "4/5 Try it: 6, then c and Enter. It reverts by itself unless you confirm it."
         if value not in (self.tight, self._before):

@@ -51,7 +51,7 @@ class View:
 
     `moment` is what every panel shows: live, or pinned to one step (`pinned` is its seq). `cursor_s` is where the
     timeline's cursor stands, None at its end. `edge` is the newest step of the batch history, which stands still
-    while the view is pinned. `badge` tells of findings in the header; `findings` are those of the last look.
+    while the view is pinned. `badge` describes findings in the header; `findings` are those of the last look.
     `guide` says what to do next.
 
     `hurried` frames, while records rain in, leave out panels whose figures nobody reads ten times a second; `keyed`

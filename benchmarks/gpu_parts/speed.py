@@ -141,7 +141,7 @@ def measure_sdpa(bench: Bench, rows: int, length: int, heads: int, kv_heads: int
     def repeated(i: int) -> Callable[[], object]:
         return lambda: F.scaled_dot_product_attention(query[i], wide_key[i], wide_value[i], is_causal=True)
 
-    # The fallback that writes the whole score matrix is no yardstick, and would not fit at this length.
+    # The fallback that writes the whole score matrix is not a yardstick, and would not fit at this length.
     backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]
     backends += [SDPBackend.MATH] if bench.interpreted else []
     times: dict[str, float] = {}

@@ -34,7 +34,7 @@ def command(
     """Open the console on the engine at ADDRESS (unix:PATH or tcp:127.0.0.1:PORT), as `schedtop serve` says it.
 
     http://HOST:PORT is the metrics page of a vLLM or SGLang server. Several addresses, or a pattern of socket paths,
-    are a fleet: a row per engine; Enter opens one that tells its steps.
+    are a fleet: a row per engine; Enter opens one that reports its steps.
     """
     from schedtop.console.cli.fleet import expand, is_page
 

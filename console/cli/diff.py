@@ -19,7 +19,7 @@ from schedtop.console.cli.recording_flags import opened, progress
 def command(ctx: click.Context, a: Path, b: Path, as_json: bool) -> None:
     """Where two recordings first diverge, and why.
 
-    Exit code 0 if every step is the same, 1 if not. Times of real devices are no difference.
+    Exit code 0 if every step is the same, 1 if not. Times of real devices are not differences.
     """
     from schedtop.engine.decide_again.diff import diff
 

@@ -79,7 +79,7 @@ def short_line(text: str, most: int = MAX_LINE_CHARS) -> str:
 
 
 def check_positive(flag: str, value: float) -> None:
-    """Raise `CommandError` for what is no number of seconds to wait for."""
+    """Raise `CommandError` for what is not a number of seconds to wait for."""
     if not 0 < value < math.inf:
         raise CommandError(f"{flag} {value:g}: must be a finite number above 0")
 

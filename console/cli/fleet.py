@@ -1,4 +1,4 @@
-"""What a fleet is made of: engines that tell their steps, and servers that have a metrics page."""
+"""What a fleet is made of: engines that report their steps, and servers that have a metrics page."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def _bounds(buckets: list[tuple[float, float]] | None) -> tuple[str, str]:
 
 
 class EngineMember:
-    """An engine that tells its steps."""
+    """An engine that reports its steps."""
 
     def __init__(self, address: str, connect: Callable[[str], Link]) -> None:
         self.address = address
@@ -223,7 +223,7 @@ class Members:
         return [row for member in self._all for row in member.rows(window_s)]
 
     def total(self, window_s: float) -> Row | None:
-        """Sums; percentiles only over what can be merged: all pages, or all engines that tell their steps."""
+        """Sums; percentiles only over what can be merged: all pages, or all engines that report their steps."""
         rows = self.rows(window_s)
         if not self.engines:
             return summed(rows, self._merged_pages("ttft", window_s), self._merged_pages("itl", window_s))
@@ -245,7 +245,7 @@ class Members:
         if not self.pages:
             return ["Percentiles of all together are over all their samples; KV usage is never added up."]
         return [
-            "A page tells percentiles by bucket: ≤10 ms is the first one, 25–50 ms the one between those bounds.",
+            "A page gives percentiles by bucket: ≤10 ms is the first one, 25–50 ms the one between those bounds.",
             "Batches, the head of the queue, victims, blocks and limits are not on it: start the server with"
             " SCHEDTOP_ATTACH=unix:PATH and attach to that (docs/vllm.md).",
         ]

@@ -30,11 +30,11 @@ class Rule:
 
 
 WINDOW = Threshold("window", 30.0, "s", "long enough for tens of first tokens at one request a second")
-LOOKS = Threshold("looks", 3, "looks", "of an engine that stands still, whose clock cannot tell how long it has")
-OPENS = Threshold("opens after", 2.0, "s", "a figure at its threshold comes and goes; what is told should stay")
+LOOKS = Threshold("looks", 3, "looks", "of an engine that has stopped, whose clock cannot say for how long")
+OPENS = Threshold("opens after", 2.0, "s", "a figure at its threshold comes and goes; what is shown should stay")
 CLOSES = Threshold("closes after", 5.0, "s", "what comes back so soon had not gone")
 MIN_SPAN = Threshold("span", 10.0, "s", "the first seconds of a session are not its usual traffic")
-MIN_STEPS = Threshold("steps", 20, "steps", "fewer steps cannot tell a state from a moment")
+MIN_STEPS = Threshold("steps", 20, "steps", "fewer steps cannot distinguish a state from a moment")
 MIN_FIRSTS = Threshold("first tokens", needed(0.5), "samples", "a median of fewer moves with each one")
 MIN_GAPS = Threshold("gaps", 2 * needed(0.95), "samples", "a verdict asks for twice what the figure does")
 STALL = Threshold("stall", 3.0, "× median ITL", "the project's own definition of a stall; an ITL SLO replaces it")
@@ -78,7 +78,7 @@ SLOWER = Threshold(
 )
 SAME_MIX = Threshold("same mix", 10, "steps", "a median to compare with")
 SLOW_STEPS = Threshold("slow steps", 3, "steps", "one may be a page fault")
-SLOW_TIME = Threshold("time lost", 0.02, "of step time", "below it nobody notices")
+SLOW_TIME = Threshold("time lost", 0.02, "of step time", "too small to notice below that")
 
 IDLE = Threshold("idle", 0.2, "of the time", "hand-over between steps takes a few percent")
 CLIENT_PART = Threshold(
@@ -94,7 +94,7 @@ LONG_WAIT = Threshold("long wait", 1.0, "s", "ten times next to nothing is next 
 SPIKES = Threshold("gaps past the SLO", 3, "gaps", "one or two are a page fault")
 REFUSALS = Threshold("refusals", 3, "requests", "one or two are a client's mistake")
 REFUSED_SHARE = Threshold("refused", 0.05, "of requests", "as many as would break a p95")
-WASTED = Threshold("wasted prefill", 0.02, "of tokens", "below it nobody notices")
+WASTED = Threshold("wasted prefill", 0.02, "of tokens", "too small to notice below that")
 DEFERRED_SHARE = Threshold("deferred", 0.5, "of the waiting", "below it the queue is the scheduler's own")
 
 _TTFT = (MIN_FIRSTS, MIN_STEPS, QUEUE_PART, QUEUE_STEPS, QUEUED_SHARE, MAIN_SHARE, STALL, STALL_SHARE)

@@ -54,7 +54,7 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A knob and which way to turn it. `knob` empty: the remedy is no knob.
+    """A knob and which way to turn it. `knob` empty: the remedy is not a knob.
 
     `then` is its value at the moment of the evidence, where it has changed since.
     """
@@ -67,7 +67,7 @@ class Advice:
 
     @property
     def title(self) -> str:
-        """`max_num_seqs up (now 8)`; for a remedy that is no knob, its words."""
+        """`max_num_seqs up (now 8)`; for a remedy that is not a knob, its words."""
         if not self.knob:
             return self.words
         now = f" (now {self.now})" if self.now else ""
@@ -130,7 +130,7 @@ def seconds(value: float) -> str:
 
 
 def some(number: float, noun: str) -> str:
-    """`1 block`, `12 blocks`; a mean is told as a whole number."""
+    """`1 block`, `12 blocks`; a mean is reported as a whole number."""
     return text.plural(round(number), noun)
 
 

@@ -120,7 +120,7 @@ class Log:
         entry.episodes[-1].last_step, entry.episodes[-1].to_s = step, finding.to_s
 
     def ranked(self) -> list[Entry]:
-        """What is to be told: entries that hold first, then the most severe, then the longest held."""
+        """What is to be reported: entries that hold first, then the most severe, then the longest held."""
         told = [entry for entry in self.entries.values() if entry.active or not self._superseded(entry)]
         return sorted(
             told,

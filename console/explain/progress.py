@@ -38,7 +38,7 @@ def _silent(window: Window) -> Finding | None:
     usual = f"a step took {seconds(window.step_s)} in the median: " if len(window.steps) else ""
     links = (
         _in_flight(window.records),
-        Link(f"the engine has told of no step for {seconds(silent_s)}", {"silent_s": silent_s}),
+        Link(f"no step from the engine for {seconds(silent_s)}", {"silent_s": silent_s}),
         Link(
             f"{usual}it is stuck in the device, or the process is",
             {"step_s": window.step_s if len(window.steps) else None},

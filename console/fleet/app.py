@@ -115,7 +115,10 @@ class FleetApp(App[str]):
             if row.address and not row.state:
                 self.exit(row.address)
             else:
-                why = row.state or "its page tells no steps: start the server with SCHEDTOP_ATTACH (docs/vllm.md)"
+                why = (
+                    row.state
+                    or "its page does not show steps: start the server with SCHEDTOP_ATTACH (docs/vllm.md)"
+                )
                 self.notify(Text(why).plain, title=Text(row.name).plain, markup=False)
 
 

@@ -1,4 +1,4 @@
-"""Commit-confirmed, as the engine tells of it: what is on trial and until when on the console's clock."""
+"""Commit-confirmed, as the engine describes it: what is on trial and until when on the console's clock."""
 
 from __future__ import annotations
 

@@ -21,9 +21,9 @@ from schedtop.engine.contract.telemetry import RowFlag, StepRecord, itl_column, 
 
 
 class Walk:
-    """Goes through the records once and notes in the life what they tell of it.
+    """Goes through the records once and notes in the life what they say about it.
 
-    `phase` is what the request is doing until a record tells otherwise. Time between two steps goes to the later one.
+    `phase` is what the request is doing until a record says otherwise. Time between two steps goes to the later one.
     """
 
     def __init__(self, life: Life) -> None:
@@ -37,7 +37,7 @@ class Walk:
         self._open = self.line, self.phase
 
     def through(self, records: list[StepRecord], since_arrival: bool) -> None:
-        """Go on by the records that came since. `since_arrival`: the first ever is the first that could tell of it."""
+        """Go on by the records that came since. `since_arrival`: the first ever is the first that could mention it."""
         self.line, self.phase = self._open
         self.line.until_s = self.life.until_s
         for record in records:
@@ -53,7 +53,7 @@ class Walk:
         self.life.spans = self.line.spans
 
     def _lose(self, until_s: float) -> None:
-        """No record tells of the time up to then, but how long it queued is known."""
+        """No record describes the time up to then, but how long it queued is known."""
         life = self.life
         if self.phase == "queue":
             queue_s, tracked = life.queue_s, life.tracked

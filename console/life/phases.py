@@ -22,7 +22,7 @@ PHASES = {
     "stalled": Phase("!", "breach"),
     "unknown": Phase(" ", "faint"),
 }
-"""Every moment from arrival to last token is in exactly one of these; `unknown` where no record tells."""
+"""Every moment from arrival to last token is in exactly one of these; `unknown` where no record says."""
 
 USUAL = ("queue", "prefill", "decode", "re-queued", "stalled")
 """Worth a word also where they took no time."""

@@ -22,7 +22,7 @@ STALL_DRIFT = 0.1
 """That limit stays as it was first read while it has moved by less than this share."""
 
 MAX_VISITS = 16_384
-"""More are read anew, from what is still kept."""
+"""More are read again, from what is still kept."""
 
 
 def read_life(history: Past, moment: Moment, number: int, slo_s: float | None = None) -> Life | None:
@@ -96,7 +96,7 @@ def _session(history: Past) -> float | None:
 
 
 def _up_to_end(finish: Finish, arrival: Arrival, records: list[StepRecord]) -> tuple[list[StepRecord], float]:
-    """The records up to the one that tells of the end, and when the life ended: with its last token if it had one."""
+    """The records up to the one that describes the end, and when the life ended: with its last token if it had one."""
     for index, record in enumerate(records):
         if record.finishes and any(item.number == finish.number for item in record.finishes):
             records = records[: index + 1]

@@ -76,7 +76,7 @@ class Life:
 
     @property
     def complete(self) -> bool:
-        """False where no record tells what it did for a while."""
+        """False where no record says what it did for a while."""
         return not any(span.phase == "unknown" for span in self.spans)
 
     @property

@@ -201,13 +201,13 @@ Test = Callable[[RequestRow], bool]
 
 
 class FilterError(ValueError):
-    """A word that is no test; the text says why, and what would be one."""
+    """A word that is not a test; the text says why, and what would be one."""
 
 
 class Filter:
     """Words that must all hold: a piece of id, state or adapter, `kv>40`, `age>2s`; `!` before one for its contrary.
 
-    What is not understood keeps everything and is told in `problems`.
+    What is not understood keeps everything and is reported in `problems`.
     """
 
     def __init__(self, words: str) -> None:

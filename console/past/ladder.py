@@ -211,7 +211,7 @@ class Ladder:
         self._closed: dict[tuple[int, int, int], Bucket | None] = {}
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Who waits for a first token, where the records do not tell of their arrival."""
+        """Who waits for a first token, where the records do not describe their arrival."""
         if self._pending:
             self._settle()
         self._waits = {
@@ -228,7 +228,7 @@ class Ladder:
             self._settle()
 
     def moved_back(self, seconds: float) -> Ladder:
-        """The same, so much earlier and to the nearest bucket, for a session that begins anew at 0. Its steps cannot be
+        """The same, so much earlier and to the nearest bucket, for a session that restarts at 0. Its steps cannot be
         opened any more."""
         if self._pending:
             self._settle()

@@ -124,7 +124,7 @@ class Past(Protocol):
         ...
 
     def extent(self) -> tuple[float, float]:
-        """First and last moment that the ladder tells of, on the engine's clock."""
+        """First and last moment that the ladder describes, on the engine's clock."""
         begins_s = self.ladder.begins_s
         return self.live.clock_s if begins_s is None else begins_s, self.live.clock_s
 

@@ -25,7 +25,7 @@ NUMBER, TOKENS, DRAFTS, ACCEPTED, COMPUTED, NEEDED, EMITTED, BLOCKS, FLAGS = ran
 
 _ID_BYTES = 4
 MAX_UNSETTLED = 2048
-"""Records. Whatever they tell of a request that has ended by then need not be worked out at all."""
+"""Records. Whatever they say about a request that has ended by then need not be worked out at all."""
 
 Classes = npt.NDArray[np.uint8]
 

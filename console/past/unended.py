@@ -15,7 +15,7 @@ from schedtop.engine.contract.telemetry import row_matrix
 Floats = npt.NDArray[np.float64]
 
 _MOST_RECORDS = 512
-"""How far back a newest delivery is looked for; a gap that began earlier is told as this long at least."""
+"""How far back a newest delivery is looked for; a gap that began earlier is reported as this long at least."""
 
 
 def unended(history: Past, moment: Moment) -> Mapping[str, Floats]:

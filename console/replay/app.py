@@ -213,7 +213,7 @@ def run_replay(
 ) -> int:
     """Replay a recording until the console is left; the exit code. The last three are as for `ReplayApp`.
 
-    Raises `JumpError` where `at` is no place, `ActionError` for a bad `keys.toml`.
+    Raises `JumpError` where `at` is not a place, `ActionError` for a bad `keys.toml`.
     """
     if options.config_dir is None:
         options = replace(options, config_dir=user_config_path("schedtop"))

@@ -31,7 +31,7 @@ OUTLIER_FACTOR = 3.0
 
 HINT = "step 1200, 12.5s, 1:30, 40%, start, end, next preemption, prev knob/refusal/abort/kv/loop/ttft/itl"
 
-_WHOLE = r"\d{1,15}"  # what is longer is no place, and may be too long to be a number at all
+_WHOLE = r"\d{1,15}"  # what is longer is not a place, and may be too long to be a number at all
 _NUMBER = rf"({_WHOLE}(?:\.\d+)?)"
 _ALIASES = {
     "preempt": "preemptions",

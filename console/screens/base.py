@@ -126,7 +126,7 @@ class ConsoleScreen(Screen[None]):
         raise NotImplementedError
 
     def set_focus(self, widget: Widget | None, scroll_visible: bool = False, from_app_focus: bool = False) -> None:
-        """As Textual's, but quietly: no style depends on the focus, so nothing else has to be drawn anew."""
+        """As Textual's, but quietly: no style depends on the focus, so nothing else has to be drawn again."""
         before = self.focused
         if widget is before or (widget is not None and not widget.focusable):
             return

@@ -90,7 +90,7 @@ class KnobCommands:
         self._ask(f"{knob.name} ({self.staging.range_of(knob)})", value, typed, wrong)
 
     def _ask(self, what: str, value: str, typed: Callable[[str], None], wrong: Callable[[str], str]) -> None:
-        """Let the operator type something; `wrong` says what a text lacks, and one that lacks it is asked for anew."""
+        """Let the operator type something; `wrong` says what a text lacks, and one that lacks it is asked for again."""
 
         def done(words: str | None) -> None:
             if words and wrong(words):

@@ -148,7 +148,7 @@ class LiveCommands:
     def do_sort_invert(self) -> None:
         self.screen.requests.descending = not self.screen.requests.descending
 
-    # Where tabs name the panels there is no title to tell of these.
+    # Where tabs name the panels there is no title to show these.
 
     def do_follow(self) -> None:
         table = self.screen.requests

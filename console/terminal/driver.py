@@ -1,4 +1,4 @@
-"""The terminal's driver: Textual's, but it is taken up anew only where it was let go before."""
+"""The terminal's driver: Textual's, but it is taken up again only where it was let go before."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class ConsoleDriver(LinuxDriver):
 
     @property
     def lag_s(self) -> float:
-        """How long the last frame took to reach the terminal, or is on its way already; 0 where nothing tells."""
+        """How long the last frame took to reach the terminal, or is on its way already; 0 where nothing says."""
         on_way_s = time.monotonic() - self._sent_at_s if self._sent_at_s is not None and self._answers else 0.0
         return max(self._lag_s, on_way_s)
 

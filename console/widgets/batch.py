@@ -16,7 +16,7 @@ from schedtop.engine.contract.telemetry import MOST_DRAFTS, Limiter, StepRecord,
 
 CLASSES = (("D", "decode"), ("P", "prefill"), ("S", "draft"), (".", "unused"))
 DRAFT_STEPS = 100
-"""Steps that the acceptance of drafts is told over, at most."""
+"""Steps that the acceptance of drafts is reported over, at most."""
 MARKS = (("K", "accent"), ("V", "breach"), ("A", "ok"))
 
 
@@ -44,7 +44,7 @@ The timeline shows the same time in every lane, newest at the right. A column ho
   TTFT      p95 filled, of those who got their first token and those who wait for it; the longest as a cap
   ITL       p95 filled, the longest as a cap
   host      processors used by the engine's process, and above them the time its first thread waited for one
-  GPU       busy, and after @ its clock as a share of the highest; only where the engine tells of one
+  GPU       busy, and after @ its clock as a share of the highest; only where the engine describes one
 TTFT and ITL past their SLO (the line) are drawn as a breach; beside them stands the p95, > a lower bound. The line in
 KV is the watermark. Left and Right move the cursor, whose values stand at the right; Enter shows the longest step of
 its column; + and - choose 10 s, 1 min, 5 min, 1 h or all; z shows single steps.

@@ -32,7 +32,7 @@ HELP = """\
   Steps       what it rests on: Enter shows them in all panels of Live
   Try         values of the knobs that help, and what each would do in the next seconds, by forecast from the
               present state; the best first, none if none helps. Enter stages one
-Nothing is told below its threshold (docs/explain.md lists them); a healthy engine has no finding."""
+Nothing is shown below its threshold (docs/explain.md lists them); a healthy engine has no finding."""
 
 
 class _ExplainPanel(Panel):
@@ -169,7 +169,7 @@ class WhyPanel(_ExplainPanel):
         facts = self.findings.explain.log.diagnosis.facts
         words = "Nothing found: no symptom passed its threshold."
         if facts.num_steps < MIN_STEPS.value:
-            words = f"Too few steps yet to tell: {facts.num_steps}."
+            words = f"Not enough steps yet: {facts.num_steps}."
         said = f"{some(facts.num_steps, 'step')} so far, the newest 30 s are looked at once a second."
         return [*self._wrap(words, width, "text", bold=True), *self._wrap(said, width, "muted")]
 
@@ -185,7 +185,7 @@ class WhyPanel(_ExplainPanel):
         return rows + self._try(entry, width)
 
     def _try(self, entry: Entry, width: int) -> Rows:
-        """Measured values where a forecast can be made, then what no forecast can tell."""
+        """Measured values where a forecast can be made, then what no forecast can show."""
         finding = entry.shown
         rows: Rows = []
         measurable = {advice.knob for advice in finding.advice if advice.knob and BY_NAME[advice.knob].live}

@@ -15,7 +15,7 @@ from schedtop.engine.contract.workload_notes import notices
 
 _OLD_S = 2.0
 _WIDE = 120
-"""Cells from which on device and step come before the rates and the age; the panels tell of the step."""
+"""Cells from which on device and step come before the rates and the age; the panels describe the step."""
 
 
 class HeaderBar(Drawn):
@@ -33,7 +33,7 @@ the engine's last message. REC: a recording is being written (W). A simulated en
 
     @property
     def _still_s(self) -> float:
-        """How long the newest step has been the newest; what is said meanwhile is no step."""
+        """How long the newest step has been the newest; what is said meanwhile is not a step."""
         step, now_s = self.view.history.live.step, self.view.now()
         if self._newest[0] != step:
             self._newest = (step, now_s)

@@ -37,7 +37,7 @@ Every usable block is in exactly one class; the four add up to the pool.
   & shared       by several, counted once
   c cached-free  reusable content, free to take
   . empty        nothing in it
-in-use is held + shared once the step is scheduled, as its head met the pool; what its finishers free is told as
+in-use is held + shared once the step is scheduled, as its head met the pool; what its finishers free is reported as
 "after the step", which the bar and the map show. reclaimable is the rest of the pool; slots = token slots of used
 blocks that are filled; hits = prompt tokens of first admissions that the prefix cache gave, and over which time.
 groups: blocks in the requests' tables by kind of layer, those of several counted by each: full attention keeps all,

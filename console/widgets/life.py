@@ -68,7 +68,7 @@ n and N go to the next and the previous request."""
         self._reader = LifeReader(number)
 
     def read(self) -> None:
-        """Read the life anew where the moment has moved; while it moves, every few frames are enough."""
+        """Read the life again where the moment has moved; while it moves, every few frames are enough."""
         moment = self.view.moment
         self._frames += 1
         key = (self.number, moment.seq, 0)
@@ -265,7 +265,7 @@ n and N go to the next and the previous request."""
         return line
 
     def _texts(self, width: int, rows: int) -> list[Line]:
-        """The end of what it was asked and of what it said, where the engine tells."""
+        """The end of what it was asked and of what it said, where the engine sends it."""
         palette, life = self.view.palette, self.life
         assert life is not None
         lines = []

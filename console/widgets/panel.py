@@ -22,7 +22,7 @@ Pieces = list[tuple[str, str]]
 
 
 class Drawn(Widget):
-    """A widget of finished lines. `paint` draws anew and refreshes only the lines that differ."""
+    """A widget of finished lines. `paint` draws again and refreshes only the lines that differ."""
 
     UNHURRIED: ClassVar[bool] = False
 
@@ -166,7 +166,7 @@ class Panel(Drawn, can_focus=True):
         return bool(self.is_attached and self.screen.focused is self)
 
     def watch_has_focus(self, has_focus: bool) -> None:
-        """No style depends on the focus, so none is worked out anew: that would redraw the whole screen."""
+        """No style depends on the focus, so none is worked out again: that would redraw the whole screen."""
 
     def headline(self) -> Pieces:
         """What the rule says after the title."""

@@ -160,7 +160,7 @@ f keeps the selected request in sight, F keeps the order while values go on chan
             self.selected = numbers[index]
         index = numbers.index(self.selected)
         if self._wants_sight or self.following:
-            last = page - 1 if len(numbers) <= page else page - 2  # the last line may tell of more below
+            last = page - 1 if len(numbers) <= page else page - 2  # the last line may say that there is more below
             self.top = max(min(self.top, index), index - max(0, last))
             self._wants_sight = False
         self.top = max(0, min(self.top, len(numbers) - page))

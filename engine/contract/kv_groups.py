@@ -50,7 +50,7 @@ def _read(entry: Entry, block_size: int, max_model_len: int) -> KVGroup:
     elif isinstance(entry, int):
         group = KVGroup(window=entry)
     else:
-        raise GroupError(f'kv_groups: {entry!r} is no group: write "full", a window in tokens, or a group')
+        raise GroupError(f'kv_groups: {entry!r} is not a group: write "full", a window in tokens, or a group')
     if group.full + (group.window is not None) + (group.mamba is not None) != 1:
         raise GroupError("kv_groups: a group is one of full, window and mamba")
     if group.mamba not in (None, "none", "align"):

@@ -537,7 +537,7 @@ Outgoing = StepRecord | Header | Snapshot | Stage | Notice | TextDelta | Reply |
 
 
 def blocks_in_use(record: StepRecord) -> int:
-    """Held and shared blocks right after scheduling; those after the step where a record does not tell."""
+    """Held and shared blocks right after scheduling; those after the step where a record does not say."""
     known = record.blocks_in_use
     return record.blocks.held + record.blocks.shared if known is None else known
 

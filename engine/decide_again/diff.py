@@ -76,7 +76,7 @@ def _block(title: str, parts: list[Part]) -> list[str]:
 
 
 def diff(a: Recording, b: Recording, on_progress: Callable[[int], None] = lambda index: None) -> RecordingDiff:
-    """Compare two recordings step by step, those without work left out. Real times are no difference.
+    """Compare two recordings step by step, those without work left out. Real times are not differences.
 
     `on_progress` gets the number of steps done. Raises `RecordingError` where a file turns out damaged.
     """

@@ -42,7 +42,7 @@ Ids = Mapping[int, str]
 def first_difference(base: StepRecord | None, variant: StepRecord | None, ids: Ids) -> Divergence | None:
     """What differs between two records at the same place of both runs; None (a record) stands for a run's end.
 
-    Limits themselves are no difference, only what was decided under them. `ids` names requests by number.
+    Limits themselves are not differences, only what was decided under them. `ids` names requests by number.
     """
     record = base or variant
     assert record is not None
@@ -84,7 +84,7 @@ def told_apart(one: list[str], other: list[str]) -> tuple[str, str]:
 
 
 def _rows(name: str, base: StepRecord, variant: StepRecord, ids: Ids) -> Part | None:
-    """Rows whose tokens differ; block counts are no decision, and change with the block size."""
+    """Rows whose tokens differ; block counts are not decisions, and change with the block size."""
     sides = [_tokens_of(record) for record in (base, variant)]
     if list(sides[0].items()) == list(sides[1].items()):
         return None

@@ -96,7 +96,7 @@ def _run(scheduler: Scheduler, request: Request, state: RequestState) -> None:
 
 
 class _Later:
-    """What later records tell of the blocks at the start. `next_number` is that of the first request that came."""
+    """What later records describe the blocks at the start. `next_number` is that of the first request that came."""
 
     def __init__(self, snapshot: Snapshot, block_size: int) -> None:
         classes = np.frombuffer(snapshot.block_classes, dtype=np.uint8)

@@ -87,7 +87,7 @@ class Driver:
 
     Prefix keys are the identity of prompt blocks. A block of outputs has no recorded identity: where an admission
     got such a block from the cache, the recorded block table tells which one it was.
-    Raises `RecordingError` for a header that is no engine of ours, and for a server with what is not decided here.
+    Raises `RecordingError` for a header that is not an engine of ours, and for a server with what is not decided here.
     """
 
     def __init__(self, header: Header, path: str) -> None:

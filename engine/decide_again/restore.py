@@ -99,7 +99,7 @@ def ask_of(arrival: Arrival, block_size: int, ordinal: int, own_s: float) -> Ask
 
 
 def make_request(builder: RequestBuilder, arrival: Arrival, block_size: int) -> Request:
-    """The request that `arrival` tells of, its number included."""
+    """The request that `arrival` describes, its number included."""
     request = builder(ask_of(arrival, block_size, arrival.number, arrival.arrival_s), arrival.arrival_s)
     request.number = arrival.number
     return request

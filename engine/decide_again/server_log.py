@@ -132,7 +132,7 @@ class ServerDriver(Driver):
         state.limits = limits
 
     def _handed_out(self, record: StepRecord) -> set[int]:
-        """Blocks that the step fills anew."""
+        """Blocks that the step fills again."""
         size = self.engine.header.block_size
         hits = {entry.number: entry.cached_tokens // size for entry in record.admissions}
         tables = table_growth(record.grown, record.grown_blocks)

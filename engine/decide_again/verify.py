@@ -59,7 +59,7 @@ def verify_recording(
     """Feed this scheduler a recording's arrivals, knob changes and results, and compare every decision.
 
     `on_progress` gets the number of records done. Raises `RecordingError` where a recording begins later than its
-    engine, unless it is of a server that takes one step at a time, or tells what no scheduler can be told.
+    engine, unless it is of a server that takes one step at a time, or holds what no scheduler can be given.
     """
     driver = driver_of(recording.header, recording.path)
     snapshot = _begin(recording, driver)
@@ -115,7 +115,7 @@ def _begin(recording: Recording, driver: Driver) -> Snapshot:
 
 
 class _Classes:
-    """The class of every block in both runs. Which blocks a record names is no decision, what they are is."""
+    """The class of every block in both runs. Which blocks a record names is not a decision, what they are is."""
 
     def __init__(self, num_blocks: int, first: bytes) -> None:
         known = np.frombuffer(first, dtype=np.uint8) if first else np.zeros(num_blocks, dtype=np.uint8)
@@ -144,7 +144,7 @@ def _play(
         moved = None if decided is None else classes.part(record, decided)
     except (AssertionError, IndexError, KeyError, ValueError) as error:
         raise RecordingError(
-            f"{driver.path}: step {record.step} tells what no scheduler can do ({type(error).__name__}: {error})"
+            f"{driver.path}: step {record.step} holds what no scheduler can do ({type(error).__name__}: {error})"
         ) from None
     if decided is None:
         return Difference(record.step, record.start_s, [Part("step", "ran", "nothing to run")])

@@ -85,7 +85,7 @@ class Request:
     most tokens it ever had computed. `deferred`: why it is not ready; None if it is. `place`: its order in a queue
     that serves first come first. `num_late`: steps under way that computed it before a preemption. `local_tokens`: what
     the pool had of it when its load began. `gaps_s`: one
-    float per output, NaN where it was no delivery of its own.
+    float per output, NaN where it was not a delivery of its own.
     """
 
     id: str

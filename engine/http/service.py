@@ -36,7 +36,7 @@ END_WITHIN_S = 3.0
 MAX_HEAD_BYTES = 64 << 10
 MOST_FILES = 1 << 16
 OTHER_FILES = 64
-"""Descriptors for what is no connection."""
+"""Descriptors for what is not a connection."""
 TOLD_EVERY_S = 60.0
 
 

@@ -49,8 +49,8 @@ def parse_place(text: str) -> Place:
         ipaddress.ip_address(host)
     except ValueError:
         raise ConfigError(
-            f"--http {text}: {host!r} is no address: write HOST:PORT, as in {DEFAULT_PLACE}"
+            f"--http {text}: {host!r} is not an address: write HOST:PORT, as in {DEFAULT_PLACE}"
         ) from None
     if not (port.isascii() and port.isdigit() and int(port) < 65536):
-        raise ConfigError(f"--http {text}: {port!r} is no port: write 0 to 65535")
+        raise ConfigError(f"--http {text}: {port!r} is not a port: write 0 to 65535")
     return Place(host, int(port))

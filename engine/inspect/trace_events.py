@@ -69,7 +69,7 @@ class TraceEvents:
             self._prompts.pop(finish.number, None)
         self._counters(record)
         self._end_s = max(self._end_s, record.end_s)
-        # What the next record tells of began after this one did.
+        # What the next record describes began after this one did.
         yield from self._flush(self._last_start_s)
         self._last_start_s = record.start_s
 

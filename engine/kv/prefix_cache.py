@@ -25,7 +25,7 @@ def _update_with_images(request: Request, start: int, block_size: int) -> None:
     """Images stand for themselves: their tokens are the same, whatever they show."""
     for image in request.images:
         if image.offset < start + block_size and image.end > start:
-            # No token id is negative, so this is no token.
+            # No token id is negative, so this is not a token.
             request.key_hasher.update(b"\xff\xff\xff\xff" + repr((image.name, image.offset - start)).encode())
 
 

@@ -64,7 +64,7 @@ class Buckets:
         self.sum = 0.0
 
     def add(self, value: float | None, times: int = 1) -> None:
-        """Count a value; None is no value."""
+        """Count a value; None is not a value."""
         if value is not None:
             self.counts[bisect.bisect_left(self.edges, value)] += times
             self.sum += value * times

@@ -25,7 +25,7 @@ class _Handler(WSGIRequestHandler):
     timeout = SILENT_S
 
     def log_message(self, *_: Any) -> None:
-        """Nothing is logged: who asks is no news."""
+        """Nothing is logged: who asks is not news."""
 
 
 class PageServer(ThreadingMixIn, WSGIServer):

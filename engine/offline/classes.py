@@ -21,7 +21,7 @@ class _Class:
 
 
 class Classes:
-    """Counts by what `key` makes of an arrival, of records in order; None is no class."""
+    """Counts by what `key` makes of an arrival, of records in order; None is not a class."""
 
     def __init__(self, key: Callable[[Arrival], Key | None] = lambda arrival: arrival.priority) -> None:
         self._key = key

@@ -22,7 +22,7 @@ class FrontEnd(NamedTuple):
 
 
 def front_end_of(settings: Mapping[str, Any]) -> FrontEnd | None:
-    """The front end that a header's settings tell of; None where it is not simulated."""
+    """The front end that a header's settings describe; None where it is not simulated."""
     fixed_s = settings.get("front_end_s")
     return None if fixed_s is None else FrontEnd(fixed_s, settings.get("front_end_row_s", 0.0))
 
@@ -66,7 +66,7 @@ class ClientLatencies:
         }
 
     def _simulated_s(self, record: StepRecord | Stretch) -> float:
-        """What is not a number is no member of a cohort: where nothing is simulated, only a told wait counts."""
+        """What is not a number is not a member of a cohort: where nothing is simulated, only a told wait counts."""
         if self._front_end is None:
             return float("nan")
         if isinstance(record, StepRecord):

@@ -89,7 +89,7 @@ def serve(
     except KeyboardInterrupt:
         stop.number = signal.SIGINT
     if stop.number is not None:
-        notice(f"interrupted at {engine.clock_s:.1f} s: the report tells of what was served until then")
+        notice(f"interrupted at {engine.clock_s:.1f} s: the report covers what was served until then")
     report.wall_s = time.monotonic() - began_s
     report.close(config.duration_s or engine.clock_s if stop.number is None else engine.clock_s)
     return report

@@ -63,7 +63,7 @@ _ONLY_IF_ANY = ("kv_capacity", "failed", "running", "waiting")
 
 
 def _ends(document: dict[str, Any]) -> list[str]:
-    """Ends that are no success, in words."""
+    """Ends that are not successes, in words."""
     cut, wasted = document["requests"]["kv_capacity"], document["tokens"]["aborted_prefill"]
     lines = []
     if cut:

@@ -104,7 +104,7 @@ class Recording:
     """A recording opened for reading. Indices count records from 0, whatever their `seq`.
 
     `truncated` is None for a whole file, otherwise one line that says what is missing. Raises `RecordingError` for
-    a file that is no recording or of which nothing can be read; methods raise it when they come upon damage in a
+    a file that is not a recording or of which nothing can be read; methods raise it when they come upon damage in a
     file too large to have been checked at the start (`check` forces or forbids that check).
 
     Behind damage reading goes on at the next keyframe, unless `read_on` is False: `gaps` says where records are

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 ALIGNMENT_BYTES = 64
-"""Kernels are compiled anew for pointers of another alignment."""
+"""Kernels are recompiled for pointers of another alignment."""
 
 FIRST_BYTES = 1 << 12
 

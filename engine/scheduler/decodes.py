@@ -49,7 +49,7 @@ class Outlook(msgspec.Struct, frozen=True):
     head: Head | None
 
     def rounds(self) -> Iterator[tuple[int, slice | RowArray]]:
-        """The rows that are told together, and in which turn first."""
+        """The rows that are reported together, and in which turn first."""
         if self.period == 1:
             yield 0, slice(0, len(self.tells))
             return
@@ -63,7 +63,7 @@ class Outlook(msgspec.Struct, frozen=True):
         return np.minimum((turns - self.plans + (self.period - 1)) // self.period, self.left)
 
     def times_told(self, turns: int) -> IntArray:
-        """How often each row is told in the first `turns` turns."""
+        """How often each row is reported in the first `turns` turns."""
         return (turns - self.tells + (self.period - 1)) // self.period
 
 

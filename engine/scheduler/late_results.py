@@ -136,7 +136,7 @@ def _deliver(request: Request, ids: list[int], now_s: float) -> float:
 
 
 def _tell_preemption(state: State, batch: Batch, number: int) -> None:
-    """A request ends before the step that preempted it is told: its preemption is told together with its end."""
+    """A request ends before the step that preempted it is reported: its preemption is reported with its end."""
     for later in state.under_way:
         told = [entry for entry in later.planned.preemptions if entry.number == number]
         batch.planned.preemptions.extend(told)

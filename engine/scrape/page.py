@@ -51,7 +51,7 @@ def read_page(text: str) -> dict[EngineKey, Reading]:
                 reading = engines.setdefault(key, Reading({}, {}, {}))
                 getattr(reading, kind)[figure] = values if kind == "histograms" else values[0][1]
     if len(engines) > MAX_ENGINES:
-        raise PageError(f"the page tells of {len(engines)} engines; at most {MAX_ENGINES} are taken")
+        raise PageError(f"the page describes {len(engines)} engines; at most {MAX_ENGINES} are taken")
     return engines
 
 

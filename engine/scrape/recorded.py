@@ -96,7 +96,7 @@ def read_pages(path: Path) -> Iterator[PageRecord]:
         with path.open("rb") as file:
             opening = _line(path, file.readline(), Opening)
             if opening.kind != KIND or opening.version != VERSION:
-                raise PageError(f"{path} is no metrics recording of version {VERSION}")
+                raise PageError(f"{path} is not a metrics recording of version {VERSION}")
             for line in file:
                 if line.endswith(b"\n"):
                     record = _line(path, line, PageRecord)

@@ -25,7 +25,7 @@ class Bound(NamedTuple):
 
 
 class Window:
-    """The readings of one engine, oldest first. A counter that fell began anew: `restarts` counts that."""
+    """The readings of one engine, oldest first. A counter that fell restarted: `restarts` counts that."""
 
     def __init__(self) -> None:
         self.readings: deque[tuple[float, Reading]] = deque(maxlen=MAX_READINGS)

@@ -68,7 +68,7 @@ def _open_recording(
         try:
             writer.close()
         except OSError as error:
-            if "recording" in sinks:  # otherwise it was told when it happened
+            if "recording" in sinks:  # otherwise it was reported when it happened
                 if not isinstance(error, RecordingMovedError):
                     notice(f"recording is not whole: {error.strerror or error}")
                 del sinks["recording"]

@@ -1,4 +1,4 @@
-"""Commit-confirmed: a change that goes back by itself unless it is confirmed, or at once when it breaks an SLO."""
+"""Commit-confirmed: a change that reverts by itself unless it is confirmed, or at once when it breaks an SLO."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Trials:
         unended = self._engine.unended()
         self._watched = [Watched(kind, bound_s, self._recent, unended, now_s) for kind, bound_s in slo_s.items()]
         self._since = Recent(self._judge_at_s)
-        words = f"{_words(values)} on trial: goes back to {_words(before)} in {seconds:g} s unless confirmed"
+        words = f"{_words(values)} on trial: reverts to {_words(before)} in {seconds:g} s unless confirmed"
         self._tell(Notice("info", words, trial))
 
     def _leave_out(self, names: set[str]) -> None:
@@ -128,7 +128,7 @@ class Trials:
         if values:
             self._tell(Notice("info", f"still on trial: {_words(values)}", self.pending))
         else:
-            self._over("the trial is over: its knobs were set anew")
+            self._over("the trial is over: its knobs were set again")
 
     def _take_back(self, why: str) -> str:
         trial = self._trial

@@ -30,7 +30,7 @@ SETTLE_S = 1.0
 """What was under way when the change came is not its doing."""
 MIN_SAMPLES = 20
 MOST_STARVED = 0.25
-"""Above what a pool under pressure has preempted at any time (up to a seventh of its requests), which is no news."""
+"""Above what a pool under pressure has preempted at any time (up to a seventh of its requests), which is not news."""
 SERVED_LESS = 0.8
 """Below this share of the outputs served before, a change costs more than arrivals differ from second to second."""
 WHOLE = 0.9

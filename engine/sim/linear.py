@@ -74,7 +74,7 @@ def read_calibration(path: Path) -> Calibration:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
-        raise ConfigError(f"{path}: not a device file that schedtop calibrate wrote: it is no text") from None
+        raise ConfigError(f"{path}: not a device file that schedtop calibrate wrote: it is not text") from None
     except RecursionError:
         raise ConfigError(f"{path}: not a device file that schedtop calibrate wrote: nested too deeply") from None
     except msgspec.DecodeError as error:

@@ -177,7 +177,7 @@ class CalibratedDevice:
 
     @property
     def kv_groups(self) -> tuple[Entry, ...]:
-        """A calibration does not tell of groups."""
+        """A calibration does not describe groups."""
         return ("full",)
 
     @property

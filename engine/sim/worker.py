@@ -87,7 +87,7 @@ class SimWorker:
     ) -> tuple[IntArray, npt.NDArray[np.intp]]:
         """Outputs (rows, width + 1) if all drafts held, and how many of each row's do, up to the first that fails.
 
-        A placeholder (-1) is no token's id, so it fails.
+        A placeholder (-1) is not a token's id, so it fails.
         """
         offsets = np.arange(draft_token_ids.shape[1] + 1, dtype=np.int32)
         outputs = self.token_ids(numbers[:, None], first[:, None] + offsets)

@@ -327,7 +327,7 @@ class Observer:
         counts["reused_tokens"] += sum(entry.cached_tokens for entry in planned.admissions if entry.resumed)
 
     def skip(self, steps: int, totals: Totals, finishes: list[Finish]) -> None:
-        """Steps were told of elsewhere; `totals` are those after them, but for what finished."""
+        """Steps were reported elsewhere; `totals` are those after them, but for what finished."""
         self.step += steps
         self.seq += steps
         self.counts.update(msgspec.structs.asdict(totals))
@@ -467,7 +467,7 @@ def _group_growth(planned: PlannedStep, told: set[int]) -> tuple[bytes, bytes, b
 
 
 def describe_arrival(request: Request, block_size: int) -> Arrival:
-    """A request as telemetry tells of it: lengths and prefix digests, no text but its preview."""
+    """A request as telemetry describes it: lengths and prefix digests, no text but its preview."""
     keys = request.block_keys[: request.num_prompt_tokens // block_size]
     return Arrival(
         number=request.number,

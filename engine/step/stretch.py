@@ -148,7 +148,7 @@ class Stretch(msgspec.Struct, frozen=True):
             yield self._closing(record) if turn == self.told[-1] else record
 
     def _step_told(self, turn: int, gaps_s: Gaps) -> tuple[IntArray, bytes, StepRecord]:
-        """The rows, gaps and record of the step that is told in a turn: planned in an earlier one, or before all."""
+        """The rows, gaps and record of the step reported in a turn: planned in an earlier one, or before all."""
         planned_in = turn - len(self.under_way)
         if planned_in < 0:
             return self._old_step(self.under_way[turn], gaps_s, self.heads[turn])
@@ -269,7 +269,7 @@ def run_stretch(engine: Engine, until_s: float = math.inf, most_steps: int = MOS
 
 
 def _last_told(outlook: Outlook, turns: int) -> int:
-    """At most so many turns, the last of which tells of a step."""
+    """At most so many turns, the last of which describes a step."""
     told = set(outlook.tells.tolist())
     while turns and (turns - 1) % outlook.period not in told:
         turns -= 1

@@ -5,7 +5,7 @@ Nothing here imports vLLM but inside functions, and nothing happens unless `SCHE
     plugin      the entry point: wraps what vLLM is about to use
     hook        on the engine's thread: notes what happened, carries out commands
     events      what is noted
-    requests    the live requests, as the notes tell of them
+    requests    the live requests, as the notes describe them
     records     notes become step records
     engine      the engine as the channel's loop sees it, on a thread of its own
 """

@@ -89,7 +89,7 @@ class HookedEngine:
         return self.clock_s + LOOK_EVERY_S
 
     def step(self) -> StepRecord | None:
-        """The next record; None if nothing is to be told yet."""
+        """The next record; None if nothing is to be reported yet."""
         record = self._next_record()
         if record is not None:
             self._idle_since_s = self.clock_s
@@ -180,7 +180,7 @@ class HookedEngine:
         if name is None:
             return False
         if not hasattr(self._hook.core, "_send_abort_outputs"):
-            raise ValueError("this vLLM could not tell the request's client: nothing was aborted")
+            raise ValueError("this vLLM could not inform the request's client: nothing was aborted")
         self._ask(lambda hook: hook.abort(name))
         return True
 

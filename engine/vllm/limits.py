@@ -14,9 +14,9 @@ QUEUES = ("kv_holding_waiting", "skipped_waiting", "waiting")
 """In the order in which they are served; no version has all."""
 
 _CAPABILITIES = {
-    "max_num_active_reqs": "a lower max_num_seqs is set anew before each step",
+    "max_num_active_reqs": "a lower max_num_seqs is set again before each step",
     "set_pause_state": "admissions cannot be paused",
-    "_preempt_request": "preemptions tell no tokens lost and no beneficiary",
+    "_preempt_request": "preemptions do not give lost tokens or the beneficiary",
     "scheduler_reserve_full_isl": "the full-sequence check cannot be changed",
 }
 """What schedulers may lack, and what that takes away."""
@@ -27,7 +27,7 @@ class Facts:
     """A scheduler at its start. `missing` says in words what its version cannot tell or do.
 
     `keys_are_blocks`: a hash per block, so that equal prefixes can be told. `cap` is an admission cap that a
-    scheduler without one of its own is given anew before each step.
+    scheduler without one of its own is given again before each step.
     """
 
     header: Header

@@ -31,7 +31,7 @@ Figures = dict[str, float | None]
 """Those of one run, by name; None is unknown."""
 
 LEAST_SPAN_S = 1.0
-"""A rate is told over no shorter a time."""
+"""A rate is reported over no shorter a time."""
 
 
 class Estimate(msgspec.Struct, frozen=True):

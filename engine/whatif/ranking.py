@@ -17,7 +17,7 @@ Documents = Sequence[Document | None]
 def objectives(with_slo: bool) -> tuple[Figure, ...]:
     """What runs are judged by; the first decides the winner, the others break its ties.
 
-    A refused request has no latency and is no part of the goodput, an answer that is cut off ends early: runs with
+    A refused request has no latency and is not part of the goodput, an answer that is cut off ends early: runs with
     more of them would look better for it.
     """
     return (REFUSED, CUT_OFF, decisive(with_slo), *LATENCIES)

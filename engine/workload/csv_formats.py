@@ -37,7 +37,7 @@ IMAGE_COLUMNS = ("numimages", "num_images")
 @dataclass(frozen=True, slots=True)
 class CsvFormat:
     """Columns of a format, lower-case. `ones` must hold 1 in every row; `zero_drops`: why a row without input or
-    output is no request (None: such a row is bad). A row without a time that has a value in `waits` follows another.
+    output is not a request (None: such a row is bad). A row without a time that has a value in `waits` follows another.
     Any of them may have a
     column of `ADAPTER_COLUMNS` and one of priorities."""
 

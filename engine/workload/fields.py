@@ -46,10 +46,10 @@ NO_ADAPTER = frozenset(("", "0", "none", "null"))
 
 
 def adapter_name(value: object, name: str) -> str:
-    """The LoRA adapter that a request asks for; empty for none. Raises `BadRowError` for what is no name."""
+    """The LoRA adapter that a request asks for; empty for none. Raises `BadRowError` for what is not a name."""
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
     if isinstance(text, bool) or not isinstance(text, str | int | None) or len(str(text)) > 200:
-        raise BadRowError(f"{name} is no name of an adapter", value)
+        raise BadRowError(f"{name} is not a name of an adapter", value)
     text = str(text or "").strip()
     return "" if text.lower() in NO_ADAPTER else text
 
@@ -58,10 +58,10 @@ SALT_COLUMN = "cache_salt"
 
 
 def cache_salt(value: object) -> str | None:
-    """Whose prefixes a request may share; None for everybody's. Raises `BadRowError` for what is no text."""
+    """Whose prefixes a request may share; None for everybody's. Raises `BadRowError` for what is not text."""
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
     if isinstance(text, bool) or not isinstance(text, str | int | None):
-        raise BadRowError(f"{SALT_COLUMN} is no text", value)
+        raise BadRowError(f"{SALT_COLUMN} is not text", value)
     return str(text).strip() or None if text is not None else None
 
 

@@ -154,7 +154,7 @@ def _describe(path: Path, trace: Trace, spec: WorkloadSpec, width: int | None, b
     if trace.image_column and spec.image_tokens is None:
         notes.append(f"not used: {trace.image_column} (--image-tokens N says how many tokens an image has)")
     if width is not None and width % block_size:
-        notes.append(f"{width} tokens an id is no multiple of block size {block_size}: fewer hits than by ids")
+        notes.append(f"{width} tokens an id is not a multiple of block size {block_size}: fewer hits than by ids")
     return {**given, "source": path.name, "seed": spec.seed, "format": trace.format} | {
         key: value for key, value in {"prefix_block_tokens": width, "notes": notes}.items() if value
     }

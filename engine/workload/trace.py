@@ -95,7 +95,7 @@ class Tally:
         self._count(self.bad, error.reason, line)
 
     def drop(self, reason: str, line: int) -> None:
-        """Count a row that its format says is no request to serve."""
+        """Count a row that its format says is not a request to serve."""
         self._count(self.dropped, reason, line)
 
     def notice(self, reason: str, line: int) -> None:

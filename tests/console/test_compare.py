@@ -45,7 +45,7 @@ def test_itl_of_those_that_are_served_does_not_speak_for_those_that_starve(budge
 
 
 def test_ttft_of_those_that_came_does_not_speak_for_those_that_wait() -> None:
-    """The cap holds the queue: hardly a TTFT tells of it."""
+    """The cap holds the queue: hardly a TTFT describes it."""
     arriving = [ask(f"{i:03}", 4, 4, arrival_s=i * 0.7) for i in range(60)]
     source = Script([ask("zzz", 4, 3000), *arriving])
     found, history = changed(engine_of(source=source, **ROOMY), max_num_seqs=1)

@@ -54,7 +54,7 @@ async def test_the_header_drops_nothing_without_a_mark() -> None:
             whole = [f"{label} {value}".strip() for label, value, _ in seat.live.header.fields(width)]
             line = seat.lines[0]
             assert all(field in line for field in whole) != ("…" in line)
-            assert ("step/s" in line) == ("over" in line), "a rate without its span is no figure"
+            assert ("step/s" in line) == ("over" in line), "a rate without its span is not a figure"
 
 
 async def test_the_cursor_of_the_terminal_follows_selection_and_input() -> None:

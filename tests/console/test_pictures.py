@@ -1,4 +1,4 @@
-"""Pictures of every screen: a fixed run, a clock that stands still. `--snapshot-update` takes them anew.
+"""Pictures of every screen: a fixed run, a clock that stands still. `--snapshot-update` retakes them.
 
 Explain, replay and the re-run screen have theirs beside their own tests.
 """

@@ -1,4 +1,4 @@
-"""vLLM's scheduler, without a model: what the hook tells of it is what it decided, and what this project decides."""
+"""vLLM's scheduler, without a model: what the hook says about it is what it decided, and what this project decides."""
 
 from __future__ import annotations
 

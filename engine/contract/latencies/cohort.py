@@ -115,7 +115,7 @@ class Cohort:
 def cohort(known: npt.ArrayLike, unended: npt.ArrayLike = (), counts: npt.ArrayLike | None = None) -> Cohort:
     """The cohort of these values in any order: `known` ones (each `counts` times, else once), and open ones.
 
-    NaN is no member.
+    NaN is not a member.
     """
     values, times = np.asarray(known, dtype=np.float64).ravel(), None
     if counts is not None:
@@ -144,7 +144,7 @@ def _summed(values: Floats, counts: Counts | None) -> tuple[Floats, Counts]:
 
 
 def _at(values: Floats, ends: Counts, place: float) -> float:
-    """The value at a place in order, between two members where it is no whole number."""
+    """The value at a place in order, between two members where it is not a whole number."""
     last = int(ends[-1]) - 1
     below = min(int(place), last)
     low = float(values[np.searchsorted(ends, below, side="right")])

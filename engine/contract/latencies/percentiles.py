@@ -14,7 +14,7 @@ COMPACT_AT = 4 * 2**20
 
 
 class Percentiles:
-    """Collects values and interpolates linearly between them. NaN is no value.
+    """Collects values and interpolates linearly between them. NaN is not a value.
 
     `code` is the array type that values are kept in: "d" (float64) or "f" (float32, as telemetry sends gaps).
     """

@@ -16,7 +16,7 @@ _NOT_SERVED = (FinishReason.ABORT, FinishReason.REFUSED)
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Upper bounds; None is no bound. `itl_s` bounds a request's own p95 gap, `tpot_s` its mean."""
+    """Upper bounds; None is not a bound. `itl_s` bounds a request's own p95 gap, `tpot_s` its mean."""
 
     ttft_s: float | None = None
     itl_s: float | None = None

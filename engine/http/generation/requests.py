@@ -66,7 +66,7 @@ Asked = TypeVar("Asked", bound="GenerationRequest")
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
-    """Whether usage is told at the end of a stream, and in every chunk of it."""
+    """Whether usage is reported at the end of a stream, and in every chunk of it."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -136,7 +136,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         found = []
         for key, bias in (self.logit_bias or {}).items():
             if not (key.isascii() and key.isdigit() and len(key) < 10 and int(key) < vocab_size):
-                text = f"logit_bias: {key[:40]!r} is no token id below {vocab_size}"
+                text = f"logit_bias: {key[:40]!r} is not a token id below {vocab_size}"
                 raise ApiError(400, text, "logit_bias")
             found.append((int(key), bias))
         return tuple(found)
@@ -212,9 +212,9 @@ def read(body: bytes, kind: type[Any]) -> Any:
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply") from None
     except (msgspec.MsgspecError, ValueError) as error:  # UnicodeDecodeError is a ValueError
-        raise ApiError(400, f"the body is no JSON: {_line(error)}") from None
+        raise ApiError(400, f"the body is not JSON: {_line(error)}") from None
     if not isinstance(values, dict):
-        raise ApiError(400, "the body is no JSON object")
+        raise ApiError(400, "the body is not a JSON object")
     if issubclass(kind, GenerationRequest):
         _refuse_unserved(values)
     try:

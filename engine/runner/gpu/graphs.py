@@ -61,7 +61,7 @@ class Recorded:
 
 
 class DecodeGraphs:
-    """Runs batches of single tokens. A graph that cannot be recorded is told once: steps run eagerly after that."""
+    """Runs batches of single tokens. A graph that cannot be recorded is reported once: steps run eagerly after that."""
 
     def __init__(
         self,

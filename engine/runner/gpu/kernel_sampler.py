@@ -15,7 +15,7 @@ GREEDY_ROW = RowSampling(GREEDY, 0)
 
 
 class KernelSampler:
-    """Picks tokens with the sampling kernel until it fails, which is told once; the caller then picks them itself.
+    """Picks tokens with the sampling kernel until it fails, which is reported once; the caller then picks them itself.
 
     Noise and ties are the kernel's own: a seed gives other tokens than on a CPU, the same ones in every batch.
     """

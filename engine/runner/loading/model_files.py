@@ -1,4 +1,4 @@
-"""From a model's name to its files, and every refusal that needs no torch: what is cheap is told at once."""
+"""From a model's name to its files, and every refusal that needs no torch: what is cheap is reported at once."""
 
 from __future__ import annotations
 
@@ -111,10 +111,10 @@ def check_folder(name: str, path: Path) -> None:
     if not config.is_file():
         found = sorted(path.glob("*.gguf"))
         hint = f"; name the file: {found[0]}" if found else ""
-        raise ConfigError(f"{name}: no config.json in this folder, so it is no model{hint}")
+        raise ConfigError(f"{name}: no config.json in this folder, so it is not a model{hint}")
     values = _read_json(config)
     if not isinstance(values.get("model_type"), str):
-        raise ConfigError(f"{config}: it names no model_type, so it is no model's configuration")
+        raise ConfigError(f"{config}: it names no model_type, so it is not a model's configuration")
     check_model_type(name, values["model_type"])
     if not any(path.glob("*.safetensors")):
         other = "; weights in .bin files are not loaded: convert them" if any(path.glob("*.bin")) else ""

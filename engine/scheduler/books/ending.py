@@ -75,7 +75,7 @@ def percentile_of_gaps(gaps_s: array[float], share: float) -> float | None:
     if not gaps_s:
         return None
     gaps = np.frombuffer(gaps_s, dtype=np.float32)
-    gaps = gaps[gaps == gaps]  # NaN is no gap
+    gaps = gaps[gaps == gaps]  # NaN is not a gap
     gaps.sort()
     if not gaps.size:
         return None

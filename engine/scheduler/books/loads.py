@@ -30,7 +30,7 @@ class Holding(msgspec.Struct):
 class Loads:
     """`holding` in order; `kept` are requests that ended, whose blocks a load or a send still needs.
 
-    `lost` and `errors` tell of the last results: whose loads failed, and who ended by that.
+    `lost` and `errors` describe the last results: whose loads failed, and who ended by that.
     """
 
     def __init__(self, state: State, store: KVStore) -> None:

@@ -1,4 +1,4 @@
-"""vLLM's pool as the notes tell of it: references and content of every block, and the classes that follow."""
+"""vLLM's pool as the notes describe it: references and content of every block, and the classes that follow."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ class Records:
         accepted, rejected = self._reject(batch, emitted)
         rows = row_bytes(lives, batch, emitted, accepted)
         names = {life.id for life, _ in ended}
-        for event in self._pending:  # whoever ends before its preemption is told: both are told together
+        for event in self._pending:  # whoever ends before its preemption is told: both are reported together
             if names and isinstance(event, Scheduled):
                 self._preempt(event, event.began_s, names)
         self._told.finishes += [lives.end(life, reason, self.step) for life, reason in ended]
@@ -335,7 +335,7 @@ class Records:
                     counts["cache_queries"] += life.arrival.prompt_tokens
 
     def _tell(self, now_s: float, **step: Any) -> StepRecord:
-        """The next record: `step` are the fields of one that ran, and what is to be told beside it."""
+        """The next record: `step` are the fields of one that ran, and what is to be reported beside it."""
         told, self._told = self._told, Told()
         counts, self.seq = self._counts, self.seq + 1
         aborted = sum(finish.reason == FinishReason.ABORT for finish in told.finishes)

@@ -1,4 +1,4 @@
-"""The live requests of a vLLM engine as the notes tell of them: columns of numbers, and the rest of each life."""
+"""The live requests of a vLLM engine as the notes describe them: columns of numbers, and the rest of each life."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ def schedtop(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["serve", "--http", "example.org:80"], "--http example.org:80: 'example.org' is no address"),
-        (["serve", "--http", "127.0.0.1:http"], "'http' is no port"),
-        (["serve", "--http", "127.0.0.1:70000"], "'70000' is no port"),
+        (["serve", "--http", "example.org:80"], "--http example.org:80: 'example.org' is not an address"),
+        (["serve", "--http", "127.0.0.1:http"], "'http' is not a port"),
+        (["serve", "--http", "127.0.0.1:70000"], "'70000' is not a port"),
         (["serve", "--served-model-name", "x"], "--served-model-name: no client is served: give --http, too"),
         (["serve", "--max-num-queued-reqs", "3"], "--max-num-queued-reqs: no client is served: give --http, too"),
         (["serve", "--http", "--max-num-queued-reqs", "0"], "--max-num-queued-reqs 0: must be at least 1"),

@@ -1,4 +1,4 @@
-"""What the environment tells of the terminal."""
+"""What the environment says about the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator must hear first: overload, starvation, lost hits, ends that are no success; twins stay silent."""
+"""What an operator must hear first: overload, starvation, lost hits, ends that are not successes; twins stay silent."""
 
 from __future__ import annotations
 

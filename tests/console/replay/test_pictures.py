@@ -1,4 +1,4 @@
-"""Pictures of a replay and of the re-run screen. `--snapshot-update` takes them anew."""
+"""Pictures of a replay and of the re-run screen. `--snapshot-update` retakes them."""
 
 from __future__ import annotations
 

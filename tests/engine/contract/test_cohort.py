@@ -44,7 +44,7 @@ def test_a_quantile_is_what_its_definition_says(known: list[float], unended: lis
 def test_a_bound_never_says_more_than_the_truth(
     known: list[float], unended: list[float], more: list[float], share: float
 ) -> None:
-    """Whatever the open ones come to in the end, the figure lies within its bounds; what is no bound stays."""
+    """Whatever the open ones come to in the end, the figure lies within its bounds; what is not a bound stays."""
     grown = [value + extra for value, extra in zip(unended, [*more, *[0.0] * len(unended)], strict=False)]
     now, later = cohort(known, unended).quantile(share), cohort([*known, *grown]).quantile(share)
     if now is None or later is None:

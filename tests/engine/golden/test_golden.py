@@ -1,4 +1,4 @@
-"""Recorded cases replay equal; what is no case, or no longer the recorded one, is said with its place."""
+"""Recorded cases replay equal; what is not a case, or no longer the recorded one, is said with its place."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_every_shared_case_of_the_second_set_is_equal(path: Path) -> None:
             "images at 0 and 21 are side by side",
         ),
         ({"kv_groups": ["full", {"mamba": "align", "block_size": 8}]}, [], "all groups need one block size"),
-        ({"kv_groups": ["half"]}, [], "'half' is no group"),
+        ({"kv_groups": ["half"]}, [], "'half' is not a group"),
         ({"prefix_cache_retention_interval": 24}, [], "must be 0 or a multiple of 16"),
         ({"kv_connector": {"role": "kv_producer"}, "async_scheduling": True}, [], "needs one batch at a time"),
     ],

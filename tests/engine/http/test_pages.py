@@ -70,7 +70,7 @@ def test_knobs_are_told_with_their_schema_and_their_changes(served: Served, bear
     assert set(before["schema"]) == set(before["values"])
     answer = turn(served, bearer, {"max_num_seqs": 4}, by="a script").json()
     assert answer == {"text": "applied", "version": before["version"] + 1, "warnings": []}
-    served.complete()  # its record tells of the change
+    served.complete()  # its record describes the change
     after = served.http.get("/v1/knobs").json()
     assert after["values"]["max_num_seqs"] == 4 and after["version"] == answer["version"]
     change = next(change for change in after["changes"] if change["name"] == "max_num_seqs")

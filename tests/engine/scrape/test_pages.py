@@ -99,7 +99,7 @@ def test_where_a_page_has_both_names_the_new_one_counts() -> None:
         ('vllm:num_requests_running{engine="0" 5', "not a metrics page"),
         ('vllm:time_to_first_token_seconds_bucket{le="soon"} 5\n', "not a metrics page"),
         ("vllm:num_requests_running nan\n", "no figure"),
-        ("".join(f'vllm:num_requests_running{{engine="{i}"}} 1\n' for i in range(300)), "tells of 300 engines"),
+        ("".join(f'vllm:num_requests_running{{engine="{i}"}} 1\n' for i in range(300)), "describes 300 engines"),
     ],
 )
 def test_a_page_that_tells_nothing_says_why(text: str, why: str) -> None:

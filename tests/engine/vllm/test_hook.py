@@ -169,9 +169,9 @@ def test_what_a_version_lacks_is_named() -> None:
     assert Run("0.32").hook.facts.missing == []
     old = Run("0.11").hook.facts
     assert old.missing == [
-        "a lower max_num_seqs is set anew before each step",
+        "a lower max_num_seqs is set again before each step",
         "admissions cannot be paused",
-        "preemptions tell no tokens lost and no beneficiary",
+        "preemptions do not give lost tokens or the beneficiary",
         "the full-sequence check cannot be changed",
         "there is no watermark",
     ]

@@ -135,7 +135,7 @@ def test_a_case_is_compared_under_its_own_limits() -> None:
 
 
 def test_the_pool_stays_the_same_unless_it_is_asked_about() -> None:
-    """The pool follows the input budget at start-up, which is no part of the question."""
+    """The pool follows the input budget at start-up, which is not part of the question."""
     pinned = Scenario(config()).pinned()
     blocks = pinned.build().scheduler.config.num_blocks
     for name, value, expected in (

@@ -118,7 +118,7 @@ def test_without_a_rate_that_of_the_known_arrivals_is_expected() -> None:
     assert expected_rate(snapshot, steady) == pytest.approx(1.9)
     assert expected_rate(snapshot, steady[:1]) is None and expected_rate(snapshot, []) is None
     at_once = [msgspec.structs.replace(arrival, arrival_s=9.999) for arrival in steady]
-    assert expected_rate(snapshot, at_once) == pytest.approx(19.0), "a burst is no rate that goes on"
+    assert expected_rate(snapshot, at_once) == pytest.approx(19.0), "a burst is not a rate that goes on"
 
 
 def test_a_real_device_needs_step_times() -> None:

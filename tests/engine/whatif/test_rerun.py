@@ -268,7 +268,7 @@ def test_a_recording_without_a_step(tmp_path: Path) -> None:
 
 
 def test_who_is_not_served_yet_is_not_left_out(tmp_path: Path) -> None:
-    """A watermark that only makes requests wait past the end of a recording is no improvement."""
+    """A watermark that only makes requests wait past the end of a recording is not an improvement."""
     path = tmp_path / "pressure.rec"
     workload = WorkloadSpec(source="pressure")
     engine = build_engine(

@@ -41,7 +41,7 @@ def test_a_json_key_names_them(replay: Replay) -> None:
 
 
 def test_what_is_no_name_is_a_bad_line(replay: Replay) -> None:
-    with pytest.raises(TraceError, match="trace:1: lora is no name of an adapter"):
+    with pytest.raises(TraceError, match="trace:1: lora is not a name of an adapter"):
         replay('{"timestamp": 0, "input_length": 10, "output_length": 2, "lora": [1]}')
 
 

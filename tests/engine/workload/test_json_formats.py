@@ -88,7 +88,7 @@ def test_ids_that_straddle_blocks_are_mentioned(opened: Open, tmp_path: Path) ->
     path = tmp_path / "mooncake"
     path.write_text(jsonl(mooncake(0, 100, [1, 2])))
     (note,) = opened(path, prefix_block_tokens=70).description["notes"]
-    assert note == "70 tokens an id is no multiple of block size 16: fewer hits than by ids"
+    assert note == "70 tokens an id is not a multiple of block size 16: fewer hits than by ids"
 
 
 def test_scaling_keeps_what_is_shared(replay: Replay) -> None:

@@ -54,5 +54,5 @@ def test_a_salt_keeps_prefixes_apart(tmp_path: Path) -> None:
 
 
 def test_a_salt_that_is_no_text_is_a_bad_line(replay: Replay) -> None:
-    with pytest.raises(TraceError, match="trace:1: cache_salt is no text"):
+    with pytest.raises(TraceError, match="trace:1: cache_salt is not text"):
         replay('{"timestamp": 0, "input_length": 10, "output_length": 2, "cache_salt": [1]}')

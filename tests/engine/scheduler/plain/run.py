@@ -340,7 +340,7 @@ class PlainRun:
         self.hold(request)
 
     def fail(self, batch: Batch, done: list[Load]) -> list[PlainRequest]:
-        """Loads that brought less than they should; returns whose are told as failed."""
+        """Loads that brought less than they should; returns whose are reported as failed."""
         failed: list[PlainRequest] = list(dict.fromkeys(batch.lost.values()))
         for load in done:
             request = load.request
