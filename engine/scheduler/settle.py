@@ -40,13 +40,7 @@ class Settled(msgspec.Struct, frozen=True):
 def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Settled:
     """Apply a worker's result to the rows it was planned for. `now_s`: when the outputs are delivered."""
     table, columns = state.table, batch.columns
-    cut: dict[int, int] = {}
-    failures: list[Finish] = []
-    if state.loads is not None:
-        state.loads.free_due(state)
-        failures, cut = state.loads.settle_failures(state, batch, now_s)
-        for place in np.flatnonzero(np.isin(batch.plan.numbers, list(cut))).tolist():
-            result.num_sampled[place] = 0
+    failures, cut = _settle_loads(state, batch, result, now_s)
     present = find_present(table, batch)
     rows, at = present.rows, present.at
     drafts = None if batch.plan.draft_token_ids is None else present.of(batch.plan.drafts)
@@ -86,15 +80,12 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
     first_tokens = _first_tokens(table, first_rows, now_s)
     if cut:  # rows leave here
         failures += state.loads.cut_rows(state, cut, now_s) if state.loads is not None else []
-    size = table.size
-    ends = (table.num_tokens[:size] >= table.stop_at[:size]).nonzero()[0].tolist()
-    if state.config.pooling:
-        ends = np.arange(size)[rows][(columns[FLAGS, at] & RowFlag.SAMPLED) > 0].tolist()
+    ends = _ended_rows(state, rows, columns[FLAGS, at])
     if state.encoder is not None and state.encoder.is_holding:
         state.encoder.settle(_computed(state, rows, {*ends, *stopped}))
     cut_off = None
     if state.loads is not None and drafts is not None:
-        cut_off = np.zeros(size, dtype=np.int32)
+        cut_off = np.zeros(table.size, dtype=np.int32)
         cut_off[rows] = agreed - np.minimum(np.maximum(emitted - 1, 0), drafts)
     finishes = finish(state, sorted({*ends, *stopped}), set(stopped), now_s, cut_off) if ends or stopped else []
     late = settle_late(state, batch, result, present.late, itl_s, now_s) if present.late else NO_LATE
@@ -111,6 +102,29 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
         accepted_drafts=accepted + late.accepted_drafts,
         ended_before=late.ended_before,
     )
+
+
+def _settle_loads(
+    state: State, batch: Batch, result: StepResult, now_s: float
+) -> tuple[list[Finish], dict[int, int]]:
+    """Who ends by a load that failed, and who has only so many tokens left by one: that row has no results."""
+    if state.loads is None:
+        return [], {}
+    state.loads.free_due(state)
+    failures, cut = state.loads.settle_failures(state, batch, now_s)
+    for place in np.flatnonzero(np.isin(batch.plan.numbers, list(cut))).tolist():
+        result.num_sampled[place] = 0
+    return failures, cut
+
+
+def _ended_rows(state: State, rows: RowArray | slice, flags: IntArray) -> list[int]:
+    """The rows that have all their outputs; those without outputs end with their prompt."""
+    table, size = state.table, state.table.size
+    if state.config.pooling:
+        found: list[int] = np.arange(size)[rows][(flags & RowFlag.SAMPLED) > 0].tolist()
+    else:
+        found = (table.num_tokens[:size] >= table.stop_at[:size]).nonzero()[0].tolist()
+    return found
 
 
 def _computed(state: State, rows: RowArray | slice, ends: set[int]) -> Iterator[tuple[Request, int, bool]]:
