@@ -18,7 +18,7 @@ LOADS = {"load_done", "load_failed", "send_done", "errors"}
 
 
 @settings(max_examples=3 * PROFILE.max_examples)
-@given(cases() | interrupted(cases()) | overlapped(cases()) | interrupted(overlapped(cases())))
+@given(cases() | interrupted(cases()) | overlapped(roomy(cases())) | interrupted(overlapped(roomy(cases()))))
 def test_the_scheduler_decides_as_the_plain_one(case: Case) -> None:
     real, plain = CaseRun(case), plain_run(case)
     ends: dict[int, str] = {}
