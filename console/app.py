@@ -234,7 +234,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
         """Take up what the feed brought and draw it."""
         self._painted_at_s = time.monotonic()
         self.feed.looked()
-        self._take_status()
+        self.take_status()
         self._take_findings()
         self.view.trial = self.trials.pending
         self.view.guide = self.guide.words(reading=isinstance(self.front, ExplainScreen))
@@ -318,7 +318,8 @@ class ConsoleApp(App[None], inherit_bindings=False):
         if time.monotonic() - self._painted_at_s > TICK_S * 0.9:
             self.paint()
 
-    def _take_status(self) -> None:
+    def take_status(self) -> None:
+        """How the link stands now."""
         view = self.view
         view.link, view.received_at_s = self.feed.status, self.feed.received_at_s
         view.lag_s = self._driver.lag_s if isinstance(self._driver, ConsoleDriver) else 0.0

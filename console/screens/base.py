@@ -46,6 +46,10 @@ class Console(Protocol):
     slos_s: dict[str, float]
     recordings: Recordings
 
+    def take_status(self) -> None:
+        """Note how the link stands now."""
+        ...
+
     @property
     def front(self) -> ConsoleScreen:
         """The uppermost of our own screens; dialogs may lie over it."""
@@ -193,6 +197,7 @@ class ConsoleScreen(Screen[None]):
         if handler is None:
             self.console.back_to_live(name)
             return
+        self.console.take_status()  # what is drawn at a change of size comes before the first frame
         reason = self.why_not(name)
         if reason is not None:
             self.say(f"{self.registry[name].title}: {reason}", "warn")
