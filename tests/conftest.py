@@ -11,6 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(
@@ -30,3 +31,11 @@ settings.register_profile("quick", _always, max_examples=25, stateful_step_count
 settings.register_profile("thorough", _always, max_examples=200, stateful_step_count=50, print_blob=True)
 settings.register_profile("endless", _always, max_examples=3000, stateful_step_count=50)
 settings.load_profile(os.environ.get("SCHEDTOP_HYPOTHESIS") or ("thorough" if os.environ.get("CI") else "quick"))
+
+
+def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str) -> str | None:
+    """Bytes are named by their parameter: what packs them may write the time of day into them.
+
+    The workers of a run refuse to start unless all of them find tests of the same names.
+    """
+    return argname if isinstance(val, bytes) else None
