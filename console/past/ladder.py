@@ -6,6 +6,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable
 from itertools import groupby
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -17,8 +18,9 @@ FINEST_S = 1 / 64
 STEPS_UP = 4
 """Each rung's buckets are this many times as long as those of the one below."""
 NUM_RUNGS = 9
-KEPT = 1280
-"""Buckets of a rung: a minute of the third, three days of the topmost."""
+KEPT, FINE_KEPT, NUM_FINE = 1280, 4096, 3
+"""Buckets of a rung, and of each of the finest: a minute of the first, a quarter of an hour of the third, three days of
+the topmost. A range further back is drawn from a coarser rung, which holds the same peaks."""
 MOST_PENDING = 4096
 MOST_CLOSED = 2048
 """Columns that are remembered once nothing is added to them."""
@@ -197,11 +199,38 @@ class Bucket:
                 self.marks[mark] += len(happened)
 
 
-class Ladder:
-    """Rungs of buckets. Records are taken in order and worked in when somebody looks."""
+class Grid(NamedTuple):
+    """`num` columns from column `first` on, each of `per` buckets of a rung."""
 
-    def __init__(self) -> None:
+    rung: int
+    per: int
+    first: int
+    num: int
+
+    @property
+    def column_s(self) -> float:
+        return self.per * Ladder.length_s(self.rung)
+
+    @property
+    def begin_s(self) -> float:
+        return self.first * self.column_s
+
+    def column(self, at_s: float) -> int:
+        """The column in which a moment lies, which may be outside."""
+        return int((at_s - self.begin_s) // self.column_s)
+
+
+class Ladder:
+    """Rungs of buckets. Records are taken in order and worked in when somebody looks.
+
+    `depth` times as many buckets as usual are kept. `shift_s` is added to all times.
+    """
+
+    def __init__(self, depth: int = 1) -> None:
+        self.depth = depth
+        self.shift_s = 0.0
         self.begins_s: float | None = None
+        self.ends_s = -math.inf
         self.knows_gpu = False
         self._newest: list[tuple[int, Bucket] | None] = [None] * NUM_RUNGS
         self._packed: list[dict[int, bytes]] = [{} for _ in range(NUM_RUNGS)]
@@ -210,17 +239,19 @@ class Ladder:
         self._waits: dict[int, float] = {}
         self._closed: dict[tuple[int, int, int], Bucket | None] = {}
 
-    def begin(self, snapshot: Snapshot) -> None:
+    def begin(self, snapshot: Snapshot, shift_s: float = 0.0) -> None:
         """Who waits for a first token, where the records do not describe their arrival."""
         if self._pending:
             self._settle()
+        self.shift_s = shift_s
         self._waits = {
             item.arrival.number: item.arrival.arrival_s for item in snapshot.requests if item.first_token_s is None
         }
 
     def take(self, record: StepRecord) -> None:
         if self.begins_s is None:
-            self.begins_s = record.start_s
+            self.begins_s = record.start_s + self.shift_s
+        self.ends_s = record.end_s + self.shift_s
         self._pending.append(record)
         if record.host and record.host[0].gpu_busy is not None:
             self.knows_gpu = True
@@ -232,7 +263,7 @@ class Ladder:
         opened any more."""
         if self._pending:
             self._settle()
-        moved = Ladder()
+        moved = Ladder(self.depth)
         moved.begins_s = None if self.begins_s is None else self.begins_s - seconds
         for rung, order in enumerate(self._order):
             shift = round(seconds / self.length_s(rung))
@@ -243,15 +274,39 @@ class Ladder:
                 moved._merge(rung, min(index - shift, -1), bucket.moved_back(seconds))
         return moved
 
+    def packed(self) -> bytes:
+        """All of it, for another process."""
+        if self._pending:
+            self._settle()
+        rungs = [
+            [(index, bucket.packed()) for index in order if (bucket := self._bucket(rung, index)) is not None]
+            for rung, order in enumerate(self._order)
+        ]
+        return msgspec.msgpack.encode((self.begins_s, self.ends_s, rungs))
+
+    @classmethod
+    def unpacked(cls, packed: bytes) -> Ladder:
+        """Undo `packed`. Nothing can be taken in after it."""
+        ladder = cls()
+        ladder.begins_s, ladder.ends_s, rungs = msgspec.msgpack.decode(
+            packed, type=tuple[float | None, float, list[list[tuple[int, bytes]]]]
+        )
+        for rung, kept in enumerate(rungs):
+            ladder._packed[rung] = dict(kept)
+            ladder._order[rung].extend(ladder._packed[rung])
+        return ladder
+
     def _settle(self) -> None:
         pending, self._pending = self._pending, []
         parts: list[tuple[int, Bucket]] = []
-        for index, group in groupby(pending, key=lambda record: int(record.end_s // FINEST_S)):
+        shift_s = self.shift_s
+        for index, group in groupby(pending, key=lambda record: int((record.end_s + shift_s) // FINEST_S)):
             records = list(group)
             part = Bucket.of(records)
             self._follow(records)
             if self._waits:
                 part.open = _sizes(part.end_s - np.fromiter(self._waits.values(), dtype=np.float64))
+            part.begin_s, part.end_s = part.begin_s + shift_s, part.end_s + shift_s
             parts.append((index, part))
         for rung in range(NUM_RUNGS):
             for index, part in parts:
@@ -283,7 +338,7 @@ class Ladder:
             if index not in packed:
                 order.append(index)
             newest = self._newest[rung] = index, self._bucket(rung, index) or Bucket()
-            if len(order) > KEPT:
+            if len(order) > self._kept(rung):
                 packed.pop(order.popleft(), None)
         newest[1].merge(part)
 
@@ -294,25 +349,36 @@ class Ladder:
         packed = self._packed[rung].get(index)
         return None if packed is None else Bucket.unpacked(packed)
 
-    def columns(self, begin_s: float, end_s: float, width: int) -> tuple[list[Bucket | None], float, float]:
-        """At most `width` columns over a span, oldest first, None where nothing ended; when the first begins, and
-        how long each is.
+    def _kept(self, rung: int) -> int:
+        return self.depth * (FINE_KEPT if rung < NUM_FINE else KEPT)
+
+    def _reaches(self, rung: int, begin_s: float) -> bool:
+        """Nothing of a rung has been forgotten from `begin_s` on."""
+        order = self._order[rung]
+        return len(order) < self._kept(rung) or order[0] * self.length_s(rung) <= begin_s
+
+    def grid(self, begin_s: float, end_s: float, width: int) -> Grid:
+        """At most `width` columns over a span, of the finest buckets that are still kept and not too many.
 
         A column begins at a multiple of its length, so that columns stay as they are while the span moves on.
         """
         if self._pending:
             self._settle()
         rung = 0
-        while rung < NUM_RUNGS - 1 and (end_s - begin_s) / self.length_s(rung) > KEPT - 1:
+        while rung < NUM_RUNGS - 1 and not (
+            (end_s - begin_s) / self.length_s(rung) <= KEPT - 1 and self._reaches(rung, begin_s)
+        ):
             rung += 1
-        unit_s = self.length_s(rung)
-        first, last = int(begin_s // unit_s), int(end_s // unit_s)
-        # One more than fits would be needed where the span begins within a column.
-        per = max(1, -(-(last - first + 1) // max(1, width - 1)))
-        first //= per
-        found = [self._column(rung, column * per, per) for column in range(first, last // per + 1)][-width:]
-        first = last // per + 1 - len(found)
-        return found, first * per * unit_s, per * unit_s
+        return grid_of(rung, begin_s, end_s, width)
+
+    def fill(self, grid: Grid) -> list[Bucket | None]:
+        """The columns of a grid, oldest first, None where nothing ended."""
+        if self._pending:
+            self._settle()
+        return [
+            self._column(grid.rung, column * grid.per, grid.per)
+            for column in range(grid.first, grid.first + grid.num)
+        ]
 
     def _column(self, rung: int, first: int, num: int) -> Bucket | None:
         known = self._closed.get((rung, first, num), self)
@@ -329,6 +395,16 @@ class Ladder:
     @staticmethod
     def length_s(rung: int) -> float:
         return float(FINEST_S * STEPS_UP**rung)
+
+
+def grid_of(rung: int, begin_s: float, end_s: float, width: int) -> Grid:
+    """At most `width` columns over a span, of buckets of a rung."""
+    unit_s = Ladder.length_s(rung)
+    first, last = int(begin_s // unit_s), int(end_s // unit_s)
+    # One more than fits would be needed where the span begins within a column.
+    per = max(1, -(-(last - first + 1) // max(1, width - 1)))
+    num = min(width, last // per + 1 - first // per)
+    return Grid(rung, per, last // per + 1 - num, num)
 
 
 def _whole(parts: list[Bucket]) -> Bucket:

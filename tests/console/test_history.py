@@ -316,7 +316,8 @@ def test_the_run_before_a_restart_stays_on_the_timeline_behind_a_gap() -> None:
         history.apply(message)
     begin_s, now_s = history.extent()
     assert (begin_s, now_s) == (pytest.approx(-end_s - 30.0), followed[-1].end_s)
-    columns, first_s, length_s = history.ladder.columns(begin_s, now_s, 100)
+    grid = history.ladder.grid(begin_s, now_s, 100)
+    columns, first_s, length_s = history.ladder.fill(grid), grid.begin_s, grid.column_s
     shown = [None if bucket is None else bucket.num_steps for bucket in columns]
     assert sum(filter(None, shown)) == 350
     assert max(sum(bucket.tokens) for bucket in columns if bucket is not None and bucket.slowest < 0) == peak
