@@ -25,6 +25,10 @@ MOST_PENDING = 4096
 MOST_CLOSED = 2048
 """Columns that are remembered once nothing is added to them."""
 
+NO_STEP = -1
+EARLIER = 1 << 40
+"""Taken from the seqs of the run before a restart: no other run has them."""
+
 _BINS_PER_OCTAVE = 16
 _LEAST_S = 1e-4
 
@@ -72,7 +76,7 @@ class Bucket:
         self.begin_s, self.end_s = math.inf, -math.inf
         self.tokens = (0, 0, 0)
         self.budget = 0
-        self.max_step_s, self.slowest = 0.0, -1
+        self.max_step_s, self.slowest = 0.0, NO_STEP
         self.used = self.cached = self.pool = 0
         self.running = self.waiting = 0
         self.max_wait_s = self.max_ttft_s = self.max_itl_s = 0.0
@@ -128,10 +132,11 @@ class Bucket:
         return bucket
 
     def moved_back(self, seconds: float) -> Bucket:
-        """The same, so much earlier and without the step to open."""
+        """The same, so much earlier, as of the run before."""
         moved = Bucket()
         moved.merge(self)
-        moved.begin_s, moved.end_s, moved.slowest = self.begin_s - seconds, self.end_s - seconds, -1
+        moved.begin_s, moved.end_s = self.begin_s - seconds, self.end_s - seconds
+        moved.slowest = self.slowest if self.slowest == NO_STEP else self.slowest - EARLIER
         return moved
 
     def ttft_p95(self) -> Bounded | None:
@@ -259,8 +264,7 @@ class Ladder:
             self._settle()
 
     def moved_back(self, seconds: float) -> Ladder:
-        """The same, so much earlier and to the nearest bucket, for a session that restarts at 0. Its steps cannot be
-        opened any more."""
+        """The same, so much earlier and to the nearest bucket, for a session that restarts at 0."""
         if self._pending:
             self._settle()
         moved = Ladder(self.depth)

@@ -11,7 +11,7 @@ from rich.style import Style
 from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
 from schedtop.console.drawing.stacked_columns import Layer, draw_columns
-from schedtop.console.past.ladder import Bucket, Grid, Ladder, quantile
+from schedtop.console.past.ladder import NO_STEP, Bucket, Grid, Ladder, quantile
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Pieces
 from schedtop.engine.contract.latencies.cohort import Bounded
@@ -185,7 +185,7 @@ def lanes(view: View) -> tuple[Lane, ...]:
             limit=options.itl_slo_s,
         ),
         HOST,
-        *((GPU,) if view.history.ladder.knows_gpu else ()),
+        *((GPU,) if view.present.ladder.knows_gpu else ()),
     )
 
 
@@ -201,7 +201,7 @@ class Timeline:
     @property
     def runs(self) -> tuple[Run, ...]:
         """One below the other in every lane, on one axis."""
-        return (Run("", self.view.history.ladder),)
+        return (Run("", self.view.present.ladder),)
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
@@ -209,7 +209,7 @@ class Timeline:
 
     def extent(self) -> tuple[float, float]:
         """First and last moment that there is anything of."""
-        return self.view.history.extent()
+        return self.view.present.extent()
 
     def put(self, at_s: float) -> None:
         """Put the cursor there; beyond the newest it is at the end again."""
@@ -236,10 +236,10 @@ class Timeline:
         (begin_s, end_s), range_s = self.extent(), self.range_s
         if range_s is None:
             return begin_s, end_s
-        wanted_s = self.view.cursor_s if self.view.cursor_s is not None else self.view.moment.clock_s
+        wanted_s = self.view.cursor_s if self.view.cursor_s is not None else self.view.axis_s
         if self.view.replay is not None:  # what is to come is in sight, too: a page at a time
             return self._page(begin_s, wanted_s, range_s)
-        latest_s = min(end_s, max(self.view.history.live.clock_s, wanted_s))
+        latest_s = min(end_s, max(self.view.present.live.clock_s, wanted_s))
         if wanted_s < latest_s - range_s:
             latest_s = wanted_s + range_s / 2
         return latest_s - range_s, latest_s
@@ -272,7 +272,7 @@ class Timeline:
         at_s = self.view.cursor_s
         if at_s is None:
             pinned = self.view.pinned is not None or self.view.replay is not None
-            at_s = self.view.moment.clock_s if pinned else None
+            at_s = self.view.axis_s if pinned else None
         return grid.num - 1 if at_s is None else max(0, min(grid.num - 1, grid.column(at_s)))
 
     # Keys
@@ -302,7 +302,7 @@ class Timeline:
         """The seq of the longest step in the cursor's column; None where none ended."""
         grid = self.grid(width)
         bucket = self.filled(self.runs[0].ladder, grid)[self.cursor_column(grid)] if grid.num else None
-        return bucket.slowest if bucket is not None and bucket.slowest >= 0 else None
+        return bucket.slowest if bucket is not None and bucket.slowest != NO_STEP else None
 
     # Drawing
 
@@ -312,7 +312,7 @@ class Timeline:
         pieces: Pieces = [("all" if range_s is None else text.duration(range_s).replace(".0s", " s"), "text")]
         pieces.append((f"{text.ms_unit(self.grid(width).column_s)}/column", "muted"))
         if self.view.cursor_s is not None:
-            ago_s = self.view.history.live.clock_s - self.view.cursor_s
+            ago_s = self.view.present.live.clock_s - self.view.cursor_s
             where = f"{text.duration(abs(ago_s))} {'ahead' if ago_s < 0 else 'ago'}"
             pieces.append((f"cursor {where}", "accent"))
         return pieces

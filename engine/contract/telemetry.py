@@ -301,6 +301,8 @@ class StepRecord(Message, tag=1, frozen=True):
     `end_s`. With several KV groups, `grown` has an entry for each that gained blocks, whose group is in `grown_groups`
     (uint8), and `group_blocks` are the blocks in each group's tables, a shared one counted by each holder.
     `start_s` is not before the end of the step before; `execute_s` counts from when the device took it up.
+    `paused_by` says who paused or resumed the engine since the last record.
+
     `host` comes about once a second of wall time. `host_blocks` is what the host's memory holds of the KV cache: blocks
     used, and all; loads and sends under way.
     """
@@ -350,6 +352,7 @@ class StepRecord(Message, tag=1, frozen=True):
     group_blocks: tuple[int, ...] = ()
     host: tuple[Host, ...] = ()
     host_blocks: tuple[int, ...] = ()
+    paused_by: str = ""
 
 
 class RequestState(Message, frozen=True):
@@ -656,12 +659,14 @@ class Pause(Command, tag=102, frozen=True):
     """Stop stepping. On a real clock arrivals keep queueing; a simulated clock stands still."""
 
     id: int
+    by: str = ""
 
 
 class Resume(Command, tag=103, frozen=True):
     """Go on stepping."""
 
     id: int
+    by: str = ""
 
 
 class StepOnce(Command, tag=104, frozen=True):

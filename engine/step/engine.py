@@ -242,11 +242,13 @@ class Engine:
             return copied_s if arrival_s is None else arrival_s
         return min(arrival_s, copied_s)
 
-    def pause(self) -> None:
+    def pause(self, by: str = "") -> None:
+        self.observer.note_pause(by)
         self.paused = True
         self._steps_allowed = 0
 
-    def resume(self) -> None:
+    def resume(self, by: str = "") -> None:
+        self.observer.note_pause(by)
         self.paused = False
 
     def step_once(self) -> bool:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from links import PlayedLink
+from links import EngineLink, PlayedLink
 from schedtop.console.past import ladder as past
 from schedtop.console.past.ladder import Bucket, Ladder, quantile
 from schedtop.engine.contract.latencies.cohort import cohort
@@ -96,6 +96,35 @@ def test_a_short_range_far_back_is_drawn_from_what_is_still_kept(
     ends_s = first_s + len(columns) * length_s
     inside = [record for record in RECORDS if first_s <= record.end_s < ends_s]
     assert sum(bucket.num_steps for bucket in columns if bucket is not None) == len(inside) > 0
+
+
+async def test_a_step_of_the_run_before_a_restart_is_a_column_and_a_key_away() -> None:
+    first = EngineLink(SyntheticEngine(rate=12.0, num_blocks=300), 150)
+    engine = SyntheticEngine(seed=8, rate=12.0, num_blocks=300)
+    second = EngineLink(engine, 20)
+    second.messages[0] = engine.header(started_at=1_760_000_010.0)
+    async with seated(link=first, reopen=lambda: second) as seat:
+        view, old = seat.app.view, seat.app.history.latest
+        assert old is not None
+        seat.link = second
+        first.break_off("the connection was closed")
+        while not second.taken:
+            await seat.pilot.pause(0.01)
+        await seat.settle()
+        view.cursor_s = -view.present.before.earlier_s + old.end_s  # type: ignore[union-attr]
+        text = await seat.press("1", "enter")
+        assert "RUN BEFORE" in text and view.moment.record is not None
+        assert view.moment.record.step <= old.step and view.history is not view.present
+        shown = view.moment.record.step
+        await seat.press("left")
+        assert view.moment.record.step == shown - 1
+        while view.history is not view.present:
+            await seat.press("right")
+        assert view.pinned == view.present.records[0].seq
+        await seat.press("left")
+        assert view.moment.record.step == old.step
+        text = await seat.press("end")
+        assert view.pinned is None and view.history is view.present and "RUN BEFORE" not in text
 
 
 def test_a_ladder_that_was_sent_is_the_same() -> None:
