@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from schedtop.engine.contract.latencies.cohort import Cohort
+from schedtop.engine.contract.latencies.front_end import FrontEnd, num_rows
 from schedtop.engine.contract.latencies.percentiles import Percentiles
 from schedtop.engine.contract.latencies.slo import served
-from schedtop.engine.contract.telemetry import ROW_FIELDS, StepRecord
+from schedtop.engine.contract.telemetry import StepRecord
 
 if TYPE_CHECKING:
     from schedtop.engine.step.stretch import Stretch
-
-
-class FrontEnd(NamedTuple):
-    """A simulated front end: `fixed_s` for every token on its way to a client, and `row_s` for each row of its step."""
-
-    fixed_s: float
-    row_s: float = 0.0
-
-
-def front_end_of(settings: Mapping[str, Any]) -> FrontEnd | None:
-    """The front end that a header's settings describe; None where it is not simulated."""
-    fixed_s = settings.get("front_end_s")
-    return None if fixed_s is None else FrontEnd(fixed_s, settings.get("front_end_row_s", 0.0))
 
 
 class ClientLatencies:
@@ -69,8 +57,5 @@ class ClientLatencies:
         """What is not a number is not a member of a cohort: where nothing is simulated, only a told wait counts."""
         if self._front_end is None:
             return float("nan")
-        if isinstance(record, StepRecord):
-            num_rows = len(record.rows) // (4 * len(ROW_FIELDS))
-        else:
-            num_rows = record.columns.shape[1]
-        return self._front_end.fixed_s + num_rows * self._front_end.row_s
+        rows = num_rows(record) if isinstance(record, StepRecord) else record.columns.shape[1]
+        return self._front_end.wait_s(rows)

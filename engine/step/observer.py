@@ -192,13 +192,19 @@ class Observer:
             deferrals=self._take_deferrals(),
         )
 
-    def blank_record(self, knobs_version: int) -> StepRecord:
+    def blank_record(
+        self,
+        knobs_version: int,
+        executed: bool = False,
+        limiter: Limiter = Limiter.NONE,
+        head: Head | None = None,
+    ) -> StepRecord:
         """The present standing as a record in which nothing happens, at no time."""
         state = self.scheduler.state
         return StepRecord(
             seq=self.seq,
             step=self.step,
-            executed=False,
+            executed=executed,
             start_s=0.0,
             end_s=0.0,
             schedule_s=None,
@@ -212,14 +218,14 @@ class Observer:
             draft_tokens=0,
             recomputed_tokens=0,
             input_rows=0,
-            limiter=Limiter.NONE.value,
+            limiter=limiter.value,
             rows=b"",
             itl_s=b"",
             ttft_s=(),
             running=state.table.size,
             waiting=self._num_waiting(),
             oldest_wait_s=None,
-            head=None,
+            head=head,
             blocks=self.blocks(),
             changed_blocks=b"",
             grown=b"",
@@ -285,13 +291,14 @@ class Observer:
         """The pool by class, now."""
         state = self.scheduler.state
         pool, table = state.kv.pool, state.table
+        free, cached_free = pool.num_free, pool.num_cached_free
         computed = int(np.add.reduce(table.num_computed[: table.size]))
         released = 0 if state.kv.at_once else int(table.num_released[: table.size].sum())
         return Blocks(
-            held=pool.num_blocks - pool.num_free - pool.num_shared,
+            held=pool.num_blocks - free - pool.num_shared,
             shared=pool.num_shared,
-            cached_free=pool.num_cached_free,
-            empty=pool.num_free - pool.num_cached_free,
+            cached_free=cached_free,
+            empty=free - cached_free,
             stored_tokens=state.kv.stored_tokens(computed, released),
             watermark=state.kv.watermark_blocks,
         )
