@@ -8,8 +8,10 @@ from typing import Any
 from schedtop.console.drawing import text
 from schedtop.console.explain.log import Entry
 from schedtop.console.past import sample_sizes as enough
+from schedtop.console.past.client import client_latencies
 from schedtop.console.past.latency import KINDS, merge
 from schedtop.console.past.past import Moment, Past
+from schedtop.engine.contract.latencies.cohort import Cohort, cohort
 from schedtop.engine.contract.telemetry import describe_head
 
 SHARES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
@@ -47,6 +49,8 @@ def facts(history: Past, entries: list[Entry], slos_s: dict[str, float]) -> dict
         figures = {name: enough.quantile(samples, share) for name, share in SHARES}
         met = samples.within(slos_s[kind]) / samples.n if kind in slos_s and samples.n else None
         latency[kind] = {**figures, "n": samples.n, "slo_s": slos_s.get(kind), "within_slo": met}
+    for kind, felt in client_latencies(history, moment, WINDOW_S).items():
+        latency[f"client_{kind}"] = _client(felt)
     blocks = record.blocks if record is not None else None
     return {
         "model": header.model if header is not None else None,
@@ -73,6 +77,14 @@ def facts(history: Past, entries: list[Entry], slos_s: dict[str, float]) -> dict
     }
 
 
+def _client(felt: Cohort) -> dict[str, Any]:
+    """As the scheduler's latencies: of those that ended."""
+    ended = cohort(felt.values, (), felt.known)
+    bounds = {name: enough.bounded(ended, share) for name, share in SHARES}
+    figures = {name: None if found is None else found.least for name, found in bounds.items()}
+    return {**figures, "n": ended.n, "slo_s": None, "within_slo": None}
+
+
 def page(found: dict[str, Any]) -> Iterator[str]:
     """The facts as lines to read."""
     yield f"status: {found['status']}"
@@ -86,7 +98,7 @@ def page(found: dict[str, Any]) -> Iterator[str]:
     steps, outputs, prompts = (text.rate(rate) for rate in rates)
     yield f"rates: {steps} steps/s, {outputs} output tokens/s, {prompts} prompt tokens/s"
     for kind, figures in found["latency"].items():
-        yield f"{kind.upper()}: {_latency(figures)}"
+        yield f"{_title(kind)}: {_latency(figures)}"
     yield f"knobs: {', '.join(f'{name} {text.value(value)}' for name, value in found['knobs'].items())}"
     for title in found["findings"]:
         yield f"finding: {title}"
@@ -95,11 +107,16 @@ def page(found: dict[str, Any]) -> Iterator[str]:
 def brief(found: dict[str, Any]) -> str:
     """The facts in one line."""
     used = text.share(found["kv_in_use"], found["kv_blocks"]) if found["kv_blocks"] else text.UNKNOWN
-    latency = ", ".join(f"{kind.upper()} {_latency(figures)}" for kind, figures in found["latency"].items())
+    latency = ", ".join(f"{_title(kind)} {_latency(figures)}" for kind, figures in found["latency"].items())
     return (
         f"step {found['step']}: {found['running']} running, {found['waiting']} waiting, KV {used}, "
         f"{text.rate(found['output_tokens_per_s'])} tok/s, {latency}. {found['status']}"
     )
+
+
+def _title(kind: str) -> str:
+    whose, _, name = kind.rpartition("_")
+    return f"{whose} {name.upper()}".lstrip()
 
 
 def _latency(figures: dict[str, Any]) -> str:

@@ -103,6 +103,7 @@ class Report:
         """The first record is not that of a session's start: `snapshot` is the state before it."""
         self.totals, self.clock_s = snapshot.totals, snapshot.clock_s
         self._lives.begin(snapshot)
+        self._clients.begin(snapshot)
         self._classes.begin(snapshot)
         self._adapters.begin(snapshot)
         self._askers.begin(snapshot)
