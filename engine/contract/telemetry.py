@@ -415,7 +415,8 @@ class Trial(Message, frozen=True):
 class UnderWay(Message, frozen=True):
     """A step in a snapshot that is planned, its results to come. Fields are what its record will say of the plan.
 
-    `grown`: how many blocks each running request got.
+    `grown`: how many blocks each running request got, `grown_groups` how many of them in each KV group, where there
+    are several. `gone`: requests that it admits and that have ended since.
     """
 
     planned_s: float
@@ -430,6 +431,8 @@ class UnderWay(Message, frozen=True):
     admissions: tuple[Admission, ...]
     preemptions: tuple[Preemption, ...]
     ended: tuple[Finish, ...]
+    grown_groups: dict[int, tuple[int, ...]] = {}
+    gone: tuple[Arrival, ...] = ()
 
 
 class Snapshot(Message, tag=3, frozen=True):

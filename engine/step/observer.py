@@ -379,8 +379,31 @@ class Observer:
             knobs_version=knobs_version,
             paused=paused,
             totals=self.totals(),
-            under_way=tuple(map(_describe_step, state.under_way)),
+            under_way=tuple(self._describe_step(batch) for batch in state.under_way),
             stages_free_s=stages_free_s,
+        )
+
+    def _describe_step(self, batch: Batch) -> UnderWay:
+        planned, live = batch.planned, self.scheduler.state.requests
+        return UnderWay(
+            planned_s=planned.now_s,
+            rows=batch.columns.tobytes(),
+            token_budget=planned.token_budget,
+            input_budget=planned.input_budget,
+            limiter=planned.limiter.value,
+            head=planned.head,
+            blocks_in_use=planned.blocks_in_use,
+            recomputed_tokens=planned.recomputed_tokens,
+            grown={number: len(blocks) for number, blocks in planned.new_blocks.items()},
+            admissions=tuple(planned.admissions),
+            preemptions=tuple(planned.preemptions),
+            ended=tuple(planned.ended),
+            grown_groups=planned.group_growth,
+            gone=tuple(
+                describe_arrival(started.request, self._block_size)
+                for started in planned.started
+                if started.request.number not in live
+            ),
         )
 
     def _holding(self) -> list[Request]:
@@ -414,24 +437,6 @@ class Observer:
             deferred=self._why_deferred(request),
             further=tuple(np.array(holding.block_ids, dtype=np.int32).tobytes() for holding in request.further),
         )
-
-
-def _describe_step(batch: Batch) -> UnderWay:
-    planned = batch.planned
-    return UnderWay(
-        planned_s=planned.now_s,
-        rows=batch.columns.tobytes(),
-        token_budget=planned.token_budget,
-        input_budget=planned.input_budget,
-        limiter=planned.limiter.value,
-        head=planned.head,
-        blocks_in_use=planned.blocks_in_use,
-        recomputed_tokens=planned.recomputed_tokens,
-        grown={number: len(blocks) for number, blocks in planned.new_blocks.items()},
-        admissions=tuple(planned.admissions),
-        preemptions=tuple(planned.preemptions),
-        ended=tuple(planned.ended),
-    )
 
 
 def _growth(settled: Settled, ends: list[Finish]) -> tuple[bytes, bytes, bytes]:
