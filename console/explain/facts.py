@@ -146,6 +146,7 @@ class Facts:
         self.client_waits: deque[tuple[int, int, float, float]] = deque(maxlen=_MAX_EVENTS)
         self.preemptions: deque[Marked[Preemption]] = deque(maxlen=_MAX_EVENTS)
         self.changes: deque[Marked[KnobChange]] = deque(maxlen=256)
+        self.coming: list[tuple[float, KnobChange]] = []
         self.seconds: deque[Second] = deque(maxlen=_MAX_SECONDS)
         self.hosts: deque[Marked[Host]] = deque(maxlen=_MAX_SECONDS)
         # The best median seconds of each mix of steps that a look has seen, and at which step.
@@ -195,6 +196,7 @@ class Facts:
             return
         if record.seq != self.seq + 1 and self.seq >= 0:
             self.known.clear()
+        self._take_changes(record)
         self.seq, self.step = record.seq, record.step
         self.num_steps += record.executed
         self.clock_s = record.end_s
@@ -205,9 +207,6 @@ class Facts:
             self._memory.add(record)
         if record.preemptions or record.admissions or record.ttft_s or record.finishes or record.refusals:
             self._take_events(record)
-        for change in record.knobs:
-            self.knobs[change.name] = change.new
-            self.changes.append(Marked(record.seq, record.step, record.end_s, change))
         for host in record.host:
             self.hosts.append(Marked(record.seq, record.step, record.end_s, host))
         self._unfolded.append(record)
@@ -216,6 +215,20 @@ class Facts:
         self._totals = record.totals
         if not self.seconds or record.end_s >= self.seconds[-1].end_s + 1.0:
             self.seconds.append(self.second(record.end_s))
+
+    def _take_changes(self, record: StepRecord) -> None:
+        """A change is marked at the first step that was planned after it: some under way may have been before.
+
+        A server tells it with that very step, an engine of ours with the next step told, made since the one before.
+        """
+        planned_s = record.start_s if record.planned_s is None else record.planned_s
+        foreign = self.header is not None and self.header.source != "embedded"
+        made_s = planned_s if foreign else self.clock_s
+        for change in record.knobs:
+            self.knobs[change.name] = change.new
+            self.coming.append((made_s, change))
+        while self.coming and record.executed and self.coming[0][0] <= planned_s:
+            self.changes.append(Marked(record.seq, record.step, record.end_s, self.coming.pop(0)[1]))
 
     def _arrive(self, arrival: Arrival) -> Known:
         known = Known(arrival, arrival.arrival_s, arrival.prompt_tokens)

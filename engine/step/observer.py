@@ -169,8 +169,8 @@ class Observer:
             host_blocks=self._host(),
         )
 
-    def idle_record(self, now_s: float, knobs_version: int, paused: bool) -> StepRecord:
-        """A record of what happened while nothing ran."""
+    def idle_record(self, now_s: float, knobs_version: int, paused: bool, turns: int = 0) -> StepRecord:
+        """A record of what happened while nothing ran, and of `turns` after it that no other tells."""
         waiting = self.scheduler.state.waiting
         reason = Limiter.PAUSED if paused and len(waiting) else Limiter.NONE
         head = Head(waiting.first_number, reason) if reason is Limiter.PAUSED else None
@@ -190,6 +190,7 @@ class Observer:
             knobs=tuple(events.knobs),
             paused=paused,
             deferrals=self._take_deferrals(),
+            turns=turns,
         )
 
     def blank_record(
@@ -330,8 +331,11 @@ class Observer:
             counts["cached_tokens"] += started.request.cached_tokens
             if self.scheduler.state.kv.caching:
                 counts["cache_queries"] += started.request.num_prompt_tokens
-        counts["external_tokens"] += sum(entry.external_tokens for entry in planned.admissions if not entry.resumed)
-        counts["reused_tokens"] += sum(entry.cached_tokens for entry in planned.admissions if entry.resumed)
+        for entry in planned.admissions:
+            if entry.resumed:
+                counts["reused_tokens"] += entry.cached_tokens
+            else:
+                counts["external_tokens"] += entry.external_tokens
 
     def skip(self, steps: int, totals: Totals, finishes: list[Finish]) -> None:
         """Steps were reported elsewhere; `totals` are those after them, but for what finished."""
@@ -382,8 +386,31 @@ class Observer:
             knobs_version=knobs_version,
             paused=paused,
             totals=self.totals(),
-            under_way=tuple(map(_describe_step, state.under_way)),
+            under_way=tuple(self._describe_step(batch) for batch in state.under_way),
             stages_free_s=stages_free_s,
+        )
+
+    def _describe_step(self, batch: Batch) -> UnderWay:
+        planned, live = batch.planned, self.scheduler.state.requests
+        return UnderWay(
+            planned_s=planned.now_s,
+            rows=batch.columns.tobytes(),
+            token_budget=planned.token_budget,
+            input_budget=planned.input_budget,
+            limiter=planned.limiter.value,
+            head=planned.head,
+            blocks_in_use=planned.blocks_in_use,
+            recomputed_tokens=planned.recomputed_tokens,
+            grown={number: len(blocks) for number, blocks in planned.new_blocks.items()},
+            admissions=tuple(planned.admissions),
+            preemptions=tuple(planned.preemptions),
+            ended=tuple(planned.ended),
+            grown_groups=planned.group_growth,
+            gone=tuple(
+                describe_arrival(started.request, self._block_size)
+                for started in planned.started
+                if started.request.number not in live
+            ),
         )
 
     def _holding(self) -> list[Request]:
@@ -419,37 +446,20 @@ class Observer:
         )
 
 
-def _describe_step(batch: Batch) -> UnderWay:
-    planned = batch.planned
-    return UnderWay(
-        planned_s=planned.now_s,
-        rows=batch.columns.tobytes(),
-        token_budget=planned.token_budget,
-        input_budget=planned.input_budget,
-        limiter=planned.limiter.value,
-        head=planned.head,
-        blocks_in_use=planned.blocks_in_use,
-        recomputed_tokens=planned.recomputed_tokens,
-        grown={number: len(blocks) for number, blocks in planned.new_blocks.items()},
-        admissions=tuple(planned.admissions),
-        preemptions=tuple(planned.preemptions),
-        ended=tuple(planned.ended),
-    )
-
-
 def _growth(settled: Settled, ends: list[Finish]) -> tuple[bytes, bytes, bytes]:
     """`grown`, `grown_blocks` and `grown_groups` of the step, without requests whose end an earlier record has told."""
-    planned, pairs = settled.planned, list[int]()
-    blocks: list[int] = []
-    tables = [*planned.new_blocks.items()]
-    tables += [(started.request.number, started.block_table) for started in planned.started]
-    told = set[int]()
+    planned, told = settled.planned, set[int]()
     if settled.ended_before:
         told = {*settled.ended_before} - {finish.number for finish in ends}
-        tables = [(number, ids) for number, ids in tables if number not in told]
-    if planned.group_growth or any(started.further for started in planned.started):
+    if planned.group_growth or (planned.started and planned.started[0].further):
         return _group_growth(planned, told)
-    for number, ids in tables:
+    tables = planned.new_blocks
+    if planned.started or told:
+        tables = tables | {started.request.number: started.block_table for started in planned.started}
+        tables = {number: ids for number, ids in tables.items() if number not in told}
+    pairs: list[int] = []
+    blocks: list[int] = []
+    for number, ids in tables.items():
         pairs += (number, len(ids))
         blocks += ids
     return packed(pairs), packed(blocks), b""
