@@ -174,11 +174,11 @@ _known_open: WeakKeyDictionary[Past, dict[int, Mapping[str, Floats]]] = WeakKeyD
 def _open(history: Past, seq: int | None) -> Mapping[str, Floats]:
     """What was open when record `seq` was made, or is now; nothing where that is forgotten."""
     if seq is None:
-        return unended(history, history.now())
+        return unended(history.live)
     known = _known_open.setdefault(history, {})
     if seq not in known:
         moment = history.at(seq)
-        known[seq] = {} if moment is None else unended(history, moment)
+        known[seq] = {} if moment is None else unended(moment.state)
         while len(known) > _MOST_OPEN:
             del known[next(iter(known))]
     return known[seq]

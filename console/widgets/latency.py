@@ -47,7 +47,7 @@ K marks a knob change.
 
     def body(self, width: int, height: int) -> list[Line]:
         compact = height < 6
-        self._open_s = unended(self.view.history, self.view.moment)
+        self._open_s = unended(self.view.moment.state)
         slos = (("ttft", self.view.options.ttft_slo_s), ("itl", self.view.options.itl_slo_s))
         lines: list[Line] = []
         for index, (kind, slo_s) in enumerate(slos):
