@@ -10,7 +10,7 @@ from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
 from schedtop.console.past import sample_sizes as enough
 from schedtop.console.past.latency import Samples, column_of, merge
-from schedtop.console.past.unended import cohort_of, unended
+from schedtop.console.past.unended import Floats, cohort_of, unended
 from schedtop.console.view import WINDOWS_S
 from schedtop.console.widgets.panel import Panel, Pieces
 from schedtop.engine.contract.latencies.cohort import Cohort
@@ -32,7 +32,8 @@ Percentiles interpolate linearly, over the window named in the title; n is how m
 Who still waits is counted too, with what the wait has come to so far (n 93+310: the second are open): > is a lower
 bound, which such waits can only raise. ! marks a figure past its SLO. The share beside the SLO is of those known to be
 within it or past it; one still open is past it as soon as its wait is.
-Each column of the graph is the p95 of its part of the window, however few its samples; the dashed line is the SLO.
+Each column of the graph is the p95 of its part of the window, however few its samples; the newest one counts who
+still waits. The dashed line is the SLO.
 K marks a knob change.
 + and - choose a longer or shorter window."""
 
@@ -66,7 +67,7 @@ K marks a knob change.
         """Figures, then a graph with its scale and SLO at the right."""
         palette = self.view.palette
         columns = self._columns(kind, width - GUTTER)
-        whole, p95_s = cohort_of(merge(columns), self._open_s[kind]), _p95_s(columns)
+        whole, p95_s = cohort_of(merge(columns), self._open_s[kind]), _p95_s(columns, self._open_s[kind])
         line = self._figures(kind, whole, slo_s)
         line.right(width, Line().add(f"{_size(whole)} ", palette["muted"]), palette["text"])
         top_s, slo_row = _scale(p95_s, slo_s, rows)
@@ -90,7 +91,7 @@ K marks a knob change.
             line.add(f" {met} ok" if (met := _met(whole, slo_s)) else "", palette["muted"])
         if room < 10:
             return line
-        graph = self._graph(_p95_s(columns), slo_s, room, 1)[0]
+        graph = self._graph(_p95_s(columns, self._open_s[kind]), slo_s, room, 1)[0]
         return line.right(width, graph, palette["text"])
 
     def _figures(self, kind: str, whole: Cohort, slo_s: float | None, names: bool = True) -> Line:
@@ -182,8 +183,10 @@ def _met(whole: Cohort, slo_s: float) -> str:
     return text.share(within, within + past) if within + past else ""
 
 
-def _p95_s(columns: list[Samples]) -> list[float | None]:
-    return [samples.quantile(0.95) for samples in columns]
+def _p95_s(columns: list[Samples], open_s: Floats) -> list[float | None]:
+    *earlier, newest = columns
+    now = cohort_of(newest, open_s).quantile(0.95)
+    return [*(samples.quantile(0.95) for samples in earlier), None if now is None else now.least]
 
 
 def _scale(p95_s: list[float | None], slo_s: float | None, rows: int) -> tuple[float, int | None]:

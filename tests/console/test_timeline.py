@@ -149,7 +149,9 @@ def test_first_tokens_are_those_of_the_shared_cohort(until: int) -> None:
 
 def test_gaps_are_those_of_the_shared_cohort() -> None:
     """Tokens for three of twelve requests in a step: the others have a gap that no output ends."""
-    engine = engine_of(*(ask(f"{place:02}", 6, 40) for place in range(12)), max_num_batched_tokens=20, num_blocks=40)
+    engine = engine_of(
+        *(ask(f"{place:02}", 6, 40) for place in range(12)), max_num_batched_tokens=20, num_blocks=40
+    )
     ladder, gaps = Ladder(), []
     for index in range(40):
         if index == 5:
