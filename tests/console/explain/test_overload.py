@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import numpy as np
 import pytest
@@ -49,29 +48,31 @@ def test_a_load_that_is_served_is_no_overload(source: str, rate: float) -> None:
     assert "overload" not in log.entries
 
 
-def prompt_of(start: int, length: int = 640) -> Any:
-    return np.arange(start * 10_000, start * 10_000 + length, dtype=np.int32)
-
-
 @cache
-def prefixes_in(num_blocks: int) -> Run:
-    """Twelve prompts of forty blocks, over and over: 480 blocks of prefixes."""
+def documents_in(num_blocks: int) -> Run:
+    """Questions about twenty documents in turn: 2,500 blocks of prefixes."""
 
-    def requests() -> list[Request]:
-        return [Request(f"r-{turn}", prompt_of(turn % 12), 4, 0.25 * turn) for turn in range(120)]
+    def question(turn: int) -> Request:
+        document = np.arange(2000, dtype=np.int32) + turn % 20 * 2000
+        own = np.arange(24, dtype=np.int32) + 100_000 + turn * 100
+        return Request(f"r-{turn}", np.concatenate([document, own]), 4, 0.25 * turn)
 
-    return serve(requests(), 40, num_blocks=num_blocks)
+    return serve([question(turn) for turn in range(400)], 120, num_blocks=num_blocks)
 
 
 def test_lost_hits_not_usage_say_that_a_pool_is_too_small() -> None:
-    run = prefixes_in(400)
-    finding = run.findings()["lost-hits"]
-    rate, lost, _ = finding.links
-    assert rate.numbers["unbounded_hit_rate"] == pytest.approx(108 / 120 * 624 / 640)
-    share = lost.numbers["lost_share"]
+    """2,450 blocks give 41 % of the prompt tokens where 2,700 give 94 %, and requests hold few of either."""
+    small, large = (run.records[-1].totals for run in map(documents_in, (2450, 2700)))
+    assert small.cached_tokens / small.prompt_tokens == pytest.approx(0.41, abs=0.01)
+    assert large.cached_tokens / large.prompt_tokens == pytest.approx(380 / 400 * 2000 / 2024)
+    finding = documents_in(2450).findings()["lost-hits"]
+    rate, lost, room = finding.links
+    assert rate.numbers["unbounded_hit_rate"] == pytest.approx(2000 / 2024)
+    share, held = lost.numbers["lost_share"], room.numbers["held_share"]
     assert isinstance(share, float) and share > 0.5
+    assert isinstance(held, float) and held < 0.1
     assert finding.advice[0].knob == "num_blocks"
-    assert "lost-hits" not in prefixes_in(700).log().entries
+    assert not documents_in(2700).log().entries
 
 
 @cache
