@@ -155,7 +155,7 @@ class Facts:
         self._repeats = self._repeat_prompts = self._repeat_cached = 0
         self._totals = Totals()
         self._demand = self._dropped = 0
-        self._admitted: deque[int] = deque(maxlen=_MAX_EVENTS)
+        self._admitted: deque[tuple[int, float]] = deque(maxlen=_MAX_EVENTS)
         self._memory: PrefixMemory | None = None
         self.ends: deque[Marked[Finish]] = deque(maxlen=_MAX_EVENTS)
         self.refusals: deque[Marked[Refusal]] = deque(maxlen=_MAX_EVENTS)
@@ -263,7 +263,7 @@ class Facts:
             if entered is not None:
                 entered.waiting = False
                 if not admission.resumed:
-                    self._admitted.append(admission.number)
+                    self._admitted.append((admission.number, record.end_s))
                     entered.queue_s = admission.waited_s
                     self._repeats += entered.repeats
                     self._repeat_prompts += entered.repeats * entered.arrival.prompt_tokens
@@ -302,10 +302,18 @@ class Facts:
             self._deferred_since_s = record.end_s
         self.deferred_s = record.end_s - self._deferred_since_s
 
-    def num_admitted_after(self, number: int) -> int:
-        """How many requests that came later than this one have been admitted, as far as it is known."""
-        admitted = np.fromiter(self._admitted, dtype=np.int64, count=len(self._admitted))
-        return int((admitted > number).sum())
+    def overtaken(self) -> dict[int, int]:
+        """By waiting request: how many that came later were admitted while it waited, as far as it is known."""
+        numbers = np.array([number for number, _ in self._admitted], dtype=np.int64)
+        at_s = np.array([at_s for _, at_s in self._admitted])
+        order = np.sort(numbers)
+        found = {}
+        for number, known in self.waiting():
+            if known.queue_s is None:
+                found[number] = len(order) - int(np.searchsorted(order, number, side="right"))
+            else:  # it has run: only since its preemption
+                found[number] = int(((numbers > number) & (at_s > known.queued_s)).sum())
+        return found
 
     def _part(self, number: int) -> None:
         """Let a request go, but for its id: events that are still told name it."""

@@ -10,8 +10,8 @@ from itertools import groupby
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.contract.latencies.cohort import Bounded, cohort
-from schedtop.engine.contract.telemetry import Host, Snapshot, StepRecord
+from schedtop.engine.contract.latencies.cohort import Bounded, Cohort
+from schedtop.engine.contract.telemetry import ROW_FIELDS, Host, Snapshot, StepRecord, row_matrix
 
 FINEST_S = 1 / 64
 STEPS_UP = 4
@@ -23,6 +23,7 @@ MOST_PENDING = 4096
 MOST_CLOSED = 2048
 """Columns that are remembered once nothing is added to them."""
 
+_NUMBER, _EMITTED = ROW_FIELDS.index("request"), ROW_FIELDS.index("emitted")
 _BINS_PER_OCTAVE = 16
 _LEAST_S = 1e-4
 
@@ -33,7 +34,8 @@ class Bucket:
     `tokens` are decode, prefill and draft tokens of the step with the most of them; `slowest` is the seq of the
     longest step. `used`, `cached` and `pool` are blocks where most were in use. `cpu`, `delay` and `gpu` are the
     highest that the host told, `clock` the lowest share of the GPU's highest clock; negative where it told nothing.
-    `open` are the waits for a first token at its end, by size. `drawn` is for who draws it, void once more is taken in.
+    `open` are the waits for a first token at its end, `open_itl` the gaps that no output has ended by then, by size.
+    `drawn` is for who draws it, void once more is taken in.
     Quantiles are exact to 5 %.
     """
 
@@ -55,6 +57,7 @@ class Bucket:
         "max_wait_s",
         "num_steps",
         "open",
+        "open_itl",
         "pool",
         "running",
         "slowest",
@@ -79,6 +82,7 @@ class Bucket:
         self.ttft: Counter[int] = Counter()
         self.itl: Counter[int] = Counter()
         self.open: Counter[int] = Counter()
+        self.open_itl: Counter[int] = Counter()
         self.marks: Counter[str] = Counter()
         self.drawn: dict[str, tuple[float, ...]] = {}
 
@@ -88,7 +92,7 @@ class Bucket:
         self.num_steps += other.num_steps
         self.begin_s = min(self.begin_s, other.begin_s)
         if other.end_s >= self.end_s:
-            self.end_s, self.open = other.end_s, other.open
+            self.end_s, self.open, self.open_itl = other.end_s, other.open, other.open_itl
         if sum(other.tokens) > sum(self.tokens):
             self.tokens = other.tokens
         self.budget = max(self.budget, other.budget)
@@ -132,12 +136,12 @@ class Bucket:
         moved.begin_s, moved.end_s, moved.slowest = self.begin_s - seconds, self.end_s - seconds, -1
         return moved
 
-    def ttft_p95(self) -> Bounded | None:
-        """Of the shared cohort: those who got their first token in this time, and those who wait at its end."""
-        sizes = sorted(self.ttft)
-        known = [_seconds(size) for size in sizes]
-        waits = [_seconds(size) for size in self.open.elements()]
-        return cohort(known, waits, [self.ttft[size] for size in sizes]).quantile(0.95)
+    def p95(self, kind: str) -> Bounded | None:
+        """Of the shared cohort: those who got theirs (`ttft` or `itl`) in this time, and those who wait at its end."""
+        ended, waits = (self.ttft, self.open) if kind == "ttft" else (self.itl, self.open_itl)
+        sizes = sorted({*ended, *waits})
+        known, still = (np.array([part[size] for size in sizes], dtype=np.int64) for part in (ended, waits))
+        return Cohort(np.array([_seconds(size) for size in sizes]), known, still).quantile(0.95)
 
     @classmethod
     def of(cls, records: Iterable[StepRecord]) -> Bucket:
@@ -208,12 +212,16 @@ class Ladder:
         self._order: list[deque[int]] = [deque() for _ in range(NUM_RUNGS)]
         self._pending: list[StepRecord] = []
         self._waits: dict[int, float] = {}
+        self._last_s: dict[int, float] = {}
         self._closed: dict[tuple[int, int, int], Bucket | None] = {}
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Who waits for a first token, where the records do not describe their arrival."""
+        """Who waits for a token, where the records do not describe their arrival."""
         if self._pending:
             self._settle()
+        self._last_s = {
+            item.arrival.number: item.last_token_s for item in snapshot.requests if item.last_token_s is not None
+        }
         self._waits = {
             item.arrival.number: item.arrival.arrival_s for item in snapshot.requests if item.first_token_s is None
         }
@@ -252,6 +260,8 @@ class Ladder:
             self._follow(records)
             if self._waits:
                 part.open = _sizes(part.end_s - np.fromiter(self._waits.values(), dtype=np.float64))
+            gaps_s = [part.end_s - last_s for last_s in self._last_s.values() if last_s < part.end_s]
+            part.open_itl = _sizes(np.array(gaps_s))
             parts.append((index, part))
         for rung in range(NUM_RUNGS):
             for index, part in parts:
@@ -262,17 +272,19 @@ class Ladder:
             ]
 
     def _follow(self, records: Iterable[StepRecord]) -> None:
-        """Who waits for a first token after these."""
-        waits = self._waits
+        """Who waits for a token after these."""
+        waits, last_s = self._waits, self._last_s
         for record in records:
             for arrival in record.arrivals:
                 waits[arrival.number] = arrival.arrival_s
+            if record.rows:
+                rows = row_matrix(record)
+                last_s.update(dict.fromkeys(rows[_NUMBER][rows[_EMITTED] > 0].tolist(), record.end_s))
             for number, _ in record.ttft_s:
                 waits.pop(number, None)
-            for finish in record.finishes:
-                waits.pop(finish.number, None)
-            for refusal in record.refusals:
-                waits.pop(refusal.number, None)
+            for gone in (*record.finishes, *record.refusals):
+                waits.pop(gone.number, None)
+                last_s.pop(gone.number, None)
 
     def _merge(self, rung: int, index: int, part: Bucket) -> None:
         newest = self._newest[rung]

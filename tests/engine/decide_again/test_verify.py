@@ -43,6 +43,8 @@ def test_pressure_is_part_of_what_is_verified(recording: Recording) -> None:
     verdict = verify_recording(recording)
     assert verdict.equal and verdict.preemptions > 5 and verdict.admissions > 10
     assert sum(record.scheduled_tokens for record in recording.records()) == verdict.scheduled_tokens
+    ended = verdict.finished + verdict.kv_capacity + verdict.refused + verdict.aborted + verdict.failed
+    assert verdict.submitted == ended + verdict.running + verdict.waiting
 
 
 def rewritten(
