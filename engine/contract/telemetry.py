@@ -303,6 +303,8 @@ class StepRecord(Message, tag=1, frozen=True):
     `turns` is so many that followed the events of a record which is not `executed`, before those of the next: steps
     were planned, and none was run.
     `start_s` is not before the end of the step before; `execute_s` counts from when the device took it up.
+    `paused_by` says who paused or resumed the engine since the last record.
+
     `host` comes about once a second of wall time. `host_blocks` is what the host's memory holds of the KV cache: blocks
     used, and all; loads and sends under way.
     """
@@ -353,6 +355,7 @@ class StepRecord(Message, tag=1, frozen=True):
     host: tuple[Host, ...] = ()
     host_blocks: tuple[int, ...] = ()
     turns: int = 0
+    paused_by: str = ""
 
 
 class RequestState(Message, frozen=True):
@@ -662,12 +665,14 @@ class Pause(Command, tag=102, frozen=True):
     """Stop stepping. On a real clock arrivals keep queueing; a simulated clock stands still."""
 
     id: int
+    by: str = ""
 
 
 class Resume(Command, tag=103, frozen=True):
     """Go on stepping."""
 
     id: int
+    by: str = ""
 
 
 class StepOnce(Command, tag=104, frozen=True):

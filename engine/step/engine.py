@@ -106,7 +106,7 @@ class Engine:
         return record or self.tell()
 
     def set_apart(self) -> None:
-        """Something is about to happen: turns since the last record came before it, and are told in one of their own."""
+        """What is about to happen comes after the turns since the last record: they get one of their own."""
         if self._untold_turns:
             self._told_apart.append(self._idle_record())
 
@@ -262,11 +262,13 @@ class Engine:
             return copied_s if arrival_s is None else arrival_s
         return min(arrival_s, copied_s)
 
-    def pause(self) -> None:
+    def pause(self, by: str = "") -> None:
+        self.observer.note_pause(by)
         self.paused = True
         self._steps_allowed = 0
 
-    def resume(self) -> None:
+    def resume(self, by: str = "") -> None:
+        self.observer.note_pause(by)
         self.paused = False
 
     def step_once(self) -> bool:

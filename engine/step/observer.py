@@ -61,6 +61,7 @@ class Events(msgspec.Struct):
     refusals: list[Refusal] = []
     finishes: list[Finish] = []
     knobs: list[KnobChange] = []
+    paused_by: str = ""
 
 
 class Observer:
@@ -105,6 +106,10 @@ class Observer:
 
     def note_knob(self, change: KnobChange) -> None:
         self._events.knobs.append(change)
+
+    def note_pause(self, by: str) -> None:
+        """Who paused or resumed the engine."""
+        self._events.paused_by = by
 
     def record(
         self, plan: StepPlan, settled: Settled, timing: Timing, knobs_version: int, paused: bool
@@ -167,6 +172,7 @@ class Observer:
             grown_groups=grown_groups,
             group_blocks=state.kv.group_blocks,
             host_blocks=self._host(),
+            paused_by=events.paused_by,
         )
 
     def idle_record(self, now_s: float, knobs_version: int, paused: bool, turns: int = 0) -> StepRecord:
@@ -191,6 +197,7 @@ class Observer:
             paused=paused,
             deferrals=self._take_deferrals(),
             turns=turns,
+            paused_by=events.paused_by,
         )
 
     def blank_record(

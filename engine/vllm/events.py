@@ -110,6 +110,7 @@ class PauseSeen(NamedTuple):
 
     at_s: float
     paused: bool
+    by: str = ""
 
 
 Event = Added | Ended | Scheduled | Updated | Applied | PauseSeen

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from schedtop.console.past.ladder import Ladder
+from schedtop.console.replay.rerun.runs import Answer
 from schedtop.engine.whatif.rerun import Question, rerun
 
 
@@ -16,7 +18,8 @@ class Here:
 
     def __iter__(self) -> Iterator[Any]:
         yield "running both", 0.25
-        yield rerun(self.question)
+        base, variant = Ladder(), Ladder()
+        yield Answer(rerun(self.question, followers=(base, variant)), base, variant)
 
     def cancel(self) -> None:
         """It comes to its end unheard."""

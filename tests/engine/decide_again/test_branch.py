@@ -37,7 +37,12 @@ def test_requests_that_were_deferred_become_ready_later(case: str, tmp_path: Pat
     index = next(index for index, record in enumerate(records) if dict(record.deferred).get("grammar"))
     with Recording(path) as recording:
         later = run_out(Fork(recording, index, EvenCost(), seed=0).engine())
-    ended = [{finish.number for record in told for finish in record.finishes} for told in (records[index + 1 :], later)]
+    ended = [
+        {finish.number for record in told for finish in record.finishes} for told in (records[index + 1 :], later)
+    ]
     assert ended[0] == ended[1]
-    ready = [{one.number for record in told for one in record.deferrals if not one.reason} for told in (records[index + 1 :], later)]
+    ready = [
+        {one.number for record in told for one in record.deferrals if not one.reason}
+        for told in (records[index + 1 :], later)
+    ]
     assert ready[0] == ready[1] != set()
