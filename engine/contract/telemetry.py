@@ -302,7 +302,8 @@ class StepRecord(Message, tag=1, frozen=True):
     (uint8), and `group_blocks` are the blocks in each group's tables, a shared one counted by each holder.
     `start_s` is not before the end of the step before; `execute_s` counts from when the device took it up.
     `host` comes about once a second of wall time. `host_blocks` is what the host's memory holds of the KV cache: blocks
-    used, and all; loads and sends under way.
+    used, and all; loads and sends under way. `proposed` are int32 pairs: a request, and how many drafts it had before
+    the step, where its row shows fewer: some were cut off, or all dropped with its place in the batch.
     """
 
     seq: int
@@ -350,6 +351,7 @@ class StepRecord(Message, tag=1, frozen=True):
     group_blocks: tuple[int, ...] = ()
     host: tuple[Host, ...] = ()
     host_blocks: tuple[int, ...] = ()
+    proposed: bytes = b""
 
 
 class RequestState(Message, frozen=True):

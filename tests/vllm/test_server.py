@@ -234,7 +234,7 @@ def test_a_server_that_was_killed_starts_again_at_the_same_address(tmp_path: Pat
     finally:
         first.close(signal.SIGKILL)
     assert (tmp_path / "0.sock").exists()  # nobody removed it
-    second = Server(tmp_path)
+    second = Server(tmp_path, "--shutdown-timeout", "60")  # else its front end kills the engine first
     try:
         second.await_ready()
         console = Console(second.address)
