@@ -225,7 +225,9 @@ def _as_seen(decided: Head | None, recorded: Head | None) -> Head | None:
 def _as_known(decided: bytes, recorded: bytes) -> bytes:
     """Drafts rejected since a plan move its rows back. Where one got nothing in the step, or had ended before the
     results came, how far it was is told as of another moment here."""
-    own, told = (np.frombuffer(rows, dtype=np.int32).reshape(len(ROW_FIELDS), -1).copy() for rows in (decided, recorded))
+    own, told = (
+        np.frombuffer(rows, dtype=np.int32).reshape(len(ROW_FIELDS), -1).copy() for rows in (decided, recorded)
+    )
     if own.shape == told.shape:
         aside = (own[_TOKENS] == 0) | (own[_FLAGS] & RowFlag.LATE > 0)
         own[_PLACE, aside.nonzero()[0][:, None]] = told[_PLACE, aside.nonzero()[0][:, None]]

@@ -125,8 +125,7 @@ class RandomRun:
         self._sometimes(0.1, self._abort)
         proposed, rng = output.scheduled_spec_decode_tokens, self.random
         counts = [
-            0 if is_chunk else 1 + rng.randint(0, len(proposed.get(name, ())))
-            for name, is_chunk in chunks.items()
+            0 if is_chunk else 1 + rng.randint(0, len(proposed.get(name, ()))) for name, is_chunk in chunks.items()
         ]
         result = ModelRunnerOutput(
             req_ids=list(chunks),
