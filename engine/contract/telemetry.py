@@ -306,7 +306,8 @@ class StepRecord(Message, tag=1, frozen=True):
     `paused_by` says who paused or resumed the engine since the last record.
 
     `host` comes about once a second of wall time. `host_blocks` is what the host's memory holds of the KV cache: blocks
-    used, and all; loads and sends under way.
+    used, and all; loads and sends under way. `proposed` are int32 pairs: a request, and how many drafts it had before
+    the step, where its row shows fewer: some were cut off, or all dropped with its place in the batch.
     """
 
     seq: int
@@ -356,6 +357,7 @@ class StepRecord(Message, tag=1, frozen=True):
     host_blocks: tuple[int, ...] = ()
     turns: int = 0
     paused_by: str = ""
+    proposed: bytes = b""
 
 
 class RequestState(Message, frozen=True):

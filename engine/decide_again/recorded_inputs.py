@@ -205,8 +205,10 @@ class Driver:
 
 
 def _drafts_of(record: StepRecord) -> dict[int, int]:
-    rows = row_columns(record)
-    return dict(zip(rows["request"].tolist(), rows["drafts"].tolist(), strict=True))
+    """Drafts that requests had before a step, whether or not they were scheduled."""
+    rows, cut = row_columns(record), np.frombuffer(record.proposed, dtype=np.int32).reshape(-1, 2)
+    scheduled = zip(rows["request"].tolist(), rows["drafts"].tolist(), strict=True)
+    return {**dict(scheduled), **dict(cut.tolist())}
 
 
 def with_following(

@@ -15,6 +15,7 @@ from schedtop.engine.contract.knobs import KnobError, with_followers
 from schedtop.engine.contract.telemetry import (
     Header,
     KnobChange,
+    Limiter,
     Refusal,
     Reply,
     Snapshot,
@@ -136,7 +137,8 @@ class Engine:
         plan = self.scheduler.next_due()
         if self.tier is not None and self._waits_for_copies(plan, planned):
             return None
-        told = self._max_under_way == 1 or plan.num_rows or planned.preemptions or planned.ended
+        preempts = planned.limiter is Limiter.PREEMPTED_NOW  # whoever it was may have ended since
+        told = self._max_under_way == 1 or plan.num_rows or preempts or planned.ended
         if not told and any(batch.plan.num_rows for batch in self.scheduler.state.under_way):
             self.scheduler.update(plan, NOTHING, self.clock_s)
             return None
