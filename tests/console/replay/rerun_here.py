@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from schedtop.engine.whatif.rerun import Question, rerun
+import msgspec
+from schedtop.engine.whatif.rerun import Question, Rerun, rerun
+
+ANSWERS: dict[bytes, Rerun] = {}
+"""A question has one answer (`rerun` is pure, its answer frozen), and many tests put the same one."""
 
 
 class Here:
@@ -16,7 +20,10 @@ class Here:
 
     def __iter__(self) -> Iterator[Any]:
         yield "running both", 0.25
-        yield rerun(self.question)
+        key = msgspec.msgpack.encode(self.question)
+        if key not in ANSWERS:
+            ANSWERS[key] = rerun(self.question)
+        yield ANSWERS[key]
 
     def cancel(self) -> None:
         """It comes to its end unheard."""
