@@ -14,7 +14,7 @@ from schedtop.engine.sim.devices import GPUS, Gpu, read_gpu
 from schedtop.engine.sim.features import StepCost
 from schedtop.engine.sim.host_store import HostLink
 from schedtop.engine.sim.linear import Calibration, read_calibration
-from schedtop.engine.sim.memory import PoolSettings, check_parallel, local_block_bytes, pool_blocks
+from schedtop.engine.sim.memory import PoolSettings, block_tokens, check_parallel, local_block_bytes, pool_blocks
 from schedtop.engine.sim.model_config import read_shape
 from schedtop.engine.sim.models import FP8_SUFFIX, MODELS, ModelShape, find_model
 from schedtop.engine.sim.operators import OperatorCost
@@ -55,6 +55,10 @@ class SimDevice(Protocol):
     @property
     def front_end_row_s(self) -> float:
         """More for each row of the step that gave the token."""
+        ...
+
+    def block_size(self, wanted: int, ranks: int, drafts: int) -> int:
+        """Tokens of a block with so many tensor-parallel ranks and drafts: the `wanted`, or more."""
         ...
 
     def num_blocks(self, settings: PoolSettings = DEFAULT_POOL) -> int:
@@ -118,6 +122,9 @@ class PresetDevice:
     @property
     def front_end_row_s(self) -> float:
         return self.gpu.front_end_row_s
+
+    def block_size(self, wanted: int, ranks: int, drafts: int) -> int:
+        return block_tokens(self.shape, wanted, ranks, drafts)
 
     def num_blocks(self, settings: PoolSettings = DEFAULT_POOL) -> int:
         return pool_blocks(self.shape, self.gpu, settings)
@@ -187,6 +194,9 @@ class CalibratedDevice:
     @property
     def front_end_row_s(self) -> float:
         return 0.0
+
+    def block_size(self, wanted: int, ranks: int, drafts: int) -> int:
+        return wanted
 
     def num_blocks(self, settings: PoolSettings = DEFAULT_POOL) -> int:
         self._check_whole(settings.tensor_parallel_size, settings.pipeline_parallel_size)
