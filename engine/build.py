@@ -71,6 +71,7 @@ def check_config(config: EngineConfig, device: SimDevice | None = None) -> dict[
     if settings.get("pooling") and config.http is not None:
         raise ConfigError("--pooling: clients of --http ask for outputs, and pooling requests have none")
     simulated = device is not None or config.device.startswith(PREFIX)
+    _check_adapters(config, settings, simulated)
     if simulated and config.draft_model is not None:
         raise ConfigError(
             f"--draft-model={config.draft_model}: a simulated device runs no model: give --model, too"
@@ -86,6 +87,21 @@ def check_config(config: EngineConfig, device: SimDevice | None = None) -> dict[
         check_extra()
         look_up(config)
     return settings
+
+
+def _check_adapters(config: EngineConfig, settings: dict[str, Any], simulated: bool) -> None:
+    """Adapters that clients ask for by name."""
+    if not config.lora:
+        return
+    if not simulated or _is_case(config):
+        raise ConfigError(f"--lora {config.lora[0]}: only for simulated devices; {SIMULATED_ONLY['max_loras']}")
+    if not settings.get("max_loras"):
+        raise ConfigError(f"--lora {config.lora[0]}: there are no slots for adapters: give --max-loras, too")
+    taken = {*config.served_model_name} or {config.model or config.device.removeprefix(PREFIX).rpartition("@")[0]}
+    for name in config.lora:
+        if not name or name in taken:
+            raise ConfigError(f"--lora {name}: a name of its own is needed for each model and adapter")
+        taken.add(name)
 
 
 SIMULATED_ONLY = {
@@ -130,6 +146,8 @@ def _build_simulated(config: EngineConfig, settings: dict[str, Any], device: Sim
     clock, tier, told = SimulatedClock(), None, dict[str, Any]()
     if device.front_end_s is not None:
         told |= {"front_end_s": device.front_end_s, "front_end_row_s": device.front_end_row_s}
+    if config.lora:
+        told["lora"] = list(config.lora)
     if scheduler.kv_host_memory_bytes:
         link = device.host_link(pool)
         scheduler, tier = with_tier(scheduler), open_host_store(scheduler, link, clock.now_s, config.seed)
@@ -180,9 +198,12 @@ def _build_case(config: EngineConfig) -> Engine:
 
 
 def case_engine(case: Case, config: EngineConfig) -> Engine:
-    """An engine that serves a case under the case's own limits; raises `ConfigError` for one with a store outside."""
+    """An engine that serves a case under the case's own limits, and refuses what can never fit; `verify` decides it as
+    recorded. Raises `ConfigError` for a case with a store outside."""
     if case.config.kv_connector is not None:
         raise ConfigError(f"kv_connector: {case.name} can be verified, but not run: its store answers only there")
+    if case.config.encoder_budget is not None:
+        case = msgspec.structs.replace(case, config=msgspec.structs.replace(case.config, refuses_images=True))
     worker = CaseWorker(case)
     source = CaseSource(case, worker)
     header = make_header(config, case.config, source, "case", case.name, CASE_VOCAB_SIZE, simulated=True)
