@@ -440,11 +440,38 @@ class UnderWay(Message, frozen=True):
     gone: tuple[Arrival, ...] = ()
 
 
+class HostLoad(Message, frozen=True):
+    """A request that owns blocks before the queue: `tokens` of it are in them, or will be from `due_s` on (None: they
+    are), `local_tokens` of those from the pool. `first_lost`: place of the first block that will not come."""
+
+    number: int
+    tokens: int
+    local_tokens: int
+    due_s: float | None = None
+    first_lost: int | None = None
+    failed: bool = False
+
+
+class HostTier(Message, frozen=True):
+    """What the host's memory holds. `keys` joins the path keys (`prefix_paths`) of its blocks, the longest unused
+    first, those on their way to it last; `swapped` are tokens of preempted requests, by number.
+
+    `loads` are the requests before the queue, in order; `free_s`: when the link is free to the pool, and to the host.
+    `num_loads` have begun so far.
+    """
+
+    keys: bytes = b""
+    swapped: dict[int, int] = {}
+    loads: tuple[HostLoad, ...] = ()
+    free_s: tuple[float, float] = (0.0, 0.0)
+    num_loads: int = 0
+
+
 class Snapshot(Message, tag=3, frozen=True):
     """The whole present state: sent when a console joins or lost records, and as a recording's keyframe.
 
     `under_way`: steps that are planned, oldest first; `stages_free_s`: when each stage of a pipeline is through with
-    what it has.
+    what it has; `host`: the memory behind the pool, where there is one.
     """
 
     seq: int
@@ -462,6 +489,7 @@ class Snapshot(Message, tag=3, frozen=True):
     trial: Trial | None = None
     under_way: tuple[UnderWay, ...] = ()
     stages_free_s: tuple[float, ...] = ()
+    host: HostTier | None = None
 
 
 class Stage(Message, tag=4, frozen=True):
@@ -746,7 +774,7 @@ class Submit(Command, tag=109, frozen=True):
 
     `prompt` is token ids, int32. `arrived_s` is when the client got it, on this machine's monotonic clock. The model's
     end tokens end it unless `ignore_eos`; `stop_token_ids` do in any case. Prefixes are shared with requests of the
-    same `cache_salt` only. A client that hangs up ends its requests.
+    same `cache_salt` and `adapter` (its name, empty for none) only. A client that hangs up ends its requests.
     """
 
     id: int
@@ -760,6 +788,7 @@ class Submit(Command, tag=109, frozen=True):
     preview: str = ""
     client: str = ""
     cache_salt: str = ""
+    adapter: str = ""
 
 
 Incoming = SetKnobs | Pause | Resume | StepOnce | Abort | Drain | Join | EndTrial | Submit

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from schedtop.engine.contract.config import ConfigError, SchedulerConfig
 from schedtop.engine.contract.kv_groups import size_of
+from schedtop.engine.contract.prefix_paths import path_keys
 from schedtop.engine.contract.telemetry import (
     Arrival,
     FinishReason,
@@ -22,7 +23,6 @@ from schedtop.engine.contract.telemetry import (
 )
 from schedtop.engine.handoff.plan import StepPlan, StepResult
 from schedtop.engine.handoff.request import Image, Request
-from schedtop.engine.recording.arrivals import path_keys
 from schedtop.engine.recording.frames import RecordingError
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.step.engine import Engine

@@ -16,6 +16,7 @@ from schedtop.engine.contract.telemetry import (
     Finish,
     FinishReason,
     Head,
+    HostTier,
     KnobChange,
     Limiter,
     Refusal,
@@ -275,6 +276,12 @@ class Observer:
         loads = self.scheduler.state.loads
         return loads.store.standing if loads is not None and isinstance(loads.store, HostStore) else ()
 
+    def _tier(self) -> HostTier | None:
+        loads = self.scheduler.state.loads
+        if loads is None or not isinstance(loads.store, HostStore):
+            return None
+        return loads.store.describe(loads.describe())
+
     def _next_seq(self) -> int:
         self.seq += 1
         return self.seq
@@ -395,6 +402,7 @@ class Observer:
             totals=self.totals(),
             under_way=tuple(self._describe_step(batch) for batch in state.under_way),
             stages_free_s=stages_free_s,
+            host=self._tier(),
         )
 
     def _describe_step(self, batch: Batch) -> UnderWay:
