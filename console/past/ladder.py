@@ -19,9 +19,10 @@ STEPS_UP = 4
 NUM_RUNGS = 9
 KEPT = 1280
 """Buckets of a rung: a minute of the third, three days of the topmost."""
-MOST_PENDING = 4096
-MOST_CLOSED = 2048
-"""Columns that are remembered once nothing is added to them."""
+MOST_PENDING = 512
+"""Records. Each is a bucket of its own while it is worked in, and memory once taken for many is not given back."""
+MOST_CLOSED = 1024
+"""Columns that are remembered once nothing is added to them, more than a screen is wide."""
 
 _BINS_PER_OCTAVE = 16
 _LEAST_S = 1e-4
@@ -322,7 +323,7 @@ class Ladder:
         whole = _whole(parts) if parts else None
         if self._order[rung] and first + num <= self._order[rung][-1]:  # nothing is added to it any more
             if len(self._closed) >= MOST_CLOSED:
-                self._closed.clear()
+                del self._closed[next(iter(self._closed))]
             self._closed[rung, first, num] = whole
         return whole
 
