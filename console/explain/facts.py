@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -141,7 +141,7 @@ class Facts:
         self.itl: list[bytes] = []
         self._unfolded: list[StepRecord] = []
         self.known: dict[int, Known] = {}
-        self._ids: OrderedDict[int, str] = OrderedDict()
+        self._ids: dict[int, str] = {}
         self.firsts: deque[tuple[int, float, float, float]] = deque(maxlen=_MAX_EVENTS)
         self.client_waits: deque[tuple[int, int, float, float]] = deque(maxlen=_MAX_EVENTS)
         self.preemptions: deque[Marked[Preemption]] = deque(maxlen=_MAX_EVENTS)
@@ -151,7 +151,8 @@ class Facts:
         self.hosts: deque[Marked[Host]] = deque(maxlen=_MAX_SECONDS)
         # The best median seconds of each mix of steps that a look has seen, and at which step.
         self.usual_s: dict[float, tuple[float, int]] = {}
-        self._prefixes: OrderedDict[bytes, None] = OrderedDict()
+        # Full from the start, of what is no key: it takes as much memory then as after hours.
+        self._prefixes: dict[int, None] = dict.fromkeys(range(-_MAX_PREFIXES, 0))
         self._repeats = self._repeat_prompts = self._repeat_cached = 0
         self._totals = Totals()
         self._demand = self._dropped = 0
@@ -242,13 +243,13 @@ class Facts:
             self._demand += arrival.prompt_tokens + arrival.max_tokens
             if arrival.client_wait_s is not None:
                 self.client_waits.append((record.seq, record.step, record.end_s, arrival.client_wait_s))
-            key = arrival.prefix_keys[:PREFIX_KEY_BYTES]
-            if not key:
+            if not arrival.prefix_keys:
                 continue
+            key = int.from_bytes(arrival.prefix_keys[:PREFIX_KEY_BYTES])
             known.repeats = self._prefixes.pop(key, 0) is None
             self._prefixes[key] = None
             if len(self._prefixes) > _MAX_PREFIXES:
-                self._prefixes.popitem(last=False)
+                del self._prefixes[next(iter(self._prefixes))]
 
     def _take_events(self, record: StepRecord) -> None:
         known = self.known
@@ -321,7 +322,7 @@ class Facts:
         if gone is not None:
             self._ids[number] = gone.arrival.id
             if len(self._ids) > _MAX_EVENTS:
-                self._ids.popitem(last=False)
+                del self._ids[next(iter(self._ids))]
 
     def name(self, number: int) -> str:
         """A request's id, cleaned; its number where the id is not known any more."""

@@ -21,9 +21,10 @@ NUM_RUNGS = 9
 KEPT, FINE_KEPT, NUM_FINE = 1280, 4096, 3
 """Buckets of a rung, and of each of the finest: a minute of the first, a quarter of an hour of the third, three days of
 the topmost. A range further back is drawn from a coarser rung, which holds the same peaks."""
-MOST_PENDING = 4096
-MOST_CLOSED = 2048
-"""Columns that are remembered once nothing is added to them."""
+MOST_PENDING = 512
+"""Records. Each is a bucket of its own while it is worked in, and memory once taken for many is not given back."""
+MOST_CLOSED = 1024
+"""Columns that are remembered once nothing is added to them, more than a screen is wide."""
 
 _NUMBER, _EMITTED = ROW_FIELDS.index("request"), ROW_FIELDS.index("emitted")
 NO_STEP = -1
@@ -341,9 +342,9 @@ class Ladder:
                 last_s.update(dict.fromkeys(rows[_NUMBER][rows[_EMITTED] > 0].tolist(), record.end_s))
             for number, _ in record.ttft_s:
                 waits.pop(number, None)
-            for gone in (*record.finishes, *record.refusals):
-                waits.pop(gone.number, None)
-                last_s.pop(gone.number, None)
+            for number in [*(gone.number for gone in record.finishes), *(gone.number for gone in record.refusals)]:
+                waits.pop(number, None)
+                last_s.pop(number, None)
 
     def _merge(self, rung: int, index: int, part: Bucket) -> None:
         newest = self._newest[rung]
@@ -404,7 +405,7 @@ class Ladder:
         whole = _whole(parts) if parts else None
         if self._order[rung] and first + num <= self._order[rung][-1]:  # nothing is added to it any more
             if len(self._closed) >= MOST_CLOSED:
-                self._closed.clear()
+                del self._closed[next(iter(self._closed))]
             self._closed[rung, first, num] = whole
         return whole
 
