@@ -208,7 +208,7 @@ def _drafts_of(record: StepRecord) -> dict[int, int]:
     """Drafts that requests had before a step, whether or not they were scheduled."""
     rows, cut = row_columns(record), np.frombuffer(record.proposed, dtype=np.int32).reshape(-1, 2)
     scheduled = zip(rows["request"].tolist(), rows["drafts"].tolist(), strict=True)
-    return {**dict(scheduled), **{number: drafts for number, drafts in cut.tolist()}}
+    return {**dict(scheduled), **dict(zip(*cut.T.tolist(), strict=True))}
 
 
 def with_following(
