@@ -11,8 +11,8 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.contract.latencies.cohort import Bounded, cohort
-from schedtop.engine.contract.telemetry import Host, Snapshot, StepRecord
+from schedtop.engine.contract.latencies.cohort import Bounded, Cohort
+from schedtop.engine.contract.telemetry import ROW_FIELDS, Host, Snapshot, StepRecord, row_matrix
 
 FINEST_S = 1 / 64
 STEPS_UP = 4
@@ -21,10 +21,12 @@ NUM_RUNGS = 9
 KEPT, FINE_KEPT, NUM_FINE = 1280, 4096, 3
 """Buckets of a rung, and of each of the finest: a minute of the first, a quarter of an hour of the third, three days of
 the topmost. A range further back is drawn from a coarser rung, which holds the same peaks."""
-MOST_PENDING = 4096
-MOST_CLOSED = 2048
-"""Columns that are remembered once nothing is added to them."""
+MOST_PENDING = 512
+"""Records. Each is a bucket of its own while it is worked in, and memory once taken for many is not given back."""
+MOST_CLOSED = 1024
+"""Columns that are remembered once nothing is added to them, more than a screen is wide."""
 
+_NUMBER, _EMITTED = ROW_FIELDS.index("request"), ROW_FIELDS.index("emitted")
 NO_STEP = -1
 EARLIER = 1 << 40
 """Taken from the seqs of the run before a restart: no other run has them."""
@@ -39,7 +41,8 @@ class Bucket:
     `tokens` are decode, prefill and draft tokens of the step with the most of them; `slowest` is the seq of the
     longest step. `used`, `cached` and `pool` are blocks where most were in use. `cpu`, `delay` and `gpu` are the
     highest that the host told, `clock` the lowest share of the GPU's highest clock; negative where it told nothing.
-    `open` are the waits for a first token at its end, by size. `drawn` is for who draws it, void once more is taken in.
+    `open` are the waits for a first token at its end, `open_itl` the gaps that no output has ended by then, by size.
+    `drawn` is for who draws it, void once more is taken in.
     Quantiles are exact to 5 %.
     """
 
@@ -62,6 +65,7 @@ class Bucket:
         "most_tokens",
         "num_steps",
         "open",
+        "open_itl",
         "pool",
         "running",
         "slowest",
@@ -86,6 +90,7 @@ class Bucket:
         self.ttft: Counter[int] = Counter()
         self.itl: Counter[int] = Counter()
         self.open: Counter[int] = Counter()
+        self.open_itl: Counter[int] = Counter()
         self.marks: Counter[str] = Counter()
         self.drawn: dict[str, tuple[float, ...]] = {}
 
@@ -95,7 +100,7 @@ class Bucket:
         self.num_steps += other.num_steps
         self.begin_s = min(self.begin_s, other.begin_s)
         if other.end_s >= self.end_s:
-            self.end_s, self.open = other.end_s, other.open
+            self.end_s, self.open, self.open_itl = other.end_s, other.open, other.open_itl
         if other.most_tokens > self.most_tokens:
             self.tokens, self.most_tokens = other.tokens, other.most_tokens
         self.budget = max(self.budget, other.budget)
@@ -140,12 +145,12 @@ class Bucket:
         moved.slowest = self.slowest if self.slowest == NO_STEP else self.slowest - EARLIER
         return moved
 
-    def ttft_p95(self) -> Bounded | None:
-        """Of the shared cohort: those who got their first token in this time, and those who wait at its end."""
-        sizes = sorted(self.ttft)
-        known = [_seconds(size) for size in sizes]
-        waits = [_seconds(size) for size in self.open.elements()]
-        return cohort(known, waits, [self.ttft[size] for size in sizes]).quantile(0.95)
+    def p95(self, kind: str) -> Bounded | None:
+        """Of the shared cohort: those who got theirs (`ttft` or `itl`) in this time, and those who wait at its end."""
+        ended, waits = (self.ttft, self.open) if kind == "ttft" else (self.itl, self.open_itl)
+        sizes = sorted({*ended, *waits})
+        known, still = (np.array([part[size] for size in sizes], dtype=np.int64) for part in (ended, waits))
+        return Cohort(np.array([_seconds(size) for size in sizes]), known, still).quantile(0.95)
 
     @classmethod
     def of(cls, records: Iterable[StepRecord]) -> Bucket:
@@ -251,13 +256,17 @@ class Ladder:
         self._order: list[deque[int]] = [deque() for _ in range(NUM_RUNGS)]
         self._pending: list[StepRecord] = []
         self._waits: dict[int, float] = {}
+        self._last_s: dict[int, float] = {}
         self._closed: dict[tuple[int, int, int], Bucket | None] = {}
 
     def begin(self, snapshot: Snapshot, shift_s: float = 0.0) -> None:
-        """Who waits for a first token, where the records do not describe their arrival."""
+        """Who waits for a token, where the records do not describe their arrival."""
         if self._pending:
             self._settle()
         self.shift_s = shift_s
+        self._last_s = {
+            item.arrival.number: item.last_token_s for item in snapshot.requests if item.last_token_s is not None
+        }
         self._waits = {
             item.arrival.number: item.arrival.arrival_s for item in snapshot.requests if item.first_token_s is None
         }
@@ -319,6 +328,8 @@ class Ladder:
             self._follow(records)
             if self._waits:
                 part.open = _sizes(part.end_s - np.fromiter(self._waits.values(), dtype=np.float64))
+            gaps_s = [part.end_s - last_s for last_s in self._last_s.values() if last_s < part.end_s]
+            part.open_itl = _sizes(np.array(gaps_s))
             part.begin_s, part.end_s = part.begin_s + shift_s, part.end_s + shift_s
             parts.append((index, part))
         for rung in range(NUM_RUNGS):
@@ -330,17 +341,19 @@ class Ladder:
             ]
 
     def _follow(self, records: Iterable[StepRecord]) -> None:
-        """Who waits for a first token after these."""
-        waits = self._waits
+        """Who waits for a token after these."""
+        waits, last_s = self._waits, self._last_s
         for record in records:
             for arrival in record.arrivals:
                 waits[arrival.number] = arrival.arrival_s
+            if record.rows:
+                rows = row_matrix(record)
+                last_s.update(dict.fromkeys(rows[_NUMBER][rows[_EMITTED] > 0].tolist(), record.end_s))
             for number, _ in record.ttft_s:
                 waits.pop(number, None)
-            for finish in record.finishes:
-                waits.pop(finish.number, None)
-            for refusal in record.refusals:
-                waits.pop(refusal.number, None)
+            for number in [*(gone.number for gone in record.finishes), *(gone.number for gone in record.refusals)]:
+                waits.pop(number, None)
+                last_s.pop(number, None)
 
     def _merge(self, rung: int, index: int, part: Bucket) -> None:
         newest = self._newest[rung]
@@ -401,7 +414,7 @@ class Ladder:
         whole = _whole(parts) if parts else None
         if self._order[rung] and first + num <= self._order[rung][-1]:  # nothing is added to it any more
             if len(self._closed) >= MOST_CLOSED:
-                self._closed.clear()
+                del self._closed[next(iter(self._closed))]
             self._closed[rung, first, num] = whole
         return whole
 

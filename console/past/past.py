@@ -179,10 +179,16 @@ class Past(Protocol):
         stop = self._place(last + 1)
         return self._slice(start, stop)
 
-    def between_times(self, start_s: float, last: int) -> Iterator[StepRecord]:
-        """The kept records that ended after `start_s`, up to seq `last`, in order."""
+    def seq_before(self, clock_s: float) -> int | None:
+        """The newest kept record that ended before `clock_s`."""
+        index = self._place_at(clock_s) - 1
+        return self.records[index].seq if index >= 0 else None
+
+    def between_times(self, start_s: float, last: int, most: int | None = None) -> Iterator[StepRecord]:
+        """The kept records that ended after `start_s`, up to seq `last`, in order; the last `most` of them."""
         start = self._place_at(start_s)
         stop = self._place(last + 1)
+        start = start if most is None else max(start, stop - most)
         return self._slice(start, stop)
 
     def in_seconds(self, start_s: float, stop_s: float) -> list[StepRecord]:

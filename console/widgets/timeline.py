@@ -98,9 +98,19 @@ def _percent(share: float) -> str:
     return "n/a" if share < 0 else f"{share:.0%}"
 
 
-def _longest_wait_s(bucket: Bucket) -> float:
+def _p95_s(bucket: Bucket, kind: str) -> float | None:
+    p95 = bucket.p95(kind)
+    return None if p95 is None else p95.least
+
+
+def _longest_ttft_s(bucket: Bucket) -> float:
     """To a first token, had or still waited for."""
     return max(bucket.max_ttft_s, bucket.max_wait_s, quantile(bucket.open, 1.0) or 0.0)
+
+
+def _longest_itl_s(bucket: Bucket) -> float:
+    """Between two deliveries, or since the last one."""
+    return max(bucket.max_itl_s, quantile(bucket.open_itl, 1.0) or 0.0)
 
 
 def _watermark(view: View) -> float | None:
@@ -121,8 +131,8 @@ def lanes(view: View) -> tuple[Lane, ...]:
             text.ms_unit(seconds) + ("!" if slo_s is not None and seconds > slo_s else "") if seconds else text.NONE
         )
 
-    def bounded(p95: Bounded | None) -> str:
-        return text.NONE if p95 is None else (">" if p95.is_bound else "") + late(p95.least, options.ttft_slo_s)
+    def bounded(p95: Bounded | None, slo_s: float | None) -> str:
+        return text.NONE if p95 is None else (">" if p95.is_bound else "") + late(p95.least, slo_s)
 
     return (
         Lane(
@@ -165,10 +175,8 @@ def lanes(view: View) -> tuple[Lane, ...]:
         Lane(
             "TTFT",
             _DURATION,
-            lambda bucket: _capped(
-                quantile(bucket.ttft + bucket.open, 0.95), _longest_wait_s(bucket), options.ttft_slo_s
-            ),
-            lambda bucket: bounded(bucket.ttft_p95()),
+            lambda bucket: _capped(_p95_s(bucket, "ttft"), _longest_ttft_s(bucket), options.ttft_slo_s),
+            lambda bucket: bounded(bucket.p95("ttft"), options.ttft_slo_s),
             text.ms_unit,
             1e-3,
             weight=2,
@@ -177,8 +185,8 @@ def lanes(view: View) -> tuple[Lane, ...]:
         Lane(
             "ITL",
             _DURATION,
-            lambda bucket: _capped(quantile(bucket.itl, 0.95), bucket.max_itl_s, options.itl_slo_s),
-            lambda bucket: late(quantile(bucket.itl, 0.95) or 0.0, options.itl_slo_s),
+            lambda bucket: _capped(_p95_s(bucket, "itl"), _longest_itl_s(bucket), options.itl_slo_s),
+            lambda bucket: bounded(bucket.p95("itl"), options.itl_slo_s),
             text.ms_unit,
             1e-3,
             weight=2,

@@ -271,7 +271,7 @@ class HookLoop(ServiceLoop):
         finally:
             self._watch.close()
             if self._files is not None:
-                self._files.close(keep=failed)
+                self._files.close(keep=failed or self._hook.server_failed)
 
     def tick(self) -> None:
         """Between steps: tell what went wrong, and end with the hook."""

@@ -12,9 +12,11 @@ from links import EngineLink, PlayedLink
 from schedtop.console.past import ladder as past
 from schedtop.console.past.ladder import Bucket, Ladder, quantile
 from schedtop.engine.contract.latencies.cohort import cohort
-from schedtop.engine.contract.telemetry import Host, StepRecord
+from schedtop.engine.contract.telemetry import Host, StepRecord, itl_column
 from seat import COMPACT, WIDE, seated
 from synthetic import SyntheticEngine
+
+from tests.engine.harness import ask, engine_of, step
 
 ENGINE = SyntheticEngine(rate=12.0, num_blocks=300)
 RECORDS = [*ENGINE.records(400), ENGINE.run_step({"max_num_seqs": 9}), *ENGINE.records(100)]
@@ -215,9 +217,30 @@ def test_first_tokens_are_those_of_the_shared_cohort(until: int) -> None:
     ).quantile(0.95)
     [*_, bucket], _, _ = columns_of(ladder_of(records), 0.0, end_s, 1)
     assert bucket is not None and bucket.open.total() == len(waits)
-    found = bucket.ttft_p95()
+    found = bucket.p95("ttft")
     assert found is not None and wanted is not None
     assert found.least == pytest.approx(wanted.least, rel=0.05) and found.is_bound == wanted.is_bound
+
+
+def test_gaps_are_those_of_the_shared_cohort() -> None:
+    """Tokens for three of twelve requests in a step: the others have a gap that no output ends."""
+    engine = engine_of(
+        *(ask(f"{place:02}", 6, 40) for place in range(12)), max_num_batched_tokens=20, num_blocks=40
+    )
+    ladder, gaps = Ladder(), []
+    for index in range(40):
+        if index == 5:
+            engine.set_knobs({"max_num_batched_tokens": 3})
+        record = step(engine)
+        gaps += itl_column(record).tolist()
+        ladder.take(record)
+    open_s = engine.unended().itl
+    wanted = cohort(gaps, open_s[open_s > 0]).quantile(0.95)
+    [*_, bucket], _, _ = ladder.columns(0.0, engine.clock_s, 1)
+    assert bucket is not None and bucket.open_itl.total() == int((open_s > 0).sum()) > 5
+    found = bucket.p95("itl")
+    assert found is not None and wanted is not None and found.is_bound and wanted.is_bound
+    assert found.least == pytest.approx(wanted.least, rel=0.05)
 
 
 def test_who_waited_before_the_console_came_counts() -> None:
