@@ -75,7 +75,11 @@ def test_records_count_the_deferred_by_reason_and_tell_who_became_ready() -> Non
     record = observer.idle_record(0.0, 0, False)
     assert record.deferred == (("grammar", 2), ("remote_kv", 1)) and record.waiting == 3
     figures = dict(zip(COLUMNS, row_of(record), strict=True))
-    assert (figures["deferred_grammar"], figures["deferred_remote_kv"], figures["deferred_stale_output"]) == (2, 1, 0)
+    assert (figures["deferred_grammar"], figures["deferred_remote_kv"], figures["deferred_stale_output"]) == (
+        2,
+        1,
+        0,
+    )
     assert record.deferrals == (Deferral(0, "grammar"), Deferral(1, "grammar"), Deferral(2, "remote_kv"))
     assert [state.deferred for state in observer.snapshot(0.0, {}, 0, False).requests] == [
         "grammar",
