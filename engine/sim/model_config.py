@@ -63,7 +63,7 @@ class _Noted(dict[str, Any]):
         super().__init__(config)
         self.read: set[str] = set()
 
-    def get(self, name: str, default: Any = None) -> Any:  # type: ignore[override]
+    def get(self, name: str, default: Any = None) -> Any:
         self.read.add(name)
         return super().get(name, default)
 

@@ -330,8 +330,11 @@ class Observer:
             counts["cached_tokens"] += started.request.cached_tokens
             if self.scheduler.state.kv.caching:
                 counts["cache_queries"] += started.request.num_prompt_tokens
-        counts["external_tokens"] += sum(entry.external_tokens for entry in planned.admissions if not entry.resumed)
-        counts["reused_tokens"] += sum(entry.cached_tokens for entry in planned.admissions if entry.resumed)
+        for entry in planned.admissions:
+            if entry.resumed:
+                counts["reused_tokens"] += entry.cached_tokens
+            else:
+                counts["external_tokens"] += entry.external_tokens
 
     def skip(self, steps: int, totals: Totals, finishes: list[Finish]) -> None:
         """Steps were reported elsewhere; `totals` are those after them, but for what finished."""
