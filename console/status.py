@@ -9,9 +9,9 @@ from schedtop.console.drawing import text
 from schedtop.console.explain.log import Entry
 from schedtop.console.past import sample_sizes as enough
 from schedtop.console.past.client import client_latencies
-from schedtop.console.past.latency import KINDS, merge
 from schedtop.console.past.past import Moment, Past
-from schedtop.engine.contract.latencies.cohort import Cohort, cohort
+from schedtop.console.past.unended import cohorts
+from schedtop.engine.contract.latencies.cohort import Cohort
 from schedtop.engine.contract.telemetry import describe_head
 
 SHARES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
@@ -44,13 +44,9 @@ def facts(history: Past, entries: list[Entry], slos_s: dict[str, float]) -> dict
     state, record = moment.state, moment.record
     rates = history.rates(moment)
     latency = {}
-    for kind in KINDS:
-        samples = merge(history.latency_columns(kind, moment, WINDOW_S, 60))
-        figures = {name: enough.quantile(samples, share) for name, share in SHARES}
-        met = samples.within(slos_s[kind]) / samples.n if kind in slos_s and samples.n else None
-        latency[kind] = {**figures, "n": samples.n, "slo_s": slos_s.get(kind), "within_slo": met}
-    for kind, felt in client_latencies(history, moment, WINDOW_S).items():
-        latency[f"client_{kind}"] = _client(felt)
+    felt = {f"client_{kind}": members for kind, members in client_latencies(history, moment, WINDOW_S).items()}
+    for kind, members in {**cohorts(history, moment, WINDOW_S), **felt}.items():
+        latency[kind] = _figures(members, slos_s.get(kind))
     blocks = record.blocks if record is not None else None
     return {
         "model": header.model if header is not None else None,
@@ -77,12 +73,16 @@ def facts(history: Past, entries: list[Entry], slos_s: dict[str, float]) -> dict
     }
 
 
-def _client(felt: Cohort) -> dict[str, Any]:
-    """As the scheduler's latencies: of those that ended."""
-    ended = cohort(felt.values, (), felt.known)
-    bounds = {name: enough.bounded(ended, share) for name, share in SHARES}
-    figures = {name: None if found is None else found.least for name, found in bounds.items()}
-    return {**figures, "n": ended.n, "slo_s": None, "within_slo": None}
+def _figures(members: Cohort, slo_s: float | None) -> dict[str, Any]:
+    found = {name: enough.bounded(members, share) for name, share in SHARES}
+    return {
+        **{name: None if figure is None else figure.least for name, figure in found.items()},
+        "n": members.n,
+        "open": members.num_open,
+        "lower_bound": [name for name, figure in found.items() if figure is not None and figure.is_bound],
+        "slo_s": slo_s,
+        "within_slo": None if slo_s is None else members.share_within(slo_s),
+    }
 
 
 def page(found: dict[str, Any]) -> Iterator[str]:
@@ -120,6 +120,11 @@ def _title(kind: str) -> str:
 
 
 def _latency(figures: dict[str, Any]) -> str:
-    words = [f"{name} {text.ms_unit(figures[name])}" for name, _ in SHARES if figures[name] is not None]
-    told = " ".join(words) if words else f"too few samples (n={figures['n']})"
+    words = [
+        f"{name} {'>' if name in figures['lower_bound'] else ''}{text.ms_unit(figures[name])}"
+        for name, _ in SHARES
+        if figures[name] is not None
+    ]
+    size = f"n={figures['n']}" + (f"+{figures['open']}" if figures["open"] else "")
+    told = f"{' '.join(words)} ({size})" if words else f"too few samples ({size})"
     return told + (f", {figures['within_slo']:.0%} within SLO" if figures["within_slo"] is not None else "")

@@ -11,7 +11,7 @@ from schedtop.console.drawing.line import Line
 from schedtop.console.past import sample_sizes as enough
 from schedtop.console.past.client import client_latencies
 from schedtop.console.past.latency import Samples, column_of, merge
-from schedtop.console.past.unended import cohort_of, unended
+from schedtop.console.past.unended import Floats, cohort_of, unended
 from schedtop.console.view import WINDOWS_S
 from schedtop.console.widgets.panel import Panel, Pieces
 from schedtop.engine.contract.latencies.cohort import Cohort
@@ -33,7 +33,8 @@ Percentiles interpolate linearly, over the window named in the title; n is how m
 Who still waits is counted too, with what the wait has come to so far (n 93+310: the second are open): > is a lower
 bound, which such waits can only raise. ! marks a figure past its SLO. The share beside the SLO is of those known to be
 within it or past it; one still open is past it as soon as its wait is.
-Each column of the graph is the p95 of its part of the window, however few its samples; the dashed line is the SLO.
+Each column of the graph is the p95 of its part of the window, however few its samples; the newest one counts who
+still waits. The dashed line is the SLO.
 K marks a knob change.
 client TTFT, client E2E  what clients feel, the time outside the scheduler included; shown where a front end is
 simulated, or requests came with that time. They rest on the last 8,192 steps at most.
@@ -50,7 +51,7 @@ simulated, or requests came with that time. They rest on the last 8,192 steps at
 
     def body(self, width: int, height: int) -> list[Line]:
         compact = height < 6
-        self._open_s = unended(self.view.history, self.view.moment)
+        self._open_s = unended(self.view.moment.state)
         felt = client_latencies(self.view.history, self.view.moment, self.view.window_s)
         height -= 0 if compact else len(felt)
         slos = (("ttft", self.view.options.ttft_slo_s), ("itl", self.view.options.itl_slo_s))
@@ -79,7 +80,7 @@ simulated, or requests came with that time. They rest on the last 8,192 steps at
         """Figures, then a graph with its scale and SLO at the right."""
         palette = self.view.palette
         columns = self._columns(kind, width - GUTTER)
-        whole, p95_s = cohort_of(merge(columns), self._open_s[kind]), _p95_s(columns)
+        whole, p95_s = cohort_of(merge(columns), self._open_s[kind]), _p95_s(columns, self._open_s[kind])
         line = self._figures(kind.upper(), whole, slo_s)
         line.right(width, Line().add(f"{_size(whole)} ", palette["muted"]), palette["text"])
         top_s, slo_row = _scale(p95_s, slo_s, rows)
@@ -105,7 +106,7 @@ simulated, or requests came with that time. They rest on the last 8,192 steps at
             line.add(f" {met} ok" if (met := _met(whole, slo_s)) else "", palette["muted"])
         if room < 10:
             return line
-        graph = self._graph(_p95_s(columns), slo_s, room, 1)[0]
+        graph = self._graph(_p95_s(columns, self._open_s[kind]), slo_s, room, 1)[0]
         return line.right(width, graph, palette["text"])
 
     def _figures(self, title: str, whole: Cohort, slo_s: float | None, names: bool = True) -> Line:
@@ -197,8 +198,10 @@ def _met(whole: Cohort, slo_s: float) -> str:
     return text.share(within, within + past) if within + past else ""
 
 
-def _p95_s(columns: list[Samples]) -> list[float | None]:
-    return [samples.quantile(0.95) for samples in columns]
+def _p95_s(columns: list[Samples], open_s: Floats) -> list[float | None]:
+    *earlier, newest = columns
+    now = cohort_of(newest, open_s).quantile(0.95)
+    return [*(samples.quantile(0.95) for samples in earlier), None if now is None else now.least]
 
 
 def _scale(p95_s: list[float | None], slo_s: float | None, rows: int) -> tuple[float, int | None]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.sim.models import ModelShape
+from schedtop.engine.sim.state_layers import delta_layers, mamba2_layers
 
 Config = Mapping[str, Any]
 Fields = dict[str, Any]
@@ -67,6 +68,10 @@ class _Noted(dict[str, Any]):
         self.read.add(name)
         return super().get(name, default)
 
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
+
 
 _SHAPES = re.compile(
     r"^num_|^n_|_(size|dim|rank|heads|layers?|step|freq|pattern)$|expert|window|layer_types|chunk|conv|ssm|mamba|linear_attn"
@@ -78,6 +83,7 @@ _CHANGE_NOTHING = frozenset(
         *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "chunk_size_feed_forward"),
         *("n_group", "ep_size", "num_nextn_predict_layers", "qk_head_dim"),  # DeepSeek
         *("no_rope_layers", "_sliding_window_pattern", "experts_per_token"),  # Llama 4, Gemma 3, gpt-oss
+        "mamba_chunk_size",
     ]
 )
 """Named like one, and of no consequence here."""
@@ -245,6 +251,38 @@ def _gpt_neox(config: Config) -> Fields:
     return {"gated": False}
 
 
+def _granite_hybrid(config: Config) -> Fields:
+    """Mamba-2 beside attention; routed experts, if any, beside the shared MLP that every layer has."""
+    shared, experts = _number(config, "shared_intermediate_size"), _number(config, "num_local_experts", default=0)
+    fields: Fields = {"state": mamba2_layers(config, _number)}
+    if not experts:
+        return {**fields, "mlp": shared}
+    active = _number(config, "num_experts_per_tok")
+    return {**fields, "experts": experts, "active_experts": active, "shared_mlp": shared}
+
+
+def _gated_delta(config: Config) -> Fields:
+    """Gated delta nets beside attention whose queries may have a gate of their size."""
+    hidden, size = _number(config, "hidden_size"), _number(config, "head_dim", default=256)
+    heads, kv_heads = _number(config, "num_attention_heads"), _number(config, "num_key_value_heads")
+    gated = bool(config.get("attn_output_gate", True))
+    return {
+        "state": delta_layers(config, _number),
+        "head_dim": size,
+        "attention_params": hidden * size * ((2 + gated) * heads + 2 * kv_heads),
+        "qk_norm": True,
+    }
+
+
+def _gated_delta_moe(config: Config) -> Fields:
+    experts = _qwen3_moe(config)
+    if experts["dense_layers"]:
+        raise ConfigError(f"mlp_only_layers={config['mlp_only_layers']}: only [] is supported")
+    shared = _number(config, "shared_expert_intermediate_size")
+    # The shared expert's gate is one vector more.
+    return {**experts, **_gated_delta(config), "shared_mlp": shared, "norms": 3}
+
+
 FAMILIES: dict[str, Callable[[Config], Fields]] = {
     "llama": _dense,
     "mistral": _with_window,
@@ -259,17 +297,23 @@ FAMILIES: dict[str, Callable[[Config], Fields]] = {
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
     "gpt_neox": _gpt_neox,
+    "granitemoehybrid": _granite_hybrid,
+    "qwen3_next": _gated_delta_moe,
+    "qwen3_5_text": _gated_delta,
+    "qwen3_5_moe_text": _gated_delta_moe,
 }
 """Architectures that can be simulated by their `model_type` (that of the text model, where there is one inside)."""
 
 LEFT_OUT: dict[str, Fields] = {
+    "qwen3_next": {"intermediate_size": 0},
+    "qwen3_5_moe_text": {"intermediate_size": 0},
     "gemma3_text": {
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "head_dim": 256,
         "vocab_size": 262208,
         "max_position_embeddings": 131072,
-    }
+    },
 }
 """What an architecture's published files leave out where it is the default."""
 

@@ -15,7 +15,7 @@ from schedtop.engine.sim.devices import GPUS, Gpu, read_gpu
 from schedtop.engine.sim.features import StepCost
 from schedtop.engine.sim.host_store import HostLink
 from schedtop.engine.sim.linear import Calibration, read_calibration
-from schedtop.engine.sim.memory import PoolSettings, check_parallel, local_block_bytes, pool_blocks
+from schedtop.engine.sim.memory import PoolSettings, block_tokens, check_parallel, local_block_bytes, pool_blocks
 from schedtop.engine.sim.model_config import read_shape
 from schedtop.engine.sim.models import FP8_SUFFIX, MODELS, ModelShape, find_model
 from schedtop.engine.sim.operators import OperatorCost
@@ -51,6 +51,10 @@ class SimDevice(Protocol):
     @property
     def front_end(self) -> FrontEnd | None:
         """A client's time outside the scheduler; None where it is not known."""
+        ...
+
+    def block_size(self, wanted: int, ranks: int, drafts: int) -> int:
+        """Tokens of a block with so many tensor-parallel ranks and drafts: the `wanted`, or more."""
         ...
 
     def num_blocks(self, settings: PoolSettings = DEFAULT_POOL) -> int:
@@ -113,6 +117,9 @@ class PresetDevice:
         if not gpu.front_end_s:
             return None
         return FrontEnd(gpu.front_end_s, gpu.front_end_row_s, gpu.front_end_token_s)
+
+    def block_size(self, wanted: int, ranks: int, drafts: int) -> int:
+        return block_tokens(self.shape, wanted, ranks, drafts)
 
     def num_blocks(self, settings: PoolSettings = DEFAULT_POOL) -> int:
         return pool_blocks(self.shape, self.gpu, settings)
@@ -178,6 +185,9 @@ class CalibratedDevice:
     @property
     def front_end(self) -> FrontEnd | None:
         return None
+
+    def block_size(self, wanted: int, ranks: int, drafts: int) -> int:
+        return wanted
 
     def num_blocks(self, settings: PoolSettings = DEFAULT_POOL) -> int:
         self._check_whole(settings.tensor_parallel_size, settings.pipeline_parallel_size)
