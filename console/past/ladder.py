@@ -19,7 +19,7 @@ STEPS_UP = 4
 NUM_RUNGS = 9
 KEPT = 1280
 """Buckets of a rung: a minute of the third, three days of the topmost."""
-MOST_PENDING = 512
+MOST_PENDING = 128
 """Records. Each is a bucket of its own while it is worked in, and memory once taken for many is not given back."""
 MOST_CLOSED = 1024
 """Columns that are remembered once nothing is added to them, more than a screen is wide."""
