@@ -328,10 +328,10 @@ class ServiceLoop:
             case EndTrial():
                 return self._trials.end(command)
             case Pause():
-                engine.pause()
+                engine.pause(command.by)
                 return "paused"
             case Resume():
-                engine.resume()
+                engine.resume(command.by)
                 return "running"
             case StepOnce():
                 if not engine.paused:
