@@ -302,7 +302,7 @@ class StepRecord(Message, tag=1, frozen=True):
     (uint8), and `group_blocks` are the blocks in each group's tables, a shared one counted by each holder.
     `start_s` is not before the end of the step before; `execute_s` counts from when the device took it up.
     `host` comes about once a second of wall time. `host_blocks` is what the host's memory holds of the KV cache: blocks
-    used, and all; loads and sends under way.
+    used, and all; loads and sends under way. `encoder_tokens`: of the images encoded in the step.
     """
 
     seq: int
@@ -350,6 +350,7 @@ class StepRecord(Message, tag=1, frozen=True):
     group_blocks: tuple[int, ...] = ()
     host: tuple[Host, ...] = ()
     host_blocks: tuple[int, ...] = ()
+    encoder_tokens: int = 0
 
 
 class RequestState(Message, frozen=True):
@@ -427,6 +428,7 @@ class UnderWay(Message, frozen=True):
     admissions: tuple[Admission, ...]
     preemptions: tuple[Preemption, ...]
     ended: tuple[Finish, ...]
+    encoder_tokens: int = 0
 
 
 class HostLoad(Message, frozen=True):

@@ -26,7 +26,7 @@ def set_out_again(engine: Engine, snapshot: Snapshot, requests: Mapping[int, Req
     for order, step in reversed(list(enumerate(snapshot.under_way, 1))):
         columns = np.frombuffer(step.rows, dtype=np.int32).reshape(len(ROW_FIELDS), -1).copy()
         planned = _planned(step, requests, tables)
-        batch = _batch(state, planned, columns, requests)
+        batch = _batch(state, planned, columns, requests, step.encoder_tokens)
         state.under_way.appendleft(batch)
         _expect(state, batch, order)
         for number in batch.plan.numbers.tolist():
@@ -69,7 +69,9 @@ def _planned(step: UnderWay, requests: Mapping[int, Request], tables: dict[int, 
     )
 
 
-def _batch(state: State, planned: PlannedStep, columns: IntArray, requests: Mapping[int, Request]) -> Batch:
+def _batch(
+    state: State, planned: PlannedStep, columns: IntArray, requests: Mapping[int, Request], encoder_tokens: int
+) -> Batch:
     table = state.table
     busy = columns[TOKENS].nonzero()[0]
     rows = columns[:, busy]
@@ -91,6 +93,7 @@ def _batch(state: State, planned: PlannedStep, columns: IntArray, requests: Mapp
         new_blocks=planned.new_blocks,
         started=planned.started,
         gone=[],
+        encoder_tokens=encoder_tokens,
     )
     slots = np.array([slot_of.get(number, 0) for number in numbers], dtype=np.int32)
     # No table has this layout: the rows are looked for, as after every change of it.

@@ -168,6 +168,7 @@ class Observer:
             grown_groups=grown_groups,
             group_blocks=state.kv.group_blocks,
             host_blocks=self._host(),
+            encoder_tokens=plan.encoder_tokens,
         )
 
     def idle_record(self, now_s: float, knobs_version: int, paused: bool) -> StepRecord:
@@ -435,6 +436,7 @@ def _describe_step(batch: Batch) -> UnderWay:
         admissions=tuple(planned.admissions),
         preemptions=tuple(planned.preemptions),
         ended=tuple(planned.ended),
+        encoder_tokens=batch.plan.encoder_tokens,
     )
 
 
