@@ -174,6 +174,7 @@ class Observer:
             group_blocks=state.kv.group_blocks,
             host_blocks=self._host(),
             paused_by=events.paused_by,
+            encoder_tokens=plan.encoder_tokens,
         )
 
     def idle_record(self, now_s: float, knobs_version: int, paused: bool, turns: int = 0) -> StepRecord:
@@ -421,6 +422,7 @@ class Observer:
             preemptions=tuple(planned.preemptions),
             ended=tuple(planned.ended),
             grown_groups=planned.group_growth,
+            encoder_tokens=batch.plan.encoder_tokens,
             gone=tuple(
                 describe_arrival(started.request, self._block_size)
                 for started in planned.started
