@@ -25,7 +25,7 @@ from schedtop.engine.contract.telemetry import (
     Totals,
     UnderWay,
 )
-from schedtop.engine.handoff.plan import StepPlan
+from schedtop.engine.handoff.plan import StepPlan, StepResult
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.books.state import Batch, PlannedStep
 from schedtop.engine.scheduler.passes.admission import mark_inverted
@@ -74,6 +74,7 @@ class Observer:
         self.step = 0
         self._events = Events()
         self._queued_s: dict[int, float] = {}
+        self._proposed: dict[int, int] = {}
 
     @property
     def has_events(self) -> bool:
@@ -167,6 +168,21 @@ class Observer:
             grown_groups=grown_groups,
             group_blocks=state.kv.group_blocks,
             host_blocks=self._host(),
+            proposed=self._cut_drafts(plan) if self._proposed else b"",
+        )
+
+    def note_drafts(self, plan: StepPlan, result: StepResult) -> None:
+        """How many drafts the rows of a step have for their next one."""
+        if result.num_drafts is not None and not self.scheduler.config.async_scheduling:
+            counts = result.num_drafts * (result.num_sampled > 0)
+            self._proposed = dict(zip(plan.numbers.tolist(), counts.tolist(), strict=True))
+
+    def _cut_drafts(self, plan: StepPlan) -> bytes:
+        """`StepRecord.proposed`."""
+        proposed, self._proposed = self._proposed, {}
+        used = dict(zip(plan.numbers.tolist(), plan.drafts.tolist(), strict=True))
+        return packed(
+            [part for number, count in proposed.items() if count > used.get(number, 0) for part in (number, count)]
         )
 
     def idle_record(self, now_s: float, knobs_version: int, paused: bool) -> StepRecord:
