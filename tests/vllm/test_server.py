@@ -30,7 +30,7 @@ from schedtop.engine.scrape.fetch import Fetcher
 from tests.vllm.clients import Console, ask
 from tests.vllm.conftest import Server
 
-CLIENTS = [int(count) for count in os.environ.get("SCHEDTOP_TEST_CLIENTS", "8").split(",")]
+CLIENTS = [int(count) for count in os.environ.get("SCHEDTOP_TEST_CLIENTS", "8,32").split(",")]
 TOKENS = int(os.environ.get("SCHEDTOP_TEST_TOKENS", "12"))
 
 
