@@ -9,6 +9,7 @@ from typing import Any
 
 from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.sim.models import ModelShape
+from schedtop.engine.sim.state_layers import delta_layers, mamba2_layers
 
 Config = Mapping[str, Any]
 Fields = dict[str, Any]
@@ -197,6 +198,38 @@ def _gpt_neox(config: Config) -> Fields:
     return {"gated": False}
 
 
+def _granite_hybrid(config: Config) -> Fields:
+    """Mamba-2 beside attention; routed experts, if any, beside the shared MLP that every layer has."""
+    shared, experts = _number(config, "shared_intermediate_size"), _number(config, "num_local_experts", default=0)
+    fields: Fields = {"state": mamba2_layers(config, _number)}
+    if not experts:
+        return {**fields, "mlp": shared}
+    active = _number(config, "num_experts_per_tok")
+    return {**fields, "experts": experts, "active_experts": active, "shared_mlp": shared}
+
+
+def _gated_delta(config: Config) -> Fields:
+    """Gated delta nets beside attention whose queries may have a gate of their size."""
+    hidden, size = _number(config, "hidden_size"), _number(config, "head_dim", default=256)
+    heads, kv_heads = _number(config, "num_attention_heads"), _number(config, "num_key_value_heads")
+    gated = bool(config.get("attn_output_gate", True))
+    return {
+        "state": delta_layers(config, _number),
+        "head_dim": size,
+        "attention_params": hidden * size * ((2 + gated) * heads + 2 * kv_heads),
+        "qk_norm": True,
+    }
+
+
+def _gated_delta_moe(config: Config) -> Fields:
+    experts = _qwen3_moe({"intermediate_size": 0, **config})
+    if experts["dense_layers"]:
+        raise ConfigError(f"mlp_only_layers={config['mlp_only_layers']}: only [] is supported")
+    shared = _number(config, "shared_expert_intermediate_size")
+    # The shared expert's gate is one vector more.
+    return {**experts, **_gated_delta(config), "shared_mlp": shared, "norms": 3}
+
+
 FAMILIES: dict[str, Callable[[Config], Fields]] = {
     "llama": _dense,
     "mistral": _with_window,
@@ -211,6 +244,10 @@ FAMILIES: dict[str, Callable[[Config], Fields]] = {
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
     "gpt_neox": _gpt_neox,
+    "granitemoehybrid": _granite_hybrid,
+    "qwen3_next": _gated_delta_moe,
+    "qwen3_5_text": _gated_delta,
+    "qwen3_5_moe_text": _gated_delta_moe,
 }
 """Architectures that can be simulated by their `model_type` (that of the text model, where there is one inside)."""
 

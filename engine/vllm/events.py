@@ -119,6 +119,7 @@ class PauseSeen(NamedTuple):
 
     at_s: float
     paused: bool
+    by: str = ""
 
 
 Event = Added | Ended | Scheduled | Updated | Drafted | Applied | PauseSeen

@@ -290,10 +290,10 @@ class Hook:
         self.scheduler.finish_requests(name, type(request.status).FINISHED_ABORTED)
         self.core._send_abort_outputs([request])
 
-    def pause(self, paused: bool) -> None:
+    def pause(self, paused: bool, by: str = "") -> None:
         """Pause or resume admissions."""
         set_pause(self.facts, self.scheduler, paused)
-        self.log.append(PauseSeen(self.now_s(), self.facts.is_paused(self.scheduler)))
+        self.log.append(PauseSeen(self.now_s(), self.facts.is_paused(self.scheduler), by))
 
 
 def is_stale(request: Any) -> bool:

@@ -81,6 +81,7 @@ class Told:
     knobs: list[KnobChange] = field(default_factory=list)
     preemptions: list[Preemption] = field(default_factory=list)
     pauses: int = 0
+    paused_by: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.arrivals or self.finishes or self.knobs or self.preemptions or self.pauses)
@@ -156,6 +157,7 @@ class Records:
             case PauseSeen():
                 self.paused = event.paused
                 self._told.pauses += 1
+                self._told.paused_by = event.by
             case Drafted():
                 self._drafted = dict(zip(event.ids, event.counts, strict=True))
             case Scheduled():  # one without a batch, or whose results were never noted
@@ -388,6 +390,7 @@ class Records:
             knobs=tuple(told.knobs),
             knobs_version=self.knobs_version,
             paused=self.paused,
+            paused_by=told.paused_by,
             totals=self.totals(),
             **fields,
         )
