@@ -75,6 +75,8 @@ class CommonCommands:
         match name:
             case "pause_engine":
                 return engine_refuses(view)
+            case "step_engine" if view.is_a_server:
+                return "a vLLM server takes no single steps"
             case "step_engine":
                 return engine_refuses(view) or (
                     None if view.history.live.paused else "the engine is running; P pauses it"
@@ -132,9 +134,12 @@ class CommonCommands:
     def do_pause_engine(self) -> None:
         paused = self.view.history.live.paused
         command = Resume if paused else Pause
+        held = "engine paused; P resumes it, . runs one step"
+        if self.view.is_a_server:  # what runs goes on
+            held = "admissions paused; P resumes them"
         self.console.command(
             lambda id: command(id, f"key {self.view.options.who}".strip()),
-            self._told("engine resumed" if paused else "engine paused; P resumes it, . runs one step"),
+            self._told("resumed" if paused else held),
         )
 
     def do_step_engine(self) -> None:
