@@ -21,7 +21,7 @@ NUM_RUNGS = 9
 KEPT, FINE_KEPT, NUM_FINE = 1280, 4096, 3
 """Buckets of a rung, and of each of the finest: a minute of the first, a quarter of an hour of the third, three days of
 the topmost. A range further back is drawn from a coarser rung, which holds the same peaks."""
-MOST_PENDING = 512
+MOST_PENDING = 128
 """Records. Each is a bucket of its own while it is worked in, and memory once taken for many is not given back."""
 MOST_CLOSED = 1024
 """Columns that are remembered once nothing is added to them, more than a screen is wide."""
