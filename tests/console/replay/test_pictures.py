@@ -41,6 +41,8 @@ def test_both_runs(
         await pilot.press("r")
         while app.reruns.doing is not None:
             await pilot.pause(0.02)
+        while app.history.ladder.share < 1:
+            app.history.ladder.read_on(1.0)
         app.paint()
         await pilot.pause()
         if keys:
