@@ -13,7 +13,7 @@ from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.contract.telemetry import Arrival, FinishReason, Limiter, Snapshot, StepRecord
 from schedtop.engine.decide_again.recorded_inputs import Driver, request_of, with_following
 from schedtop.engine.decide_again.recorded_scenario import outside_events
-from schedtop.engine.decide_again.restore import make_request, restore, vocab_size
+from schedtop.engine.decide_again.restore import make_request, recorded_builder, restore, vocab_size
 from schedtop.engine.decide_again.scenario import KnobEvent
 from schedtop.engine.decide_again.server_log import driver_of
 from schedtop.engine.handoff.request import Request
@@ -24,7 +24,6 @@ from schedtop.engine.sim.features import StepCost
 from schedtop.engine.sim.worker import SimWorker
 from schedtop.engine.step.clock import SimulatedClock
 from schedtop.engine.step.engine import Engine
-from schedtop.engine.workload.build import RequestBuilder
 from schedtop.engine.workload.paced import Ask, PacedSource, Tempo
 from schedtop.engine.workload.source import Source
 
@@ -75,6 +74,7 @@ class Fork:
                     self._decided = self._decide_again(on_progress)
                 engine = copied(self._decided)
                 engine.source = self._source(engine.scheduler, request_of)
+                engine.clock = SimulatedClock()
             except _NOT_TO_DECIDE as error:
                 if self._snapshot is None:
                     raise ConfigError(f"the state of this step cannot be built again: {error}") from None
@@ -83,8 +83,7 @@ class Fork:
                     f"the state is taken from a snapshot, without knowing which free blocks were cached: {error}"
                 )
         if self._from_snapshot:
-            engine = self._restored()
-        engine.clock = SimulatedClock()
+            engine = self._restored()  # on a clock that its host's memory goes by, too
         engine.clock.skip_to(self.clock_s)
         engine.paused = False
         return engine
@@ -141,7 +140,7 @@ class Fork:
         snapshot = msgspec.structs.replace(self._snapshot, requests=requests)
         engine = restore(header, snapshot, self.cost)
         engine.observer.step = snapshot.step
-        builder = RequestBuilder(0, vocab_size(header), header.max_model_len)
+        builder = recorded_builder(header)
         engine.source = self._source(
             engine.scheduler, lambda arrival: make_request(builder, arrival, header.block_size)
         )

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from schedtop.engine.contract.config import ConfigError, SchedulerConfig
 from schedtop.engine.contract.kv_groups import size_of
+from schedtop.engine.contract.prefix_paths import path_keys
 from schedtop.engine.contract.telemetry import (
     Arrival,
     FinishReason,
@@ -22,7 +23,6 @@ from schedtop.engine.contract.telemetry import (
 )
 from schedtop.engine.handoff.plan import StepPlan, StepResult
 from schedtop.engine.handoff.request import Image, Request
-from schedtop.engine.recording.arrivals import path_keys
 from schedtop.engine.recording.frames import RecordingError
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.step.engine import Engine
@@ -205,8 +205,10 @@ class Driver:
 
 
 def _drafts_of(record: StepRecord) -> dict[int, int]:
-    rows = row_columns(record)
-    return dict(zip(rows["request"].tolist(), rows["drafts"].tolist(), strict=True))
+    """Drafts that requests had before a step, whether or not they were scheduled."""
+    rows, cut = row_columns(record), np.frombuffer(record.proposed, dtype=np.int32).reshape(-1, 2)
+    scheduled = zip(rows["request"].tolist(), rows["drafts"].tolist(), strict=True)
+    return {**dict(scheduled), **dict(zip(*cut.T.tolist(), strict=True))}
 
 
 def with_following(

@@ -15,6 +15,7 @@ from schedtop.engine.contract.knobs import KnobError, with_followers
 from schedtop.engine.contract.telemetry import (
     Header,
     KnobChange,
+    Limiter,
     Refusal,
     Reply,
     Snapshot,
@@ -136,7 +137,8 @@ class Engine:
         plan = self.scheduler.next_due()
         if self.tier is not None and self._waits_for_copies(plan, planned):
             return None
-        told = self._max_under_way == 1 or plan.num_rows or planned.preemptions or planned.ended
+        preempts = planned.limiter is Limiter.PREEMPTED_NOW  # whoever it was may have ended since
+        told = self._max_under_way == 1 or plan.num_rows or preempts or planned.ended
         if not told and any(batch.plan.num_rows for batch in self.scheduler.state.under_way):
             self.scheduler.update(plan, NOTHING, self.clock_s)
             return None
@@ -148,7 +150,10 @@ class Engine:
         self._last_end_s = end_s
         self._told_paused = self.paused
         timing = Timing(start_s, end_s, schedule_s, execute_s, update_s)
-        return self.observer.record(plan, settled, timing, self.knobs_version, self.paused)
+        record = self.observer.record(plan, settled, timing, self.knobs_version, self.paused)
+        if not self.header.simulated_clock:  # there every row gets all it may have
+            self.observer.note_drafts(plan, result)
+        return record
 
     def _waits_for_copies(self, plan: StepPlan, planned: PlannedStep) -> bool:
         """Nothing of a plan can run before a copy ends or a request comes: the time until then passes."""
@@ -262,11 +267,13 @@ class Engine:
             return copied_s if arrival_s is None else arrival_s
         return min(arrival_s, copied_s)
 
-    def pause(self) -> None:
+    def pause(self, by: str = "") -> None:
+        self.observer.note_pause(by)
         self.paused = True
         self._steps_allowed = 0
 
-    def resume(self) -> None:
+    def resume(self, by: str = "") -> None:
+        self.observer.note_pause(by)
         self.paused = False
 
     def step_once(self) -> bool:
