@@ -237,8 +237,8 @@ def _fit_robustly(steps: Steps) -> tuple[Floats, int]:
 def _fit_once(steps: Steps) -> Floats:
     """The least squares of the logarithm of measured over predicted times, by a few Gauss-Newton steps.
 
-    A short step's ITL counts as much as a long one's, and medians come out right: relative errors would make noisy steps
-    too short, absolute ones too long.
+    A short step's ITL counts as much as a long one's, and medians come out right: relative errors would make noisy
+    steps too short, absolute ones too long.
     """
     coefficients = _weighted(steps.design, steps.times_s, steps.times_s)
     for _ in range(ROUNDS):
