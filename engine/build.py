@@ -144,8 +144,8 @@ def _build_simulated(config: EngineConfig, settings: dict[str, Any], device: Sim
     )
     source = _open_source(config, scheduler, device.vocab_size)
     clock, tier, told = SimulatedClock(), None, dict[str, Any]()
-    if device.front_end_s is not None:
-        told |= {"front_end_s": device.front_end_s, "front_end_row_s": device.front_end_row_s}
+    if device.front_end is not None:
+        told |= device.front_end.settings()
     if config.lora:
         told["lora"] = list(config.lora)
     if scheduler.kv_host_memory_bytes:

@@ -36,7 +36,8 @@ _NO_ROWS: IntArray = np.zeros((len(ROW_FIELDS), 0), dtype=np.int32)
 class Tracked(msgspec.Struct, frozen=True):
     """A live request. Never edited, only replaced, so that a copy of the state may share it.
 
-    `output_tokens` and `computed_tokens` hold while the request is not in the rows of the newest step.
+    `output_tokens` and `computed_tokens` hold while the request is not in the rows of the newest step;
+    `last_token_s` is that of the newest snapshot.
     """
 
     arrival: Arrival
@@ -68,6 +69,7 @@ class State:
         "_back",
         "_changed",
         "_classes",
+        "_delivered_s",
         "_first_running",
         "_front",
         "_further",
@@ -75,6 +77,7 @@ class State:
         "_newest",
         "_rows",
         "_tables",
+        "_unread",
         "clock_s",
         "exact",
         "host",
@@ -109,6 +112,8 @@ class State:
         self._rows: IntArray | None = None
         self._classes: Classes = np.zeros(0, dtype=np.uint8)
         self._changed: list[bytes] = []
+        self._delivered_s: dict[int, float] = {}
+        self._unread: list[StepRecord] = []
         self.host: HostContents | None = None
 
     @property
@@ -117,6 +122,31 @@ class State:
         if self._rows is None:
             self._rows = _NO_ROWS if self._newest is None else row_matrix(self._newest)
         return self._rows
+
+    @property
+    def delivered_s(self) -> dict[int, float]:
+        """When each live request that has an output got its newest one."""
+        if self._unread:
+            self._settle_deliveries()
+        return self._delivered_s
+
+    def _settle_deliveries(self) -> None:
+        """From the newest record back: most requests are served in each step."""
+        records, self._unread = self._unread, []
+        missing = {number for number, item in self.requests.items() if item.first_token_s is not None}
+        found: dict[int, float] = {}
+        for number in missing:
+            since_s = self._delivered_s.get(number, self.requests[number].first_token_s)
+            assert since_s is not None
+            found[number] = since_s
+        for record in reversed(records):
+            if not missing:
+                break
+            rows = row_matrix(record)
+            here = missing.intersection(rows[NUMBER][rows[EMITTED] > 0].tolist())
+            found.update(dict.fromkeys(here, record.end_s))
+            missing -= here
+        self._delivered_s = found
 
     @property
     def tables(self) -> dict[int, bytes]:
@@ -176,7 +206,7 @@ class State:
     def copy(self) -> State:
         """An independent copy; requests and rows are shared, as they are never edited."""
         twin = State()
-        classes = self.classes
+        classes, delivered_s = self.classes, self.delivered_s
         for name in self.__slots__:
             setattr(twin, name, getattr(self, name))
         twin.knobs = dict(self.knobs)
@@ -185,6 +215,7 @@ class State:
         twin._tables, twin._grown = dict(self._tables), list(self._grown)
         twin._further = dict(self._further)
         twin._classes, twin._changed = classes.copy(), []
+        twin._delivered_s, twin._unread = dict(delivered_s), []
         twin.host = None if self.host is None else self.host.copy()
         return twin
 
@@ -202,6 +233,10 @@ class State:
         }
         self._front, self._back = {}, dict.fromkeys((*admitted, *snapshot.waiting))
         self._newest, self._rows = None, None
+        self._unread = []
+        self._delivered_s = {
+            item.arrival.number: item.last_token_s for item in snapshot.requests if item.last_token_s is not None
+        }
         self._first_running = [number for number in snapshot.running if number not in admitted]
         self._tables = {item.arrival.number: item.table for item in snapshot.requests if item.table}
         self._further = {
@@ -240,6 +275,9 @@ class State:
             self._admit(record)
         if record.executed or record.rows:
             self._newest, self._rows = record, None
+            self._unread.append(record)
+            if len(self._unread) >= MAX_UNSETTLED:
+                self._settle_deliveries()
         if record.ttft_s:
             self._first_tokens(record)
         if record.grown:
@@ -358,9 +396,8 @@ class State:
 
     def _request_state(self, tracked: Tracked, row: list[int] | None) -> RequestState:
         arrival = tracked.arrival
-        outputs, computed, last_s = tracked.output_tokens, tracked.computed_tokens, tracked.last_token_s
+        outputs, computed = tracked.output_tokens, tracked.computed_tokens
         if row is not None and not tracked.waiting:
-            last_s = self.clock_s if row[EMITTED] else last_s
             outputs = row[NEEDED] + row[EMITTED] - arrival.prompt_tokens
             computed = row[COMPUTED] + row[TOKENS] - row[DRAFTS] + row[ACCEPTED]
         return RequestState(
@@ -372,7 +409,7 @@ class State:
             preemptions=tracked.preemptions,
             first_scheduled_s=tracked.first_scheduled_s,
             first_token_s=tracked.first_token_s,
-            last_token_s=last_s,
+            last_token_s=self.delivered_s.get(arrival.number),
             table=self.tables.get(arrival.number, b""),
             queued_s=tracked.queued_since_s if tracked.waiting else None,
             requeued_s=tracked.requeued_s,

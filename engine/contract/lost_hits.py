@@ -57,13 +57,19 @@ class _Seen:
         found: npt.NDArray[np.bool_] = (self._paths[_sets(paths)] == paths[:, None]).any(axis=1)
         return found
 
+    def has_one(self, path: np.uint64) -> bool:
+        """Whether it is here."""
+        return bool(np.count_nonzero(self._paths[path >> _SET_SHIFT] == path))
+
     def add(self, paths: Paths) -> None:
         """Note that they (n,) were used now."""
         self._now += 1
         while len(paths):
             sets = _sets(paths)
             here = self._paths[sets] == paths[:, None]
-            ways = np.where(here.any(axis=1), here.argmax(axis=1), self._used[sets].argmin(axis=1))
+            ways = self._used[sets].argmin(axis=1)
+            if np.count_nonzero(here):  # of most prompts, nothing
+                ways = np.where(here.any(axis=1), here.argmax(axis=1), ways)
             self._paths[sets, ways], self._used[sets, ways] = paths, self._now
             paths = paths[self._paths[sets, ways] != paths]  # a set takes one at a time
 
@@ -123,7 +129,7 @@ class PrefixMemory:
 
     def _num_known(self, paths: Paths) -> int:
         """Blocks from the start that were here before; most prompts differ in the first."""
-        if not self._seen.has(paths[:1]).all():
+        if not len(paths) or not self._seen.has_one(paths[0]):
             return 0
         seen = self._seen.has(paths)
         return len(paths) if seen.all() else int(seen.argmin())

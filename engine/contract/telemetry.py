@@ -300,9 +300,15 @@ class StepRecord(Message, tag=1, frozen=True):
     of that time (`limiter`, `head`, rows, admissions, preemptions), what there is (`running`, `waiting`, `blocks`) of
     `end_s`. With several KV groups, `grown` has an entry for each that gained blocks, whose group is in `grown_groups`
     (uint8), and `group_blocks` are the blocks in each group's tables, a shared one counted by each holder.
+    `turns` is so many that followed the events of a record which is not `executed`, before those of the next: steps
+    were planned, and none was run.
     `start_s` is not before the end of the step before; `execute_s` counts from when the device took it up.
+    `paused_by` says who paused or resumed the engine since the last record.
+
     `host` comes about once a second of wall time. `host_blocks` is what the host's memory holds of the KV cache: blocks
-    used, and all; loads and sends under way. `encoder_tokens`: of the images encoded in the step.
+    used, and all; loads and sends under way. `proposed` are int32 pairs: a request, and how many drafts it had before
+    the step, where its row shows fewer: some were cut off, or all dropped with its place in the batch.
+    `encoder_tokens`: of the images encoded in the step.
     """
 
     seq: int
@@ -350,6 +356,9 @@ class StepRecord(Message, tag=1, frozen=True):
     group_blocks: tuple[int, ...] = ()
     host: tuple[Host, ...] = ()
     host_blocks: tuple[int, ...] = ()
+    turns: int = 0
+    paused_by: str = ""
+    proposed: bytes = b""
     encoder_tokens: int = 0
 
 
@@ -413,7 +422,8 @@ class Trial(Message, frozen=True):
 class UnderWay(Message, frozen=True):
     """A step in a snapshot that is planned, its results to come. Fields are what its record will say of the plan.
 
-    `grown`: how many blocks each running request got.
+    `grown`: how many blocks each running request got, `grown_groups` how many of them in each KV group, where there
+    are several. `gone`: requests that it admits and that have ended since.
     """
 
     planned_s: float
@@ -428,6 +438,8 @@ class UnderWay(Message, frozen=True):
     admissions: tuple[Admission, ...]
     preemptions: tuple[Preemption, ...]
     ended: tuple[Finish, ...]
+    grown_groups: dict[int, tuple[int, ...]] = {}
+    gone: tuple[Arrival, ...] = ()
     encoder_tokens: int = 0
 
 
@@ -686,12 +698,14 @@ class Pause(Command, tag=102, frozen=True):
     """Stop stepping. On a real clock arrivals keep queueing; a simulated clock stands still."""
 
     id: int
+    by: str = ""
 
 
 class Resume(Command, tag=103, frozen=True):
     """Go on stepping."""
 
     id: int
+    by: str = ""
 
 
 class StepOnce(Command, tag=104, frozen=True):

@@ -69,7 +69,7 @@ def restore(header: Header, snapshot: Snapshot, cost: StepCost, recent: Sequence
         engine.scheduler.state.waiting.add(requests[number])
     engine.scheduler.state.requests.update(requests)
     engine.scheduler.state.waiting.deferrals.clear()
-    set_out_again(engine, snapshot, requests)
+    set_out_again(engine, snapshot, requests, lambda arrival: make_request(builder, arrival, header.block_size))
     engine.scheduler.state.kv.pool.discard_changes()
     engine.scheduler._next_number = max([*requests, *(arrival.number for arrival in recent)], default=-1) + 1
     return engine

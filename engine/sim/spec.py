@@ -9,6 +9,7 @@ from typing import Protocol
 
 from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.contract.kv_groups import Entry
+from schedtop.engine.contract.latencies.front_end import FrontEnd
 from schedtop.engine.contract.nearest_name import did_you_mean
 from schedtop.engine.sim.devices import GPUS, Gpu, read_gpu
 from schedtop.engine.sim.features import StepCost
@@ -48,13 +49,8 @@ class SimDevice(Protocol):
     @property
     def kv_groups(self) -> tuple[Entry, ...]: ...
     @property
-    def front_end_s(self) -> float | None:
+    def front_end(self) -> FrontEnd | None:
         """A client's time outside the scheduler; None where it is not known."""
-        ...
-
-    @property
-    def front_end_row_s(self) -> float:
-        """More for each row of the step that gave the token."""
         ...
 
     def block_size(self, wanted: int, ranks: int, drafts: int) -> int:
@@ -116,12 +112,11 @@ class PresetDevice:
         return self.shape.kv_groups
 
     @property
-    def front_end_s(self) -> float | None:
-        return self.gpu.front_end_s or None
-
-    @property
-    def front_end_row_s(self) -> float:
-        return self.gpu.front_end_row_s
+    def front_end(self) -> FrontEnd | None:
+        gpu = self.gpu
+        if not gpu.front_end_s:
+            return None
+        return FrontEnd(gpu.front_end_s, gpu.front_end_row_s, gpu.front_end_token_s)
 
     def block_size(self, wanted: int, ranks: int, drafts: int) -> int:
         return block_tokens(self.shape, wanted, ranks, drafts)
@@ -188,12 +183,8 @@ class CalibratedDevice:
         return ("full",)
 
     @property
-    def front_end_s(self) -> float | None:
+    def front_end(self) -> FrontEnd | None:
         return None
-
-    @property
-    def front_end_row_s(self) -> float:
-        return 0.0
 
     def block_size(self, wanted: int, ranks: int, drafts: int) -> int:
         return wanted

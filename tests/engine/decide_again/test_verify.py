@@ -43,6 +43,8 @@ def test_pressure_is_part_of_what_is_verified(recording: Recording) -> None:
     verdict = verify_recording(recording)
     assert verdict.equal and verdict.preemptions > 5 and verdict.admissions > 10
     assert sum(record.scheduled_tokens for record in recording.records()) == verdict.scheduled_tokens
+    ended = verdict.finished + verdict.kv_capacity + verdict.refused + verdict.aborted + verdict.failed
+    assert verdict.submitted == ended + verdict.running + verdict.waiting
 
 
 def rewritten(
@@ -161,6 +163,7 @@ def test_a_recorded_golden_case_is_decided_the_same(case: Path, tmp_path: Path) 
             record = engine.step()
             if record is not None:
                 writer.write(record)
+    assert engine.exhausted
     with Recording(tmp_path / "case.schedtop") as recording:
         if untold := engine.header.settings.get("undecidable"):
             with pytest.raises(RecordingError, match=untold[0]):
