@@ -191,6 +191,7 @@ class Engine:
     def has_work(self) -> bool:
         """A request can be scheduled, or results are to come. Deferred requests alone are no work."""
         state = self.scheduler.state
+        # Those whose adapter had no slot may have one now that nobody runs.
         if state.table.size or state.waiting.ready:
             return True
         if state.loads is not None and state.loads.is_ready:
