@@ -138,6 +138,12 @@ class View:
         return self.moment.clock_s - self.history.earlier_s
 
     @property
+    def is_a_server(self) -> bool:
+        """The engine is in a vLLM server: a pause holds admissions only, and there are no single steps."""
+        header = self.history.header
+        return header is not None and header.source == "vllm"
+
+    @property
     def behind(self) -> int:
         """Steps that came since the view was pinned."""
         return self.history.live.step - self.moment.state.step

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import click
@@ -84,14 +85,18 @@ def _open(address: str, token_file: str | None, flags: dict[str, Any]) -> int:
 
 def _open_fleet(addresses: list[str], token_file: str | None, flags: dict[str, Any]) -> int:
     """The fleet's screen, and from it into one engine and back, until it is left."""
-    from schedtop.console.cli.fleet import Members
+    from schedtop.console.cli.fleet import Members, is_page
+    from schedtop.console.cli.set_limits import set_everywhere
     from schedtop.console.fleet.app import FleetApp
 
+    engines = [address for address in addresses if not is_page(address)]
     members = Members(addresses, token_file)
     members.start()
     try:
         while True:
-            app = FleetApp(members, f"{len(addresses)} addresses" if len(addresses) > 1 else addresses[0])
+            title = f"{len(addresses)} addresses" if len(addresses) > 1 else addresses[0]
+            set_limits = partial(set_everywhere, engines, token_file=token_file)
+            app = FleetApp(members, title, set_limits=set_limits if engines and not flags["read_only"] else None)
             address = app.run(mouse=not flags["no_mouse"])
             if address is None:
                 return app.return_code or 0

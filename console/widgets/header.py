@@ -78,7 +78,7 @@ the engine's last message. REC: a recording is being written (W). A simulated en
         if not view.history.synced:
             return "LOADING", "warn"
         if view.moment.state.paused:
-            return "ENGINE PAUSED", "warn"
+            return ("ADMISSIONS PAUSED" if view.is_a_server else "ENGINE PAUSED"), "warn"
         return ("IDLE" if self.idle else "LIVE"), "ok"
 
     @property

@@ -159,7 +159,7 @@ def generate(
         encoded.extend(encode_lines(prompts, prompts_path, taken))
 
     engine = build_engine(msgspec.structs.replace(config, workload=None), on_stage, on_input=encode_all)
-    worker: Any = engine.worker  # type: ignore[attr-defined]
+    worker: Any = engine.worker
     for line in worker.notices:
         on_notice(line)
     info: Any = worker.info

@@ -107,7 +107,7 @@ class Engine:
         return record or self.tell()
 
     def set_apart(self) -> None:
-        """What is about to happen comes after the turns since the last record: they get one of their own."""
+        """Something is about to happen: turns since the last record came before it, and are told apart."""
         if self._untold_turns:
             self._told_apart.append(self._idle_record())
 
@@ -150,7 +150,10 @@ class Engine:
         self._last_end_s = end_s
         self._told_paused = self.paused
         timing = Timing(start_s, end_s, schedule_s, execute_s, update_s)
-        return self.observer.record(plan, settled, timing, self.knobs_version, self.paused)
+        record = self.observer.record(plan, settled, timing, self.knobs_version, self.paused)
+        if not self.header.simulated_clock:  # there every row gets all it may have
+            self.observer.note_drafts(plan, result)
+        return record
 
     def _waits_for_copies(self, plan: StepPlan, planned: PlannedStep) -> bool:
         """Nothing of a plan can run before a copy ends or a request comes: the time until then passes."""

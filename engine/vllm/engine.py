@@ -208,6 +208,7 @@ def fixed_of(header: Header) -> Fixed:
         "multimodal inputs" in header.settings["undecidable"],
         config["num_speculative_tokens"],
         config["async_scheduling"],
+        header.settings["kv_groups"],
     )
 
 

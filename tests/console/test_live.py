@@ -20,6 +20,7 @@ from schedtop.engine.contract.telemetry import (
     Abort,
     Bye,
     Head,
+    Header,
     Limiter,
     Notice,
     Pause,
@@ -747,3 +748,13 @@ async def test_no_abort_is_ever_sent_by_moving_about() -> None:
         for key in ("1", "left", "end", "2", "3", "down", "4", "5", "7", "z", "z", "space", "space"):
             await seat.press(key)
         assert not seat.asked(Abort) and not seat.link.sent
+
+
+async def test_a_pause_of_a_server_holds_admissions_only() -> None:
+    class Server(SyntheticEngine):
+        def header(self) -> Header:
+            return msgspec.structs.replace(super().header(), source="vllm")
+
+    async with seated(link=EngineLink(Server(), 100)) as seat:
+        assert "ADMISSIONS PAUSED" in await seat.press("P")
+        assert "no single steps" in await seat.press("full_stop")

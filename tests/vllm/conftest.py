@@ -32,9 +32,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Server:
-    """A vLLM server with the hook in it; `log` is what it said. `overlaps`: steps are scheduled asynchronously."""
+    """A vLLM server, `hooked` or not; `log` is what it said. `overlaps`: steps are scheduled asynchronously."""
 
-    def __init__(self, folder: Path, *flags: str, overlaps: bool = False) -> None:
+    def __init__(self, folder: Path, *flags: str, overlaps: bool = False, hooked: bool = True) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -48,7 +48,7 @@ class Server:
         environment = {
             "OMP_NUM_THREADS": "2",
             **os.environ,
-            "SCHEDTOP_ATTACH": f"unix:{folder}/%r.sock",
+            "SCHEDTOP_ATTACH": f"unix:{folder}/%r.sock" if hooked else "",
             "HF_HUB_OFFLINE": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",

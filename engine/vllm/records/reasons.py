@@ -24,6 +24,7 @@ class Fixed(NamedTuple):
     has_encoder: bool
     drafts: int = 0
     overlaps: bool = False
+    groups: int = 1
 
 
 def head_of(seen: Scheduled, number: int, fixed: Fixed, prefills: bool = False) -> Head:

@@ -406,7 +406,13 @@ class Records:
         held = columns[COMPUTED] * (columns[WAITING] + columns[GONE] == 0)
         if self._pending:
             held[self.lives.slots(filter(self.lives.knows, left_of(self._pending)))] = 0
-        return self.pool.counts(int(held.sum()), self._fixed.block_size, self._watermark)
+        stored = int(held.sum()) * self._fixed.groups
+        blocks = self.pool.counts(stored, self._fixed.block_size, self._watermark)
+        if self._fixed.groups == 1:
+            return blocks
+        # What lies before a group's window was given back: nothing tells how much, but no block holds more than all.
+        most = (blocks.held + blocks.shared) * self._fixed.block_size
+        return msgspec.structs.replace(blocks, stored_tokens=min(blocks.stored_tokens, most))
 
     def totals(self) -> Totals:
         return Totals(*self._counts.values())  # type: ignore[arg-type]
