@@ -26,8 +26,9 @@ types: $(VENV)/.test
 	@ln -sfn ../../../console ../../../engine ../../../kernels ../../../themes build/typed/schedtop/
 	cd build/typed && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p schedtop
 
+# With bytecode, whatever the shell says: tests start some two hundred processes.
 check: $(VENV)/.test
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
 
 test-clients: $(VENV)/.test ## real clients against the HTTP server (VLLM=PROGRAM adds vllm bench serve)
 	$(BIN)/python tests/clients/check_clients.py $(ARGS)

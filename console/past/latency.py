@@ -17,6 +17,8 @@ KINDS = ("ttft", "itl")
 _UNIT_S = 1e-6
 _KEEP_BUCKETS = 3600
 _NEVER = np.iinfo(np.int64).min
+_USUAL_BYTES = 240
+"""Of a second of a moderate load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +143,8 @@ class LatencyBuckets:
     """
 
     def __init__(self) -> None:
-        # A place for each second there may be: memory does not grow over the first hour more than what they hold.
-        self._closed: list[bytes] = [b""] * _KEEP_BUCKETS
+        # Room for an hour from the start: what it takes then it takes at once.
+        self._closed: list[bytes] = [bytes(_USUAL_BYTES) for _ in range(_KEEP_BUCKETS)]
         self._closed_bucket = np.full(_KEEP_BUCKETS, _NEVER, dtype=np.int64)
         self._open = dict.fromkeys(KINDS, EMPTY)
         self._open_unserved = (0, 0)

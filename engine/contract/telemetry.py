@@ -308,6 +308,7 @@ class StepRecord(Message, tag=1, frozen=True):
     `host` comes about once a second of wall time. `host_blocks` is what the host's memory holds of the KV cache: blocks
     used, and all; loads and sends under way. `proposed` are int32 pairs: a request, and how many drafts it had before
     the step, where its row shows fewer: some were cut off, or all dropped with its place in the batch.
+    `encoder_tokens`: of the images encoded in the step.
     """
 
     seq: int
@@ -358,6 +359,7 @@ class StepRecord(Message, tag=1, frozen=True):
     turns: int = 0
     paused_by: str = ""
     proposed: bytes = b""
+    encoder_tokens: int = 0
 
 
 class RequestState(Message, frozen=True):
@@ -438,6 +440,7 @@ class UnderWay(Message, frozen=True):
     ended: tuple[Finish, ...]
     grown_groups: dict[int, tuple[int, ...]] = {}
     gone: tuple[Arrival, ...] = ()
+    encoder_tokens: int = 0
 
 
 class HostLoad(Message, frozen=True):

@@ -74,6 +74,7 @@ class Fork:
                     self._decided = self._decide_again(on_progress)
                 engine = copied(self._decided)
                 engine.source = self._source(engine.scheduler, request_of)
+                engine.clock = SimulatedClock()
             except _NOT_TO_DECIDE as error:
                 if self._snapshot is None:
                     raise ConfigError(f"the state of this step cannot be built again: {error}") from None
@@ -82,8 +83,7 @@ class Fork:
                     f"the state is taken from a snapshot, without knowing which free blocks were cached: {error}"
                 )
         if self._from_snapshot:
-            engine = self._restored()
-        engine.clock = SimulatedClock()
+            engine = self._restored()  # on a clock that its host's memory goes by, too
         engine.clock.skip_to(self.clock_s)
         engine.paused = False
         return engine

@@ -39,7 +39,7 @@ def set_out_again(
         planned = _planned(step, {**requests, **gone}, tables)
         if not state.kv.several:
             planned.group_growth = {}
-        batch = _batch(state, planned, columns, requests)
+        batch = _batch(state, planned, columns, requests, step.encoder_tokens)
         state.under_way.appendleft(batch)
         _expect(state, batch, order)
         for number in batch.plan.numbers.tolist():
@@ -96,7 +96,9 @@ def _take_off(tables: list[list[int]], counts: Sequence[int]) -> list[list[int]]
     return pieces
 
 
-def _batch(state: State, planned: PlannedStep, columns: IntArray, requests: Mapping[int, Request]) -> Batch:
+def _batch(
+    state: State, planned: PlannedStep, columns: IntArray, requests: Mapping[int, Request], encoder_tokens: int
+) -> Batch:
     table = state.table
     busy = columns[TOKENS].nonzero()[0]
     rows = columns[:, busy]
@@ -118,6 +120,7 @@ def _batch(state: State, planned: PlannedStep, columns: IntArray, requests: Mapp
         new_blocks=planned.new_blocks,
         started=planned.started,
         gone=[],
+        encoder_tokens=encoder_tokens,
     )
     slots = np.array([slot_of.get(number, 0) for number in numbers], dtype=np.int32)
     # No table has this layout: the rows are looked for, as after every change of it.

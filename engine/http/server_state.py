@@ -52,6 +52,10 @@ class ServerState:
         names: Sequence[str] = self.header.settings.get("lora", ())
         return names
 
+    def adapter(self, model: str | None) -> str:
+        """The adapter that clients call `model`; empty for none."""
+        return model if model is not None and model in self.adapters else ""
+
     @property
     def has_logits(self) -> bool:
         """A model runs."""

@@ -80,6 +80,7 @@ class Report:
         self._peak_blocks = 0
         self._pool_blocks = 0
         self._peak_host_blocks = self._host_blocks = 0
+        self._encoder_tokens = 0
         self.workload: Mapping[str, Any] = {}
         self._held_back = HeldBack(own_model_len)
         self._drafts = np.zeros((2, MOST_DRAFTS), dtype=np.int64)
@@ -134,6 +135,7 @@ class Report:
 
     def _add_step(self, record: StepRecord) -> None:
         self._waiting = record.waiting
+        self._encoder_tokens += record.encoder_tokens
         if record.host_blocks:
             self._peak_host_blocks = max(self._peak_host_blocks, record.host_blocks[0])
             self._host_blocks = record.host_blocks[1]
@@ -214,6 +216,8 @@ class Report:
             "wall_s": self.wall_s,
             **self._held_back.as_document(),
         }
+        if self._encoder_tokens:
+            document["tokens"]["encoder"] = self._encoder_tokens
         if self._host_blocks:
             document["hits_by_tier"] = {
                 "pool": _ratio(totals.cached_tokens - totals.external_tokens, totals.cache_queries),

@@ -147,7 +147,8 @@ def read_gpu(path: Path) -> Gpu:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: is not valid TOML: {error}") from None
     try:
-        gpu = msgspec.convert({"name": path.stem, "label": path.stem, "link_latency_s": PCIE_S, **fields}, Gpu)
+        own = {"name": path.stem, "label": path.stem, "link_gb_s": 0.0, "link_latency_s": PCIE_S}
+        gpu = msgspec.convert(own | fields, Gpu)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{path}: {error}") from None
     for name in ("tflops", "memory_gb", "bandwidth_gb_s", "fp8_factor", "weights_share", "kv_share", "host_gb_s"):

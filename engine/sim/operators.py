@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.sim.devices import Gpu
 from schedtop.engine.sim.features import StepFeatures
 from schedtop.engine.sim.models import ModelShape
+from schedtop.engine.sim.vision import encode_s
 
 FLAG = "--step-cost operators"
 SYSTEMS = {
@@ -45,6 +46,7 @@ class OperatorCost:
         self._shared: dict[int, float] = {}
         self._chunks: dict[tuple[int, int], float] = {}
         self._rows: dict[tuple[int, int], float] = {}
+        self.encode_s = partial(encode_s, gpu, ranks)
 
     def step_s(self, features: StepFeatures) -> float:
         """Seconds of a step; `kv_tokens` may be an array."""

@@ -7,12 +7,14 @@ measurements; `docs/devices.md` discusses the sources.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from schedtop.engine.sim.devices import Gpu
 from schedtop.engine.sim.features import StepFeatures
 from schedtop.engine.sim.models import ModelShape
+from schedtop.engine.sim.vision import encode_s
 
 MATRIX_SHARE = 0.6
 """Of peak arithmetic in the projections of a forward pass. The best shapes of a bare matrix product reach 80 %
@@ -87,6 +89,7 @@ class Roofline:
             self._row_s += 2 * state_bytes / (gpu.bandwidth_gb_s * 1e9 * gpu.kv_share)
             self._token_s += 4 * model.state.count * model.state.numbers / self.ranks / (flops * ATTENTION_SHARE)
         self._prefill_s = model.layers * gpu.prefill_layer_s
+        self.encode_s = partial(encode_s, gpu, self.ranks)
 
     def step_s(self, features: StepFeatures) -> float:
         """Seconds of a step."""

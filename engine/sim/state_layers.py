@@ -66,7 +66,9 @@ Number = Callable[..., int]
 
 def mamba2_layers(config: Mapping[str, Any], number: Number) -> StateLayers:
     """Granite 4 hybrid: the layers that `layer_types` calls `mamba`. Raises `ConfigError`."""
-    kinds = _kinds(config, number, {"mamba"}, "layer_types", "layers_block_type")
+    named = {name: config.get(name) for name in ("layer_types", "layers_block_type")}
+    name = next((name for name, kinds in named.items() if kinds is not None), "layer_types")
+    kinds = _kinds(named[name], name, number(config, "num_hidden_layers"), {"mamba"})
     hidden, heads = number(config, "hidden_size"), number(config, "mamba_n_heads")
     width = number(config, "mamba_expand", default=2) * hidden
     if not heads or width % heads or config.get("mamba_d_head") not in (None, "auto", width // heads):
@@ -95,11 +97,11 @@ def mamba2_layers(config: Mapping[str, Any], number: Number) -> StateLayers:
 
 def delta_layers(config: Mapping[str, Any], number: Number) -> StateLayers:
     """Qwen3-Next and Qwen3.5: the layers that `layer_types` calls `linear_attention`. Raises `ConfigError`."""
-    if config.get("layer_types") is None:
+    named, layers = config.get("layer_types"), number(config, "num_hidden_layers")
+    if named is None:
         every = max(number(config, "full_attention_interval", default=4), 1)
-        kinds = ["full" if (layer + 1) % every == 0 else "linear" for layer in range(_layers(config, number))]
-        config = {**config, "layer_types": [f"{kind}_attention" for kind in kinds]}
-    kinds = _kinds(config, number, {"linear_attention"}, "layer_types")
+        named = [f"{'linear' if layer % every else 'full'}_attention" for layer in range(1, layers + 1)]
+    kinds = _kinds(named, "layer_types", layers, {"linear_attention"})
     hidden, values = number(config, "hidden_size"), number(config, "linear_num_value_heads")
     key_size, value_size = number(config, "linear_key_head_dim"), number(config, "linear_value_head_dim")
     key_width, value_width = number(config, "linear_num_key_heads") * key_size, values * value_size
@@ -119,14 +121,8 @@ def delta_layers(config: Mapping[str, Any], number: Number) -> StateLayers:
     )
 
 
-def _layers(config: Mapping[str, Any], number: Number) -> int:
-    return number(config, "num_hidden_layers")
-
-
-def _kinds(config: Mapping[str, Any], number: Number, own: set[str], *names: str) -> list[str]:
-    """What each layer is: one of `own`, or attention; at least one of both."""
-    name = next((name for name in names if config.get(name) is not None), names[0])
-    kinds, layers = config.get(name), _layers(config, number)
+def _kinds(kinds: object, name: str, layers: int, own: set[str]) -> list[str]:
+    """What each layer is by a field of this name: one of `own`, or attention; at least one of both."""
     if not isinstance(kinds, list) or len(kinds) != layers or not all(isinstance(kind, str) for kind in kinds):
         raise ConfigError(f"{name}: must name what each of the {layers} layers is")
     known = own | {"attention", "full_attention"}

@@ -107,7 +107,7 @@ class Engine:
         return record or self.tell()
 
     def set_apart(self) -> None:
-        """What is about to happen comes after the turns since the last record: they get one of their own."""
+        """Something is about to happen: turns since the last record came before it, and are told apart."""
         if self._untold_turns:
             self._told_apart.append(self._idle_record())
 

@@ -26,7 +26,7 @@ from schedtop.engine.contract.telemetry import (
     Totals,
     UnderWay,
 )
-from schedtop.engine.handoff.plan import StepPlan, StepResult
+from schedtop.engine.handoff.plan import IntArray, StepPlan, StepResult
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.books.state import Batch, PlannedStep
 from schedtop.engine.scheduler.passes.admission import mark_inverted
@@ -76,7 +76,7 @@ class Observer:
         self.step = 0
         self._events = Events()
         self._queued_s: dict[int, float] = {}
-        self._proposed: dict[int, int] = {}
+        self._proposed: tuple[IntArray, IntArray] | None = None
 
     @property
     def has_events(self) -> bool:
@@ -175,21 +175,26 @@ class Observer:
             group_blocks=state.kv.group_blocks,
             host_blocks=self._host(),
             paused_by=events.paused_by,
-            proposed=self._cut_drafts(plan) if self._proposed else b"",
+            encoder_tokens=plan.encoder_tokens,
+            proposed=self._cut_drafts(plan),
         )
 
     def note_drafts(self, plan: StepPlan, result: StepResult) -> None:
         """How many drafts the rows of a step have for their next one."""
         if result.num_drafts is not None and not self.scheduler.config.async_scheduling:
-            counts = result.num_drafts * (result.num_sampled > 0)
-            self._proposed = dict(zip(plan.numbers.tolist(), counts.tolist(), strict=True))
+            self._proposed = plan.numbers.copy(), result.num_drafts * (result.num_sampled > 0)
 
     def _cut_drafts(self, plan: StepPlan) -> bytes:
         """`StepRecord.proposed`."""
-        proposed, self._proposed = self._proposed, {}
+        if self._proposed is None:
+            return b""
+        (numbers, counts), self._proposed = self._proposed, None
+        if np.array_equal(numbers, plan.numbers) and not (counts > plan.drafts).any():
+            return b""
         used = dict(zip(plan.numbers.tolist(), plan.drafts.tolist(), strict=True))
+        proposed = zip(numbers.tolist(), counts.tolist(), strict=True)
         return packed(
-            [part for number, count in proposed.items() if count > used.get(number, 0) for part in (number, count)]
+            [part for number, count in proposed if count > used.get(number, 0) for part in (number, count)]
         )
 
     def idle_record(self, now_s: float, knobs_version: int, paused: bool, turns: int = 0) -> StepRecord:
@@ -437,6 +442,7 @@ class Observer:
             preemptions=tuple(planned.preemptions),
             ended=tuple(planned.ended),
             grown_groups=planned.group_growth,
+            encoder_tokens=batch.plan.encoder_tokens,
             gone=tuple(
                 describe_arrival(started.request, self._block_size)
                 for started in planned.started

@@ -195,7 +195,7 @@ def _rows(
             if prompt and (output or tally.pooling):
                 yield TraceRow(number, time_s, prompt, output, adapter=adapter, images=images, **also)
             elif fmt.zero_drops is None:
-                why = "" if not prompt else ": requests without outputs, such as embeddings, are not served"
+                why = "" if not prompt else ": requests without outputs, such as embeddings, need --pooling"
                 raise BadRowError(f"{prompt_name if not prompt else output_name} is 0{why}")
             else:
                 tally.drop(fmt.zero_drops[0 if not prompt else 1], number)

@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from schedtop.console.past.history import KEYFRAME_EVERY, History
 from schedtop.console.past.ladder import EARLIER
-from schedtop.console.past.latency import Samples, collect, merge
+from schedtop.console.past.latency import LatencyBuckets, Samples, collect, merge, packed, unpacked
 from schedtop.engine.contract.telemetry import Arrival, Bye, Notice, Refusal, StepRecord, TextDelta, Totals
 from schedtop.engine.golden.case import prompt_tokens, read_case
 from synthetic import SyntheticEngine
@@ -246,6 +248,32 @@ def test_columns_of_the_window_hold_the_same_samples_however_many_there_are() ->
     history, _ = recorded(900)
     few, many = (merge(history.latency_columns("itl", history.now(), 10.0, n)) for n in (3, 40))
     assert few.n == many.n and few.quantile(0.95) == many.quantile(0.95)
+
+
+@given(st.dictionaries(st.integers(0, 1 << 40), st.integers(1, 1 << 33), max_size=20))
+def test_samples_are_packed_without_loss(found: dict[int, int]) -> None:
+    values = np.array(sorted(found), dtype=np.int64)
+    counts = np.array([found[value] for value in sorted(found)], dtype=np.int64)
+    again = unpacked(*packed(Samples(values, counts)))
+    assert again.values.tolist() == values.tolist() and again.counts.tolist() == counts.tolist()
+
+
+def test_an_hour_of_latencies_is_kept_and_no_second_is_taken_for_another() -> None:
+    records = recorded(300)[1]
+    buckets, at = LatencyBuckets(), int(records[0].end_s)
+    for record in records:
+        buckets.take(record)
+    before = buckets.bucket(at)
+    assert (
+        before is not None and before["itl"].n and buckets.bucket(at + 3600) is None and buckets.bucket(-1) is None
+    )
+    for record in records:
+        buckets.take(
+            msgspec.structs.replace(record, start_s=record.start_s + 3600, end_s=record.end_s + 3600),
+        )
+    after = buckets.bucket(at + 3600)
+    assert buckets.bucket(at) is None and after is not None
+    assert after["itl"].values.tolist() == before["itl"].values.tolist()
 
 
 def test_samples_count_what_is_within_a_limit() -> None:

@@ -125,6 +125,11 @@ def test_answers_cut_off_are_told() -> None:
     assert finding.advice[0].knob == "num_blocks"
 
 
+def test_an_answer_cut_off_at_the_very_end_is_told() -> None:
+    run = serve([ask(1, 100, 4000)], 40, num_blocks=60, max_model_len=8000)
+    assert run.records[-1].finishes and "cut-off" in run.log().entries
+
+
 def test_a_share_of_refusals_is_told_with_its_reason() -> None:
     requests = [ask(place, 3000 if place % 5 == 0 else 100, 10, place * 0.5) for place in range(40)]
     finding = serve(requests, 30, max_model_len=2000).log().entries["refused"].best

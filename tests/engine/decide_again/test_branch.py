@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
-from schedtop.engine.contract.telemetry import StepRecord, row_columns
+from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.decide_again.branch import Fork
 from schedtop.engine.recording import Recording, RecordingWriter
 
@@ -25,9 +25,12 @@ def recorded(case: str, path: Path) -> list[StepRecord]:
         return list(recording.records())
 
 
-def planned(record: StepRecord) -> list[tuple[int, int]]:
-    columns = row_columns(record)
-    return [pair for pair in zip(columns["request"].tolist(), columns["tokens"].tolist(), strict=True) if pair[1]]
+def ends(records: list[StepRecord]) -> set[int]:
+    return {finish.number for record in records for finish in record.finishes}
+
+
+def readied(records: list[StepRecord]) -> set[int]:
+    return {deferral.number for record in records for deferral in record.deferrals if not deferral.reason}
 
 
 @pytest.mark.parametrize("case", ["defer-31-0", "defer-31-1", "defer-32-0"])
@@ -37,12 +40,5 @@ def test_requests_that_were_deferred_become_ready_later(case: str, tmp_path: Pat
     index = next(index for index, record in enumerate(records) if dict(record.deferred).get("grammar"))
     with Recording(path) as recording:
         later = run_out(Fork(recording, index, EvenCost(), seed=0).engine())
-    ended = [
-        {finish.number for record in told for finish in record.finishes} for told in (records[index + 1 :], later)
-    ]
-    assert ended[0] == ended[1]
-    ready = [
-        {one.number for record in told for one in record.deferrals if not one.reason}
-        for told in (records[index + 1 :], later)
-    ]
-    assert ready[0] == ready[1] != set()
+    assert ends(later) == ends(records[index + 1 :])
+    assert readied(later) == readied(records[index + 1 :]) != set()

@@ -160,6 +160,11 @@ def test_without_prefix_caching_a_request_has_one_state(tmp_path: Path) -> None:
     engine = build_engine(engine_config(tmp_path, enable_prefix_caching=False, num_speculative_tokens=2))
     for record in run_out(engine):
         assert set(record.group_blocks[:3]) == {3 * record.running}
+        assert (
+            0
+            <= record.blocks.stored_tokens
+            <= (record.blocks.held + record.blocks.shared) * engine.header.block_size
+        )
     assert engine.observer.counts["finished"] == 12
 
 

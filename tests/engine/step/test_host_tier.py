@@ -7,9 +7,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from schedtop.console.past.state import State
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
 from schedtop.engine.contract.telemetry import FinishReason, Snapshot, StepRecord
+from schedtop.engine.decide_again.branch import Fork
 from schedtop.engine.decide_again.restore import make_request, recorded_builder, restore
 from schedtop.engine.decide_again.verify import verify_recording
 from schedtop.engine.handoff.request import Request
@@ -262,6 +264,32 @@ def test_a_recording_with_a_tier_cannot_be_decided_again(tmp_path: Any) -> None:
     )
     with Recording(path) as recording, pytest.raises(RecordingError, match="KV state in the host's memory"):
         verify_recording(recording)
+
+
+def test_a_recording_goes_on_from_any_of_its_steps(tmp_path: Any) -> None:
+    """On one clock with its copies: on another, they would never end."""
+    path = str(tmp_path / "run.rec")
+    workload = WorkloadSpec(source="shared-prefix", rate=6.0, limit=20)
+    config = EngineConfig(workload=workload, scheduler={"num_blocks": 900, **HOST}, record=path)
+    run_headless(config, None, lambda line: None)
+    state = State()
+    with Recording(path) as recording:
+        state.start_afresh(recording.keyframe_before(0)[0])
+        index = recording.num_records // 2
+        for record in recording.records(0, index + 1):
+            state.apply(record)
+        engine = build_engine(config)
+        assert isinstance(engine.worker, SimWorker)
+        fork = Fork(recording, index, engine.worker.cost, 0, state.snapshot())
+        forked = fork.engine()
+    assert "the state is taken from a snapshot" in fork.notes[0]
+    unserved = forked.num_unfinished + len(fork.arrivals)
+    for _ in range(5000):
+        if forked.exhausted:
+            break
+        forked.step()
+    assert forked.exhausted and forked.observer.counts["finished"] == unserved
+    forked.scheduler.audit()
 
 
 @pytest.mark.parametrize(

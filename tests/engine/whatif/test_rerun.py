@@ -85,7 +85,7 @@ def ask(path: Path, index: int | None = None, snapshot: Snapshot | None = None, 
     return rerun(Question(path=str(path), changes=changes, index=index, snapshot=snapshot))
 
 
-@pytest.mark.parametrize("index", [None, 0, 30, 61, 150, 200, 201, 290, NUM_RECORDS - 2])
+@pytest.mark.parametrize("index", [None, 0, 61, 150, 200, 201, NUM_RECORDS - 2])
 def test_as_it_was_it_is_the_recording_from_wherever_it_is_run(busy: Path, index: int | None) -> None:
     found = ask(busy, index, watermark=0.2)
     assert found.exact and found.drift is None and not found.measured
@@ -296,11 +296,11 @@ def test_who_is_not_served_yet_is_not_left_out(tmp_path: Path) -> None:
     )
     with RecordingWriter(path, engine.header, engine.snapshot) as writer:
         at = 0
-        while engine.clock_s < 30.0:
+        while engine.clock_s < 12.0:
             record = engine.step()
             assert record is not None
             writer.write(record)
-            at += record.end_s < 6.0
+            at += record.end_s < 4.0
     found = ask(path, at, watermark=0.1)
     assert found.exact and found.unfinished and found.unserved == (0, 0)
     rows = {row.name: row for row in found.rows}
