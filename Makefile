@@ -26,8 +26,9 @@ types: $(VENV)/.test
 	@ln -sfn ../../../console ../../../engine ../../../kernels ../../../themes build/typed/schedtop/
 	cd build/typed && MYPYPATH=. ../../$(BIN)/mypy --config-file ../../pyproject.toml -p schedtop
 
+# With bytecode, whatever the shell says: tests start some two hundred processes.
 check: $(VENV)/.test
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal $(ARGS)
 
 test-clients: $(VENV)/.test ## real clients against the HTTP server (VLLM=PROGRAM adds vllm bench serve)
 	$(BIN)/python tests/clients/check_clients.py $(ARGS)
@@ -61,6 +62,7 @@ test-vllm: ## the hook in a real vLLM, in an environment of its own below VLLM (
 	SCHEDTOP_TEST_MODEL=$(VLLM)/model $(VLLM)/venv/bin/python -m pytest -p no:cacheprovider tests/vllm $(ARGS)
 
 lock: $(VENV)/.test ## write requirements.lock from what is installed (LOCK=requirements.lock installs it)
+	$(INSTALL) -e '.[engine,http,operators,parquet,test]'
 	$(BIN)/python .ci/lock.py > requirements.lock.part && mv requirements.lock.part requirements.lock
 
 soak: $(VENV)/.test ## memory over two simulated hours with a console joined (minutes)

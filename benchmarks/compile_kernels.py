@@ -128,7 +128,6 @@ CAPPED = {"window": 4096, "soft_cap": 50.0}
 def attention_cases(quick: bool) -> Iterator[tuple[str, torch.dtype, Call]]:
     if quick:
         yield "gemma2-2b prefill", HALF[0], attention(MODELS["gemma2-2b"], 1, 2048, 2048, HALF[0])
-        yield "llama-8b decode", HALF[0], attention(MODELS["llama-8b"], 64, 1, 4096, HALF[0])
         return
     for (model, heads), (shape, sizes) in itertools.product(MODELS.items(), SHAPES.items()):
         yield f"{model} {shape}", HALF[0], attention(heads, *sizes, HALF[0])
@@ -140,7 +139,7 @@ def attention_cases(quick: bool) -> Iterator[tuple[str, torch.dtype, Call]]:
 
 
 def other_cases(quick: bool) -> Iterator[tuple[str, torch.dtype, Call]]:
-    """Everything but attention."""
+    """Everything but attention; if `quick`, attention of decodes as well."""
     from schedtop.kernels.activation import silu_mul
     from schedtop.kernels.kv_write import kv_write
     from schedtop.kernels.norm import rms_norm
@@ -148,6 +147,8 @@ def other_cases(quick: bool) -> Iterator[tuple[str, torch.dtype, Call]]:
     from schedtop.kernels.sampling import sample
     from schedtop.kernels.sampling_params import SamplingParams
 
+    if quick:
+        yield "llama-8b decode", HALF[0], attention(MODELS["llama-8b"], 64, 1, 4096, HALF[0])
     rows = 64
     longs, floats = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows)
     params = SamplingParams(floats, longs.int(), floats, floats, longs, longs)

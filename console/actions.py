@@ -93,14 +93,14 @@ REPLAY_ACTIONS: tuple[Action, ...] = (
     Action(
         "knob_rerun", ("enter",), "Re-run from this step", "With the staged values", "knobs", "re-run", mode=REPLAY
     ),
-    Action("moment_earlier", ("left", "h"), "Earlier moment", "", "rerun", footer="moment", mode=REPLAY),
+    Action("moment_earlier", ("left", "h"), "Earlier moment", "", "rerun", footer="cursor", mode=REPLAY),
     Action("moment_later", ("right", "l"), "Later moment", "", "rerun", mode=REPLAY),
     Action("moment_parting", ("d",), "The first difference", "", "rerun", footer="difference", mode=REPLAY),
     Action(
         "moment_show", ("enter",), "Show the moment in the replay", "In all panels", "rerun", "show", mode=REPLAY
     ),
-    Action("span_shorter", ("plus", "equals_sign"), "Shorter stretch", "", "rerun", "closer", mode=REPLAY),
-    Action("span_longer", ("minus",), "Longer stretch", "", "rerun", mode=REPLAY),
+    Action("range_longer", ("plus", "equals_sign"), "Longer range", "", "rerun", "range", mode=REPLAY),
+    Action("range_shorter", ("minus",), "Shorter range", "", "rerun", mode=REPLAY),
     Action(
         "rerun_over", ("o",), "Compare with", "The recorded run, or its own re-run", "rerun", "over", mode=REPLAY
     ),

@@ -42,7 +42,9 @@ def command(
         if len(addresses) != 1:
             raise CommandError("--plain follows one engine: give one address")
         slo = parse_slo(flags["slo"]) if flags["slo"] is not None else Slo()
-        ctx.exit(follow(ChannelClient.connect(addresses[0], token_file=token_file, read_only=True), slo))
+        link = ChannelClient.connect(addresses[0], token_file=token_file, read_only=True)
+        link.await_welcome()
+        ctx.exit(follow(link, slo))
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise CommandError("attach needs a terminal; --plain needs none")
     check_terminal()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from schedtop.console.cli.who import who
 from schedtop.engine.channel.client import ChannelClient, ChannelClosedError
 from schedtop.engine.channel.protocol import ChannelError
 from schedtop.engine.contract.telemetry import (
@@ -56,7 +57,7 @@ class RunningEngine:
         return self._await(Reply, lambda reply: reply.command == number)
 
     def set(self, values: Mapping[str, Any], version: int | None, **how: Any) -> Reply:
-        return self.ask(lambda number: SetKnobs(number, dict(values), version, BY, **how))
+        return self.ask(lambda number: SetKnobs(number, dict(values), version, f"{BY} {who()}", **how))
 
     def look(self, timeout_s: float) -> Outgoing | None:
         """The next message; a trial's beginning and end are noted."""
@@ -116,7 +117,7 @@ def follow_trials(engines: Sequence[RunningEngine], seconds: float, keep: bool) 
     for engine in engines:
         if not engine.trial_end and engine.trial is not None and (early or keep):
             number, keeps = engine.trial.number, keep and not early
-            engine.ask(lambda id, number=number, keeps=keeps: EndTrial(id, number, keeps, BY))  # type: ignore[misc]
+            engine.ask(lambda id, number=number, keeps=keeps: EndTrial(id, number, keeps, f"{BY} {who()}"))  # type: ignore[misc]
     until_s = time.monotonic() + ANSWER_WITHIN_S
     for engine in engines:
         while not engine.trial_end and engine.trial is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from schedtop.console.past.host_contents import HostContents
 from schedtop.engine.contract.telemetry import (
     ROW_FIELDS,
     Arrival,
@@ -79,6 +80,7 @@ class State:
         "_unread",
         "clock_s",
         "exact",
+        "host",
         "knobs",
         "knobs_version",
         "paused",
@@ -112,6 +114,7 @@ class State:
         self._changed: list[bytes] = []
         self._delivered_s: dict[int, float] = {}
         self._unread: list[StepRecord] = []
+        self.host: HostContents | None = None
 
     @property
     def rows(self) -> IntArray:
@@ -213,6 +216,7 @@ class State:
         twin._further = dict(self._further)
         twin._classes, twin._changed = classes.copy(), []
         twin._delivered_s, twin._unread = dict(delivered_s), []
+        twin.host = None if self.host is None else self.host.copy()
         return twin
 
     def start_afresh(self, snapshot: Snapshot) -> None:
@@ -243,6 +247,7 @@ class State:
         self._grown = []
         self._leave_to_records(snapshot.under_way)
         self._classes, self._changed = np.frombuffer(snapshot.block_classes, dtype=np.uint8).copy(), []
+        self.host = None if snapshot.host is None else HostContents(snapshot.host)
 
     def _leave_to_records(self, under_way: tuple[UnderWay, ...]) -> None:
         """Take out of the tables what steps under way gained: their records bring it."""
@@ -280,6 +285,8 @@ class State:
             self._grown.append((record.grown, record.grown_blocks, places))
             if len(self._grown) >= MAX_UNSETTLED:
                 self._settle_tables()
+        if self.host is not None and (record.finishes or record.preemptions or record.admissions):
+            self.host.apply(record, self.requests)
         for finish in record.finishes:
             self._drop(finish.number)
         if record.changed_blocks:
@@ -384,6 +391,7 @@ class State:
             knobs_version=self.knobs_version,
             paused=self.paused,
             totals=self.totals,
+            host=None if self.host is None else self.host.tier(),
         )
 
     def _request_state(self, tracked: Tracked, row: list[int] | None) -> RequestState:

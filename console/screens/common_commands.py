@@ -112,7 +112,7 @@ class CommonCommands:
         paused = self.view.history.live.paused
         command = Resume if paused else Pause
         self.console.command(
-            lambda id: command(id),
+            lambda id: command(id, f"key {self.view.options.who}".strip()),
             self._told("engine resumed" if paused else "engine paused; P resumes it, . runs one step"),
         )
 

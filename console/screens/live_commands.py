@@ -73,7 +73,7 @@ class LiveCommands:
         values = {KNOB: self.console.guide.tighten()}
         refused = "the engine refused the pressure"
         self.console.command(
-            lambda id: SetKnobs(id, values, by="guide"),
+            lambda id: SetKnobs(id, values, by=f"guide {self.view.options.who}".strip()),
             lambda reply: None if reply.ok else self.screen.say(f"{refused}: {reply.text}", "warn"),
         )
 

@@ -71,6 +71,8 @@ the engine's last message. REC: a recording is being written (W). A simulated en
             return "STOPPED", "breach"
         if view.link.state == "lost":
             return "DISCONNECTED", "breach"
+        if view.history is not view.present:
+            return "RUN BEFORE", "warn"
         if view.pinned is not None:
             return f"PAUSED +{text.plural(view.behind, 'step')}" if view.behind >= 0 else "PAUSED", "warn"
         if not view.history.synced:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from schedtop.engine.contract.kv_groups import has_windows
 from schedtop.engine.contract.latencies.cohort import SHARES, Cohort
+from schedtop.engine.contract.latencies.front_end import FrontEnd, front_end_of
 from schedtop.engine.contract.latencies.lives import Lives
 from schedtop.engine.contract.latencies.percentiles import Percentiles
 from schedtop.engine.contract.latencies.slo import Slo, served
@@ -25,7 +26,7 @@ from schedtop.engine.contract.telemetry import (
 )
 from schedtop.engine.contract.workload_notes import as_document
 from schedtop.engine.offline.classes import Classes
-from schedtop.engine.offline.client_latencies import ClientLatencies, FrontEnd, front_end_of
+from schedtop.engine.offline.client_latencies import ClientLatencies
 from schedtop.engine.offline.held_back import HeldBack
 from schedtop.engine.offline.report_text import duration_text, percent_text, report_text
 
@@ -102,6 +103,7 @@ class Report:
         """The first record is not that of a session's start: `snapshot` is the state before it."""
         self.totals, self.clock_s = snapshot.totals, snapshot.clock_s
         self._lives.begin(snapshot)
+        self._clients.begin(snapshot)
         self._classes.begin(snapshot)
         self._adapters.begin(snapshot)
         self._askers.begin(snapshot)

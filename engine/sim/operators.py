@@ -129,6 +129,7 @@ def _unknown(model: ModelShape) -> str:
     """What of a model the tables lack; empty if nothing."""
     reasons = {
         "sliding windows": model.windowed_layers > 0,
+        "layers with a state of fixed size": model.state is not None,
         "a compressed KV state": model.latent > 0,
         "shared experts or dense layers beside experts": model.shared_mlp > 0 or model.dense_layers > 0,
         "MLPs without a gate": not model.gated,

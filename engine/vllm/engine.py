@@ -159,14 +159,14 @@ class HookedEngine:
         self._hook.commands.append(command)
         self._hook.wake()
 
-    def pause(self) -> None:
+    def pause(self, by: str = "") -> None:
         """Pause admissions; what runs goes on."""
         self._check_pause()
-        self._ask(lambda hook: hook.pause(True))
+        self._ask(lambda hook: hook.pause(True, by))
 
-    def resume(self) -> None:
+    def resume(self, by: str = "") -> None:
         self._check_pause()
-        self._ask(lambda hook: hook.pause(False))
+        self._ask(lambda hook: hook.pause(False, by))
 
     def _check_pause(self) -> None:
         if "admissions cannot be paused" in self.header.settings["missing"]:
@@ -271,7 +271,7 @@ class HookLoop(ServiceLoop):
         finally:
             self._watch.close()
             if self._files is not None:
-                self._files.close(keep=failed)
+                self._files.close(keep=failed or self._hook.server_failed)
 
     def tick(self) -> None:
         """Between steps: tell what went wrong, and end with the hook."""

@@ -166,6 +166,19 @@ async def test_space_pauses_the_view_and_no_step_is_lost() -> None:
         assert (seat.live.requests.selected, seat.live.requests.sort) == before
 
 
+async def test_pauses_name_who_asked_for_them() -> None:
+    async with seated(who="ann@pts/1") as seat:
+        assert isinstance(seat.link, EngineLink)
+        await seat.press("P")
+        [asked] = seat.asked(Pause)
+        assert asked.by == "key ann@pts/1"
+        seat.link.push(
+            msgspec.structs.replace(seat.link.engine.run_step(), paused=False, paused_by="key bob@pts/2")
+        )
+        await seat.settle()
+        assert "engine resumed by=key bob@pts/2" in seat.text
+
+
 async def test_the_engine_is_paused_stepped_and_resumed() -> None:
     async with seated() as seat:
         assert "the engine is running" in await seat.press(".")

@@ -103,7 +103,7 @@ def test_tiny_llama_equals_transformers(device: Any) -> None:
     caches = [gpu.Pool(*torch.full((2, 24, BLOCK_SIZE, 1, 64), float("nan"), device=device)) for _ in range(2)]
     sequences, computed = [list(prompt) for prompt in prompts], [0, 0, 0]
     # The first prompt takes three chunks while the others already decode.
-    for _ in range(7):
+    for _ in range(5):
         rows = [(sequence[done : done + 11], done) for sequence, done in zip(sequences, computed, strict=True)]
         logits = ours.logits(make_step(rows, tables, device), caches)
         for row, (new, done) in enumerate(rows):
@@ -114,4 +114,4 @@ def test_tiny_llama_equals_transformers(device: Any) -> None:
             assert torch.allclose(logits[row], expected, rtol=1e-3, atol=1e-4)
             assert int(logits[row].argmax()) == int(expected.argmax())
             sequences[row].append(int(expected.argmax()))
-    assert [len(sequence) - len(prompt) for sequence, prompt in zip(sequences, prompts, strict=True)] == [5, 7, 6]
+    assert [len(sequence) - len(prompt) for sequence, prompt in zip(sequences, prompts, strict=True)] == [3, 5, 4]

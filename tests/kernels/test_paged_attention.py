@@ -141,10 +141,10 @@ def test_soft_cap_holds_where_the_exponential_overflows(device: Any, relative_er
     assert batch.error(relative_error, soft_cap=2.0) < BOUNDS["float32"]
 
 
-@pytest.mark.parametrize("num_splits", [2, 3, 8, 64])
+@pytest.mark.parametrize("num_splits", [2, 3, 32])
 def test_split_keys(device: Any, relative_error: ErrorOf, num_splits: int) -> None:
-    rows = [(1, 1), (1, 16), (1, 300), (0, 0), (1, 97)]
-    batch = make_batch(device, rows, heads=(8, 2), dtype=torch.float16)
+    rows = [(1, 16), (1, 300), (0, 0), (1, 97)]
+    batch = make_batch(device, rows, heads=(4, 1), dtype=torch.float16)
     assert batch.error(relative_error, num_splits=num_splits) < BOUNDS["float16"]
 
 
@@ -162,12 +162,12 @@ def test_many_short_rows_share_no_tile(device: Any, relative_error: ErrorOf) -> 
 
 
 def test_thousands_of_tokens(device: Any, relative_error: ErrorOf) -> None:
-    decode = make_batch(device, [(1, 5003), (1, 4096), (1, 2500)], dtype=torch.bfloat16)
+    decode = make_batch(device, [(1, 5003), (1, 2500)], dtype=torch.bfloat16)
     assert decode.error(relative_error) < BOUNDS["bfloat16"]
-    chunk = make_batch(device, [(70, 2500)], heads=(2, 1), dtype=torch.float16)
+    chunk = make_batch(device, [(40, 2500)], heads=(2, 1), dtype=torch.float16)
     assert chunk.error(relative_error) < BOUNDS["float16"]
-    prompt = make_batch(device, [(2048, 2048)], heads=(1, 1), dtype=torch.float16)
-    assert prompt.error(relative_error, tiling=Tiling(256, 256, 8, 1)) < BOUNDS["float16"]
+    wide = make_batch(device, [(270, 2100)], heads=(1, 1), dtype=torch.float16)
+    assert wide.error(relative_error, tiling=Tiling(256, 256, 8, 1)) < BOUNDS["float16"]
 
 
 def test_rows_may_share_blocks(device: Any, relative_error: ErrorOf) -> None:

@@ -46,12 +46,12 @@ class Server:
         limits = ["--max-model-len", "2048", "--max-num-seqs", "16", "--max-num-batched-tokens", "512"]
         where = ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
         environment = {
+            "OMP_NUM_THREADS": "2",
             **os.environ,
             "SCHEDTOP_ATTACH": f"unix:{folder}/%r.sock",
             "HF_HUB_OFFLINE": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "2",
             "VLLM_NO_USAGE_STATS": "1",
         }
         with self.log.open("ab") as log:

@@ -118,6 +118,7 @@ class Generation:
             preview=preview,
             client=asked.user or "",
             cache_salt=asked.cache_salt or "",
+            adapter=asked.model if asked.model and asked.model in self._state.adapters else "",
         )
 
     async def _encode(self, asked: GenerationRequest) -> tuple[TokenIds, str]:

@@ -10,7 +10,7 @@ from bisect import insort
 
 import msgspec
 import numpy as np
-from schedtop.engine.contract.telemetry import Deferral, Finish, FinishReason, Head, Limiter
+from schedtop.engine.contract.telemetry import Deferral, Finish, FinishReason, Head, HostLoad, Limiter
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.handoff.store import KVStore, Load
 from schedtop.engine.kv.manager import Hit, KVManager
@@ -78,6 +78,18 @@ class Loads:
             insort(self.holding, entry, key=lambda one: state.waiting.place(one.request))
         else:
             self.holding.append(entry)
+
+    def describe(self) -> list[HostLoad]:
+        """Those that hold blocks before the queue, for a snapshot."""
+        return [
+            HostLoad(entry.request.number, entry.num_computed, entry.request.local_tokens, failed=entry.failed)
+            for entry in self.holding
+        ]
+
+    def take_over(self, request: Request, load: HostLoad) -> None:
+        """A request of a snapshot, whose blocks are its own again, waits before the queue."""
+        request.local_tokens = load.local_tokens
+        self.holding.append(Holding(request, load.tokens, load.due_s is not None, load.failed))
 
     def of(self, request: Request) -> Holding | None:
         return next((entry for entry in self.holding if entry.request is request), None)

@@ -67,7 +67,7 @@ def take_batch(
     slots = lives.slots(given)
     tokens = np.fromiter(given.values(), dtype=np.int64, count=len(given))
     drafts = _drafts(lives, output, slots)
-    computed = _computed_before(lives, output, slots)
+    computed = planned = _computed_before(lives, output, slots)
     if fixed.drafts:
         known, runs = (
             lives.columns[COMPUTED, slots],
@@ -82,7 +82,7 @@ def take_batch(
     flags = columns[DECODING, slots] + samples * SAMPLED
     for life, admission in zip(fresh, admissions, strict=True):
         flags[slots == life.slot] += RESUMED if admission.resumed else NEW
-    recomputed = _recomputed(lives, slots, computed, tokens)
+    recomputed = _recomputed(lives, slots, planned, tokens)  # as the engine counted on drafts
     columns[COMPUTED, slots] = computed + tokens
     columns[DECODING, slots] |= samples
     cut = computed + tokens < needed
@@ -159,7 +159,10 @@ def _grow(lives: Lives, output: Any, fresh: set[str]) -> tuple[list[int], list[i
     tables = dict(new_tables(output))
     for name in output.num_scheduled_tokens:
         ids, life = tables.get(name), lives.by_id.get(name)
-        if ids is None or life is None:
+        if ids is None:
+            continue
+        if life is None:  # it ended since; its row tells what it was given
+            lives.columns[BLOCKS, lives.slots([name])] += len(ids)
             continue
         if name in fresh:
             life.table = ids

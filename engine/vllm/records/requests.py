@@ -23,13 +23,15 @@ COLUMNS = (
     "waiting",
     "gone",
     "stop_at",
+    "entered",
     "scratch",
 )
-NUMBER, PROMPT, OUTPUTS, COMPUTED, BLOCKS, HIGH_WATER, DECODING, WAITING, GONE, STOP_AT, SCRATCH = range(
+NUMBER, PROMPT, OUTPUTS, COMPUTED, BLOCKS, HIGH_WATER, DECODING, WAITING, GONE, STOP_AT, ENTERED, SCRATCH = range(
     len(COLUMNS)
 )
 """`decoding`: it was due an output since it was admitted; `gone`: it ended, but a step with it may be under way;
-`stop_at`: tokens at which it ends by length."""
+`stop_at`: tokens at which it ends by length; `entered`: how many were admitted before it, so the place of running
+ones in a step."""
 
 KEPT_STEPS = 16
 """For which the numbers of an ended request are kept: more than any vLLM has under way."""
@@ -82,6 +84,7 @@ class Lives:
         self._free = list(range(255, -1, -1))
         self._gone: deque[tuple[int, str, int]] = deque()
         self._next_number = 0
+        self._num_entered = 0
 
     def next_number(self) -> int:
         """A number for a request that arrives."""
@@ -123,14 +126,11 @@ class Lives:
         else:
             life.requeued_s += waited_s
         self.columns[WAITING, life.slot] = 0
+        self.columns[ENTERED, life.slot] = self._num_entered
+        self._num_entered += 1
         self._leave_queue(life.id)
         self.running[life.id] = None
         return waited_s
-
-    def runs_before(self, life: Life, other: Life) -> bool:
-        """Both run, and it comes first in a step."""
-        first = next((name for name in self.running if name in (life.id, other.id)), "")
-        return life is not other and first == life.id and other.id in self.running
 
     def put_back(self, life: Life, computed: int, now_s: float) -> None:
         """It was preempted: its outputs are kept, its state is not."""

@@ -50,7 +50,11 @@ def test_one_document(sick: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert document["findings"][0]["advice"][0]["direction"] == "up"
 
 
-def test_remedies_are_measured_from_the_findings_last_step(sick: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_remedies_are_measured_from_the_findings_last_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a run too short for more than one finding: every value of every remedy is simulated, twice."""
+    sick = recorded(serve(WorkloadSpec(source="mixed", rate=8.0, seed=3), 11, max_num_seqs=8), tmp_path / "a.rec")
     assert call(str(sick), "--json", "--try") == 0
     findings = {finding["id"]: finding for finding in json.loads(capsys.readouterr().out)["findings"]}
     tried = findings["ttft-sequence-cap"]["tried"]

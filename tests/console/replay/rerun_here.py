@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+from schedtop.console.past.ladder import Ladder
+from schedtop.console.replay.rerun.runs import Answer
 from schedtop.engine.whatif.rerun import Question, rerun
+
+ANSWERS: dict[bytes, Answer] = {}
+"""A question has one answer (`rerun` is pure, its answer frozen), and many tests put the same one."""
 
 
 class Here:
@@ -16,7 +22,11 @@ class Here:
 
     def __iter__(self) -> Iterator[Any]:
         yield "running both", 0.25
-        yield rerun(self.question)
+        key = msgspec.msgpack.encode(self.question)
+        if key not in ANSWERS:
+            base, variant = Ladder(), Ladder()
+            ANSWERS[key] = Answer(rerun(self.question, followers=(base, variant)), base, variant)
+        yield ANSWERS[key]
 
     def cancel(self) -> None:
         """It comes to its end unheard."""

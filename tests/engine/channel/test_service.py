@@ -89,7 +89,7 @@ def test_a_console_follows_the_engine_and_commands_it(start: Start) -> None:
 
 def test_a_gap_in_one_console_disturbs_nobody(start: Start) -> None:
     """A console that does not read at all; the engine runs flat out and another console sees every step."""
-    with start({"duration_s": 100.0}, num_rows=64) as engine, engine.connect(), engine.connect() as client:
+    with start({"duration_s": 50.0}, num_rows=64) as engine, engine.connect(), engine.connect() as client:
         last, dropped = until(client, t.Snapshot).seq, 0
         while True:
             message = client.receive(20)
@@ -101,7 +101,7 @@ def test_a_gap_in_one_console_disturbs_nobody(start: Start) -> None:
             elif isinstance(message, t.StepRecord):
                 assert message.seq == last + 1
                 last = message.seq
-        assert last + (message.step - last) == message.step >= 9999
+        assert last + (message.step - last) == message.step >= 4999
 
 
 def test_the_owners_end_is_the_engines_end(start: Start) -> None:

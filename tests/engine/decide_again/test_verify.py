@@ -163,6 +163,7 @@ def test_a_recorded_golden_case_is_decided_the_same(case: Path, tmp_path: Path) 
             record = engine.step()
             if record is not None:
                 writer.write(record)
+    assert engine.exhausted
     with Recording(tmp_path / "case.schedtop") as recording:
         if untold := engine.header.settings.get("undecidable"):
             with pytest.raises(RecordingError, match=untold[0]):

@@ -151,8 +151,15 @@ class Reference:
     def __init__(self, name: str) -> None:
         self.name = name
         self._model = build_model(name)
+        self._known: dict[tuple[int, ...], list[int]] = {}
 
     def __call__(self, prompt: list[int], max_tokens: int) -> list[int]:
+        known = self._known.get(tuple(prompt), [])
+        if len(known) < max_tokens:
+            known = self._known[tuple(prompt)] = self._generated(prompt, max_tokens)
+        return known[:max_tokens]
+
+    def _generated(self, prompt: list[int], max_tokens: int) -> list[int]:
         with torch.inference_mode():
             ids = torch.tensor([prompt])
             out = self._model.generate(

@@ -47,12 +47,12 @@ def test_prefix_hits(lab: Any, name: str, route: str) -> None:
 
 @each_route
 def test_preemption_and_resumption(lab: Any, name: str, route: str) -> None:
-    prompts = lab.prompts(8, seed=3, shared=16, low=10, high=40)
+    prompts = lab.prompts(6, seed=3, shared=16, low=10, high=40)
     # A window releases blocks, so it takes a smaller pool to run out.
-    served = lab.serve(name, route, num_blocks=13 if name == "mistral" else 20, max_num_batched_tokens=32)
+    served = lab.serve(name, route, num_blocks=10 if name == "mistral" else 14, max_num_batched_tokens=32)
     for prompt in prompts:
-        served.add(prompt, 40)
-    assert served.run() == expected(lab, name, prompts, 40)
+        served.add(prompt, 28)
+    assert served.run() == expected(lab, name, prompts, 28)
     assert served.preemptions
 
 
@@ -61,8 +61,8 @@ def test_speculation(lab: Any, name: str, route: str) -> None:
     prompts = [prompt * 4 for prompt in lab.prompts(5, seed=4, low=4, high=12)]
     served = lab.serve(name, route, num_speculative_tokens=4, max_num_batched_tokens=40)
     for prompt in prompts:
-        served.add(prompt, 48)
-    assert served.run() == expected(lab, name, prompts, 48)
+        served.add(prompt, 32)
+    assert served.run() == expected(lab, name, prompts, 32)
     assert served.accepted
 
 
