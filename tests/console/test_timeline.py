@@ -236,7 +236,7 @@ def test_gaps_are_those_of_the_shared_cohort() -> None:
         ladder.take(record)
     open_s = engine.unended().itl
     wanted = cohort(gaps, open_s[open_s > 0]).quantile(0.95)
-    [*_, bucket], _, _ = ladder.columns(0.0, engine.clock_s, 1)
+    [*_, bucket], _, _ = columns_of(ladder, 0.0, engine.clock_s, 1)
     assert bucket is not None and bucket.open_itl.total() == int((open_s > 0).sum()) > 5
     found = bucket.p95("itl")
     assert found is not None and wanted is not None and found.is_bound and wanted.is_bound
