@@ -16,7 +16,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from pathlib import Path
 
 AIM = 0.02
@@ -24,8 +23,8 @@ SETTLED_S = 1800.0
 LOOK_EVERY_S = 600.0
 TURN_S, QUIET_S = 0.5, 0.2
 """On the wall's clock: how long the engine runs at a time, and after how long without a record the console has all."""
-TURNS = 10
-"""The least of so many before a look counts: enough for freed memory to be given back."""
+REST_S = 12.0
+"""So long nothing comes before a look: freed memory is given back within ten seconds."""
 LOAD = {"device": "sim:llama-3.1-8b@l4", "rate": 6.0, "scale": 0.1}
 
 
@@ -57,8 +56,6 @@ def show(hours: float) -> None:
 
         def look() -> None:
             live, due_s = app.view.history.live, LOOK_EVERY_S
-            processes = {"engine": engine.process.pid, "console": os.getpid()}
-            held: dict[str, deque[float]] = {name: deque(maxlen=TURNS) for name in processes}
             while not app.is_running:
                 time.sleep(QUIET_S)
             while due_s <= hours * 3600 and engine.process.poll() is None:
@@ -69,12 +66,12 @@ def show(hours: float) -> None:
                 while seen != live.seq or not live.paused:
                     seen = live.seq
                     time.sleep(QUIET_S)
-                for name, process in processes.items():
-                    held[name].append(rss_mib(process))
                 if live.clock_s >= due_s:
+                    time.sleep(REST_S)
                     found = {
                         "clock_s": live.clock_s,
-                        **{name: min(values) for name, values in held.items()},
+                        "engine": rss_mib(engine.process.pid),
+                        "console": rss_mib(os.getpid()),
                         "records": app.view.history.num_applied / (live.seq + 1),
                     }
                     print(json.dumps(found), flush=True)

@@ -52,6 +52,7 @@ class Tries:
         self._lock = threading.Lock()
         self._outcomes: dict[str, tuple[int, float, Outcome]] = {}
         self._doing: str | None = None
+        self._left = 0
 
     @property
     def can_try(self) -> bool:
@@ -59,7 +60,11 @@ class Tries:
         return self._forecaster.can_ask
 
     def found(self, finding: Finding) -> Outcome | None:
-        """The newest outcome for a finding; None while the first is being worked out, or nothing can be tried."""
+        """The newest outcome for a finding; None while the first is being worked out, or nothing can be tried.
+
+        The first one grows with each value that is worked out, see `left`; one that is made again replaces it at its
+        end.
+        """
         if not self.can_try:
             return None
         live = self._forecaster.history.live
@@ -67,17 +72,23 @@ class Tries:
             known = self._outcomes.get(finding.id)
             fresh = known is not None and known[0] == live.knobs_version and abs(live.clock_s - known[1]) < FRESH_S
             if not fresh and self._doing is None:
-                self._doing = finding.id
                 candidates = list(self._candidates(finding))
+                self._doing, self._left = finding.id, len(candidates)
                 at = (live.knobs_version, live.clock_s)
                 threading.Thread(
                     target=self._run, args=(finding.id, candidates, at), name="console-tries", daemon=True
                 ).start()
             return known[2] if known is not None and known[0] == live.knobs_version else None
 
+    def left(self, finding: Finding) -> int:
+        """Values of a finding that are still to be worked out."""
+        with self._lock:
+            return self._left if self._doing == finding.id else 0
+
     def measure(self, finding: Finding) -> Outcome:
         """What the finding's knobs would do from the present state; works it out at once."""
-        return self._measure(list(self._candidates(finding)))
+        *_, outcome = self._measuring(list(self._candidates(finding)))
+        return outcome
 
     def _candidates(self, finding: Finding) -> Iterator[tuple[str, KnobValue]]:
         for advice in finding.advice:
@@ -85,23 +96,30 @@ class Tries:
                 yield from ((advice.knob, value) for value in values_of(advice, self._staging))
 
     def _run(self, name: str, candidates: list[tuple[str, KnobValue]], at: tuple[int, float]) -> None:
-        outcome = self._measure(candidates)
-        with self._lock:
-            self._outcomes[name] = (*at, outcome)
-            self._doing = None
-        self._forecaster.on_done()
+        for left, outcome in zip(range(len(candidates), -1, -1), self._measuring(candidates), strict=True):
+            with self._lock:
+                before = self._outcomes.get(name)
+                if not left or (outcome.tried and (before is None or before[:2] == at or before[0] != at[0])):
+                    self._outcomes[name] = (*at, outcome)
+                self._left = left
+                if not left:
+                    self._doing = None
+            self._forecaster.on_done()
 
-    def _measure(self, candidates: list[tuple[str, KnobValue]]) -> Outcome:
+    def _measuring(self, candidates: list[tuple[str, KnobValue]]) -> Iterator[Outcome]:
+        """Before the first, and after each of them, all from one state of the engine."""
         tried: list[Tried] = []
         failed = ""
+        yield Outcome((), ())
+        present = self._forecaster.present()
         for knob, value in candidates:
-            forecast = self._forecaster.ask({knob: value})
+            forecast = self._forecaster.ask({knob: value}, present)
             if isinstance(forecast, str):
                 failed = forecast
-                continue
-            tried.append(judged(knob, value, forecast))
-        helpful = sorted((one for one in tried if one.gain > NOTABLE), key=lambda one: -one.gain)
-        return Outcome(tuple(helpful), tuple(one.title for one in tried), "" if tried else failed)
+            else:
+                tried.append(judged(knob, value, forecast))
+            helpful = sorted((one for one in tried if one.gain > NOTABLE), key=lambda one: -one.gain)
+            yield Outcome(tuple(helpful), tuple(one.title for one in tried), "" if tried else failed)
 
 
 def values_of(advice: Advice, staging: Staging) -> list[KnobValue]:

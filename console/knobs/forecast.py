@@ -45,6 +45,9 @@ class Forecast(Protocol):
         ...
 
 
+Present = tuple[Header, Snapshot, Sequence[Arrival]]
+"""What a forecast begins from: the engine's header and state, and the newest arrivals."""
+
 MakeForecast = Callable[[Header, Snapshot, Mapping[str, KnobValue], Sequence[Arrival]], Forecast]
 """Raises an exception, whose text is the reason, where nothing can be forecast."""
 
@@ -96,20 +99,22 @@ class Forecaster:
     def can_ask(self) -> bool:
         return self._make_forecast is not None and self.history.header is not None
 
-    def ask(self, values: Mapping[str, KnobValue]) -> Forecast | str:
-        """The forecast of these values from the present state, or why there is none; waits for those under way."""
-        assert self._make_forecast is not None
-        with self._asking:
-            return self._answer(self._make_forecast, values)
-
-    def _answer(self, make_forecast: MakeForecast, values: Mapping[str, KnobValue]) -> Forecast | str:
+    def present(self) -> Present:
+        """The present state, to forecast several values from."""
         with self.history.lock:
             header, snapshot, recent = self.history.header, self.history.live.snapshot(), self._recent()
         assert header is not None
-        try:
-            return make_forecast(header, snapshot, values, recent)
-        except Exception as error:  # whatever it is, it is why there is no forecast
-            return text.clean(error) or type(error).__name__
+        return header, snapshot, recent
+
+    def ask(self, values: Mapping[str, KnobValue], present: Present | None = None) -> Forecast | str:
+        """The forecast of these values, or why there is none; waits for those under way."""
+        assert self._make_forecast is not None
+        with self._asking:
+            header, snapshot, recent = present or self.present()
+            try:
+                return self._make_forecast(header, snapshot, values, recent)
+            except Exception as error:  # whatever it is, it is why there is no forecast
+                return text.clean(error) or type(error).__name__
 
     def _recent(self) -> list[Arrival]:
         """The newest arrivals that are still known, oldest first."""

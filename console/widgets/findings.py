@@ -6,6 +6,7 @@ import textwrap
 from typing import ClassVar
 
 from rich.style import Style
+from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
 from schedtop.console.explain.catalogue import MIN_STEPS
 from schedtop.console.explain.finding import Finding, Severity, Steps, seconds, some
@@ -190,7 +191,7 @@ class WhyPanel(_ExplainPanel):
         rows: Rows = []
         measurable = {advice.knob for advice in finding.advice if advice.knob and BY_NAME[advice.knob].live}
         if entry.active and measurable and self.tries.can_try:
-            rows += self._measured(self.tries.found(finding), width)
+            rows += self._measured(self.tries.found(finding), self.tries.left(finding), width)
         else:
             measurable = set()
         others = [advice for advice in finding.advice if advice.knob not in measurable]
@@ -200,17 +201,19 @@ class WhyPanel(_ExplainPanel):
             rows += self._wrap(advice.title, width, "text", "  ", bold=True)
         return rows
 
-    def _measured(self, outcome: Outcome | None, width: int) -> Rows:
+    def _measured(self, outcome: Outcome | None, left: int, width: int) -> Rows:
         rows = self._head("Try", "the next seconds by forecast; Enter stages a value")
         if outcome is None:
             return rows + self._wrap("working out what values would do", width, "muted", "  ")
         if outcome.failed:
             return rows + self._wrap(f"no forecast: {outcome.failed}", width, "muted", "  ")
-        if not outcome.helpful:
-            return rows + self._wrap(f"none of these helps: {', '.join(outcome.tried)}", width, "warn", "  ")
         for tried in outcome.helpful:
             lines = self._wrap(f"{tried.title}: {tried.words}", width, "text", "  ")
             rows += [(line, tried) for line, _ in lines]
+        if left:
+            rows += self._wrap(f"working out {text.plural(left, 'more value')}", width, "muted", "  ")
+        elif not outcome.helpful:
+            rows += self._wrap(f"none of these helps: {', '.join(outcome.tried)}", width, "warn", "  ")
         return rows
 
     def _chain(self, finding: Finding, width: int) -> Rows:

@@ -29,9 +29,9 @@ FLOORS = (0, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Values of `floor_tokens` that are tried."""
 GAIN = 0.02
 """The least share of the error that a higher floor has to save."""
-ROUNDS = 4
-MOST_OVER = 3.0
-"""How many times as long as predicted a step may be before it counts for less."""
+ROUNDS = 5
+MOST_LOG = 1.0
+"""Steps further off than by this factor (of e) count no more than those that are just so far off."""
 OUTLIER = 4.0
 """Steps further off than this many (robust) standard deviations are left out: something else took their time."""
 
@@ -235,18 +235,25 @@ def _fit_robustly(steps: Steps) -> tuple[Floats, int]:
 
 
 def _fit_once(steps: Steps) -> Floats:
-    """Relative errors are minimised: a short step's ITL counts as much as a long one's.
+    """The least squares of the logarithm of measured over predicted times, by a few Gauss-Newton steps.
 
-    Relative to what is predicted, found in a few rounds: over measured times, those that happen to be short would count
-    most, and noise of 20 % would make every prediction 6 % too short.
+    A short step's ITL counts as much as a long one's, and medians come out right: relative errors would make noisy
+    steps too short, absolute ones too long.
     """
-    over_s = steps.times_s
+    coefficients = _weighted(steps.design, steps.times_s, steps.times_s)
     for _ in range(ROUNDS):
-        weighted = steps.design / over_s[:, None]
-        scale = np.linalg.norm(weighted, axis=0)
-        scale[scale == 0] = 1.0
-        coefficients: Floats = nnls(weighted / scale, steps.times_s / over_s) / scale
-        over_s = np.maximum(steps.design @ coefficients, steps.times_s / MOST_OVER)
+        predicted_s = np.maximum(steps.design @ coefficients, 1e-12)
+        ratios = np.clip(np.log(steps.times_s / predicted_s), -MOST_LOG, MOST_LOG)
+        coefficients = _weighted(steps.design, predicted_s * (1 + ratios), predicted_s)
+    return coefficients
+
+
+def _weighted(design: Floats, times_s: Floats, over_s: Floats) -> Floats:
+    """The coefficients with the least squares of errors over `over_s`, none negative."""
+    weighted = design / over_s[:, None]
+    scale = np.linalg.norm(weighted, axis=0)
+    scale[scale == 0] = 1.0
+    coefficients: Floats = nnls(weighted / scale, times_s / over_s) / scale
     return coefficients
 
 

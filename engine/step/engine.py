@@ -191,7 +191,8 @@ class Engine:
     def has_work(self) -> bool:
         """A request can be scheduled, or results are to come. Deferred requests alone are no work."""
         state = self.scheduler.state
-        if state.table.size or state.waiting.head():
+        # Those whose adapter had no slot may have one now that nobody runs.
+        if state.table.size or state.waiting.ready:
             return True
         if state.loads is not None and state.loads.is_ready:
             return True

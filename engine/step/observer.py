@@ -442,12 +442,12 @@ class Observer:
             preemptions=tuple(planned.preemptions),
             ended=tuple(planned.ended),
             grown_groups=planned.group_growth,
-            encoder_tokens=batch.plan.encoder_tokens,
             gone=tuple(
                 describe_arrival(started.request, self._block_size)
                 for started in planned.started
                 if started.request.number not in live
             ),
+            encoder_tokens=batch.plan.encoder_tokens,
         )
 
     def _holding(self) -> list[Request]:

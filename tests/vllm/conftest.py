@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-READY_WITHIN_S = 400.0
+READY_WITHIN_S = 900.0
 MODEL = os.environ.get("SCHEDTOP_TEST_MODEL", "")
 ROOT = Path(__file__).parents[2]
 

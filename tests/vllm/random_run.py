@@ -160,7 +160,7 @@ class LateRun(RandomRun):
     def __init__(self, seed: int, path: Path, overlaps: bool) -> None:
         super().__init__(seed, path.with_suffix(".whole"), overlaps)
         self.recorded, self._path = False, path
-        self._whole, self._late, self._left = self.writer, State(), random.Random(seed).randint(3, 60)
+        self._whole, self._late, self._left = self.writer, State(), random.Random(seed).randint(3, 20)
 
     def _take(self, idle: bool) -> None:
         super()._take(idle)

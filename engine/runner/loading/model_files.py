@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import re
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -20,6 +21,8 @@ NEEDS = ("torch", "transformers", "gguf", "accelerate")
 """Modules of the `engine` extra without which no model is loaded."""
 
 GGUF_MAGIC = b"GGUF"
+ROPE_FACTORS, MOST_HEAD_BYTES = b"rope_freqs.weight", 64 << 20
+"""A tensor that transformers passes over, and how far into a file the names of tensors are looked for."""
 
 
 class ModelMissingError(ConfigError):
@@ -151,3 +154,9 @@ def _check_gguf(path: Path) -> None:
     with path.open("rb") as file:
         if file.read(4) != GGUF_MAGIC:
             raise ConfigError(f"{path}: not a GGUF file: give a model folder or a .gguf file")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            if content.find(ROPE_FACTORS, 0, MOST_HEAD_BYTES) >= 0:
+                raise ConfigError(
+                    f"{path}: its rotary positions have factors of their own (rope_freqs), as Llama 3.1's, not read"
+                    " from a GGUF file: give the model's folder or hub id"
+                )

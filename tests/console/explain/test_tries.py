@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -12,7 +13,8 @@ from links import PlayedLink
 from scenes import Run, serve
 from schedtop.console.app import ConsoleApp
 from schedtop.console.explain.finding import Advice
-from schedtop.console.explain.tries import judged, values_of
+from schedtop.console.explain.tries import Tries, judged, values_of
+from schedtop.console.knobs.forecast import Forecaster
 from schedtop.console.knobs.staged import Staging
 from schedtop.console.options import ConsoleOptions
 from schedtop.console.past.history import History
@@ -74,6 +76,29 @@ def test_what_a_value_would_do_is_said_and_weighed() -> None:
     tried = judged("watermark", 0.05, found)
     assert tried.words == "TTFT p50 20.0 s→10.0 s, preemptions 10.0→2.0"
     assert tried.gain == pytest.approx(0.5)
+
+
+def test_the_first_values_are_known_while_others_are_worked_out() -> None:
+    go_on, told = threading.Semaphore(1), threading.Semaphore(0)
+
+    def slowly(*_: Any) -> Forecast:
+        go_on.acquire()
+        same = {"ttft_p50_s": Estimate(1.0, 0.0)}
+        return Forecast(horizon_s=10.0, replicas=1, rate=1.0, base=same, staged=same, change=same, warnings=[])
+
+    staging = staging_of(capped())
+    tries = Tries(Forecaster(staging.history, slowly, told.release), staging)
+    finding = capped().findings()["ttft-sequence-cap"]
+    assert tries.found(finding) is None
+    for _ in range(2):  # none yet, and the first value
+        told.acquire()
+    found = tries.found(finding)
+    assert found is not None and len(found.tried) == 1 and tries.left(finding) == 2
+    go_on.release(2)
+    for _ in range(2):
+        told.acquire()
+    found = tries.found(finding)
+    assert found is not None and len(found.tried) == 3 and not tries.left(finding)
 
 
 async def explained(make_forecast: Any) -> tuple[ConsoleApp, list[str]]:

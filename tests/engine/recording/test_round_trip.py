@@ -73,6 +73,8 @@ def records(draw: st.DrawFn) -> t.StepRecord:
         "grown_groups": bytes(draw(st.lists(st.integers(0, 6), min_size=len(tables), max_size=len(tables)))),
         "group_blocks": tuple(draw(st.lists(small, max_size=3))),
         "host_blocks": tuple(draw(st.lists(small, max_size=4))),
+        "paused_by": draw(st.sampled_from(["", "ada"])),
+        "proposed": np.array(draw(st.lists(st.tuples(number, small), max_size=2)), np.int32).tobytes(),
         "deferred": draw(st.lists(st.tuples(st.just("grammar"), small), max_size=1)),
         "host": draw(
             st.lists(st.builds(t.Host, floats, floats, st.none() | floats, st.none() | floats), max_size=1)

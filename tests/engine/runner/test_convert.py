@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from schedtop.engine.build import build_engine
-from schedtop.engine.contract.config import EngineConfig
+from schedtop.engine.contract.config import ConfigError, EngineConfig
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.runner.loading import convert_gguf as room
 from schedtop.engine.runner.loading.model_files import find_model
@@ -32,8 +32,8 @@ LAYER = {
 }
 
 
-def write_gguf(path: Path, seed: int) -> Path:
-    """A tiny random Llama with a byte tokenizer."""
+def write_gguf(path: Path, seed: int, **more: tuple[int, ...]) -> Path:
+    """A tiny random Llama with a byte tokenizer, and `more` tensors."""
     rng = np.random.default_rng(seed)
     tokens = ["<end>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "ab"]
     writer = gguf.GGUFWriter(str(path), "llama")
@@ -54,6 +54,7 @@ def write_gguf(path: Path, seed: int) -> Path:
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
     shapes = {"token_embd.weight": (len(tokens), HIDDEN), "output_norm.weight": (HIDDEN,)}
+    shapes |= {f"{name}.weight": shape for name, shape in more.items()}
     for layer in range(LAYERS):
         shapes |= {f"blk.{layer}.{name}.weight": shape for name, shape in LAYER.items()}
     for name, shape in shapes.items():
@@ -95,6 +96,13 @@ def outputs(path: Path, stages: list[str] | None = None) -> tuple[str, list[int]
     while engine.num_unfinished:
         engine.step()
     return engine.header.model, list(request.output_token_ids)
+
+
+def test_rotary_factors_that_nobody_reads_are_refused(tmp_path: Path) -> None:
+    """As in Llama 3.1's files: without them every token of a long prompt would come out a little wrong."""
+    path = write_gguf(tmp_path / "tiny.gguf", seed=1, rope_freqs=(HIDDEN // HEADS // 2,))
+    with pytest.raises(ConfigError, match="rope_freqs"):
+        find_model(str(path))
 
 
 def test_the_same_content_is_expanded_once(tmp_path: Path, expansions: list[Any]) -> None:

@@ -349,3 +349,9 @@ def test_no_knob_change_can_strand_a_request_under_a_window() -> None:
     step(engine, 2)
     engine.set_knobs({"max_num_batched_tokens": 64})
     assert run_out(engine, most=200)[-1].totals.finished == 1
+
+
+def test_requests_whose_adapter_did_not_fit_are_work_once_nobody_runs() -> None:
+    requests = [ask(f"{letter}0", 4, outputs=2, adapter=adapter) for adapter, letter in enumerate("abc", 1)]
+    engine = engine_of(*requests, max_loras=1)
+    assert [finish.number for record in run_out(engine) for finish in record.finishes] == [0, 1, 2]
