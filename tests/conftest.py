@@ -6,6 +6,7 @@ Without an NVIDIA driver, kernels run through Triton's interpreter, which must b
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import os
 import shutil
@@ -46,9 +47,14 @@ def pytest_make_parametrize_id(config: pytest.Config, val: object, argname: str)
     return argname if isinstance(val, bytes) else None
 
 
+def pytest_collection_finish() -> None:
+    """What was imported stays, torch and transformers too: the garbage collector need not look through it again."""
+    gc.freeze()
+
+
 @pytest.fixture(scope="session")
 def quick_interpreter() -> Iterator[None]:
-    """Triton's interpreter patches its language anew at every call within a kernel; a module's, once a launch, is enough.
+    """Triton's interpreter patches its language again at every call within a kernel; once a launch is enough.
 
     It is a third of the time of an interpreted kernel.
     """

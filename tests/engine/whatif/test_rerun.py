@@ -97,7 +97,7 @@ def test_as_it_was_it_is_the_recording_from_wherever_it_is_run(busy: Path, index
 
 
 def test_the_courses_hold_every_step_and_every_latency(busy: Path) -> None:
-    found = ask(busy, 99, max_num_seqs=4)
+    found = ask(busy, 99, max_num_seqs=8)
     with Recording(busy) as recording:
         tail = [record for record in recording.records(100) if record.executed]
     sums = found.recorded.sums
@@ -123,11 +123,11 @@ def test_nothing_is_left_to_do_after_the_last_step(drained: Path) -> None:
 def test_from_a_step_on_nothing_before_it_changes(busy: Path) -> None:
     with Recording(busy) as recording:
         step = recording.record(150).step
-    found = ask(busy, 150, max_num_seqs=2)
+    found = ask(busy, 150, max_num_seqs=6)
     assert found.step == step
     assert found.divergence is not None and found.divergence.step > step
     assert found.parting_s is not None and found.parting_s >= found.start_s
-    whole = ask(busy, None, max_num_seqs=2)
+    whole = ask(busy, None, max_num_seqs=6)
     assert whole.divergence is not None and whole.divergence.step <= step
 
 
