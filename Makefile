@@ -62,6 +62,7 @@ test-vllm: ## the hook in a real vLLM, in an environment of its own below VLLM (
 	SCHEDTOP_TEST_MODEL=$(VLLM)/model $(VLLM)/venv/bin/python -m pytest -p no:cacheprovider tests/vllm $(ARGS)
 
 lock: $(VENV)/.test ## write requirements.lock from what is installed (LOCK=requirements.lock installs it)
+	$(INSTALL) -e '.[engine,http,operators,parquet,test]'
 	$(BIN)/python .ci/lock.py > requirements.lock.part && mv requirements.lock.part requirements.lock
 
 soak: $(VENV)/.test ## memory over two simulated hours with a console joined (minutes)

@@ -14,7 +14,7 @@ from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-EXTRAS = ("engine", "http", "parquet", "test")
+EXTRAS = ("engine", "http", "operators", "parquet", "test")
 
 
 def needed(name: str, extras: tuple[str, ...]) -> list[Requirement]:

@@ -1,11 +1,15 @@
-"""A device fitted to one workload on the real CPU engine predicts another.
+"""A device fitted to some workloads on a real CPU engine predicts another.
 
     python benchmarks/calibration.py [--model smollm2] [--seconds 60] [--save DEVICE.toml] [--cpu-time]
+    python benchmarks/calibration.py --seconds 30 --vllm PYTHON MODEL_FOLDER
 
-Two identical real runs of the predicted workload between two of the fitted one, so that a machine that grows slower
+Two identical real runs of the predicted workload between those of the fitted ones, so that a machine that grows slower
 or faster meanwhile meets both alike, each in a process of its own, and the predicted one on simulated time. A
 prediction is good if it is within 10 %, or within 1.5 times what the two real runs differ by. The last line is JSON
 with every figure.
+
+With `--vllm` a vLLM server follows, recorded by schedtop's hook (`calibration_vllm.py`): its PYTHON, and a model that
+it can serve on the CPU. Both take six minutes at 30 seconds a workload.
 
 With `--cpu-time` the engine's clock is the CPU time of this process, which jumps over idle time: for a machine that
 others use too. It needs OMP_NUM_THREADS=1, as it counts what all threads use.
@@ -15,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -36,6 +41,8 @@ from schedtop.engine.step.engine import Engine
 from schedtop.engine.whatif.compare import run
 
 FITTED = WorkloadSpec(source="burst", seed=1, rate=1.0, scale=0.4)
+LONE = WorkloadSpec(source="unrelated", seed=4, rate=0.5, scale=0.03)
+"""Short prompts that meet an idle engine: they tell what waking it takes."""
 PREDICTED = WorkloadSpec(source="mixed", seed=2, rate=1.0, scale=0.1)
 WARM_UP = WorkloadSpec(source="mixed", seed=3, rate=5.0, scale=0.05, limit=6)
 FIGURES = (("ttft_s", "p50"), ("ttft_s", "p95"), ("itl_s", "p50"), ("itl_s", "p95"))
@@ -119,27 +126,42 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--cpu-time", action="store_true")
     parser.add_argument("--save", type=Path, help="keep the device file")
+    parser.add_argument("--vllm", nargs=2, metavar=("PYTHON", "MODEL_FOLDER"), help="then a vLLM server's")
     options = parser.parse_args()
-    fitted_to, predicted = for_seconds(FITTED, options.seconds), for_seconds(PREDICTED, options.seconds)
-    before, *real, after = (
+    fitted_to, lone, predicted = (for_seconds(load, options.seconds) for load in (FITTED, LONE, PREDICTED))
+    before, one, alone, other, after = (
         serve_apart(options.model, workload, options.cpu_time)
-        for workload in (fitted_to, predicted, predicted, fitted_to)
+        for workload in (fitted_to, predicted, lone, predicted, fitted_to)
     )
-    header = before[0]
-    calibration, fitted = calibrate([before[:2], after[:2]])
-    print(f"{header.model} on {header.device}, fitted to {FITTED.source}\n\n{fit_text(fitted)}\n")
-    if options.save:
-        write_device(options.save, calibration, fitted)
-    device = CalibratedDevice(options.save or Path("fitted"), calibration)
+    found = predict([before, alone, after], [one, other], predicted, options.save)
+    if options.vllm:
+        from calibration_vllm import PREDICTED as LOAD
+        from calibration_vllm import sessions
+
+        python, model = options.vllm
+        with tempfile.TemporaryDirectory() as folder:
+            fit, real, trace = sessions(python, model, options.seconds, Path(folder))
+            print(f"\nvLLM, {LOAD.name}")
+            found |= {"vllm": predict(fit, real, WorkloadSpec(source=str(trace)), None)}
+    print(json.dumps(found))
+
+
+def predict(fit: list[Session], real: list[Session], predicted: WorkloadSpec, save: Path | None) -> dict[str, Any]:
+    """Fit to some sessions, simulate the load of two real ones, and print how far that is off."""
+    header = fit[0][0]
+    calibration, fitted = calibrate([session[:2] for session in fit])
+    print(f"{header.model} on {header.device}\n\n{fit_text(fitted)}\n")
+    if save:
+        write_device(save, calibration, fitted)
+    device = CalibratedDevice(save or Path("fitted"), calibration)
     config = config_of(header, EngineConfig(workload=predicted), set())
     rows = judge([document for _, _, document in real], run(Scenario(config, device)))
-    print(f"{'predicted ' + predicted.source:<20}{'real':>12}{'real again':>12}{'simulated':>12}", end="")
-    print(f"{'error':>9}{'spread':>9}{'allowed':>9}")
+    print(f"{'':<20}{'real':>12}{'real again':>12}{'simulated':>12}{'error':>9}{'spread':>9}{'allowed':>9}")
     for row in rows:
         times = "".join(f"{value * 1e3:>9.1f} ms" for value in (*row["real"], row["simulated"]))
         shares = "".join(f"{row[name]:>9.1%}" for name in ("error", "spread", "allowed"))
-        print(f"{row['figure']:<20}{times}{shares}{'' if row['good'] else '  too far'}")
-    print(json.dumps({"fit": msgspec.to_builtins(fitted), "figures": rows}))
+        print(f"{row['figure']:<20}{times}{shares}{'' if row['good'] else '  too far'}", flush=True)
+    return {"fit": msgspec.to_builtins(fitted), "figures": rows}
 
 
 if __name__ == "__main__":

@@ -120,7 +120,9 @@ def predict(point: Point, step_cost: str = "roofline") -> float:
     """The point's value by the simulated device, in the unit of its kind."""
     device = parse_device(point.device, point.kv_cache_dtype, step_cost)
     cost = device.step_cost(point.tensor_parallel_size)
-    front_end_s = (device.front_end_s or 0.0) if point.client else 0.0
+    front_end_s = 0.0
+    if point.client and device.front_end is not None:
+        front_end_s = device.front_end.wait_s(0, point.prompt)
     if point.kind == "ttft_ms":
         return (prompt_s(cost, point.prompt) + front_end_s) * 1e3
     batch = steady_batch(cost, device, point)

@@ -32,10 +32,11 @@ START = {
     "prefill_layer_s": 50e-6,
     "logit_s": 60e-12,
     "link_latency_s": 3e-6,
-    "front_end_s": 5e-3,
+    "front_end_s": 4e-3,
     "front_end_row_s": 40e-6,
 }
-"""What is fitted, on an H100. `weights_share` is not: it cannot be told from a cost per layer."""
+"""What is fitted, on an H100. `weights_share` is not: it cannot be told from a cost per layer; nor `front_end_token_s`:
+the prompts are too alike."""
 DECODES_MS = {  # qwen3-8b, one H100, vLLM 0.30 (benchmarks/device_points.toml): (rows, mean context)
     (1, 640): 6.86,
     (32, 640): 8.11,
@@ -118,7 +119,8 @@ def steady_ms(stage: Stage, gpu: Gpu) -> tuple[float, float]:
     first = float(cost.step_s(StepFeatures(decodes + whole, pairs, context + stage.prompt, rows + 1)))
     rest_s = ((1 - has_prompts) * quiet**2 + has_prompts * busy**2) / (2 * step_s)  # of the step it arrives in
     ttft_s = rest_s + step_s + busy + stage.new_share * (first - busy)
-    return step_s * 1e3, (ttft_s + gpu.front_end_s + decodes * gpu.front_end_row_s) * 1e3
+    front_end_s = gpu.front_end_s + decodes * gpu.front_end_row_s + stage.prompt * gpu.front_end_token_s
+    return step_s * 1e3, (ttft_s + front_end_s) * 1e3
 
 
 def server_errors(gpu: Gpu, stages: Sequence[Stage]) -> tuple[list[float], list[float]]:

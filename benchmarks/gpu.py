@@ -54,6 +54,7 @@ from gpu_parts.speed import (
     measure_prefill,
     measure_sampling,
 )
+from gpu_parts.stand_in import stand_in_for_msgspec
 from gpu_parts.worker import measure_worker
 
 PARTS: tuple[Callable[[Bench], None], ...] = (
@@ -122,6 +123,7 @@ def main() -> int:
         return 2
     import triton
 
+    stand_in_for_msgspec()
     bench = Bench(device, TINY if options.interpret else FULL, options.interpret)
     name = "Triton's interpreter, times mean nothing" if options.interpret else torch.cuda.get_device_name()
     title = f"{name}; torch {torch.__version__}, triton {triton.__version__}"

@@ -93,14 +93,14 @@ REPLAY_ACTIONS: tuple[Action, ...] = (
     Action(
         "knob_rerun", ("enter",), "Re-run from this step", "With the staged values", "knobs", "re-run", mode=REPLAY
     ),
-    Action("moment_earlier", ("left", "h"), "Earlier moment", "", "rerun", footer="moment", mode=REPLAY),
+    Action("moment_earlier", ("left", "h"), "Earlier moment", "", "rerun", footer="cursor", mode=REPLAY),
     Action("moment_later", ("right", "l"), "Later moment", "", "rerun", mode=REPLAY),
     Action("moment_parting", ("d",), "The first difference", "", "rerun", footer="difference", mode=REPLAY),
     Action(
         "moment_show", ("enter",), "Show the moment in the replay", "In all panels", "rerun", "show", mode=REPLAY
     ),
-    Action("span_shorter", ("plus", "equals_sign"), "Shorter stretch", "", "rerun", "closer", mode=REPLAY),
-    Action("span_longer", ("minus",), "Longer stretch", "", "rerun", mode=REPLAY),
+    Action("range_longer", ("plus", "equals_sign"), "Longer range", "", "rerun", "range", mode=REPLAY),
+    Action("range_shorter", ("minus",), "Shorter range", "", "rerun", mode=REPLAY),
     Action(
         "rerun_over", ("o",), "Compare with", "The recorded run, or its own re-run", "rerun", "over", mode=REPLAY
     ),
@@ -181,6 +181,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("next_match", ("n",), "Next request", "Of those the filter keeps", "requests"),
     Action("previous_match", ("N",), "Previous request", "Of those the filter keeps", "requests"),
     Action("detail", ("enter",), "Show the request's life", "", "requests", footer="detail"),
+    Action("abort", ("X",), "Abort the request", "Asks first; its client is told", "requests", mode=LIVE),
     Action("window_longer", ("plus", "equals_sign"), "Longer window", "Up to an hour", "latency", footer="window"),
     Action("window_shorter", ("minus",), "Shorter window", "Down to ten seconds", "latency"),
     Action("knob_up", ("plus", "right", "l"), "Raise the knob", "Staged until Enter", "knobs", footer="raise"),
@@ -209,6 +210,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("request_next", ("n",), "Next request", "In the order of the table", "request", footer="next"),
     Action("request_previous", ("N",), "Previous request", "In the order of the table", "request"),
     Action("request_step", ("enter",), "Show the step on the Live screen", "", "request", footer="show"),
+    Action("request_abort", ("X",), "Abort the request", "Asks first; its client is told", "request", mode=LIVE),
     Action("event_step", ("enter",), "Show the event's step", "In all panels", "events", footer="step"),
     Action("event_level", ("o",), "More or fewer events", "Most, important, all", "events", footer="kinds"),
     Action("finding_open", ("enter", "right", "l"), "Go to its steps", "", "findings", footer="steps"),

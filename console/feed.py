@@ -11,6 +11,7 @@ from typing import Protocol
 from schedtop.console.drawing import text
 from schedtop.console.past.history import History
 from schedtop.console.view import LinkStatus
+from schedtop.engine.contract.spare_memory import SpareMemory
 from schedtop.engine.contract.telemetry import PROTOCOL, Bye, Header, Incoming, Outgoing, Reply, Stage
 
 _LOOK_S = 0.25
@@ -107,8 +108,9 @@ class Feed(Commanded):
         return None
 
     def _run(self) -> None:
-        tries = 0
+        tries, spare = 0, SpareMemory(self._now())
         while not self._closing.is_set():
+            spare.look(self._now())
             try:
                 message = self._link.receive(_LOOK_S)
             except Exception as error:  # whatever a link raises is why there is no data any more

@@ -8,8 +8,10 @@ from typing import Any
 from schedtop.console.drawing import text
 from schedtop.console.explain.log import Entry
 from schedtop.console.past import sample_sizes as enough
-from schedtop.console.past.latency import KINDS, merge
+from schedtop.console.past.client import client_latencies
 from schedtop.console.past.past import Moment, Past
+from schedtop.console.past.unended import cohorts
+from schedtop.engine.contract.latencies.cohort import Cohort
 from schedtop.engine.contract.telemetry import describe_head
 
 SHARES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
@@ -42,11 +44,9 @@ def facts(history: Past, entries: list[Entry], slos_s: dict[str, float]) -> dict
     state, record = moment.state, moment.record
     rates = history.rates(moment)
     latency = {}
-    for kind in KINDS:
-        samples = merge(history.latency_columns(kind, moment, WINDOW_S, 60))
-        figures = {name: enough.quantile(samples, share) for name, share in SHARES}
-        met = samples.within(slos_s[kind]) / samples.n if kind in slos_s and samples.n else None
-        latency[kind] = {**figures, "n": samples.n, "slo_s": slos_s.get(kind), "within_slo": met}
+    felt = {f"client_{kind}": members for kind, members in client_latencies(history, moment, WINDOW_S).items()}
+    for kind, members in {**cohorts(history, moment, WINDOW_S), **felt}.items():
+        latency[kind] = _figures(members, slos_s.get(kind))
     blocks = record.blocks if record is not None else None
     return {
         "model": header.model if header is not None else None,
@@ -73,6 +73,18 @@ def facts(history: Past, entries: list[Entry], slos_s: dict[str, float]) -> dict
     }
 
 
+def _figures(members: Cohort, slo_s: float | None) -> dict[str, Any]:
+    found = {name: enough.bounded(members, share) for name, share in SHARES}
+    return {
+        **{name: None if figure is None else figure.least for name, figure in found.items()},
+        "n": members.n,
+        "open": members.num_open,
+        "lower_bound": [name for name, figure in found.items() if figure is not None and figure.is_bound],
+        "slo_s": slo_s,
+        "within_slo": None if slo_s is None else members.share_within(slo_s),
+    }
+
+
 def page(found: dict[str, Any]) -> Iterator[str]:
     """The facts as lines to read."""
     yield f"status: {found['status']}"
@@ -86,7 +98,7 @@ def page(found: dict[str, Any]) -> Iterator[str]:
     steps, outputs, prompts = (text.rate(rate) for rate in rates)
     yield f"rates: {steps} steps/s, {outputs} output tokens/s, {prompts} prompt tokens/s"
     for kind, figures in found["latency"].items():
-        yield f"{kind.upper()}: {_latency(figures)}"
+        yield f"{_title(kind)}: {_latency(figures)}"
     yield f"knobs: {', '.join(f'{name} {text.value(value)}' for name, value in found['knobs'].items())}"
     for title in found["findings"]:
         yield f"finding: {title}"
@@ -95,14 +107,24 @@ def page(found: dict[str, Any]) -> Iterator[str]:
 def brief(found: dict[str, Any]) -> str:
     """The facts in one line."""
     used = text.share(found["kv_in_use"], found["kv_blocks"]) if found["kv_blocks"] else text.UNKNOWN
-    latency = ", ".join(f"{kind.upper()} {_latency(figures)}" for kind, figures in found["latency"].items())
+    latency = ", ".join(f"{_title(kind)} {_latency(figures)}" for kind, figures in found["latency"].items())
     return (
         f"step {found['step']}: {found['running']} running, {found['waiting']} waiting, KV {used}, "
         f"{text.rate(found['output_tokens_per_s'])} tok/s, {latency}. {found['status']}"
     )
 
 
+def _title(kind: str) -> str:
+    whose, _, name = kind.rpartition("_")
+    return f"{whose} {name.upper()}".lstrip()
+
+
 def _latency(figures: dict[str, Any]) -> str:
-    words = [f"{name} {text.ms_unit(figures[name])}" for name, _ in SHARES if figures[name] is not None]
-    told = " ".join(words) if words else f"too few samples (n={figures['n']})"
+    words = [
+        f"{name} {'>' if name in figures['lower_bound'] else ''}{text.ms_unit(figures[name])}"
+        for name, _ in SHARES
+        if figures[name] is not None
+    ]
+    size = f"n={figures['n']}" + (f"+{figures['open']}" if figures["open"] else "")
+    told = f"{' '.join(words)} ({size})" if words else f"too few samples ({size})"
     return told + (f", {figures['within_slo']:.0%} within SLO" if figures["within_slo"] is not None else "")

@@ -49,7 +49,8 @@ class ReplayStatus:
 class View:
     """Shared by a screen's panels. Read and changed by the screen's thread only, with the history locked.
 
-    `moment` is what every panel shows: live, or pinned to one step (`pinned` is its seq). `cursor_s` is where the
+    `moment` is what every panel shows: live, or pinned to one step (`pinned` is its seq). `history` is the run that has
+    it: the `present` one, or the one before a restart. `cursor_s` is where the
     timeline's cursor stands, None at its end. `edge` is the newest step of the batch history, which stands still
     while the view is pinned. `badge` describes findings in the header; `findings` are those of the last look.
     `guide` says what to do next.
@@ -83,7 +84,11 @@ class View:
     hurried: bool = False
     keyed: bool = False
     turned: bool = False
+    present: Past = field(init=False)
     _moment: Moment | None = None
+
+    def __post_init__(self) -> None:
+        self.present = self.history
 
     @property
     def moment(self) -> Moment:
@@ -100,19 +105,43 @@ class View:
 
     def pin(self, seq: int) -> bool:
         """Show the step `seq` and stay there; False if it is not known any more."""
-        moment = self.history.at(seq)
+        run = self.present.holding(seq)
+        moment = run.at(seq)
         if moment is None:
             return False
-        if self.pinned is None:
-            self.edge = self.history.live.seq
-        self.pinned, self._moment = seq, moment
+        if self.pinned is None or run is not self.history:
+            self.edge = run.live.seq
+        self.history, self.pinned, self._moment = run, seq, moment
         self.edge = max(self.edge, seq)
         return True
 
     def release(self) -> None:
         """Go back to the present."""
-        self.pinned = self.cursor_s = None
+        self.history, self.pinned, self.cursor_s = self.present, None, None
         self.look()
+
+    def neighbour(self, offset: int) -> int | None:
+        """The seq of the step `offset` steps from the shown one, also over a restart; None where none is."""
+        seq = self.history.neighbour(self.moment.seq, offset)
+        if seq is not None:
+            return seq
+        across = self.present.before if offset < 0 and self.history is self.present else None
+        if across is not None and across.records:
+            return across.records[-1].seq
+        if offset > 0 and self.history is not self.present and self.present.records:
+            return self.present.records[0].seq
+        return None
+
+    @property
+    def axis_s(self) -> float:
+        """Where the shown moment lies on the timeline."""
+        return self.moment.clock_s - self.history.earlier_s
+
+    @property
+    def is_a_server(self) -> bool:
+        """The engine is in a vLLM server: a pause holds admissions only, and there are no single steps."""
+        header = self.history.header
+        return header is not None and header.source == "vllm"
 
     @property
     def behind(self) -> int:

@@ -12,6 +12,7 @@ from schedtop.engine import __version__
 from schedtop.engine.contract.config import ConfigError, EngineConfig, SchedulerConfig
 from schedtop.engine.contract.input_files import looks_like_case
 from schedtop.engine.contract.knobs import BY_NAME
+from schedtop.engine.contract.kv_groups import Entry, KVGroup
 from schedtop.engine.contract.start_settings import check_settings, scheduler_config
 from schedtop.engine.contract.telemetry import PROTOCOL, Header
 from schedtop.engine.golden.asked import unrecorded
@@ -22,6 +23,7 @@ from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.sim.host_store import open_host_store, with_tier
 from schedtop.engine.sim.memory import PoolSettings
 from schedtop.engine.sim.spec import PREFIX, SimDevice, parse_device
+from schedtop.engine.sim.state_layers import GROUP
 from schedtop.engine.sim.worker import SimWorker
 from schedtop.engine.step.clock import RealClock, SimulatedClock
 from schedtop.engine.step.engine import Engine
@@ -69,6 +71,7 @@ def check_config(config: EngineConfig, device: SimDevice | None = None) -> dict[
     if settings.get("pooling") and config.http is not None:
         raise ConfigError("--pooling: clients of --http ask for outputs, and pooling requests have none")
     simulated = device is not None or config.device.startswith(PREFIX)
+    _check_adapters(config, settings, simulated)
     if simulated and config.draft_model is not None:
         raise ConfigError(
             f"--draft-model={config.draft_model}: a simulated device runs no model: give --model, too"
@@ -84,6 +87,21 @@ def check_config(config: EngineConfig, device: SimDevice | None = None) -> dict[
         check_extra()
         look_up(config)
     return settings
+
+
+def _check_adapters(config: EngineConfig, settings: dict[str, Any], simulated: bool) -> None:
+    """Adapters that clients ask for by name."""
+    if not config.lora:
+        return
+    if not simulated or _is_case(config):
+        raise ConfigError(f"--lora {config.lora[0]}: only for simulated devices; {SIMULATED_ONLY['max_loras']}")
+    if not settings.get("max_loras"):
+        raise ConfigError(f"--lora {config.lora[0]}: there are no slots for adapters: give --max-loras, too")
+    taken = {*config.served_model_name} or {config.model or config.device.removeprefix(PREFIX).rpartition("@")[0]}
+    for name in config.lora:
+        if not name or name in taken:
+            raise ConfigError(f"--lora {name}: a name of its own is needed for each model and adapter")
+        taken.add(name)
 
 
 SIMULATED_ONLY = {
@@ -107,10 +125,11 @@ def _is_case(config: EngineConfig) -> bool:
 
 
 def _build_simulated(config: EngineConfig, settings: dict[str, Any], device: SimDevice) -> Engine:
-    blocks = device.num_blocks(_pool_settings(config, settings))
-    settings = {**settings, "pipeline_depth": config.pipeline_parallel_size}
+    pool = _pool_settings(config, settings, device)
+    blocks = device.num_blocks(pool)
+    settings = {**settings, "pipeline_depth": config.pipeline_parallel_size, "block_size": pool.block_size}
     if device.kv_groups != ("full",):
-        settings["kv_groups"] = device.kv_groups
+        settings["kv_groups"] = _groups(device, settings)
     _use_encoder(config, settings)
     if settings.get("async_scheduling") is None:
         settings["async_scheduling"] = device.async_scheduling
@@ -125,15 +144,36 @@ def _build_simulated(config: EngineConfig, settings: dict[str, Any], device: Sim
     )
     source = _open_source(config, scheduler, device.vocab_size)
     clock, tier, told = SimulatedClock(), None, dict[str, Any]()
-    if device.front_end_s is not None:
-        told |= {"front_end_s": device.front_end_s, "front_end_row_s": device.front_end_row_s}
+    if device.front_end is not None:
+        told |= device.front_end.settings()
+    if config.lora:
+        told["lora"] = list(config.lora)
     if scheduler.kv_host_memory_bytes:
-        link = device.host_link(_pool_settings(config, settings))
+        link = device.host_link(pool)
         scheduler, tier = with_tier(scheduler), open_host_store(scheduler, link, clock.now_s, config.seed)
         told |= {"host_link": list(link), "undecidable": ["KV state in the host's memory"]}
     header = make_header(config, scheduler, source, device.model, device.spec, device.vocab_size, simulated=True)
     header = msgspec.structs.replace(header, settings={**header.settings, **told})
     return Engine(Scheduler(scheduler, tier), worker, source, clock, header, tier)
+
+
+def _groups(device: SimDevice, settings: dict[str, Any]) -> tuple[Entry, ...]:
+    """The model's groups. A state of fixed size is kept once for a request where no prefix is cached."""
+    if GROUP not in device.kv_groups:
+        return device.kv_groups
+    if settings.get("disable_hybrid_kv_cache_manager"):
+        raise ConfigError(
+            f"--disable-hybrid-kv-cache-manager: {device.model} has layers with a state of fixed size, which cannot be"
+            " kept as keys and values are: leave it out"
+        )
+    if settings.get("enable_prefix_caching") is False:
+        return tuple(KVGroup(mamba="none") if entry == GROUP else entry for entry in device.kv_groups)
+    if settings.get("enable_chunked_prefill") is False:
+        raise ConfigError(
+            f"--no-enable-chunked-prefill: {device.model} keeps its state at the ends of chunks: leave it out, or add"
+            " --no-enable-prefix-caching"
+        )
+    return device.kv_groups
 
 
 def _use_encoder(config: EngineConfig, settings: dict[str, Any]) -> None:
@@ -158,9 +198,12 @@ def _build_case(config: EngineConfig) -> Engine:
 
 
 def case_engine(case: Case, config: EngineConfig) -> Engine:
-    """An engine that serves a case under the case's own limits; raises `ConfigError` for one with a store outside."""
+    """An engine that serves a case under the case's own limits, and refuses what can never fit; `verify` decides it as
+    recorded. Raises `ConfigError` for a case with a store outside."""
     if case.config.kv_connector is not None:
         raise ConfigError(f"kv_connector: {case.name} can be verified, but not run: its store answers only there")
+    if case.config.encoder_budget is not None:
+        case = msgspec.structs.replace(case, config=msgspec.structs.replace(case.config, refuses_images=True))
     worker = CaseWorker(case)
     source = CaseSource(case, worker)
     header = make_header(config, case.config, source, "case", case.name, CASE_VOCAB_SIZE, simulated=True)
@@ -171,9 +214,11 @@ def case_engine(case: Case, config: EngineConfig) -> Engine:
     return engine
 
 
-def _pool_settings(config: EngineConfig, settings: dict[str, Any]) -> PoolSettings:
+def _pool_settings(config: EngineConfig, settings: dict[str, Any], device: SimDevice) -> PoolSettings:
+    wanted: int = settings.get("block_size") or BY_NAME["block_size"].default  # type: ignore[assignment]
+    drafts = settings.get("num_speculative_tokens") or 0
     return PoolSettings(
-        block_size=settings.get("block_size") or BY_NAME["block_size"].default,  # type: ignore[arg-type]
+        block_size=device.block_size(wanted, config.tensor_parallel_size, drafts),
         gpu_memory_utilization=config.gpu_memory_utilization,
         max_num_batched_tokens=settings.get("max_num_batched_tokens") or 2048,
         tensor_parallel_size=config.tensor_parallel_size,

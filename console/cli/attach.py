@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import click
@@ -42,7 +43,9 @@ def command(
         if len(addresses) != 1:
             raise CommandError("--plain follows one engine: give one address")
         slo = parse_slo(flags["slo"]) if flags["slo"] is not None else Slo()
-        ctx.exit(follow(ChannelClient.connect(addresses[0], token_file=token_file, read_only=True), slo))
+        link = ChannelClient.connect(addresses[0], token_file=token_file, read_only=True)
+        link.await_welcome()
+        ctx.exit(follow(link, slo))
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise CommandError("attach needs a terminal; --plain needs none")
     check_terminal()
@@ -82,14 +85,18 @@ def _open(address: str, token_file: str | None, flags: dict[str, Any]) -> int:
 
 def _open_fleet(addresses: list[str], token_file: str | None, flags: dict[str, Any]) -> int:
     """The fleet's screen, and from it into one engine and back, until it is left."""
-    from schedtop.console.cli.fleet import Members
+    from schedtop.console.cli.fleet import Members, is_page
+    from schedtop.console.cli.set_limits import set_everywhere
     from schedtop.console.fleet.app import FleetApp
 
+    engines = [address for address in addresses if not is_page(address)]
     members = Members(addresses, token_file)
     members.start()
     try:
         while True:
-            app = FleetApp(members, f"{len(addresses)} addresses" if len(addresses) > 1 else addresses[0])
+            title = f"{len(addresses)} addresses" if len(addresses) > 1 else addresses[0]
+            set_limits = partial(set_everywhere, engines, token_file=token_file)
+            app = FleetApp(members, title, set_limits=set_limits if engines and not flags["read_only"] else None)
             address = app.run(mouse=not flags["no_mouse"])
             if address is None:
                 return app.return_code or 0

@@ -104,6 +104,9 @@ HTTP_FLAGS = (
     click.option(
         "--served-model-name", multiple=True, metavar="NAME", help="What clients call the model; may be repeated."
     ),
+    click.option(
+        "--lora", multiple=True, metavar="NAME", help="An adapter that clients name as model; repeatable."
+    ),
     click.option("--max-num-queued-reqs", type=int, metavar="N", help="Most requests that wait; more get a 503."),
 )
 

@@ -11,9 +11,10 @@ from typing import Protocol
 from schedtop.console.feed import Feed, Link
 from schedtop.console.fleet.rows import Row, row_of, summed, worded
 from schedtop.console.past.history import History
-from schedtop.console.past.latency import merge
+from schedtop.console.past.unended import cohorts
 from schedtop.engine.channel.client import ChannelClient
 from schedtop.engine.contract.harmless import one_line
+from schedtop.engine.contract.latencies.cohort import together
 from schedtop.engine.contract.telemetry import Incoming, Outgoing
 from schedtop.engine.scrape.fetch import Fetcher
 from schedtop.engine.scrape.page import EngineKey, PageError, Reading
@@ -238,8 +239,8 @@ class Members:
         parts = []
         for engine in self.engines:
             with engine.history.lock:
-                parts += engine.history.latency_columns(kind, engine.history.now(), window_s, 1)
-        return worded(merge(parts))
+                parts.append(cohorts(engine.history, engine.history.now(), window_s)[kind])
+        return worded(together(parts))
 
     def notes(self) -> list[str]:
         if not self.pages:

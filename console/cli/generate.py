@@ -80,6 +80,10 @@ def command(
         if watched:
             show_progress(text)
 
+    def notice(line: str) -> None:
+        tell("")
+        say(line)
+
     summary = generate(
         config,
         file,
@@ -88,6 +92,7 @@ def command(
         sampling=given,
         on_stage=tell,
         on_progress=lambda done, total: tell(f"{done} of {total} prompts"),
+        on_notice=notice,
     )
     tell("")
     if summary.resumed == summary.prompts:

@@ -11,9 +11,15 @@ from schedtop.console.cli.engine_flags import TOKEN_FILE
 from schedtop.console.cli.errors import FAILED, CommandError, say
 from schedtop.console.cli.fleet import expand, is_page
 from schedtop.console.cli.output import show, show_json
-from schedtop.console.cli.set_limits import RunningEngine, follow_trials, set_all
-from schedtop.engine.channel.client import ChannelClient
-from schedtop.engine.contract.knobs import BY_NAME, bounds, check_value, parse_assignments
+from schedtop.console.cli.set_limits import (
+    CONFIRM_WITHIN_S,
+    RunningEngine,
+    follow_trials,
+    open_engines,
+    parse_changes,
+    set_all,
+)
+from schedtop.engine.contract.knobs import BY_NAME, bounds
 from schedtop.engine.contract.latencies.slo import Slo, parse_slo
 
 
@@ -50,7 +56,7 @@ def command(
     Several addresses, or a pattern of socket paths, are set together: if one refuses, none is changed.
     Exit code 1: a trial broke an SLO. Exit code 2: no such engine, or it refuses; then nothing was set.
     """
-    changes = {name: check_value(name, _value(text)) for name, text in parse_assignments(assignments).items()}
+    changes = parse_changes(assignments)
     slo_s = _bounds_of(slo)
     if trial_s is not None and not changes:
         raise CommandError("--trial needs a limit to try: name it with --set")
@@ -61,8 +67,12 @@ def command(
     held = True
     if changes:
         with ExitStack() as links:
-            engines = _open(links, found, token_file, read_only=False)
-            how = {} if trial_s is None else {"trial_s": trial_s, "slo_s": slo_s}
+            engines = open_engines(links, found, token_file, read_only=False)
+            how = (
+                {}
+                if trial_s is None
+                else {"trial_s": trial_s + (CONFIRM_WITHIN_S if keep else 0.0), "slo_s": slo_s}
+            )
             warnings, refused = set_all(engines, changes, **how)
             if refused:
                 raise CommandError(refused)
@@ -73,7 +83,9 @@ def command(
                 for end in ends or ["nothing to try: these are the values in force"]:
                     say(end)
     with ExitStack() as links:  # what was set may move other limits: the engine tells
-        tables = [(engine.address, _rows(engine)) for engine in _open(links, found, token_file, read_only=True)]
+        tables = [
+            (engine.address, _rows(engine)) for engine in open_engines(links, found, token_file, read_only=True)
+        ]
     _show(tables, warnings, as_json)
     ctx.exit(0 if held else FAILED)
 
@@ -93,17 +105,6 @@ def _engines_at(addresses: Sequence[str]) -> list[str]:
         if is_page(address):
             raise CommandError(f"{address} is a metrics page, which sets no limits: name the hook's socket")
     return found
-
-
-def _open(links: ExitStack, addresses: list[str], token_file: str | None, read_only: bool) -> list[RunningEngine]:
-    def connect(address: str) -> ChannelClient:
-        return ChannelClient.connect(address, token_file=token_file, read_only=read_only)
-
-    return [RunningEngine(links.enter_context(connect(address))) for address in addresses]
-
-
-def _value(text: str) -> str | None:
-    return None if text in ("", "none") else text
 
 
 def _rows(engine: RunningEngine) -> list[dict[str, Any]]:

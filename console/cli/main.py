@@ -27,7 +27,7 @@ COMMANDS: dict[str, str] = {
     "replay": "Open the console over a recording: play, step, jump.",
     "info": "What a recording is, its totals and percentiles.",
     "explain": "Read the symptoms of a recording: causes, evidence, and what to turn.",
-    "study": "Three comparisons that show what a mechanism of the scheduler is worth.",
+    "study": "Comparisons that show what a mechanism of the scheduler is worth.",
     "calibrate": "Fit a simulated device to recordings of a real one.",
     "check": "Test conditions over a recording; for scripts and CI.",
     "diff": "Where two recordings first diverge, and why.",

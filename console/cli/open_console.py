@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import signal
 import sys
@@ -27,6 +26,7 @@ from schedtop.console.cli.output import show
 from schedtop.console.cli.pull import check_start
 from schedtop.console.cli.record_process import RecordProcess
 from schedtop.console.cli.terminal_abilities import has_colours, speaks_utf8
+from schedtop.console.cli.who import who
 from schedtop.engine.channel.protocol import ChannelError
 from schedtop.engine.channel.spawn import EngineProcess, start_engine
 from schedtop.engine.contract.config import EngineConfig
@@ -142,18 +142,6 @@ def check_terminal(instead: str = "") -> None:
         raise CommandError(f"TERM={term!r} cannot draw a console: set TERM{other}")
 
 
-def _who() -> str:
-    """The user and the terminal: other consoles on the engine see who changed what."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = str(os.getuid())
-    try:
-        return f"{user}@{os.ttyname(0).removeprefix('/dev/')}"
-    except OSError:
-        return user
-
-
 def console_options(flags: Mapping[str, Any], *, embedded: bool = True, notice: str = "", guide: bool = False):  # type: ignore[no-untyped-def]
     """The console's flags as its options."""
     from schedtop.console.options import ConsoleOptions
@@ -173,6 +161,6 @@ def console_options(flags: Mapping[str, Any], *, embedded: bool = True, notice: 
         window_s=flags["window_s"],
         paint_every_s=1 / flags["refresh"],
         notice=notice,
-        who=_who(),
+        who=who(),
         guide=guide,
     )

@@ -8,11 +8,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 from schedtop.console.cli.pipe_messages import read_message, write_message
+from schedtop.console.past.ladder import Ladder
+from schedtop.console.replay.rerun.runs import Answer, Told
 from schedtop.engine.contract.telemetry import Snapshot
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ class RerunProcess:
             start_new_session=True,
         )
 
-    def __iter__(self) -> Iterator[tuple[str, float] | Rerun]:
+    def __iter__(self) -> Iterator[Told]:
         from schedtop.engine.whatif.rerun import Rerun
 
         process = self._process
@@ -47,12 +49,15 @@ class RerunProcess:
             with process.stdin, process.stdout:
                 write_message(process.stdin, msgspec.msgpack.encode(self._question))
                 while (body := read_message(process.stdout)) is not None:
-                    told = msgspec.msgpack.decode(body, type=tuple[str, float, str | None, Rerun | None])
-                    what, share, failed, found = told
+                    told = msgspec.msgpack.decode(
+                        body, type=tuple[str, float, str | None, Rerun | None, list[bytes]]
+                    )
+                    what, share, failed, found, courses = told
                     if failed is not None:
                         raise RerunError(failed)
                     if found is not None:
-                        yield found
+                        base, variant = map(Ladder.unpacked, courses)
+                        yield Answer(found, base, variant)
                         return
                     yield what, share
         except OSError:
@@ -90,8 +95,14 @@ def main() -> None:
         return
     next_s = 0.0
 
-    def tell(what: str, share: float, failed: str | None = None, found: Rerun | None = None) -> None:
-        write_message(sys.stdout.buffer, msgspec.msgpack.encode((what, share, failed, found)))
+    def tell(
+        what: str,
+        share: float,
+        failed: str | None = None,
+        found: Rerun | None = None,
+        courses: Sequence[bytes] = (),
+    ) -> None:
+        write_message(sys.stdout.buffer, msgspec.msgpack.encode((what, share, failed, found, courses)))
 
     def on_progress(what: str, share: float) -> None:
         nonlocal next_s
@@ -99,13 +110,14 @@ def main() -> None:
             next_s = time.monotonic() + TOLD_EVERY_S
             tell(what, share)
 
+    ladders = Ladder(), Ladder()
     try:
-        found = rerun(msgspec.msgpack.decode(body, type=Question), on_progress)
+        found = rerun(msgspec.msgpack.decode(body, type=Question), on_progress, ladders)
     except Exception as error:  # whatever it is, it is why there is no outcome
         known = isinstance(error, ValueError | OSError | RecordingError) and str(error)
         tell("", 1.0, str(error) if known else f"{type(error).__name__}: {error}".rstrip(": "))
     else:
-        tell("", 1.0, None, found)
+        tell("", 1.0, None, found, [ladder.packed() for ladder in ladders])
 
 
 if __name__ == "__main__":

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
+from schedtop.console.cli.who import who
 from schedtop.engine.channel.client import ChannelClient, ChannelClosedError
 from schedtop.engine.channel.protocol import ChannelError
+from schedtop.engine.contract.knobs import KnobError, check_value, parse_assignments
 from schedtop.engine.contract.telemetry import (
     Bye,
     Command,
@@ -23,12 +26,12 @@ from schedtop.engine.contract.telemetry import (
 
 ANSWER_WITHIN_S = 30.0
 """An engine that is still loading its model answers late."""
-CONFIRM_BEFORE_S = 0.5
-"""Before a trial would go back by itself: an answer takes its time."""
+CONFIRM_WITHIN_S = 30.0
+"""A trial that is to be kept goes back by itself only so long after its time: an answer may take some."""
 LOOK_S = 0.1
 BY = "schedtop knobs"
-SURVIVED = ("not confirmed in time", "confirmed:")
-"""How an engine words the end of a trial that broke nothing."""
+SURVIVED = "confirmed"
+"""Is in an engine's words for the end of a trial that broke nothing: confirmed by somebody, or not in time."""
 
 Kind = TypeVar("Kind", bound=Outgoing)
 
@@ -56,7 +59,7 @@ class RunningEngine:
         return self._await(Reply, lambda reply: reply.command == number)
 
     def set(self, values: Mapping[str, Any], version: int | None, **how: Any) -> Reply:
-        return self.ask(lambda number: SetKnobs(number, dict(values), version, BY, **how))
+        return self.ask(lambda number: SetKnobs(number, dict(values), version, f"{BY} {who()}", **how))
 
     def look(self, timeout_s: float) -> Outgoing | None:
         """The next message; a trial's beginning and end are noted."""
@@ -80,6 +83,35 @@ class RunningEngine:
             if isinstance(message, kind) and wanted(message):
                 return message
         raise ChannelError(f"no answer from {self.address} within {ANSWER_WITHIN_S:g} s")
+
+
+def parse_changes(assignments: Sequence[str]) -> dict[str, Any]:
+    """Checked values by knob of `NAME=VALUE` words. Raises `KnobError`."""
+    texts = parse_assignments(assignments)
+    return {name: check_value(name, None if text in ("", "none") else text) for name, text in texts.items()}
+
+
+def open_engines(
+    links: ExitStack, addresses: Sequence[str], token_file: str | None, read_only: bool
+) -> list[RunningEngine]:
+    """Connect to all of them, for as long as `links` is open. Raises `ChannelError`."""
+
+    def connect(address: str) -> ChannelClient:
+        return ChannelClient.connect(address, token_file=token_file, read_only=read_only)
+
+    return [RunningEngine(links.enter_context(connect(address))) for address in addresses]
+
+
+def set_everywhere(addresses: Sequence[str], words: str, token_file: str | None = None) -> tuple[str, str]:
+    """Set limits typed as `NAME=VALUE …` on all engines or none: what was done, and why it was refused."""
+    try:
+        changes = parse_changes(words.split())
+        with ExitStack() as links:
+            warnings, refused = set_all(open_engines(links, addresses, token_file, read_only=False), changes)
+    except (KnobError, ChannelError) as error:
+        return "", str(error)
+    done = "; ".join([f"set on {len(addresses)} engine{'' if len(addresses) == 1 else 's'}: {words}", *warnings])
+    return ("", refused) if refused else (done, "")
 
 
 def set_all(engines: Sequence[RunningEngine], values: Mapping[str, Any], **how: Any) -> tuple[list[str], str]:
@@ -108,7 +140,7 @@ def follow_trials(engines: Sequence[RunningEngine], seconds: float, keep: bool) 
 
     Where one ends early, the others are taken back. With `keep` all are confirmed once their time has passed.
     """
-    until_s = time.monotonic() + seconds - (CONFIRM_BEFORE_S if keep else 0.0)
+    until_s = time.monotonic() + seconds
     while time.monotonic() < until_s and not any(engine.trial_end for engine in engines):
         for engine in engines:
             engine.look(LOOK_S / len(engines))
@@ -116,7 +148,7 @@ def follow_trials(engines: Sequence[RunningEngine], seconds: float, keep: bool) 
     for engine in engines:
         if not engine.trial_end and engine.trial is not None and (early or keep):
             number, keeps = engine.trial.number, keep and not early
-            engine.ask(lambda id, number=number, keeps=keeps: EndTrial(id, number, keeps, BY))  # type: ignore[misc]
+            engine.ask(lambda id, number=number, keeps=keeps: EndTrial(id, number, keeps, f"{BY} {who()}"))  # type: ignore[misc]
     until_s = time.monotonic() + ANSWER_WITHIN_S
     for engine in engines:
         while not engine.trial_end and engine.trial is not None:
@@ -124,4 +156,4 @@ def follow_trials(engines: Sequence[RunningEngine], seconds: float, keep: bool) 
                 raise ChannelError(f"{engine.address}: nothing was heard of the trial's end")
             engine.look(LOOK_S)
     ends = [_of(engine, engines, engine.trial_end) for engine in engines if engine.trial_end]
-    return ends, all(any(words in end for words in SURVIVED) for end in ends)
+    return ends, all(SURVIVED in end for end in ends)

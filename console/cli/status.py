@@ -83,6 +83,7 @@ def command(address: str, as_json: bool, slo: str | None, token_file: str | None
     from schedtop.console.status import page
 
     link = ChannelClient.connect(address, token_file=token_file, read_only=True)
+    link.await_welcome()
     listener = Listener(link, parse_slo(slo) if slo is not None else Slo())
     done = after(LISTEN_S)
     alive = listener.listen(done)

@@ -49,7 +49,7 @@ def _idle(config: EngineConfig) -> Iterator[tuple[str, str]]:
     if config.record is None:
         yield "record_text", "nothing is recorded: give --record, too"
     if config.http is None:
-        for name in ("served_model_name", "max_num_queued_reqs"):
+        for name in ("served_model_name", "lora", "max_num_queued_reqs"):
             yield name, "no client is served: give --http, too"
     source = "" if config.workload is None else config.workload.source
     if looks_like_case(Path(source)):

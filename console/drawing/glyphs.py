@@ -11,7 +11,7 @@ class Glyphs:
 
     `decode` … `unused` and `held` … `empty` are whole cells that tell the classes apart without colour. `eighths`
     are bottom-up partial cells (empty where the set has none), `spark` is low to high, `progress` is cached,
-    computed, output, to come; `area` fills below a curve, and `trace` is a line low, amid and high in its cell.
+    computed, output, to come.
     """
 
     decode: str
@@ -40,8 +40,6 @@ class Glyphs:
     thumb: str
     short: str
     minus: str
-    area: str
-    trace: str
 
 
 UNICODE = Glyphs(
@@ -71,8 +69,6 @@ UNICODE = Glyphs(
     thumb="┃",
     short="…",
     minus="−",
-    area="░",
-    trace="▁━▔",
 )
 
 ASCII = Glyphs(
@@ -102,8 +98,6 @@ ASCII = Glyphs(
     thumb="#",
     short="~",
     minus="-",
-    area=":",
-    trace="ooo",
 )
 
 

@@ -116,7 +116,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "starvation",
         "Some requests starve: others overtake them",
-        "many later arrivals overtook a waiting request, or among several classes one waits much longer than others",
+        "many later arrivals overtook a waiting request, or among several classes or clients one waits much longer",
         (OVERTAKEN, MUCH_LONGER, LONG_WAIT, MIN_FIRSTS),
     ),
     Rule(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -141,20 +141,22 @@ class Facts:
         self.itl: list[bytes] = []
         self._unfolded: list[StepRecord] = []
         self.known: dict[int, Known] = {}
-        self._ids: OrderedDict[int, str] = OrderedDict()
+        self._ids: dict[int, str] = {}
         self.firsts: deque[tuple[int, float, float, float]] = deque(maxlen=_MAX_EVENTS)
         self.client_waits: deque[tuple[int, int, float, float]] = deque(maxlen=_MAX_EVENTS)
         self.preemptions: deque[Marked[Preemption]] = deque(maxlen=_MAX_EVENTS)
         self.changes: deque[Marked[KnobChange]] = deque(maxlen=256)
+        self.coming: list[tuple[float, KnobChange]] = []
         self.seconds: deque[Second] = deque(maxlen=_MAX_SECONDS)
         self.hosts: deque[Marked[Host]] = deque(maxlen=_MAX_SECONDS)
         # The best median seconds of each mix of steps that a look has seen, and at which step.
         self.usual_s: dict[float, tuple[float, int]] = {}
-        self._prefixes: OrderedDict[bytes, None] = OrderedDict()
+        # Full from the start, of what is no key: it takes as much memory then as after hours.
+        self._prefixes: dict[int, None] = dict.fromkeys(range(-_MAX_PREFIXES, 0))
         self._repeats = self._repeat_prompts = self._repeat_cached = 0
         self._totals = Totals()
         self._demand = self._dropped = 0
-        self._admitted: deque[int] = deque(maxlen=_MAX_EVENTS)
+        self._admitted: deque[tuple[int, float]] = deque(maxlen=_MAX_EVENTS)
         self._memory: PrefixMemory | None = None
         self.ends: deque[Marked[Finish]] = deque(maxlen=_MAX_EVENTS)
         self.refusals: deque[Marked[Refusal]] = deque(maxlen=_MAX_EVENTS)
@@ -195,6 +197,7 @@ class Facts:
             return
         if record.seq != self.seq + 1 and self.seq >= 0:
             self.known.clear()
+        self._take_changes(record)
         self.seq, self.step = record.seq, record.step
         self.num_steps += record.executed
         self.clock_s = record.end_s
@@ -205,9 +208,6 @@ class Facts:
             self._memory.add(record)
         if record.preemptions or record.admissions or record.ttft_s or record.finishes or record.refusals:
             self._take_events(record)
-        for change in record.knobs:
-            self.knobs[change.name] = change.new
-            self.changes.append(Marked(record.seq, record.step, record.end_s, change))
         for host in record.host:
             self.hosts.append(Marked(record.seq, record.step, record.end_s, host))
         self._unfolded.append(record)
@@ -216,6 +216,20 @@ class Facts:
         self._totals = record.totals
         if not self.seconds or record.end_s >= self.seconds[-1].end_s + 1.0:
             self.seconds.append(self.second(record.end_s))
+
+    def _take_changes(self, record: StepRecord) -> None:
+        """A change is marked at the first step that was planned after it: some under way may have been before.
+
+        A server tells it with that very step, an engine of ours with the next step told, made since the one before.
+        """
+        planned_s = record.start_s if record.planned_s is None else record.planned_s
+        foreign = self.header is not None and self.header.source != "embedded"
+        made_s = planned_s if foreign else self.clock_s
+        for change in record.knobs:
+            self.knobs[change.name] = change.new
+            self.coming.append((made_s, change))
+        while self.coming and record.executed and self.coming[0][0] <= planned_s:
+            self.changes.append(Marked(record.seq, record.step, record.end_s, self.coming.pop(0)[1]))
 
     def _arrive(self, arrival: Arrival) -> Known:
         known = Known(arrival, arrival.arrival_s, arrival.prompt_tokens)
@@ -229,13 +243,13 @@ class Facts:
             self._demand += arrival.prompt_tokens + arrival.max_tokens
             if arrival.client_wait_s is not None:
                 self.client_waits.append((record.seq, record.step, record.end_s, arrival.client_wait_s))
-            key = arrival.prefix_keys[:PREFIX_KEY_BYTES]
-            if not key:
+            if not arrival.prefix_keys:
                 continue
+            key = int.from_bytes(arrival.prefix_keys[:PREFIX_KEY_BYTES])
             known.repeats = self._prefixes.pop(key, 0) is None
             self._prefixes[key] = None
             if len(self._prefixes) > _MAX_PREFIXES:
-                self._prefixes.popitem(last=False)
+                del self._prefixes[next(iter(self._prefixes))]
 
     def _take_events(self, record: StepRecord) -> None:
         known = self.known
@@ -250,7 +264,7 @@ class Facts:
             if entered is not None:
                 entered.waiting = False
                 if not admission.resumed:
-                    self._admitted.append(admission.number)
+                    self._admitted.append((admission.number, record.end_s))
                     entered.queue_s = admission.waited_s
                     self._repeats += entered.repeats
                     self._repeat_prompts += entered.repeats * entered.arrival.prompt_tokens
@@ -289,10 +303,18 @@ class Facts:
             self._deferred_since_s = record.end_s
         self.deferred_s = record.end_s - self._deferred_since_s
 
-    def num_admitted_after(self, number: int) -> int:
-        """How many requests that came later than this one have been admitted, as far as it is known."""
-        admitted = np.fromiter(self._admitted, dtype=np.int64, count=len(self._admitted))
-        return int((admitted > number).sum())
+    def overtaken(self) -> dict[int, int]:
+        """By waiting request: how many that came later were admitted while it waited, as far as it is known."""
+        numbers = np.array([number for number, _ in self._admitted], dtype=np.int64)
+        at_s = np.array([at_s for _, at_s in self._admitted])
+        order = np.sort(numbers)
+        found = {}
+        for number, known in self.waiting():
+            if known.queue_s is None:
+                found[number] = len(order) - int(np.searchsorted(order, number, side="right"))
+            else:  # it has run: only since its preemption
+                found[number] = int(((numbers > number) & (at_s > known.queued_s)).sum())
+        return found
 
     def _part(self, number: int) -> None:
         """Let a request go, but for its id: events that are still told name it."""
@@ -300,7 +322,7 @@ class Facts:
         if gone is not None:
             self._ids[number] = gone.arrival.id
             if len(self._ids) > _MAX_EVENTS:
-                self._ids.popitem(last=False)
+                del self._ids[next(iter(self._ids))]
 
     def name(self, number: int) -> str:
         """A request's id, cleaned; its number where the id is not known any more."""

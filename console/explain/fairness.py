@@ -2,74 +2,116 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
+from schedtop.console.drawing import text
 from schedtop.console.explain import catalogue as table
 from schedtop.console.explain.facts import Known
-from schedtop.console.explain.finding import Advice, Finding, Link, Severity, seconds, some
+from schedtop.console.explain.finding import Advice, Finding, Link, Number, Severity, seconds, some
 from schedtop.console.explain.remedy import remedy
 from schedtop.console.explain.window import Window
 from schedtop.engine.contract.telemetry import Limiter
 
+_NAMED = 3
+"""Of a class, and of the clients: so many are named."""
+
 
 def find_starving(window: Window) -> Finding | None:
-    """A waiting request that many later arrivals have overtaken, or that waits far longer than the others did."""
+    """Waiting requests that many later arrivals have overtaken, or that wait far longer than the others did."""
     usual_s = float(np.median(window.firsts[:, 3])) if len(window.firsts) >= table.MIN_FIRSTS.value else None
-    classes = len({known.arrival.priority for known in window.facts.known.values()}) > 1
-    starving: dict[int, tuple[Known, int]] = {}
-    for number, known in window.waiting().items():
-        overtaken = window.facts.num_admitted_after(number)
-        late = usual_s is not None and window.end_s - known.queued_s > max(
-            table.MUCH_LONGER.value * usual_s, table.LONG_WAIT.value
-        )
-        if overtaken > table.OVERTAKEN.value or (classes and overtaken and late):
-            starving[number] = (known, overtaken)
+    starving, overtaken = _starving(window, usual_s)
     if not starving or not len(window.steps):
         return None
-    worst, overtaken = max(starving.values(), key=lambda pair: window.end_s - pair[0].queued_s)
-    wait_s = window.end_s - worst.queued_s
-    by_class = Counter(known.arrival.priority for known, _ in starving.values())
-    words = ", ".join(f"{count} of priority {priority}" for priority, count in sorted(by_class.items()))
-    links = (
-        Link(
-            f"{worst.name} (priority {worst.arrival.priority}, lower is more urgent) has waited {seconds(wait_s)};"
-            f" {some(overtaken, 'later arrival')} overtook it",
-            {"number": worst.arrival.number, "wait_s": wait_s, "overtaken_by": overtaken},
-        ),
-        Link(
-            f"{some(len(starving), 'request')} starve: {words}"
-            + ("" if usual_s is None else f"; the median wait of all is {seconds(usual_s)}"),
-            {"starving": len(starving), "usual_wait_s": usual_s},
-        ),
-        Link(
-            "more urgent requests keep coming: as long as they fill every place, the others get none"
-            if classes
-            else "others are ready before them",
-            {"classes": classes},
-        ),
+    classes = len({known.arrival.priority for known in window.facts.known.values()}) > 1
+    cause = Link(
+        "more urgent requests keep coming: as long as they fill every place, the others get none"
+        if classes
+        else "others are ready before them",
+        {"classes": classes},
     )
     advice = (
         *window.advise(("max_num_seqs", "up")),
         Advice("", "", words="give them a more urgent class, or less load"),
     )
-    if all(known.arrival.adapter for known, _ in starving.values()) and window.main_reason is Limiter.LORA:
-        links = (
-            *links[:-1],
-            Link("the adapters in use keep their slots as long as requests for them keep coming", {}),
-        )
+    if all(known.arrival.adapter for known in starving) and window.main_reason is Limiter.LORA:
+        cause = Link("the adapters in use keep their slots as long as requests for them keep coming", {})
         advice = (*remedy(window, Limiter.LORA), Advice("", "", words="fewer adapters on this engine"))
-    rows = window.steps["waiting"] > 0
     return Finding(
         "starvation",
         table.BY_ID["starvation"].title,
         Severity.SEVERE,
-        links,
-        window.spans(rows),
+        (
+            _worst(window, starving[0], overtaken),
+            _by_class(window, starving, usual_s),
+            *_by_client(window, starving),
+            cause,
+        ),
+        window.spans(window.steps["waiting"] > 0),
         advice,
         len(starving),
         "starving requests",
     )
+
+
+def _starving(window: Window, usual_s: float | None) -> tuple[list[Known], dict[int, int]]:
+    """Who starves, the longest wait first; and how many overtook each of those who wait."""
+    overtaken = window.facts.overtaken()
+    arrivals = [known.arrival for known in window.facts.known.values()]
+    parted = len({(arrival.priority, arrival.client) for arrival in arrivals}) > 1
+    long_s = float("inf") if usual_s is None else max(table.MUCH_LONGER.value * usual_s, table.LONG_WAIT.value)
+
+    def starves(number: int, known: Known) -> bool:
+        late = parted and window.end_s - known.queued_s > long_s
+        return overtaken[number] > table.OVERTAKEN.value or (late and overtaken[number] > 0)
+
+    found = [known for number, known in window.waiting().items() if starves(number, known)]
+    return sorted(found, key=lambda known: known.queued_s), overtaken
+
+
+def _worst(window: Window, worst: Known, overtaken: dict[int, int]) -> Link:
+    arrival, wait_s = worst.arrival, window.end_s - worst.queued_s
+    num = overtaken[arrival.number]
+    who = f"priority {arrival.priority}, lower is more urgent"
+    who += f"; client {text.clean(arrival.client, 40)}" if arrival.client else ""
+    return Link(
+        f"{worst.name} ({who}) has waited {seconds(wait_s)}; {some(num, 'later arrival')} overtook it",
+        {
+            "number": arrival.number,
+            "client": text.clean(arrival.client, 40) or None,
+            "wait_s": wait_s,
+            "overtaken_by": num,
+        },
+    )
+
+
+def _by_class(window: Window, starving: list[Known], usual_s: float | None) -> Link:
+    """Who of each class, and for how long."""
+    words, numbers = [], dict[str, Number](starving=len(starving), usual_wait_s=usual_s)
+    for priority in sorted({known.arrival.priority for known in starving}):
+        mine = [known for known in starving if known.arrival.priority == priority]
+        told = [f"{known.name} for {seconds(window.end_s - known.queued_s)}" for known in mine[:_NAMED]]
+        more = f" and {len(mine) - _NAMED} more" if len(mine) > _NAMED else ""
+        words.append(f"{len(mine)} of priority {priority} ({', '.join(told)}{more})")
+        numbers[f"starving_of_priority_{priority}"] = len(mine)
+        numbers[f"wait_of_priority_{priority}_s"] = window.end_s - mine[0].queued_s
+    usual = "" if usual_s is None else f"; the median wait of all is {seconds(usual_s)}"
+    return Link(f"{some(len(starving), 'request')} starve: {', '.join(words)}{usual}", numbers)
+
+
+def _by_client(window: Window, starving: list[Known]) -> tuple[Link, ...]:
+    """How many of each client and for how long, the longest first; nothing where no client is known."""
+    found: dict[str, list[Known]] = {}
+    for known in starving:
+        found.setdefault(known.arrival.client, []).append(known)
+    if not any(found):
+        return ()
+    words, numbers = [], dict[str, Number](clients=len(found))
+    for client, mine in list(found.items())[:_NAMED]:
+        name, wait_s = text.clean(client, 40) or "unnamed", window.end_s - mine[0].queued_s
+        words.append(f"{name} {len(mine)}, for up to {seconds(wait_s)}")
+        numbers[f"starving_of_client_{name}"] = len(mine)
+        numbers[f"wait_of_client_{name}_s"] = wait_s
+    more = f"; {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return (Link(f"by client: {'; '.join(words)}{more}", numbers),)
 
 
 def find_deferred(window: Window) -> Finding | None:

@@ -44,7 +44,6 @@ def _tightens(change: KnobChange) -> bool:
 
 def _since(window: Window, mark: Marked[KnobChange]) -> Finding | None:
     steps, change = window.steps, mark.event
-    # The change holds from its own step on: it is applied before that step is planned.
     after: Mask = steps["seq"] >= mark.seq
     before, since = steps.where(~after), steps.where(after)
     if min(len(before), len(since)) < table.SIDE_STEPS.value:

@@ -82,8 +82,8 @@ class Log:
         """Look at the present window; the entries that hold now, the most severe first.
 
         A finding opens once it has been found for `table.OPENS` of the engine's clock, and closes once it has not
-        been for `table.CLOSES`; while the clock stands still, looks count. At the `last` look of a short session all
-        looks must have found it.
+        been for `table.CLOSES`; one without thresholds opens at once. While the clock stands still, looks count. At the
+        `last` look of a short session all looks must have found it.
         """
         header = self.diagnosis.facts.header
         if header is not None and header.started_at != self._started_at:
@@ -100,7 +100,8 @@ class Log:
         }
         for name, finding in found.items():
             seen = self._sightings[name]
-            if seen.is_open or (last and seen.looks >= self.num_looks):
+            happened = not table.BY_ID[name].thresholds  # rather than held: nothing that comes and goes
+            if happened or seen.is_open or (last and seen.looks >= self.num_looks):
                 self._note(finding)
         for name, entry in self.entries.items():
             entry.active = name in self._sightings and (entry.active or name in found)

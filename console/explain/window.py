@@ -232,6 +232,8 @@ class Window:
     def knob_then(self, name: str, seq: int) -> Any:
         """A setting's value at a record: what changed after it is undone."""
         value = self.knob(name)
+        for _, change in reversed(self.facts.coming):
+            value = change.old if change.name == name else value
         for mark in reversed(self.facts.changes):
             if mark.seq <= seq:
                 break

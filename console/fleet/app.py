@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from rich.text import Text
 from schedtop.console.drawing import text
@@ -11,7 +13,7 @@ from schedtop.console.terminal.driver import ConsoleDriver
 from textual.app import App
 from textual.binding import Binding, BindingType
 from textual.drivers.linux_driver import LinuxDriver
-from textual.widgets import DataTable, Sparkline, Static
+from textual.widgets import DataTable, Input, Sparkline, Static
 
 if TYPE_CHECKING:
     from textual.app import ComposeResult
@@ -52,12 +54,23 @@ class FleetApp(App[str]):
         Binding("q", "quit", "quit"),
         Binding("plus,equals_sign", "window(1)", "longer"),
         Binding("minus", "window(-1)", "shorter"),
+        Binding("K", "limits", "limits"),
+        Binding("escape", "leave_limits", "back"),
     ]
     ENABLE_COMMAND_PALETTE: ClassVar[bool] = False
 
-    def __init__(self, fleet: Fleet, title: str, *, theme: str | None = None) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        title: str,
+        *,
+        theme: str | None = None,
+        set_limits: Callable[[str], tuple[str, str]] | None = None,
+    ) -> None:
+        """`set_limits` takes what was typed, sets it on all engines or none, and returns what was done and why not."""
         super().__init__(driver_class=ConsoleDriver if issubclass(self.get_driver_class(), LinuxDriver) else None)
         self._fleet, self._heading = fleet, title
+        self._set_limits = set_limits
         self._window = 1
         self._rows: list[Row] = []
         self._curve: list[float] = []
@@ -70,8 +83,10 @@ class FleetApp(App[str]):
         yield Static("output tokens/s of all", id="curve-title")
         yield Sparkline([])
         yield Static(id="notes")
+        yield Input(placeholder="limits of all engines: max_num_seqs=64 max_num_scheduled_tokens=2048", id="limits")
 
     def on_mount(self) -> None:
+        self.query_one("#limits").display = False
         table = self.query_one(DataTable)
         for place, name in enumerate(COLUMNS):
             table.add_column(name, key=str(place))
@@ -99,14 +114,40 @@ class FleetApp(App[str]):
         known = [row.output_per_s for row in self._rows if row.output_per_s is not None]
         self._curve = [*self._curve[-HISTORY:], sum(known)]
         self.query_one(Sparkline).data = self._curve
+        limits = "   K limits of all" if self._set_limits is not None else ""
         self.query_one("#title", Static).update(
-            Text(f" schedtop  {self._heading}   window {window_s:g} s   + - window   Enter opens   q quit")
+            Text(f" schedtop  {self._heading}   window {window_s:g} s   + - window   Enter opens{limits}   q quit")
         )
         self.query_one("#notes", Static).update(Text("\n".join(self._fleet.notes())))
 
     def action_window(self, by: int) -> None:
         self._window = max(0, min(len(WINDOWS_S) - 1, self._window + by))
         self.look()
+
+    def action_limits(self) -> None:
+        """Ask for limits to set on all engines."""
+        if self._set_limits is None:
+            self.notify("no engine here can be changed: pages set no limits, and --read-only changes nothing")
+            return
+        prompt = self.query_one("#limits", Input)
+        prompt.display = True
+        prompt.focus()
+
+    def action_leave_limits(self) -> None:
+        self.query_one("#limits").display = False
+        self.query_one(DataTable).focus()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        words, set_limits = event.value, self._set_limits
+        self.action_leave_limits()
+        if words.strip() and set_limits is not None:
+            self.run_worker(partial(self._change, set_limits, words), thread=True)  # engines may be slow to answer
+
+    def _change(self, set_limits: Callable[[str], tuple[str, str]], words: str) -> None:
+        done, refused = set_limits(words)
+        said = Text(done or f"nothing was changed: {refused}").plain
+        severity: Literal["information", "error"] = "information" if done else "error"
+        self.call_from_thread(self.notify, said, severity=severity, markup=False)
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         place = event.cursor_row

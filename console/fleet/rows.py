@@ -10,7 +10,8 @@ from typing import Protocol
 from schedtop.console.drawing import text
 from schedtop.console.past import sample_sizes as enough
 from schedtop.console.past.history import History
-from schedtop.console.past.latency import Samples, merge
+from schedtop.console.past.unended import cohorts
+from schedtop.engine.contract.latencies.cohort import Cohort
 
 FAR_MORE_WAITING = 4
 FAR_MORE_USAGE = 0.25
@@ -99,6 +100,7 @@ def row_of(name: str, address: str, state: str, history: History, window_s: floa
     totals, blocks = moment.state.totals, moment.record.blocks if moment.record is not None else None
     pool = None if history.header is None else history.header.num_blocks
     rates = history.rates(moment, window_s)
+    latency = cohorts(history, moment, window_s)
     return Row(
         name=name,
         address=address,
@@ -110,19 +112,16 @@ def row_of(name: str, address: str, state: str, history: History, window_s: floa
         prompt_per_s=rates.prompt_tokens if rates is not None else None,
         preemptions=totals.preemptions,
         hit_rate=totals.cached_tokens / totals.prompt_tokens if totals.prompt_tokens else None,
-        ttft=_figures(history, "ttft", window_s),
-        itl=_figures(history, "itl", window_s),
+        ttft=worded(latency["ttft"]),
+        itl=worded(latency["itl"]),
     )
 
 
-def _figures(history: History, kind: str, window_s: float) -> tuple[str, str]:
-    return worded(merge(history.latency_columns(kind, history.now(), window_s, 1)))
-
-
-def worded(samples: Samples) -> tuple[str, str]:
-    """p50 and p95; a mark where the samples are too few."""
+def worded(members: Cohort) -> tuple[str, str]:
+    """p50 and p95, `>` before a lower bound; a mark where the members are too few."""
     words = []
     for share in (0.5, 0.95):
-        value = enough.quantile(samples, share)
-        words.append(NA if not samples.n else enough.LACK if value is None else text.ms(value))
+        found = enough.bounded(members, share)
+        lack = enough.LACK if members.n + members.num_open else NA
+        words.append(lack if found is None else (">" if found.is_bound else "") + text.ms(found.least))
     return words[0], words[1]

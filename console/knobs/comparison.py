@@ -124,8 +124,7 @@ def compare(history: Past, change: Change, all_changes: list[Change]) -> Compari
     last = min(int(later // BUCKET_S) - 1, bucket + int(SPAN_S / BUCKET_S))
     # The second in which the change fell belongs to neither side.
     sides = ((first, bucket - 1), (bucket + 1, last))
-    next_seq = min((other.seq for other in all_changes if other.seq > change.seq), default=None)
-    opens = (_open(history, change.seq), _open(history, next_seq))
+    opens = (_open(history, sides[0]), _open(history, sides[1]))
     unseen = {"ttft": _waiting(history, sides[1]), "itl": _starving(history, sides[1])}
     figures = [
         _quantile_figure(history, kind, share, sides, opens, words)
@@ -168,20 +167,22 @@ def _starving(history: Past, side: tuple[int, int]) -> str:
 
 _MOST_OPEN = 256
 _known_open: WeakKeyDictionary[Past, dict[int, Mapping[str, Floats]]] = WeakKeyDictionary()
-"""What was open at a change, by its record: to go back to it costs more than to draw."""
+"""What was open at the end of a second: to go back to it costs more than to draw."""
 
 
-def _open(history: Past, seq: int | None) -> Mapping[str, Floats]:
-    """What was open when record `seq` was made, or is now; nothing where that is forgotten."""
-    if seq is None:
-        return unended(history, history.now())
+def _open(history: Past, side: tuple[int, int]) -> Mapping[str, Floats]:
+    """What was open at the end of these seconds; nothing where that is forgotten."""
+    first, last = side
     known = _known_open.setdefault(history, {})
-    if seq not in known:
-        moment = history.at(seq)
-        known[seq] = {} if moment is None else unended(history, moment)
+    if last < first:
+        return {}
+    if last not in known:
+        seq = history.seq_before((last + 1) * BUCKET_S)
+        moment = None if seq is None else history.at(seq)
+        known[last] = {} if moment is None else unended(moment.state)
         while len(known) > _MOST_OPEN:
             del known[next(iter(known))]
-    return known[seq]
+    return known[last]
 
 
 def _quantile_figure(

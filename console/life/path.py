@@ -157,4 +157,5 @@ def _visit(life: Life, record: StepRecord) -> Visit | None:
         gap_s=None if math.isnan(gap_s) else gap_s,
         batch_tokens=record.scheduled_tokens,
         budget=record.token_budget,
+        batch_rows=rows.shape[1],
     )

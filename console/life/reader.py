@@ -13,6 +13,7 @@ from schedtop.console.past import sample_sizes as enough
 from schedtop.console.past.latency import merge
 from schedtop.console.past.past import Moment, Past
 from schedtop.engine.contract.kv_groups import kinds_of
+from schedtop.engine.contract.latencies.front_end import front_end_of
 from schedtop.engine.contract.telemetry import Arrival, Finish, StepRecord
 
 STALL_FACTOR = 3.0
@@ -50,7 +51,9 @@ class LifeReader:
         slow_s = slo_s if slo_s is not None else _usual_gap(history, moment) * STALL_FACTOR
         walk, blamer = self._walk, self._blamer
         if walk is None or blamer is None or not self._goes_on(walk, history, moment, slow_s):
-            walk = self._walk = Walk(Life(self.number, arrival, slow_s=slow_s))
+            header = history.header
+            front_end = None if header is None else front_end_of(header.settings)
+            walk = self._walk = Walk(Life(self.number, arrival, slow_s=slow_s, front_end=front_end))
             blamer = self._blamer = Blamer(walk.life)
             self._session = _session(history)
             records = list(history.between_times(arrival.arrival_s, moment.seq))

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from schedtop.console.life.phases import Span, totals
 from schedtop.console.past.state import Tracked
+from schedtop.engine.contract.latencies.front_end import FrontEnd
 from schedtop.engine.contract.telemetry import Arrival, Finish, Preemption, StepRecord
 
 
@@ -33,6 +34,7 @@ class Visit(NamedTuple):
     gap_s: float | None
     batch_tokens: int
     budget: int
+    batch_rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class Life:
 
     `spans` reach from its arrival to `until_s`: the moment, or its last token. `lost` holds its own preemptions,
     `took` those made to give it room. `blocks` are those it holds, `full_blocks` of them full attention where
-    other layers forget, `sharers` who else holds them, as (number, blocks).
+    other layers forget, `sharers` who else holds them, as (number, blocks). `front_end` is a simulated one.
     """
 
     number: int
@@ -66,6 +68,7 @@ class Life:
     took: list[tuple[StepRecord, Preemption]] = field(default_factory=list)
     blames: list[Blame] = field(default_factory=list)
     slow_s: float = math.inf
+    front_end: FrontEnd | None = None
     step: int = 0
     outputs: int = 0
     last_token_s: float | None = None
@@ -96,6 +99,28 @@ class Life:
         if self.finish is not None:
             return self.finish.ttft_s
         return self.tracked.ttft_s if self.tracked is not None else None
+
+    @property
+    def client_ttft_s(self) -> float | None:
+        """The TTFT with the time outside the scheduler, where that is told or simulated."""
+        return self._at_client(self.ttft_s)
+
+    @property
+    def client_e2e_s(self) -> float | None:
+        """Likewise of the whole life."""
+        return self._at_client(None if self.finish is None else self.finish.e2e_s)
+
+    def _at_client(self, latency_s: float | None) -> float | None:
+        wait_s = self.arrival.client_wait_s
+        if latency_s is None or wait_s is not None or self.front_end is None:
+            return None if latency_s is None or wait_s is None else latency_s + wait_s
+        end_s = self.arrival.arrival_s + latency_s
+        visit = next((visit for visit in self.visits if visit.emitted and abs(visit.end_s - end_s) < 1e-6), None)
+        return (
+            None
+            if visit is None
+            else latency_s + self.front_end.wait_s(visit.batch_rows, self.arrival.prompt_tokens)
+        )
 
     @property
     def tpot_s(self) -> float | None:

@@ -92,7 +92,8 @@ def of_record(record: StepRecord, was_paused: bool, name: Callable[[int], str]) 
     for change in record.knobs:
         yield Event("K", seq, step, clock_s, change)
     if record.paused != was_paused:
-        yield Event("P", seq, step, clock_s, "engine paused" if record.paused else "engine resumed")
+        by = f" by={text.clean(record.paused_by, 40)}" if record.paused_by else ""
+        yield Event("P", seq, step, clock_s, ("engine paused" if record.paused else "engine resumed") + by)
     for refusal in record.refusals:
         yield Event("X", seq, step, clock_s, refusal, text.identity(refusal.id, 40))
     for preemption in record.preemptions:

@@ -10,13 +10,14 @@ import time
 from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from copy import copy
 from itertools import islice
 
 from msgspec.structs import replace
 from schedtop.console.drawing import text
 from schedtop.console.past import events
 from schedtop.console.past.events import Event
-from schedtop.console.past.ladder import Ladder
+from schedtop.console.past.ladder import EARLIER, Ladder
 from schedtop.console.past.latency import LatencyBuckets, Samples, of_records
 from schedtop.console.past.past import MAX_EVENTS, MAX_FINISHED, MAX_RECORDS, MAX_TEXT_CHARS, Gap, Moment, Past
 from schedtop.console.past.state import State, Tracked
@@ -37,6 +38,9 @@ MAX_BYTES = 96 << 20
 KEYFRAME_EVERY = 256
 MAX_RARE = 1024
 RARE = "KVXEPNG"
+
+BEFORE_SHARE = 0.25
+"""Of what is kept of a run, this much once another engine has taken its place."""
 
 LEAST_GAP_S = 1.0
 """Between the runs of two engines; a simulated one's clock may have outrun the wall's."""
@@ -60,6 +64,7 @@ class History(Past):
         self.bye: Bye | None = None
         self.another = False  # than the one before that answered at its address
         self.max_records, self.max_bytes = max_records, max_bytes
+        self.before: History | None = None
         self.watchers: list[Callable[[Outgoing], None]] = []
         self.keyframe_every = min(KEYFRAME_EVERY, max(1, max_records // 8))
         self._forget()
@@ -116,10 +121,11 @@ class History(Past):
             rare.append(event)
 
     def _apply_header(self, header: Header) -> None:
-        before, self.header, self.bye = self.header, header, None
+        before = self.header
         self.another = before is not None and before.started_at != header.started_at
         if before is not None and self.another:
             self._begin_again(before, header)
+        self.header, self.bye = header, None
 
     def _begin_again(self, before: Header, header: Header) -> None:
         """Another engine answers: what the one before it did stays on the timeline and among the events.
@@ -127,15 +133,36 @@ class History(Past):
         The new clock begins at 0, so that of the old one moves to before it, by the wall's time between the starts.
         """
         earlier_s = max(header.started_at - before.started_at, self.live.clock_s + LEAST_GAP_S)
-        ladder, known = self.ladder, self.events
+        sealed, ladder = self._sealed(earlier_s), self.ladder
         self._forget()
-        self.ladder = ladder.moved_back(earlier_s)
-        self.events.extend(replace(event, seq=-1, clock_s=event.clock_s - earlier_s) for event in known)
+        self.before, self.ladder = sealed, ladder.moved_back(earlier_s)
+        self.events.extend(replace(event, clock_s=event.clock_s - earlier_s) for event in sealed.events)
         since = time.strftime("%H:%M:%S", time.localtime(header.started_at))
+        kept = f", its last {text.plural(len(sealed.records), 'record')} can be shown" if sealed.records else ""
         words = (
             f"a new engine (started at {since}) answers; the run before it stays on the timeline and in this list"
         )
-        self.note(Notice("warning", words))
+        self.note(Notice("warning", words + kept))
+
+    def _sealed(self, earlier_s: float) -> History:
+        """The run so far, as one before another: with seqs of its own, and less kept of it."""
+        sealed = copy(self)
+        sealed.watchers, sealed.before, sealed.earlier_s = [], None, earlier_s
+        sealed.max_records, sealed.max_bytes = (
+            round(limit * BEFORE_SHARE) for limit in (self.max_records, self.max_bytes)
+        )
+        while sealed._is_full() and sealed._forget_oldest():
+            pass
+        for number in list(sealed.texts)[: -round(MAX_FINISHED * BEFORE_SHARE)]:
+            del sealed.texts[number]
+        sealed.records = deque(replace(record, seq=record.seq - EARLIER) for record in sealed.records)
+        sealed.gaps = deque(Gap(gap.seq - EARLIER, gap.missing) for gap in sealed.gaps)
+        sealed.events = deque(_earlier(event) for event in sealed.events)
+        sealed._rare = {kind: deque(map(_earlier, known)) for kind, known in sealed._rare.items()}
+        for state in (sealed.live, *sealed._keyframes):
+            state.seq -= EARLIER
+        sealed._inspected = None
+        return sealed
 
     def _apply_snapshot(self, snapshot: Snapshot) -> None:
         if self.num_applied and snapshot.seq < self.live.seq:
@@ -175,8 +202,11 @@ class History(Past):
         size = _size(record)
         self._num_bytes += size
         self._bytes[-1] += size
-        if len(self.records) > self.max_records or self._num_bytes > self.max_bytes:
+        if self._is_full():
             self._forget_oldest()
+
+    def _is_full(self) -> bool:
+        return len(self.records) > self.max_records or self._num_bytes > self.max_bytes
 
     def _note_gap(self, seq: int, missing: int) -> None:
         self.gaps.append(Gap(seq, missing))
@@ -188,15 +218,16 @@ class History(Past):
         self._bytes.append(0)
         self._since_keyframe = 0
 
-    def _forget_oldest(self) -> None:
+    def _forget_oldest(self) -> bool:
         """Drop the records before the second keyframe, so that every kept one can still be reached from a state."""
         if len(self._keyframes) < 2:
-            return
+            return False
         self._keyframes.popleft()
         self._num_bytes -= self._bytes.popleft() + self._bytes.popleft()
         self._bytes.appendleft(0)
         while self.records and self.records[0].seq <= self._keyframes[0].seq:
             self.records.popleft()
+        return True
 
     def _keep_finished(self, tracked: Tracked | None, finish: Finish, record: StepRecord) -> None:
         arrival = tracked.arrival if tracked is not None else None
@@ -221,6 +252,9 @@ class History(Past):
         return (event for event in reversed(self.events) if event.kind == kind)
 
     def at(self, seq: int) -> Moment | None:
+        run = self.holding(seq)
+        if run is not self:
+            return run.at(seq)
         index = self.index(seq)
         if index is None:
             return None
@@ -254,6 +288,10 @@ class History(Past):
     def latency_columns(self, kind: str, moment: Moment, window_s: float, num_columns: int) -> list[Samples]:
         newest = None if moment.live else of_records(self._same_second(moment))
         return self.latency.columns(kind, moment.clock_s, window_s, num_columns, newest)
+
+
+def _earlier(event: Event) -> Event:
+    return replace(event, seq=event.seq - EARLIER)
 
 
 def _seq(record: StepRecord) -> int:

@@ -6,22 +6,30 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable
 from itertools import groupby
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.contract.latencies.cohort import Bounded, cohort
-from schedtop.engine.contract.telemetry import Host, Snapshot, StepRecord
+from schedtop.engine.contract.latencies.cohort import Bounded, Cohort
+from schedtop.engine.contract.telemetry import ROW_FIELDS, Host, Snapshot, StepRecord, row_matrix
 
 FINEST_S = 1 / 64
 STEPS_UP = 4
 """Each rung's buckets are this many times as long as those of the one below."""
 NUM_RUNGS = 9
-KEPT = 1280
-"""Buckets of a rung: a minute of the third, three days of the topmost."""
-MOST_PENDING = 4096
-MOST_CLOSED = 2048
-"""Columns that are remembered once nothing is added to them."""
+KEPT, FINE_KEPT, NUM_FINE = 1280, 4096, 3
+"""Buckets of a rung, and of each of the finest: a minute of the first, a quarter of an hour of the third, three days of
+the topmost. A range further back is drawn from a coarser rung, which holds the same peaks."""
+MOST_PENDING = 128
+"""Records. Each is a bucket of its own while it is worked in, and memory once taken for many is not given back."""
+MOST_CLOSED = 1024
+"""Columns that are remembered once nothing is added to them, more than a screen is wide."""
+
+_NUMBER, _EMITTED = ROW_FIELDS.index("request"), ROW_FIELDS.index("emitted")
+NO_STEP = -1
+EARLIER = 1 << 40
+"""Taken from the seqs of the run before a restart: no other run has them."""
 
 _BINS_PER_OCTAVE = 16
 _LEAST_S = 1e-4
@@ -33,7 +41,8 @@ class Bucket:
     `tokens` are decode, prefill and draft tokens of the step with the most of them; `slowest` is the seq of the
     longest step. `used`, `cached` and `pool` are blocks where most were in use. `cpu`, `delay` and `gpu` are the
     highest that the host told, `clock` the lowest share of the GPU's highest clock; negative where it told nothing.
-    `open` are the waits for a first token at its end, by size. `drawn` is for who draws it, void once more is taken in.
+    `open` are the waits for a first token at its end, `open_itl` the gaps that no output has ended by then, by size.
+    `drawn` is for who draws it, void once more is taken in.
     Quantiles are exact to 5 %.
     """
 
@@ -53,8 +62,10 @@ class Bucket:
         "max_step_s",
         "max_ttft_s",
         "max_wait_s",
+        "most_tokens",
         "num_steps",
         "open",
+        "open_itl",
         "pool",
         "running",
         "slowest",
@@ -68,9 +79,9 @@ class Bucket:
     def __init__(self) -> None:
         self.num_steps = 0
         self.begin_s, self.end_s = math.inf, -math.inf
-        self.tokens = (0, 0, 0)
+        self.tokens, self.most_tokens = (0, 0, 0), 0
         self.budget = 0
-        self.max_step_s, self.slowest = 0.0, -1
+        self.max_step_s, self.slowest = 0.0, NO_STEP
         self.used = self.cached = self.pool = 0
         self.running = self.waiting = 0
         self.max_wait_s = self.max_ttft_s = self.max_itl_s = 0.0
@@ -79,6 +90,7 @@ class Bucket:
         self.ttft: Counter[int] = Counter()
         self.itl: Counter[int] = Counter()
         self.open: Counter[int] = Counter()
+        self.open_itl: Counter[int] = Counter()
         self.marks: Counter[str] = Counter()
         self.drawn: dict[str, tuple[float, ...]] = {}
 
@@ -88,9 +100,9 @@ class Bucket:
         self.num_steps += other.num_steps
         self.begin_s = min(self.begin_s, other.begin_s)
         if other.end_s >= self.end_s:
-            self.end_s, self.open = other.end_s, other.open
-        if sum(other.tokens) > sum(self.tokens):
-            self.tokens = other.tokens
+            self.end_s, self.open, self.open_itl = other.end_s, other.open, other.open_itl
+        if other.most_tokens > self.most_tokens:
+            self.tokens, self.most_tokens = other.tokens, other.most_tokens
         self.budget = max(self.budget, other.budget)
         if other.max_step_s > self.max_step_s:
             self.max_step_s, self.slowest = other.max_step_s, other.slowest
@@ -126,18 +138,19 @@ class Bucket:
         return bucket
 
     def moved_back(self, seconds: float) -> Bucket:
-        """The same, so much earlier and without the step to open."""
+        """The same, so much earlier, as of the run before."""
         moved = Bucket()
         moved.merge(self)
-        moved.begin_s, moved.end_s, moved.slowest = self.begin_s - seconds, self.end_s - seconds, -1
+        moved.begin_s, moved.end_s = self.begin_s - seconds, self.end_s - seconds
+        moved.slowest = self.slowest if self.slowest == NO_STEP else self.slowest - EARLIER
         return moved
 
-    def ttft_p95(self) -> Bounded | None:
-        """Of the shared cohort: those who got their first token in this time, and those who wait at its end."""
-        sizes = sorted(self.ttft)
-        known = [_seconds(size) for size in sizes]
-        waits = [_seconds(size) for size in self.open.elements()]
-        return cohort(known, waits, [self.ttft[size] for size in sizes]).quantile(0.95)
+    def p95(self, kind: str) -> Bounded | None:
+        """Of the shared cohort: those who got theirs (`ttft` or `itl`) in this time, and those who wait at its end."""
+        ended, waits = (self.ttft, self.open) if kind == "ttft" else (self.itl, self.open_itl)
+        sizes = sorted({*ended, *waits})
+        known, still = (np.array([part[size] for size in sizes], dtype=np.int64) for part in (ended, waits))
+        return Cohort(np.array([_seconds(size) for size in sizes]), known, still).quantile(0.95)
 
     @classmethod
     def of(cls, records: Iterable[StepRecord]) -> Bucket:
@@ -168,15 +181,19 @@ class Bucket:
         self.merge(told)
 
     def _take(self, record: StepRecord) -> None:
-        self.begin_s = min(self.begin_s, record.start_s)
+        """Thousands a second: a comparison costs a third of a call of `max`."""
+        if record.start_s < self.begin_s:
+            self.begin_s = record.start_s
         self.end_s = record.end_s
         for host in record.host:
             self._take_host(host)
         if record.executed:
             self.num_steps += 1
-            if record.scheduled_tokens > sum(self.tokens):
+            if record.scheduled_tokens > self.most_tokens:
                 self.tokens = record.decode_tokens, record.prefill_tokens, record.draft_tokens
-            self.budget = max(self.budget, record.token_budget)
+                self.most_tokens = record.scheduled_tokens
+            if record.token_budget > self.budget:
+                self.budget = record.token_budget
             step_s = record.end_s - record.start_s
             if step_s > self.max_step_s:
                 self.max_step_s, self.slowest = step_s, record.seq
@@ -185,42 +202,79 @@ class Bucket:
         if used > self.used or not self.pool:
             self.used, self.cached = used, blocks.cached_free
             self.pool = used + blocks.cached_free + blocks.empty
-        self.running, self.waiting = max(self.running, record.running), max(self.waiting, record.waiting)
-        self.max_wait_s = max(self.max_wait_s, record.oldest_wait_s or 0.0)
-        for mark, happened in (
-            ("A", record.admissions),
-            ("V", record.preemptions),
-            ("K", record.knobs),
-            ("X", record.refusals),
-        ):
-            if happened:
-                self.marks[mark] += len(happened)
+        if record.running > self.running:
+            self.running = record.running
+        if record.waiting > self.waiting:
+            self.waiting = record.waiting
+        if record.oldest_wait_s is not None and record.oldest_wait_s > self.max_wait_s:
+            self.max_wait_s = record.oldest_wait_s
+        if record.admissions:
+            self.marks["A"] += len(record.admissions)
+        if record.preemptions:
+            self.marks["V"] += len(record.preemptions)
+        if record.knobs:
+            self.marks["K"] += len(record.knobs)
+        if record.refusals:
+            self.marks["X"] += len(record.refusals)
+
+
+class Grid(NamedTuple):
+    """`num` columns from column `first` on, each of `per` buckets of a rung."""
+
+    rung: int
+    per: int
+    first: int
+    num: int
+
+    @property
+    def column_s(self) -> float:
+        return self.per * Ladder.length_s(self.rung)
+
+    @property
+    def begin_s(self) -> float:
+        return self.first * self.column_s
+
+    def column(self, at_s: float) -> int:
+        """The column in which a moment lies, which may be outside."""
+        return int((at_s - self.begin_s) // self.column_s)
 
 
 class Ladder:
-    """Rungs of buckets. Records are taken in order and worked in when somebody looks."""
+    """Rungs of buckets. Records are taken in order and worked in when somebody looks.
 
-    def __init__(self) -> None:
+    `depth` times as many buckets as usual are kept. `shift_s` is added to all times.
+    """
+
+    def __init__(self, depth: int = 1) -> None:
+        self.depth = depth
+        self.shift_s = 0.0
         self.begins_s: float | None = None
+        self.ends_s = -math.inf
         self.knows_gpu = False
         self._newest: list[tuple[int, Bucket] | None] = [None] * NUM_RUNGS
         self._packed: list[dict[int, bytes]] = [{} for _ in range(NUM_RUNGS)]
         self._order: list[deque[int]] = [deque() for _ in range(NUM_RUNGS)]
         self._pending: list[StepRecord] = []
         self._waits: dict[int, float] = {}
+        self._last_s: dict[int, float] = {}
         self._closed: dict[tuple[int, int, int], Bucket | None] = {}
 
-    def begin(self, snapshot: Snapshot) -> None:
-        """Who waits for a first token, where the records do not describe their arrival."""
+    def begin(self, snapshot: Snapshot, shift_s: float = 0.0) -> None:
+        """Who waits for a token, where the records do not describe their arrival."""
         if self._pending:
             self._settle()
+        self.shift_s = shift_s
+        self._last_s = {
+            item.arrival.number: item.last_token_s for item in snapshot.requests if item.last_token_s is not None
+        }
         self._waits = {
             item.arrival.number: item.arrival.arrival_s for item in snapshot.requests if item.first_token_s is None
         }
 
     def take(self, record: StepRecord) -> None:
         if self.begins_s is None:
-            self.begins_s = record.start_s
+            self.begins_s = record.start_s + self.shift_s
+        self.ends_s = record.end_s + self.shift_s
         self._pending.append(record)
         if record.host and record.host[0].gpu_busy is not None:
             self.knows_gpu = True
@@ -228,11 +282,10 @@ class Ladder:
             self._settle()
 
     def moved_back(self, seconds: float) -> Ladder:
-        """The same, so much earlier and to the nearest bucket, for a session that restarts at 0. Its steps cannot be
-        opened any more."""
+        """The same, so much earlier and to the nearest bucket, for a session that restarts at 0."""
         if self._pending:
             self._settle()
-        moved = Ladder()
+        moved = Ladder(self.depth)
         moved.begins_s = None if self.begins_s is None else self.begins_s - seconds
         for rung, order in enumerate(self._order):
             shift = round(seconds / self.length_s(rung))
@@ -243,15 +296,41 @@ class Ladder:
                 moved._merge(rung, min(index - shift, -1), bucket.moved_back(seconds))
         return moved
 
+    def packed(self) -> bytes:
+        """All of it, for another process."""
+        if self._pending:
+            self._settle()
+        rungs = [
+            [(index, bucket.packed()) for index in order if (bucket := self._bucket(rung, index)) is not None]
+            for rung, order in enumerate(self._order)
+        ]
+        return msgspec.msgpack.encode((self.begins_s, self.ends_s, rungs))
+
+    @classmethod
+    def unpacked(cls, packed: bytes) -> Ladder:
+        """Undo `packed`. Nothing can be taken in after it."""
+        ladder = cls()
+        ladder.begins_s, ladder.ends_s, rungs = msgspec.msgpack.decode(
+            packed, type=tuple[float | None, float, list[list[tuple[int, bytes]]]]
+        )
+        for rung, kept in enumerate(rungs):
+            ladder._packed[rung] = dict(kept)
+            ladder._order[rung].extend(ladder._packed[rung])
+        return ladder
+
     def _settle(self) -> None:
         pending, self._pending = self._pending, []
         parts: list[tuple[int, Bucket]] = []
-        for index, group in groupby(pending, key=lambda record: int(record.end_s // FINEST_S)):
+        shift_s = self.shift_s
+        for index, group in groupby(pending, key=lambda record: int((record.end_s + shift_s) // FINEST_S)):
             records = list(group)
             part = Bucket.of(records)
             self._follow(records)
             if self._waits:
                 part.open = _sizes(part.end_s - np.fromiter(self._waits.values(), dtype=np.float64))
+            gaps_s = [part.end_s - last_s for last_s in self._last_s.values() if last_s < part.end_s]
+            part.open_itl = _sizes(np.array(gaps_s))
+            part.begin_s, part.end_s = part.begin_s + shift_s, part.end_s + shift_s
             parts.append((index, part))
         for rung in range(NUM_RUNGS):
             for index, part in parts:
@@ -262,17 +341,19 @@ class Ladder:
             ]
 
     def _follow(self, records: Iterable[StepRecord]) -> None:
-        """Who waits for a first token after these."""
-        waits = self._waits
+        """Who waits for a token after these."""
+        waits, last_s = self._waits, self._last_s
         for record in records:
             for arrival in record.arrivals:
                 waits[arrival.number] = arrival.arrival_s
+            if record.rows:
+                rows = row_matrix(record)
+                last_s.update(dict.fromkeys(rows[_NUMBER][rows[_EMITTED] > 0].tolist(), record.end_s))
             for number, _ in record.ttft_s:
                 waits.pop(number, None)
-            for finish in record.finishes:
-                waits.pop(finish.number, None)
-            for refusal in record.refusals:
-                waits.pop(refusal.number, None)
+            for number in [*(gone.number for gone in record.finishes), *(gone.number for gone in record.refusals)]:
+                waits.pop(number, None)
+                last_s.pop(number, None)
 
     def _merge(self, rung: int, index: int, part: Bucket) -> None:
         newest = self._newest[rung]
@@ -283,7 +364,7 @@ class Ladder:
             if index not in packed:
                 order.append(index)
             newest = self._newest[rung] = index, self._bucket(rung, index) or Bucket()
-            if len(order) > KEPT:
+            if len(order) > self._kept(rung):
                 packed.pop(order.popleft(), None)
         newest[1].merge(part)
 
@@ -294,25 +375,36 @@ class Ladder:
         packed = self._packed[rung].get(index)
         return None if packed is None else Bucket.unpacked(packed)
 
-    def columns(self, begin_s: float, end_s: float, width: int) -> tuple[list[Bucket | None], float, float]:
-        """At most `width` columns over a span, oldest first, None where nothing ended; when the first begins, and
-        how long each is.
+    def _kept(self, rung: int) -> int:
+        return self.depth * (FINE_KEPT if rung < NUM_FINE else KEPT)
+
+    def _reaches(self, rung: int, begin_s: float) -> bool:
+        """Nothing of a rung has been forgotten from `begin_s` on."""
+        order = self._order[rung]
+        return len(order) < self._kept(rung) or order[0] * self.length_s(rung) <= begin_s
+
+    def grid(self, begin_s: float, end_s: float, width: int) -> Grid:
+        """At most `width` columns over a span, of the finest buckets that are still kept and not too many.
 
         A column begins at a multiple of its length, so that columns stay as they are while the span moves on.
         """
         if self._pending:
             self._settle()
         rung = 0
-        while rung < NUM_RUNGS - 1 and (end_s - begin_s) / self.length_s(rung) > KEPT - 1:
+        while rung < NUM_RUNGS - 1 and not (
+            (end_s - begin_s) / self.length_s(rung) <= KEPT - 1 and self._reaches(rung, begin_s)
+        ):
             rung += 1
-        unit_s = self.length_s(rung)
-        first, last = int(begin_s // unit_s), int(end_s // unit_s)
-        # One more than fits would be needed where the span begins within a column.
-        per = max(1, -(-(last - first + 1) // max(1, width - 1)))
-        first //= per
-        found = [self._column(rung, column * per, per) for column in range(first, last // per + 1)][-width:]
-        first = last // per + 1 - len(found)
-        return found, first * per * unit_s, per * unit_s
+        return grid_of(rung, begin_s, end_s, width)
+
+    def fill(self, grid: Grid) -> list[Bucket | None]:
+        """The columns of a grid, oldest first, None where nothing ended."""
+        if self._pending:
+            self._settle()
+        return [
+            self._column(grid.rung, column * grid.per, grid.per)
+            for column in range(grid.first, grid.first + grid.num)
+        ]
 
     def _column(self, rung: int, first: int, num: int) -> Bucket | None:
         known = self._closed.get((rung, first, num), self)
@@ -322,13 +414,23 @@ class Ladder:
         whole = _whole(parts) if parts else None
         if self._order[rung] and first + num <= self._order[rung][-1]:  # nothing is added to it any more
             if len(self._closed) >= MOST_CLOSED:
-                self._closed.clear()
+                del self._closed[next(iter(self._closed))]
             self._closed[rung, first, num] = whole
         return whole
 
     @staticmethod
     def length_s(rung: int) -> float:
         return float(FINEST_S * STEPS_UP**rung)
+
+
+def grid_of(rung: int, begin_s: float, end_s: float, width: int) -> Grid:
+    """At most `width` columns over a span, of buckets of a rung."""
+    unit_s = Ladder.length_s(rung)
+    first, last = int(begin_s // unit_s), int(end_s // unit_s)
+    # One more than fits would be needed where the span begins within a column.
+    per = max(1, -(-(last - first + 1) // max(1, width - 1)))
+    num = min(width, last // per + 1 - first // per)
+    return Grid(rung, per, last // per + 1 - num, num)
 
 
 def _whole(parts: list[Bucket]) -> Bucket:
@@ -346,8 +448,9 @@ def _sizes(seconds: npt.NDArray[np.floating]) -> Counter[int]:
     if not len(seconds):
         return Counter()
     sizes = np.rint(np.log2(np.maximum(seconds, _LEAST_S) / _LEAST_S) * _BINS_PER_OCTAVE).astype(np.int64)
-    found, counts = np.unique(sizes, return_counts=True)
-    return Counter(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+    counts = np.bincount(sizes)
+    found = np.flatnonzero(counts)
+    return Counter(dict(zip(found.tolist(), counts[found].tolist(), strict=True)))
 
 
 def quantile(sizes: Counter[int], share: float) -> float | None:

@@ -16,6 +16,9 @@ KINDS = ("ttft", "itl")
 
 _UNIT_S = 1e-6
 _KEEP_BUCKETS = 3600
+_NEVER = np.iinfo(np.int64).min
+_USUAL_BYTES = 240
+"""Of a second of a moderate load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +53,24 @@ EMPTY = Samples(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
 
 def packed(samples: Samples) -> tuple[bytes, bytes]:
-    """Values and counts in half the space, as far as the values allow: over an hour's worth are kept."""
-    short = not len(samples.values) or samples.values[-1] < 1 << 32
-    return samples.values.astype(np.uint32 if short else np.int64).tobytes(), samples.counts.astype(
-        np.uint32
-    ).tobytes()
+    """Values and counts, each in as few bytes as they need: an hour's worth is kept."""
+    return _narrow(samples.values), _narrow(samples.counts)
+
+
+def _narrow(numbers: npt.NDArray[np.int64]) -> bytes:
+    """The width that holds the largest, and the numbers in that width."""
+    most = int(numbers.max()) if len(numbers) else 0
+    width = next(width for width in (1, 2, 4, 8) if most < 1 << 8 * width)
+    return bytes([width]) + numbers.astype(f"u{width}").tobytes()
 
 
 def unpacked(values: bytes, counts: bytes) -> Samples:
     """Undo `packed`."""
-    width = np.uint32 if len(values) == len(counts) else np.int64
-    return Samples(
-        np.frombuffer(values, dtype=width).astype(np.int64), np.frombuffer(counts, dtype=np.uint32).astype(np.int64)
-    )
+    return Samples(_widened(values), _widened(counts))
+
+
+def _widened(narrow: bytes) -> npt.NDArray[np.int64]:
+    return np.frombuffer(narrow, dtype=f"u{narrow[0]}", offset=1).astype(np.int64)
 
 
 def collect(seconds: npt.NDArray[np.floating]) -> Samples:
@@ -135,7 +143,9 @@ class LatencyBuckets:
     """
 
     def __init__(self) -> None:
-        self._closed: dict[int, bytes] = {}
+        # Room for an hour from the start: what it takes then it takes at once.
+        self._closed: list[bytes] = [bytes(_USUAL_BYTES) for _ in range(_KEEP_BUCKETS)]
+        self._closed_bucket = np.full(_KEEP_BUCKETS, _NEVER, dtype=np.int64)
         self._open = dict.fromkeys(KINDS, EMPTY)
         self._open_unserved = (0, 0)
         self._open_first: Reading | None = None
@@ -162,10 +172,10 @@ class LatencyBuckets:
         self._settle()
         if self._open_first is not None:
             samples = tuple(packed(self._open[kind]) for kind in KINDS)
-            self._closed[self._open_bucket] = _encode(Second(samples, self._open_unserved, self._open_first))
+            place = self._open_bucket % _KEEP_BUCKETS
+            self._closed_bucket[place] = self._open_bucket
+            self._closed[place] = _encode(Second(samples, self._open_unserved, self._open_first))
         self._open, self._open_unserved = dict.fromkeys(KINDS, EMPTY), (0, 0)
-        while len(self._closed) > _KEEP_BUCKETS:
-            del self._closed[next(iter(self._closed))]
 
     def _settle(self) -> None:
         """Work in what was taken since the last look: many records at once cost little more than one."""
@@ -188,8 +198,10 @@ class LatencyBuckets:
 
     def _second(self, index: int) -> Second | None:
         """One that is over."""
-        packed = self._closed.get(index)
-        return None if packed is None else _decode(packed)
+        return _decode(self._closed[index % _KEEP_BUCKETS]) if self._is_closed(index) else None
+
+    def _is_closed(self, index: int) -> bool:
+        return bool(self._closed_bucket[index % _KEEP_BUCKETS] == index)
 
     def unserved(self, first: int, last: int) -> tuple[int, int]:
         """Over the steps of these seconds, the running requests that got no token, and all running ones."""
@@ -201,7 +213,7 @@ class LatencyBuckets:
 
     def readings(self, first: int, last: int) -> list[Reading]:
         """The running totals at the first record of the first and of the last of these seconds that has one."""
-        known = [index for index in range(first, last + 1) if index in self._closed or index == self._open_bucket]
+        known = [index for index in range(first, last + 1) if self._is_closed(index) or index == self._open_bucket]
         return [found for index in dict.fromkeys(known[:1] + known[-1:]) if (found := self._reading(index))]
 
     def _reading(self, index: int) -> Reading | None:

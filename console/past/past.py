@@ -9,7 +9,7 @@ from typing import Protocol
 
 from schedtop.console.drawing import text
 from schedtop.console.past.events import Event
-from schedtop.console.past.ladder import Ladder
+from schedtop.console.past.ladder import NO_STEP, Ladder
 from schedtop.console.past.latency import BUCKET_S, LatencyBuckets, Reading, Samples
 from schedtop.console.past.state import State
 from schedtop.engine.contract.telemetry import (
@@ -104,6 +104,10 @@ class Past(Protocol):
     texts: Mapping[int, str]
     latency: LatencyBuckets
     ladder: Ladder
+    before: Past | None = None
+    """The run before a restart, which takes in nothing more. Its seqs are `EARLIER`."""
+    earlier_s: float = 0.0
+    """Its clock is so much behind that of the ladder's."""
 
     # What the two kinds do each in its way
 
@@ -140,6 +144,10 @@ class Past(Protocol):
 
     # What follows from that
 
+    def holding(self, seq: int) -> Past:
+        """The run that has record `seq`, or would."""
+        return self.before if seq < NO_STEP and self.before is not None else self
+
     def name(self, number: int) -> str:
         """A request's id, cleaned; its number where the id is not known."""
         tracked = self.live.requests.get(number)
@@ -171,10 +179,16 @@ class Past(Protocol):
         stop = self._place(last + 1)
         return self._slice(start, stop)
 
-    def between_times(self, start_s: float, last: int) -> Iterator[StepRecord]:
-        """The kept records that ended after `start_s`, up to seq `last`, in order."""
+    def seq_before(self, clock_s: float) -> int | None:
+        """The newest kept record that ended before `clock_s`."""
+        index = self._place_at(clock_s) - 1
+        return self.records[index].seq if index >= 0 else None
+
+    def between_times(self, start_s: float, last: int, most: int | None = None) -> Iterator[StepRecord]:
+        """The kept records that ended after `start_s`, up to seq `last`, in order; the last `most` of them."""
         start = self._place_at(start_s)
         stop = self._place(last + 1)
+        start = start if most is None else max(start, stop - most)
         return self._slice(start, stop)
 
     def in_seconds(self, start_s: float, stop_s: float) -> list[StepRecord]:

@@ -152,7 +152,7 @@ class RecordedLadder(Ladder):
     """Reads the whole recording, a slice at a time."""
 
     def __init__(self, source: Source) -> None:
-        super().__init__()
+        super().__init__(depth=4)
         self.source = source
         self.begins_s = source.start_s
         self._next = 0

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from schedtop.console.past.host_contents import HostContents
 from schedtop.engine.contract.telemetry import (
     ROW_FIELDS,
     Arrival,
@@ -35,7 +36,8 @@ _NO_ROWS: IntArray = np.zeros((len(ROW_FIELDS), 0), dtype=np.int32)
 class Tracked(msgspec.Struct, frozen=True):
     """A live request. Never edited, only replaced, so that a copy of the state may share it.
 
-    `output_tokens` and `computed_tokens` hold while the request is not in the rows of the newest step.
+    `output_tokens` and `computed_tokens` hold while the request is not in the rows of the newest step;
+    `last_token_s` is that of the newest snapshot.
     """
 
     arrival: Arrival
@@ -67,6 +69,7 @@ class State:
         "_back",
         "_changed",
         "_classes",
+        "_delivered_s",
         "_first_running",
         "_front",
         "_further",
@@ -74,8 +77,10 @@ class State:
         "_newest",
         "_rows",
         "_tables",
+        "_unread",
         "clock_s",
         "exact",
+        "host",
         "knobs",
         "knobs_version",
         "paused",
@@ -107,6 +112,9 @@ class State:
         self._rows: IntArray | None = None
         self._classes: Classes = np.zeros(0, dtype=np.uint8)
         self._changed: list[bytes] = []
+        self._delivered_s: dict[int, float] = {}
+        self._unread: list[StepRecord] = []
+        self.host: HostContents | None = None
 
     @property
     def rows(self) -> IntArray:
@@ -114,6 +122,31 @@ class State:
         if self._rows is None:
             self._rows = _NO_ROWS if self._newest is None else row_matrix(self._newest)
         return self._rows
+
+    @property
+    def delivered_s(self) -> dict[int, float]:
+        """When each live request that has an output got its newest one."""
+        if self._unread:
+            self._settle_deliveries()
+        return self._delivered_s
+
+    def _settle_deliveries(self) -> None:
+        """From the newest record back: most requests are served in each step."""
+        records, self._unread = self._unread, []
+        missing = {number for number, item in self.requests.items() if item.first_token_s is not None}
+        found: dict[int, float] = {}
+        for number in missing:
+            since_s = self._delivered_s.get(number, self.requests[number].first_token_s)
+            assert since_s is not None
+            found[number] = since_s
+        for record in reversed(records):
+            if not missing:
+                break
+            rows = row_matrix(record)
+            here = missing.intersection(rows[NUMBER][rows[EMITTED] > 0].tolist())
+            found.update(dict.fromkeys(here, record.end_s))
+            missing -= here
+        self._delivered_s = found
 
     @property
     def tables(self) -> dict[int, bytes]:
@@ -173,7 +206,7 @@ class State:
     def copy(self) -> State:
         """An independent copy; requests and rows are shared, as they are never edited."""
         twin = State()
-        classes = self.classes
+        classes, delivered_s = self.classes, self.delivered_s
         for name in self.__slots__:
             setattr(twin, name, getattr(self, name))
         twin.knobs = dict(self.knobs)
@@ -182,6 +215,8 @@ class State:
         twin._tables, twin._grown = dict(self._tables), list(self._grown)
         twin._further = dict(self._further)
         twin._classes, twin._changed = classes.copy(), []
+        twin._delivered_s, twin._unread = dict(delivered_s), []
+        twin.host = None if self.host is None else self.host.copy()
         return twin
 
     def start_afresh(self, snapshot: Snapshot) -> None:
@@ -198,6 +233,10 @@ class State:
         }
         self._front, self._back = {}, dict.fromkeys((*admitted, *snapshot.waiting))
         self._newest, self._rows = None, None
+        self._unread = []
+        self._delivered_s = {
+            item.arrival.number: item.last_token_s for item in snapshot.requests if item.last_token_s is not None
+        }
         self._first_running = [number for number in snapshot.running if number not in admitted]
         self._tables = {item.arrival.number: item.table for item in snapshot.requests if item.table}
         self._further = {
@@ -208,6 +247,7 @@ class State:
         self._grown = []
         self._leave_to_records(snapshot.under_way)
         self._classes, self._changed = np.frombuffer(snapshot.block_classes, dtype=np.uint8).copy(), []
+        self.host = None if snapshot.host is None else HostContents(snapshot.host)
 
     def _leave_to_records(self, under_way: tuple[UnderWay, ...]) -> None:
         """Take out of the tables what steps under way gained: their records bring it."""
@@ -235,6 +275,9 @@ class State:
             self._admit(record)
         if record.executed or record.rows:
             self._newest, self._rows = record, None
+            self._unread.append(record)
+            if len(self._unread) >= MAX_UNSETTLED:
+                self._settle_deliveries()
         if record.ttft_s:
             self._first_tokens(record)
         if record.grown:
@@ -242,6 +285,8 @@ class State:
             self._grown.append((record.grown, record.grown_blocks, places))
             if len(self._grown) >= MAX_UNSETTLED:
                 self._settle_tables()
+        if self.host is not None and (record.finishes or record.preemptions or record.admissions):
+            self.host.apply(record, self.requests)
         for finish in record.finishes:
             self._drop(finish.number)
         if record.changed_blocks:
@@ -346,13 +391,13 @@ class State:
             knobs_version=self.knobs_version,
             paused=self.paused,
             totals=self.totals,
+            host=None if self.host is None else self.host.tier(),
         )
 
     def _request_state(self, tracked: Tracked, row: list[int] | None) -> RequestState:
         arrival = tracked.arrival
-        outputs, computed, last_s = tracked.output_tokens, tracked.computed_tokens, tracked.last_token_s
+        outputs, computed = tracked.output_tokens, tracked.computed_tokens
         if row is not None and not tracked.waiting:
-            last_s = self.clock_s if row[EMITTED] else last_s
             outputs = row[NEEDED] + row[EMITTED] - arrival.prompt_tokens
             computed = row[COMPUTED] + row[TOKENS] - row[DRAFTS] + row[ACCEPTED]
         return RequestState(
@@ -364,7 +409,7 @@ class State:
             preemptions=tracked.preemptions,
             first_scheduled_s=tracked.first_scheduled_s,
             first_token_s=tracked.first_token_s,
-            last_token_s=last_s,
+            last_token_s=self.delivered_s.get(arrival.number),
             table=self.tables.get(arrival.number, b""),
             queued_s=tracked.queued_since_s if tracked.waiting else None,
             requeued_s=tracked.requeued_s,

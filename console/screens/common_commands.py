@@ -15,7 +15,7 @@ from schedtop.console.screens.help import HelpScreen
 from schedtop.console.screens.palette_entries import entries
 from schedtop.console.screens.quit import QuitScreen
 from schedtop.console.terminal import clipboard, export
-from schedtop.engine.contract.telemetry import Pause, Reply, Resume, StepOnce, StepRecord
+from schedtop.engine.contract.telemetry import Abort, Pause, Reply, Resume, StepOnce, StepRecord
 
 if TYPE_CHECKING:
     from schedtop.console.view import View
@@ -33,6 +33,27 @@ def engine_refuses(view: View) -> str | None:
     if view.link.state != "open":
         return "not connected to an engine"
     return None
+
+
+def abort_refused(view: View, number: int | None) -> str | None:
+    """Why a request cannot be aborted; None if it can."""
+    if number is None:
+        return "no request is selected"
+    return engine_refuses(view) or (None if number in view.history.live.requests else "it has ended")
+
+
+def ask_abort(screen: ConsoleScreen, number: int) -> None:
+    """Abort a request of the engine's, if the operator means it."""
+    name = screen.view.history.name(number)
+
+    def told(reply: Reply) -> None:
+        screen.say(f"{name} aborted" if reply.ok else reply.text, "ok" if reply.ok else "breach")
+
+    def answered(yes: bool | None) -> None:
+        if yes:
+            screen.console.command(lambda id: Abort(id, number), told)
+
+    screen.app.push_screen(QuitScreen(f"Abort {name}? Its client is told.", "abort", "leave it"), answered)
 
 
 class CommonCommands:
@@ -54,6 +75,8 @@ class CommonCommands:
         match name:
             case "pause_engine":
                 return engine_refuses(view)
+            case "step_engine" if view.is_a_server:
+                return "a vLLM server takes no single steps"
             case "step_engine":
                 return engine_refuses(view) or (
                     None if view.history.live.paused else "the engine is running; P pauses it"
@@ -111,9 +134,12 @@ class CommonCommands:
     def do_pause_engine(self) -> None:
         paused = self.view.history.live.paused
         command = Resume if paused else Pause
+        held = "engine paused; P resumes it, . runs one step"
+        if self.view.is_a_server:  # what runs goes on
+            held = "admissions paused; P resumes them"
         self.console.command(
-            lambda id: command(id),
-            self._told("engine resumed" if paused else "engine paused; P resumes it, . runs one step"),
+            lambda id: command(id, f"key {self.view.options.who}".strip()),
+            self._told("resumed" if paused else held),
         )
 
     def do_step_engine(self) -> None:

@@ -38,11 +38,13 @@ class HelpScreen(ModalScreen[None]):
     def __init__(self, over: ConsoleScreen) -> None:
         super().__init__(classes="dialog")
         self.over = over
+        self._drawn_for = 0
 
     def compose(self) -> ComposeResult:
+        self._drawn_for = self._width()  # at once: a frame without the words would go over the line first
         with Vertical(id="help"):
             with VerticalScroll(id="help-page"):
-                yield Static("", id="help-text")
+                yield Static(self.page(self._drawn_for), id="help-text")
             yield Static("", id="help-foot")
 
     def on_mount(self) -> None:
@@ -66,7 +68,10 @@ class HelpScreen(ModalScreen[None]):
         self.query_one("#help-foot", Static).update(foot)
 
     def on_resize(self) -> None:
-        self.query_one("#help-text", Static).update(self.page(self._width()))
+        if self._drawn_for != (width := self._width()):
+            self._drawn_for = width
+            self.query_one("#help-text", Static).update(self.page(width))
+        self.call_after_refresh(self._tell_more)  # once the page has its height
 
     def _width(self) -> int:
         """Cells of a line, as the stylesheet gives them: beside them are the padding and the scroll bar."""

@@ -7,7 +7,7 @@ from functools import partial
 from schedtop.console.guide import KNOB
 from schedtop.console.life.request_list import Filter
 from schedtop.console.screens.base import Commands, Console
-from schedtop.console.screens.common_commands import CommonCommands, engine_refuses
+from schedtop.console.screens.common_commands import CommonCommands, abort_refused, ask_abort, engine_refuses
 from schedtop.console.screens.knob_commands import KnobCommands
 from schedtop.console.screens.live import LiveScreen
 from schedtop.console.screens.panel_screen import MoveCommands
@@ -42,7 +42,13 @@ class LiveCommands:
                 return engine_refuses(self.view)
             case "detail" if self.screen.requests.selected_row() is None:
                 return "no request is selected"
+            case "abort":
+                return abort_refused(self.view, self._selected())
         return None
+
+    def _selected(self) -> int | None:
+        row = self.screen.requests.selected_row()
+        return None if row is None else row.number
 
     # Focus, zoom, filter
 
@@ -73,7 +79,7 @@ class LiveCommands:
         values = {KNOB: self.console.guide.tighten()}
         refused = "the engine refused the pressure"
         self.console.command(
-            lambda id: SetKnobs(id, values, by="guide"),
+            lambda id: SetKnobs(id, values, by=f"guide {self.view.options.who}".strip()),
             lambda reply: None if reply.ok else self.screen.say(f"{refused}: {reply.text}", "warn"),
         )
 
@@ -170,6 +176,11 @@ class LiveCommands:
         row = self.screen.requests.selected_row()
         if row is not None:
             self.console.show_request(row.number)
+
+    def do_abort(self) -> None:
+        number = self._selected()
+        if number is not None:
+            ask_abort(self.screen, number)
 
     def do_window_longer(self) -> None:
         self.screen.latency.resize_window(1)

@@ -1,4 +1,4 @@
-"""The question before quitting, asked only while requests are in flight."""
+"""The question before something that cannot be taken back."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class QuitScreen(ModalScreen[bool]):
-    """Answers True for y, False for n or Esc."""
+    """Answers True for y, False for n or Esc. `yes` and `no` say what these do."""
 
-    def __init__(self, question: str) -> None:
+    def __init__(self, question: str, yes: str = "quit", no: str = "stay") -> None:
         super().__init__(classes="dialog")
-        self.question = question
+        self.question, self.answers = question, f"y  {yes}      n  {no}"
 
     def compose(self) -> ComposeResult:
-        yield Static(Text(f"{self.question}\n\ny  quit      n  stay"), id="dialog")
+        yield Static(Text(f"{self.question}\n\n{self.answers}"), id="dialog")
 
     def on_key(self, event: Key) -> None:
         event.stop()

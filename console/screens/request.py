@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedtop.console.screens.common_commands import CommonCommands
+from schedtop.console.screens.common_commands import CommonCommands, abort_refused, ask_abort
 from schedtop.console.screens.panel_screen import MoveCommands, PanelScreen
 from schedtop.console.widgets.life import LifePanel
 
@@ -22,7 +22,10 @@ class RequestCommands:
     def why_not(self, name: str) -> str | None:
         if name == "request_step" and self.life.chosen_seq() is None:
             return "it has not been in a step yet"
-        return None
+        return abort_refused(self.screen.view, self.life.number) if name == "request_abort" else None
+
+    def do_request_abort(self) -> None:
+        ask_abort(self.screen, self.life.number)
 
     def do_back(self) -> None:
         self.screen.app.pop_screen()

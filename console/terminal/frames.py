@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from itertools import count
+from typing import NamedTuple
 
 from rich.cells import cell_len
 from rich.color import ColorSystem
@@ -18,8 +18,21 @@ _UNKNOWN: Cell = ("", "?")
 _NEAR = 3
 """Unchanged cells that are written again where stepping over them takes as many bytes."""
 
-_COLOURS = re.compile(r"(?:^|;)((?:38;(?:5;\d+|2;\d+;\d+;\d+))|3[0-79]|9[0-7])(?=;|$)")
-_GROUNDS = re.compile(r"(?:^|;)((?:48;(?:5;\d+|2;\d+;\d+;\d+))|4[0-79]|10[0-7])(?=;|$)")
+_COLOURS = frozenset(map(str, (*range(30, 38), 39, *range(90, 98))))
+_GROUNDS = frozenset(map(str, (*range(40, 48), 49, *range(100, 108))))
+_OFF = {"1": "22", "2": "22", "3": "23", "4": "24", "5": "25", "7": "27", "8": "28", "9": "29"}
+"""What takes an attribute back; 22 takes two."""
+_ON_BLANKS = frozenset(("4", "7", "9", "21", "53"))
+"""Attributes that a blank shows."""
+_MOST_KNOWN = 4096
+
+
+class Look(NamedTuple):
+    """SGR codes: attributes, colour and ground."""
+
+    attributes: frozenset[str]
+    colour: str
+    ground: str
 
 
 class Frames:
@@ -30,7 +43,8 @@ class Frames:
         self._wanted: list[list[Cell]] = []
         self._shown: list[list[Cell]] = []
         self._dirty: set[int] = set()
-        self._codes: dict[str, tuple[str, str, str]] = {}
+        self._looks: dict[str, Look] = {}
+        self._turns: dict[tuple[str | None, str], str] = {}
 
     def forget(self) -> None:
         """Nothing is known of what the terminal shows."""
@@ -82,8 +96,8 @@ class Frames:
                 elif x > at:
                     out.append(f"\x1b[{x - at}C")
                 char, codes = wanted[x]
-                if codes != now:
-                    out.append(self._sgr(now, codes))
+                if codes != now and not (char == " " and now is not None and self._same_blank(now, codes)):
+                    out.append(self._turn(now, codes))
                     now = codes
                 out.append(char)
                 at = x + (cell_len(char) if not char.isascii() else 1)
@@ -93,23 +107,64 @@ class Frames:
             out.append("\x1b[0m")
         return "".join(out)
 
-    def _sgr(self, before: str | None, codes: str) -> str:
-        """From one style to another, in as few codes as can be."""
-        if before is None:
-            return f"\x1b[0;{codes}m" if codes else "\x1b[0m"
-        old, new = self._parts(before), self._parts(codes)
-        if old[0] != new[0] or any(was and not now for was, now in zip(old[1:], new[1:], strict=True)):
-            return f"\x1b[0;{codes}m" if codes else "\x1b[0m"
-        return f"\x1b[{';'.join(now for was, now in zip(old[1:], new[1:], strict=True) if was != now)}m"
+    def _same_blank(self, one: str, other: str) -> bool:
+        """Whether a blank looks the same in both."""
+        one_look, other_look = self._look(one), self._look(other)
+        if one_look.ground != other_look.ground:
+            return False
+        return not (one_look.attributes | other_look.attributes) & _ON_BLANKS
 
-    def _parts(self, codes: str) -> tuple[str, str, str]:
-        """Attributes, colour and ground of SGR codes."""
-        found = self._codes.get(codes)
+    def _turn(self, before: str | None, codes: str) -> str:
+        """From one style to another, in as few bytes as can be."""
+        found = self._turns.get((before, codes))
         if found is None:
-            colour, ground = _COLOURS.search(codes), _GROUNDS.search(codes)
-            rest = _GROUNDS.sub("", _COLOURS.sub("", codes)).strip(";")
-            found = self._codes[codes] = rest, colour[1] if colour else "", ground[1] if ground else ""
+            if len(self._turns) >= _MOST_KNOWN:
+                self._turns.clear()
+            found = self._turns[before, codes] = self._shortest(before, codes)
         return found
+
+    def _shortest(self, before: str | None, codes: str) -> str:
+        anew = f"\x1b[0;{codes}m" if codes else "\x1b[0m"
+        if before is None:
+            return anew
+        old, new = self._look(before), self._look(codes)
+        gone, come = old.attributes - new.attributes, new.attributes - old.attributes
+        if not gone <= _OFF.keys():
+            return anew
+        if gone & {"1", "2"}:
+            come |= new.attributes & {"1", "2"}
+        parts = [*sorted({_OFF[attribute] for attribute in gone}), *sorted(come)]
+        if old.colour != new.colour:
+            parts.append(new.colour or "39")
+        if old.ground != new.ground:
+            parts.append(new.ground or "49")
+        return min(anew, f"\x1b[{';'.join(parts)}m", key=len)
+
+    def _look(self, codes: str) -> Look:
+        found = self._looks.get(codes)
+        if found is None:
+            if len(self._looks) >= _MOST_KNOWN:
+                self._looks.clear()
+            found = self._looks[codes] = _look_of(codes)
+        return found
+
+
+def _look_of(codes: str) -> Look:
+    """The parts of SGR codes, those of a colour's channels left in it."""
+    parts, attributes, colour, ground = codes.split(";"), set(), "", ""
+    while parts:
+        code = parts.pop(0)
+        if code in ("38", "48"):
+            num = {"2": 4, "5": 2}.get(parts[0] if parts else "", 0)
+            whole, parts = ";".join([code, *parts[:num]]), parts[num:]
+            colour, ground = (whole, ground) if code == "38" else (colour, whole)
+        elif code in _COLOURS:
+            colour = code
+        elif code in _GROUNDS:
+            ground = code
+        elif code:
+            attributes.add(code)
+    return Look(frozenset(attributes), colour, ground)
 
 
 def _pieces(update: ChopsUpdate | LayoutUpdate) -> Iterator[tuple[int, int, Strip]]:

@@ -282,7 +282,7 @@ tokens are then averaged. End returns to the present."""
     def inspect(self, offset: int) -> None:
         """Show the step `offset` steps from the shown one; beyond the newest the view is live again."""
         view = self.view
-        seq = view.history.neighbour(view.moment.seq, offset)
+        seq = view.neighbour(offset)
         if seq is not None:
             view.pin(seq)
         elif offset > 0:

@@ -71,12 +71,14 @@ the engine's last message. REC: a recording is being written (W). A simulated en
             return "STOPPED", "breach"
         if view.link.state == "lost":
             return "DISCONNECTED", "breach"
+        if view.history is not view.present:
+            return "RUN BEFORE", "warn"
         if view.pinned is not None:
             return f"PAUSED +{text.plural(view.behind, 'step')}" if view.behind >= 0 else "PAUSED", "warn"
         if not view.history.synced:
             return "LOADING", "warn"
         if view.moment.state.paused:
-            return "ENGINE PAUSED", "warn"
+            return ("ADMISSIONS PAUSED" if view.is_a_server else "ENGINE PAUSED"), "warn"
         return ("IDLE" if self.idle else "LIVE"), "ok"
 
     @property

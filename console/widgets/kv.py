@@ -24,6 +24,9 @@ ORDER = (
 
 LETTERS = {role: letter for _, role, _, letter in ORDER}
 
+_NO_ROOM_BELOW = 4
+"""Rows of the panel up to which KV groups and the host's memory stand in its rule."""
+
 _ROLES = ("empty", "cached", "held", "shared")
 """By value of `BlockClass`."""
 
@@ -65,6 +68,10 @@ the map; it shows the class most of them are in."""
             more.append((f"{header.block_size} tok/blk", "muted"))
         if after != used:
             more.insert(0, (f"after the step {after}", "muted"))
+        if self.size.height <= _NO_ROOM_BELOW:
+            more[:0] = [(f"{kind} {held}", "text") for kind, held in self._held_by_kind(moment.record.group_blocks)]
+            if host := moment.record.host_blocks:
+                more.insert(0, (f"host {text.share(host[0], host[1])}", "text"))
         slots = after * header.block_size if header is not None else 0
         if slots:
             more.append((f"slots {text.share(blocks.stored_tokens, slots)}", "muted"))
@@ -115,14 +122,22 @@ the map; it shows the class most of them are in."""
             line.add(f"  hits {text.share(rates.host_hit_rate, 1)}", palette["text"])
         return line.pad(width, palette["text"])
 
+    def _held_by_kind(self, group_blocks: tuple[int, ...]) -> list[tuple[str, int]]:
+        """What each kind of KV group is called, and the blocks in its tables; nothing where there is one group."""
+        header = self.view.history.header
+        found = []
+        for kind in kinds_of(header.config) if header is not None and group_blocks else []:
+            times = f" x{len(kind.groups)}" if len(kind.groups) > 1 else ""
+            held = sum(group_blocks[place] for place in kind.groups if place < len(group_blocks))
+            found.append((kind.label + times, held))
+        return found
+
     def _groups(self, group_blocks: tuple[int, ...], width: int) -> Line:
         """Blocks in the tables of each kind of KV group."""
-        palette, header = self.view.palette, self.view.history.header
+        palette = self.view.palette
         line = Line().add(" groups ", palette["muted"])
-        for kind in kinds_of(header.config) if header is not None else []:
-            held = sum(group_blocks[place] for place in kind.groups if place < len(group_blocks))
-            times = f" x{len(kind.groups)}" if len(kind.groups) > 1 else ""
-            piece = f"  {kind.label}{times} "
+        for kind, held in self._held_by_kind(group_blocks):
+            piece = f"  {kind} "
             if line.length + len(piece) + len(str(held)) > width:
                 break
             line.add(piece, palette["muted"]).add(str(held), palette["text"])

@@ -9,8 +9,9 @@ from rich.style import Style
 from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
 from schedtop.console.past import sample_sizes as enough
+from schedtop.console.past.client import client_latencies
 from schedtop.console.past.latency import Samples, column_of, merge
-from schedtop.console.past.unended import cohort_of, unended
+from schedtop.console.past.unended import Floats, cohort_of, unended
 from schedtop.console.view import WINDOWS_S
 from schedtop.console.widgets.panel import Panel, Pieces
 from schedtop.engine.contract.latencies.cohort import Cohort
@@ -32,8 +33,11 @@ Percentiles interpolate linearly, over the window named in the title; n is how m
 Who still waits is counted too, with what the wait has come to so far (n 93+310: the second are open): > is a lower
 bound, which such waits can only raise. ! marks a figure past its SLO. The share beside the SLO is of those known to be
 within it or past it; one still open is past it as soon as its wait is.
-Each column of the graph is the p95 of its part of the window, however few its samples; the dashed line is the SLO.
+Each column of the graph is the p95 of its part of the window, however few its samples; the newest one counts who
+still waits. The dashed line is the SLO.
 K marks a knob change.
+client TTFT, client E2E  what clients feel, the time outside the scheduler included; shown where a front end is
+simulated, or requests came with that time. They rest on the last 8,192 steps at most.
 + and - choose a longer or shorter window."""
 
     def headline(self) -> Pieces:
@@ -47,16 +51,26 @@ K marks a knob change.
 
     def body(self, width: int, height: int) -> list[Line]:
         compact = height < 6
-        self._open_s = unended(self.view.history, self.view.moment)
+        self._open_s = unended(self.view.moment.state)
+        felt = client_latencies(self.view.history, self.view.moment, self.view.window_s)
+        height -= 0 if compact else len(felt)
         slos = (("ttft", self.view.options.ttft_slo_s), ("itl", self.view.options.itl_slo_s))
         lines: list[Line] = []
         for index, (kind, slo_s) in enumerate(slos):
             if compact:
-                lines.append(self._short(kind, slo_s, width))
+                lines.append(self._short(kind, slo_s, width, felt.get(kind)))
             else:
                 rows = (height - 2 + (index == 0)) // 2
                 lines += self._full(kind, slo_s, width, rows)
-        return lines[:height]
+        return lines[:height] if compact else [*lines[:height], *self._client_lines(felt, width)]
+
+    def _client_lines(self, felt: dict[str, Cohort], width: int) -> list[Line]:
+        """What clients feel, a line each."""
+        palette, lines = self.view.palette, []
+        for kind, whole in felt.items():
+            line = self._figures(f"client {kind.upper():4s}", whole, None)
+            lines.append(line.right(width, Line().add(f"{_size(whole)} ", palette["muted"]), palette["text"]))
+        return lines
 
     def _columns(self, kind: str, num_columns: int) -> list[Samples]:
         view = self.view
@@ -66,8 +80,8 @@ K marks a knob change.
         """Figures, then a graph with its scale and SLO at the right."""
         palette = self.view.palette
         columns = self._columns(kind, width - GUTTER)
-        whole, p95_s = cohort_of(merge(columns), self._open_s[kind]), _p95_s(columns)
-        line = self._figures(kind, whole, slo_s)
+        whole, p95_s = cohort_of(merge(columns), self._open_s[kind]), _p95_s(columns, self._open_s[kind])
+        line = self._figures(kind.upper(), whole, slo_s)
         line.right(width, Line().add(f"{_size(whole)} ", palette["muted"]), palette["text"])
         top_s, slo_row = _scale(p95_s, slo_s, rows)
         graph = self._graph(p95_s, slo_s, width - GUTTER, rows)
@@ -77,25 +91,27 @@ K marks a knob change.
             *(part.add(" ", palette["text"]).extend(note) for part, note in zip(graph, notes, strict=True)),
         ]
 
-    def _short(self, kind: str, slo_s: float | None, width: int) -> Line:
+    def _short(self, kind: str, slo_s: float | None, width: int, felt: Cohort | None) -> Line:
         """Everything in one line."""
         palette = self.view.palette
-        room = min(30, max(0, width - 50))
+        room = min(30, max(0, width - 50 - (25 if felt is not None else 0)))
         columns = self._columns(kind, max(room, 10))
         whole = cohort_of(merge(columns), self._open_s[kind])
-        line = self._figures(kind, whole, slo_s, names=False)
+        line = self._figures(kind.upper(), whole, slo_s, names=False)
         line.add(f" {_size(whole)}", palette["muted"])
+        if felt is not None:
+            line.add("  ", palette["text"]).extend(self._figures("client", felt, None, names=False).pieces)
         if slo_s is not None:
             line.add("  SLO ", palette["muted"]).add(f"{text.ms(slo_s)}", palette["text"])
             line.add(f" {met} ok" if (met := _met(whole, slo_s)) else "", palette["muted"])
         if room < 10:
             return line
-        graph = self._graph(_p95_s(columns), slo_s, room, 1)[0]
+        graph = self._graph(_p95_s(columns, self._open_s[kind]), slo_s, room, 1)[0]
         return line.right(width, graph, palette["text"])
 
-    def _figures(self, kind: str, whole: Cohort, slo_s: float | None, names: bool = True) -> Line:
+    def _figures(self, title: str, whole: Cohort, slo_s: float | None, names: bool = True) -> Line:
         palette = self.view.palette
-        line = Line().add(f"{kind.upper():4s}", palette["text"] + Style(bold=True))
+        line = Line().add(f"{title:4s}", palette["text"] + Style(bold=True))
         found = [enough.bounded(whole, share) for share, _ in QUANTILES]
         values = [None if figure is None else figure.least for figure in found]
         any_there = whole.n + whole.num_open > 0
@@ -182,8 +198,10 @@ def _met(whole: Cohort, slo_s: float) -> str:
     return text.share(within, within + past) if within + past else ""
 
 
-def _p95_s(columns: list[Samples]) -> list[float | None]:
-    return [samples.quantile(0.95) for samples in columns]
+def _p95_s(columns: list[Samples], open_s: Floats) -> list[float | None]:
+    *earlier, newest = columns
+    now = cohort_of(newest, open_s).quantile(0.95)
+    return [*(samples.quantile(0.95) for samples in earlier), None if now is None else now.least]
 
 
 def _scale(p95_s: list[float | None], slo_s: float | None, rows: int) -> tuple[float, int | None]:

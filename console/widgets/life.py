@@ -390,10 +390,10 @@ def _figures_of_life(life: Life) -> list[tuple[str, str]]:
         figures.append(("client", text.clean(life.arrival.client, 20)))
     wait_s = life.arrival.client_wait_s
     if wait_s is not None:
-        e2e_s = None if finish is None else finish.e2e_s
         figures.append(("client wait", text.ms(wait_s)))
-        figures.append(("client TTFT", text.ms(None if life.ttft_s is None else life.ttft_s + wait_s)))
-        figures.append(("client E2E", text.duration(None if e2e_s is None else e2e_s + wait_s)))
+    if wait_s is not None or life.front_end is not None:
+        figures.append(("client TTFT", text.ms(life.client_ttft_s)))
+        figures.append(("client E2E", text.duration(life.client_e2e_s)))
     return figures
 
 

@@ -33,6 +33,8 @@ urgent ones run."""
         waiting = moment.state.num_waiting
         record = moment.record
         pieces: Pieces = [(f"{waiting} waiting", "text")]
+        if record is not None and (deferred := sum(count for _, count in record.deferred)):
+            pieces.append((f"{deferred} deferred", "text"))
         if record is not None and record.oldest_wait_s is not None:
             pieces.append((f"oldest {text.duration(record.oldest_wait_s)}", "text"))
         return pieces

@@ -11,7 +11,7 @@ from rich.style import Style
 from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
 from schedtop.console.drawing.stacked_columns import Layer, draw_columns
-from schedtop.console.past.ladder import Bucket, quantile
+from schedtop.console.past.ladder import NO_STEP, Bucket, Grid, Ladder, quantile
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Pieces
 from schedtop.engine.contract.latencies.cohort import Bounded
@@ -21,7 +21,7 @@ RANGES_S: tuple[float | None, ...] = (10.0, 60.0, 300.0, 3600.0, None)
 LABEL, VALUE = 13, 10
 LEAST_WIDTH, LEAST_HEIGHT = 60, 7
 
-_MARKS = {"K": "accent", "X": "breach", "V": "breach", "A": "ok"}
+MARKS = {"D": "warn", "K": "accent", "X": "breach", "V": "breach", "A": "ok"}
 """Letters and colours; where several fall together the first of these is shown."""
 
 Parts = tuple[float, ...]
@@ -42,6 +42,13 @@ class Lane(NamedTuple):
     top: float | None
     weight: int = 1
     limit: float | None = None
+
+
+class Run(NamedTuple):
+    """What is drawn, and what it is called where there are several."""
+
+    name: str
+    ladder: Ladder
 
 
 def _parts(lane: Lane, bucket: Bucket) -> Parts:
@@ -91,9 +98,19 @@ def _percent(share: float) -> str:
     return "n/a" if share < 0 else f"{share:.0%}"
 
 
-def _longest_wait_s(bucket: Bucket) -> float:
+def _p95_s(bucket: Bucket, kind: str) -> float | None:
+    p95 = bucket.p95(kind)
+    return None if p95 is None else p95.least
+
+
+def _longest_ttft_s(bucket: Bucket) -> float:
     """To a first token, had or still waited for."""
     return max(bucket.max_ttft_s, bucket.max_wait_s, quantile(bucket.open, 1.0) or 0.0)
+
+
+def _longest_itl_s(bucket: Bucket) -> float:
+    """Between two deliveries, or since the last one."""
+    return max(bucket.max_itl_s, quantile(bucket.open_itl, 1.0) or 0.0)
 
 
 def _watermark(view: View) -> float | None:
@@ -114,8 +131,8 @@ def lanes(view: View) -> tuple[Lane, ...]:
             text.ms_unit(seconds) + ("!" if slo_s is not None and seconds > slo_s else "") if seconds else text.NONE
         )
 
-    def bounded(p95: Bounded | None) -> str:
-        return text.NONE if p95 is None else (">" if p95.is_bound else "") + late(p95.least, options.ttft_slo_s)
+    def bounded(p95: Bounded | None, slo_s: float | None) -> str:
+        return text.NONE if p95 is None else (">" if p95.is_bound else "") + late(p95.least, slo_s)
 
     return (
         Lane(
@@ -158,10 +175,8 @@ def lanes(view: View) -> tuple[Lane, ...]:
         Lane(
             "TTFT",
             _DURATION,
-            lambda bucket: _capped(
-                quantile(bucket.ttft + bucket.open, 0.95), _longest_wait_s(bucket), options.ttft_slo_s
-            ),
-            lambda bucket: bounded(bucket.ttft_p95()),
+            lambda bucket: _capped(_p95_s(bucket, "ttft"), _longest_ttft_s(bucket), options.ttft_slo_s),
+            lambda bucket: bounded(bucket.p95("ttft"), options.ttft_slo_s),
             text.ms_unit,
             1e-3,
             weight=2,
@@ -170,15 +185,15 @@ def lanes(view: View) -> tuple[Lane, ...]:
         Lane(
             "ITL",
             _DURATION,
-            lambda bucket: _capped(quantile(bucket.itl, 0.95), bucket.max_itl_s, options.itl_slo_s),
-            lambda bucket: late(quantile(bucket.itl, 0.95) or 0.0, options.itl_slo_s),
+            lambda bucket: _capped(_p95_s(bucket, "itl"), _longest_itl_s(bucket), options.itl_slo_s),
+            lambda bucket: bounded(bucket.p95("itl"), options.itl_slo_s),
             text.ms_unit,
             1e-3,
             weight=2,
             limit=options.itl_slo_s,
         ),
         HOST,
-        *((GPU,) if view.history.ladder.knows_gpu else ()),
+        *((GPU,) if view.present.ladder.knows_gpu else ()),
     )
 
 
@@ -189,17 +204,50 @@ class Timeline:
         self.view = view
         self.range_index = 1
 
+    # What another timeline shows otherwise
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """One below the other in every lane, on one axis."""
+        return (Run("", self.view.present.ladder),)
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        return lanes(self.view)
+
+    def extent(self) -> tuple[float, float]:
+        """First and last moment that there is anything of."""
+        return self.view.present.extent()
+
+    def put(self, at_s: float) -> None:
+        """Put the cursor there; beyond the newest it is at the end again."""
+        first_s, end_s = self.extent()
+        self.view.cursor_s = None if at_s >= end_s else max(at_s, first_s)
+
+    def letters(self, grid: Grid) -> dict[int, str]:
+        """Marks of columns that are in no record."""
+        return {}
+
+    # What is in sight
+
+    @property
+    def range_s(self) -> float | None:
+        """The chosen range; None where all is in sight."""
+        range_s = RANGES_S[self.range_index]
+        begin_s, end_s = self.extent()
+        whole = self.view.replay is not None and range_s is not None and range_s >= end_s - begin_s
+        return None if whole else range_s
+
     @property
     def span(self) -> tuple[float, float]:
         """The seconds in sight: up to the newest, or those around the cursor or a pinned step."""
-        history, range_s = self.view.history, RANGES_S[self.range_index]
-        begin_s, end_s = history.extent()
+        (begin_s, end_s), range_s = self.extent(), self.range_s
         if range_s is None:
             return begin_s, end_s
-        wanted_s = self.view.cursor_s if self.view.cursor_s is not None else self.view.moment.clock_s
+        wanted_s = self.view.cursor_s if self.view.cursor_s is not None else self.view.axis_s
         if self.view.replay is not None:  # what is to come is in sight, too: a page at a time
             return self._page(begin_s, wanted_s, range_s)
-        latest_s = min(end_s, max(history.live.clock_s, wanted_s))
+        latest_s = min(end_s, max(self.view.present.live.clock_s, wanted_s))
         if wanted_s < latest_s - range_s:
             latest_s = wanted_s + range_s / 2
         return latest_s - range_s, latest_s
@@ -210,112 +258,140 @@ class Timeline:
         first_s = begin_s + max(0.0, (at_s - begin_s) // range_s) * range_s
         return first_s, first_s + range_s
 
-    def columns(self, width: int) -> tuple[list[Bucket | None], float, float]:
-        """Columns in sight, a step in each column that it lasts through; when they begin and how long they are."""
-        found, begin_s, length_s = self.view.history.ladder.columns(*self.span, width)
+    def grid(self, width: int) -> Grid:
+        """The columns in sight: as coarse as the run needs of which the least is kept."""
+        span, cells = self.span, plot_width(width)
+        return max(run.ladder.grid(*span, cells) for run in self.runs)
+
+    @staticmethod
+    def filled(ladder: Ladder, grid: Grid) -> list[Bucket | None]:
+        """Columns of a grid, a step in each column that it lasts through."""
+        found = ladder.fill(grid)
         later: Bucket | None = None
         for index in range(len(found) - 1, -1, -1):
             if found[index] is not None:
                 later = found[index]
-            elif later is not None and later.begin_s < begin_s + (index + 1) * length_s:
+            elif later is not None and later.begin_s < grid.begin_s + (index + 1) * grid.column_s:
                 found[index] = later
-        return found, begin_s, length_s
+        return found
 
-    def cursor_column(self, num: int, begin_s: float, length_s: float) -> int:
+    def cursor_column(self, grid: Grid) -> int:
         """Where the cursor stands among the columns."""
         at_s = self.view.cursor_s
         if at_s is None:
             pinned = self.view.pinned is not None or self.view.replay is not None
-            at_s = self.view.moment.clock_s if pinned else None
-        return num - 1 if at_s is None else max(0, min(num - 1, int((at_s - begin_s) // length_s)))
+            at_s = self.view.axis_s if pinned else None
+        return grid.num - 1 if at_s is None else max(0, min(grid.num - 1, grid.column(at_s)))
 
     # Keys
 
     def move(self, columns: int, width: int) -> None:
-        """Move the cursor by so many columns; beyond the newest it is at the end again."""
-        found, begin_s, length_s = self.columns(plot_width(width))
-        if not found:
-            return
-        index = self.cursor_column(len(found), begin_s, length_s) + columns
-        at_s = begin_s + (index + 0.5) * length_s
-        first_s, end_s = self.view.history.extent()
-        self.view.cursor_s = None if at_s >= end_s else max(at_s, first_s)
+        """Move the cursor by so many columns."""
+        grid = self.grid(width)
+        self.put(grid.begin_s + (self.cursor_column(grid) + columns + 0.5) * grid.column_s)
 
     def point(self, x: int, width: int) -> None:
         """Put the cursor where the mouse was pressed."""
-        found, begin_s, length_s = self.columns(plot_width(width))
-        index = x - LABEL - plot_width(width) + len(found)
-        if 0 <= index < len(found):
-            self.view.cursor_s = begin_s + (index + 0.5) * length_s
+        grid = self.grid(width)
+        index = x - LABEL - plot_width(width) + grid.num
+        if 0 <= index < grid.num:
+            self.put(grid.begin_s + (index + 0.5) * grid.column_s)
 
     def resize(self, direction: int) -> None:
         """A longer (+1) or shorter (-1) range."""
-        self.range_index = max(0, min(len(RANGES_S) - 1, self.range_index + direction))
+        before = self.range_s
+        while 0 <= self.range_index + direction < len(RANGES_S) and self.range_s == before:
+            self.range_index += direction
+
+    def show_all(self) -> None:
+        self.range_index = len(RANGES_S) - 1
 
     def worst_seq(self, width: int) -> int | None:
         """The seq of the longest step in the cursor's column; None where none ended."""
-        found, begin_s, length_s = self.columns(plot_width(width))
-        bucket = found[self.cursor_column(len(found), begin_s, length_s)] if found else None
-        return bucket.slowest if bucket is not None and bucket.slowest >= 0 else None
+        grid = self.grid(width)
+        bucket = self.filled(self.runs[0].ladder, grid)[self.cursor_column(grid)] if grid.num else None
+        return bucket.slowest if bucket is not None and bucket.slowest != NO_STEP else None
 
     # Drawing
 
     def headline(self, width: int) -> Pieces:
         """Range, length of a column, and where the cursor stands."""
-        range_s = RANGES_S[self.range_index]
+        range_s = self.range_s
         pieces: Pieces = [("all" if range_s is None else text.duration(range_s).replace(".0s", " s"), "text")]
-        pieces.append((f"{text.ms_unit(self.columns(plot_width(width))[2])}/column", "muted"))
+        pieces.append((f"{text.ms_unit(self.grid(width).column_s)}/column", "muted"))
         if self.view.cursor_s is not None:
-            pieces.append(
-                (f"cursor {text.duration(self.view.history.live.clock_s - self.view.cursor_s)} ago", "accent")
-            )
+            ago_s = self.view.present.live.clock_s - self.view.cursor_s
+            where = f"{text.duration(abs(ago_s))} {'ahead' if ago_s < 0 else 'ago'}"
+            pieces.append((f"cursor {where}", "accent"))
         return pieces
 
     def lines(self, width: int, height: int) -> list[Line]:
         """All lanes, and under them what happened, where there is room for that."""
-        found, begin_s, length_s = self.columns(plot_width(width))
-        cursor = self.cursor_column(len(found), begin_s, length_s)
-        shown = lanes(self.view)
+        grid, runs, cells = self.grid(width), self.runs, plot_width(width)
+        found = [self.filled(run.ladder, grid) for run in runs]
+        cursor = self.cursor_column(grid)
+        marks = len(runs) if height >= LEAST_HEIGHT else 0
+        shown = self.lanes
         drawn: list[Line] = []
-        marks = height >= LEAST_HEIGHT
-        for lane, rows in zip(shown, _rows(shown, height - marks), strict=True):
+        for lane, rows in zip(shown, _rows(shown, (height - marks) // len(runs)), strict=True):
             if rows:
-                drawn += self._lane(lane, found, cursor, plot_width(width), rows)
-        if marks:
-            drawn.append(self._marks(found, cursor, plot_width(width)))
+                drawn += self._lane(lane, found, cursor, cells, rows)
+        letters = self.letters(grid)
+        for run, buckets in zip(runs, found, strict=True) if marks else ():
+            drawn.append(self._marks(run.name or "marks", buckets, letters, cursor, cells))
         return drawn
 
-    def _lane(self, lane: Lane, found: list[Bucket | None], cursor: int, width: int, rows: int) -> list[Line]:
-        palette = self.view.palette
+    def _lane(self, lane: Lane, found: list[list[Bucket | None]], cursor: int, width: int, rows: int) -> list[Line]:
+        """A lane's rows of every run, all to the same scale."""
         none = (0.0,) * len(lane.layers)
-        parts = np.array([none if bucket is None else _parts(lane, bucket) for bucket in found], dtype=np.float64)
-        parts = parts.reshape(len(found), len(lane.layers))
-        top = 1.0 if lane.top is None else max(lane.top, float(parts.sum(axis=1).max(initial=0.0)))
+        parts = [
+            np.array(
+                [none if bucket is None else _parts(lane, bucket) for bucket in buckets], dtype=np.float64
+            ).reshape(len(buckets), len(lane.layers))
+            for buckets in found
+        ]
+        top = (
+            1.0
+            if lane.top is None
+            else max(lane.top, *(float(part.sum(axis=1).max(initial=0.0)) for part in parts))
+        )
         if lane.name == "tokens":
-            top = max(top, *(bucket.budget for bucket in found if bucket is not None), 1)
+            top = max(top, *(bucket.budget for buckets in found for bucket in buckets if bucket is not None), 1)
+        lines = []
+        for place, (run, part, buckets) in enumerate(zip(self.runs, parts, found, strict=True)):
+            label = self._label(run.name) if place else self._label(lane.name, lane.scale(top))
+            value = text.NONE if not buckets or (bucket := buckets[cursor]) is None else lane.value(bucket)
+            for row, plot in enumerate(self._plot(lane, part / top, lane.limit and lane.limit / top, rows)):
+                first = row == 0
+                lines.append(self._framed(label if first else Line(), plot, len(buckets), cursor, width))
+                lines[-1].add(value if first else "", self.view.palette["text"])
+        return lines
+
+    def _label(self, name: str, scale: str = "") -> Line:
+        palette = self.view.palette
+        line = Line().add(f"{name:<{LABEL - len(scale) - 1}}", palette["text"] + Style(bold=bool(scale)))
+        return line.add(scale, palette["faint"])
+
+    def _framed(self, label: Line, plot: Line, num: int, cursor: int, width: int) -> Line:
+        """One row: label, columns at the right of their room, and the edge that values stand behind."""
+        palette, edge = self.view.palette, self.view.glyphs.column
+        line = Line().extend(label.pieces).pad(LABEL - 1, palette["text"]).add(edge, palette["rule"])
+        line.pad(LABEL + width - num, palette["text"]).extend(plot.restyled(cursor, Style(reverse=True)))
+        return line.add(edge, palette["rule"])
+
+    def _plot(self, lane: Lane, shares: npt.NDArray[np.float64], limit: float | None, rows: int) -> list[Line]:
+        """The columns of one run, with the line of the limit where nothing is drawn."""
+        if not len(shares):
+            return [Line()] * rows
         layers = tuple(
             Layer(role, " " if role in ("accent", "unused") else letter, glyph)
             for role, letter, glyph in lane.layers
         )
-        drawn = draw_columns(parts / top, rows, layers, palette, self.view.glyphs) if found else [Line()] * rows
-        if lane.limit is not None and lane.limit < top and rows > 1:
-            row = min(rows - 1, int(lane.limit / top * rows))
-            drawn[rows - 1 - row] = self._limited(drawn[rows - 1 - row], parts.sum(axis=1) / top * rows <= row)
-        bucket = found[cursor] if found else None
-        lines = []
-        for row, plot in enumerate(drawn):
-            line = Line()
-            if row == 0:
-                scale = lane.scale(top)
-                line.add(f"{lane.name:<{LABEL - len(scale) - 1}}", palette["text"] + Style(bold=True))
-                line.add(scale, palette["faint"])
-            line.pad(LABEL - 1, palette["text"]).add(self.view.glyphs.column, palette["rule"])
-            line.pad(LABEL + width - len(found), palette["text"]).extend(plot.restyled(cursor, Style(reverse=True)))
-            line.add(self.view.glyphs.column, palette["rule"])
-            if row == 0:
-                line.add(text.NONE if bucket is None else lane.value(bucket), palette["text"])
-            lines.append(line)
-        return lines
+        drawn = draw_columns(shares, rows, layers, self.view.palette, self.view.glyphs)
+        if limit is not None and limit < 1 and rows > 1:
+            row = min(rows - 1, int(limit * rows))
+            drawn[rows - 1 - row] = self._limited(drawn[rows - 1 - row], shares.sum(axis=1) * rows <= row)
+        return drawn
 
     def _limited(self, plot: Line, free: npt.NDArray[np.bool_]) -> Line:
         """A row of a lane with the line of its limit where nothing is drawn."""
@@ -324,18 +400,18 @@ class Timeline:
         cells = [(glyph, style) if blank else cell for cell, blank in zip(cells, free.tolist(), strict=True)]
         return Line().cells(*zip(*cells, strict=True))
 
-    def _marks(self, found: list[Bucket | None], cursor: int, width: int) -> Line:
+    def _marks(
+        self, name: str, found: list[Bucket | None], letters: dict[int, str], cursor: int, width: int
+    ) -> Line:
         palette, glyphs = self.view.palette, self.view.glyphs
         chars, styles = [], []
         for index, bucket in enumerate(found):
-            mark = next((mark for mark in _MARKS if bucket is not None and bucket.marks[mark]), "")
-            chosen = index == cursor
-            chars.append(mark or (glyphs.up if chosen else glyphs.rule))
-            style = palette[_MARKS[mark]] if mark else palette["accent" if chosen else "rule"]
-            styles.append(style + Style(reverse=True) if chosen else style)
-        line = Line().add("marks", palette["text"] + Style(bold=True)).pad(LABEL - 1, palette["text"])
-        line.add(glyphs.column, palette["rule"]).pad(LABEL + width - len(found), palette["text"])
-        return line.cells(chars, styles).add(glyphs.column, palette["rule"])
+            mark = next((mark for mark in MARKS if bucket is not None and bucket.marks[mark]), "")
+            mark = letters.get(index, mark)
+            chars.append(mark or (glyphs.up if index == cursor else glyphs.rule))
+            styles.append(palette[MARKS[mark]] if mark else palette["accent" if index == cursor else "rule"])
+        label = Line().add(name, palette["text"] + Style(bold=True))
+        return self._framed(label, Line().cells(chars, styles), len(found), cursor, width)
 
 
 def plot_width(width: int) -> int:

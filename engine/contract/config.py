@@ -187,9 +187,12 @@ def _check_host_memory(config: SchedulerConfig) -> None:
                 )
         return
     if config.has_groups or config.sliding_window:
+        states = any(group.mamba for group in config.groups())
+        alike = config.has_groups and not states
         raise ConfigError(
-            f"kv_host_memory_bytes={config.kv_host_memory_bytes}: needs the state of all layers alike"
-            " (disable_hybrid_kv_cache_manager), and no sliding window"
+            f"kv_host_memory_bytes={config.kv_host_memory_bytes}: a block there holds tokens of all layers, and this"
+            f" model has {'states of fixed size' if states else 'windows'} beside full attention, whose blocks do not"
+            f" last as long: {'set disable_hybrid_kv_cache_manager, or ' if alike else ''}leave it out"
         )
 
 
@@ -227,8 +230,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """All that starts an engine process. `scheduler` holds only what was set explicitly, by knob name.
 
     `join_within_s`: wall time that the first step waits for a console. `draft_model` drafts for `model`.
-    `http` is where clients are served (`HOST:PORT`), under `served_model_name`; more than `max_num_queued_reqs` that
-    wait are turned away. `token_file`: what a TCP `socket` asks for. `read_only`: no console may command it.
+    `http` is where clients are served (`HOST:PORT`), under `served_model_name`, and each adapter of `lora` under its
+    own name; more than `max_num_queued_reqs` that wait are turned away. `token_file`: what a TCP `socket` asks for.
+    `read_only`: no console may command it.
     `flight_folder`: where the last minutes are kept on disk; None: in memory only.
     """
 
@@ -251,6 +255,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     metrics_port: int | None = None
     http: str | None = None
     served_model_name: tuple[str, ...] = ()
+    lora: tuple[str, ...] = ()
     max_num_queued_reqs: int | None = None
     socket: str | None = None
     token_file: str | None = None

@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from schedtop.engine.contract.harmless import json_bytes, one_line
 from schedtop.engine.contract.telemetry import (
+    DEFERRED,
     ROW_FIELDS,
     StepRecord,
     block_changes,
@@ -65,6 +66,10 @@ def _count(name: str) -> Callable[[StepRecord], Cell]:
     return lambda record: len(getattr(record, name))
 
 
+def _deferred(reason: str) -> Callable[[StepRecord], Cell]:
+    return lambda record: dict(record.deferred).get(reason, 0)
+
+
 def _block_name(name: str) -> str:
     return name if name == "stored_tokens" else f"{name}_blocks"
 
@@ -75,6 +80,7 @@ COLUMNS: dict[str, tuple[type, Callable[[StepRecord], Cell]]] = {
     **{_block_name(name): (int, _within("blocks", name)) for name in BLOCKS},
     **{f"num_{name}": (int, _count(name)) for name in EVENTS},
     **{f"total_{name}": (float if name.endswith("_s") else int, _within("totals", name)) for name in TOTALS},
+    **{f"deferred_{reason}": (int, _deferred(reason)) for reason in sorted(DEFERRED)},
 }
 """Each column's type, and its value of a record; None is unknown."""
 

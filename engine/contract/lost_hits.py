@@ -13,9 +13,17 @@ Paths = npt.NDArray[np.uint64]
 _NUM_SETS = 1 << 16
 _SET_SHIFT = np.uint64(48)
 _ODD = np.uint64(0x9E3779B97F4A7C15)
+_ONE = np.uint64(1)
 _WAYS = 8
 """Blocks remembered are about `_NUM_SETS * _WAYS`, in 6 MiB taken at once. Of a full set the longest unused one goes
 and is taken for never seen."""
+
+
+def _multiples(num: int) -> Paths:
+    return np.arange(1, num + 1, dtype=np.uint64) * _ODD
+
+
+_MULTIPLES = _multiples(4096)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +57,8 @@ class _Seen:
 
     def __init__(self) -> None:
         self._paths = np.zeros((_NUM_SETS, _WAYS), dtype=np.uint64)
-        self._used = np.zeros((_NUM_SETS, _WAYS), dtype=np.uint32)
+        self._used = np.zeros((_NUM_SETS, _WAYS), dtype=np.int32)
+        self._flat_paths, self._flat_used = self._paths.reshape(-1), self._used.reshape(-1)
         self._now = 0
 
     def has(self, paths: Paths) -> npt.NDArray[np.bool_]:
@@ -57,19 +66,24 @@ class _Seen:
         found: npt.NDArray[np.bool_] = (self._paths[_sets(paths)] == paths[:, None]).any(axis=1)
         return found
 
+    def has_one(self, path: np.uint64) -> bool:
+        """Whether it is here."""
+        return bool(np.count_nonzero(self._paths[path >> _SET_SHIFT] == path))
+
     def add(self, paths: Paths) -> None:
         """Note that they (n,) were used now."""
         self._now += 1
         while len(paths):
             sets = _sets(paths)
-            here = self._paths[sets] == paths[:, None]
-            ways = np.where(here.any(axis=1), here.argmax(axis=1), self._used[sets].argmin(axis=1))
-            self._paths[sets, ways], self._used[sets, ways] = paths, self._now
-            paths = paths[self._paths[sets, ways] != paths]  # a set takes one at a time
+            # Where it lies already, else where what was unused for longest lies.
+            ways = np.where(self._paths[sets] == paths[:, None], -1, self._used[sets]).argmin(axis=1)
+            places = sets * _WAYS + ways
+            self._flat_paths[places], self._flat_used[places] = paths, self._now
+            paths = paths[self._flat_paths[places] != paths]  # a set takes one at a time
 
 
-def _sets(paths: Paths) -> Paths:
-    return paths >> _SET_SHIFT
+def _sets(paths: Paths) -> npt.NDArray[np.intp]:
+    return (paths >> _SET_SHIFT).astype(np.intp)
 
 
 class PrefixMemory:
@@ -123,7 +137,7 @@ class PrefixMemory:
 
     def _num_known(self, paths: Paths) -> int:
         """Blocks from the start that were here before; most prompts differ in the first."""
-        if not self._seen.has(paths[:1]).all():
+        if not len(paths) or not self._seen.has_one(paths[0]):
             return 0
         seen = self._seen.has(paths)
         return len(paths) if seen.all() else int(seen.argmin())
@@ -141,6 +155,7 @@ def _paths_of(keys: bytes) -> Paths:
 
     The keys are parts of a digest, so they are mixed as they are; a sum of plain multiples would forget their order.
     """
-    parts = np.frombuffer(keys, dtype=np.uint32).astype(np.uint64) + np.uint64(1)  # 0 stands for no path
-    parts *= parts + np.arange(1, len(parts) + 1, dtype=np.uint64) * _ODD
-    return np.cumsum(parts, dtype=np.uint64)
+    parts = np.frombuffer(keys, dtype=np.uint32).astype(np.uint64)
+    parts += _ONE  # 0 stands for no path
+    parts *= parts + (_MULTIPLES[: len(parts)] if len(parts) <= len(_MULTIPLES) else _multiples(len(parts)))
+    return parts.cumsum()

@@ -300,9 +300,15 @@ class StepRecord(Message, tag=1, frozen=True):
     of that time (`limiter`, `head`, rows, admissions, preemptions), what there is (`running`, `waiting`, `blocks`) of
     `end_s`. With several KV groups, `grown` has an entry for each that gained blocks, whose group is in `grown_groups`
     (uint8), and `group_blocks` are the blocks in each group's tables, a shared one counted by each holder.
+    `turns` is so many that followed the events of a record which is not `executed`, before those of the next: steps
+    were planned, and none was run.
     `start_s` is not before the end of the step before; `execute_s` counts from when the device took it up.
+    `paused_by` says who paused or resumed the engine since the last record.
+
     `host` comes about once a second of wall time. `host_blocks` is what the host's memory holds of the KV cache: blocks
-    used, and all; loads and sends under way.
+    used, and all; loads and sends under way. `proposed` are int32 pairs: a request, and how many drafts it had before
+    the step, where its row shows fewer: some were cut off, or all dropped with its place in the batch.
+    `encoder_tokens`: of the images encoded in the step.
     """
 
     seq: int
@@ -350,6 +356,10 @@ class StepRecord(Message, tag=1, frozen=True):
     group_blocks: tuple[int, ...] = ()
     host: tuple[Host, ...] = ()
     host_blocks: tuple[int, ...] = ()
+    turns: int = 0
+    paused_by: str = ""
+    proposed: bytes = b""
+    encoder_tokens: int = 0
 
 
 class RequestState(Message, frozen=True):
@@ -412,7 +422,8 @@ class Trial(Message, frozen=True):
 class UnderWay(Message, frozen=True):
     """A step in a snapshot that is planned, its results to come. Fields are what its record will say of the plan.
 
-    `grown`: how many blocks each running request got.
+    `grown`: how many blocks each running request got, `grown_groups` how many of them in each KV group, where there
+    are several. `gone`: requests that it admits and that have ended since.
     """
 
     planned_s: float
@@ -427,13 +438,43 @@ class UnderWay(Message, frozen=True):
     admissions: tuple[Admission, ...]
     preemptions: tuple[Preemption, ...]
     ended: tuple[Finish, ...]
+    grown_groups: dict[int, tuple[int, ...]] = {}
+    gone: tuple[Arrival, ...] = ()
+    encoder_tokens: int = 0
+
+
+class HostLoad(Message, frozen=True):
+    """A request that owns blocks before the queue: `tokens` of it are in them, or will be from `due_s` on (None: they
+    are), `local_tokens` of those from the pool. `first_lost`: place of the first block that will not come."""
+
+    number: int
+    tokens: int
+    local_tokens: int
+    due_s: float | None = None
+    first_lost: int | None = None
+    failed: bool = False
+
+
+class HostTier(Message, frozen=True):
+    """What the host's memory holds. `keys` joins the path keys (`prefix_paths`) of its blocks, the longest unused
+    first, those on their way to it last; `swapped` are tokens of preempted requests, by number.
+
+    `loads` are the requests before the queue, in order; `free_s`: when the link is free to the pool, and to the host.
+    `num_loads` have begun so far.
+    """
+
+    keys: bytes = b""
+    swapped: dict[int, int] = {}
+    loads: tuple[HostLoad, ...] = ()
+    free_s: tuple[float, float] = (0.0, 0.0)
+    num_loads: int = 0
 
 
 class Snapshot(Message, tag=3, frozen=True):
     """The whole present state: sent when a console joins or lost records, and as a recording's keyframe.
 
     `under_way`: steps that are planned, oldest first; `stages_free_s`: when each stage of a pipeline is through with
-    what it has.
+    what it has; `host`: the memory behind the pool, where there is one.
     """
 
     seq: int
@@ -451,6 +492,7 @@ class Snapshot(Message, tag=3, frozen=True):
     trial: Trial | None = None
     under_way: tuple[UnderWay, ...] = ()
     stages_free_s: tuple[float, ...] = ()
+    host: HostTier | None = None
 
 
 class Stage(Message, tag=4, frozen=True):
@@ -656,12 +698,14 @@ class Pause(Command, tag=102, frozen=True):
     """Stop stepping. On a real clock arrivals keep queueing; a simulated clock stands still."""
 
     id: int
+    by: str = ""
 
 
 class Resume(Command, tag=103, frozen=True):
     """Go on stepping."""
 
     id: int
+    by: str = ""
 
 
 class StepOnce(Command, tag=104, frozen=True):
@@ -733,7 +777,7 @@ class Submit(Command, tag=109, frozen=True):
 
     `prompt` is token ids, int32. `arrived_s` is when the client got it, on this machine's monotonic clock. The model's
     end tokens end it unless `ignore_eos`; `stop_token_ids` do in any case. Prefixes are shared with requests of the
-    same `cache_salt` only. A client that hangs up ends its requests.
+    same `cache_salt` and `adapter` (its name, empty for none) only. A client that hangs up ends its requests.
     """
 
     id: int
@@ -747,6 +791,7 @@ class Submit(Command, tag=109, frozen=True):
     preview: str = ""
     client: str = ""
     cache_salt: str = ""
+    adapter: str = ""
 
 
 Incoming = SetKnobs | Pause | Resume | StepOnce | Abort | Drain | Join | EndTrial | Submit

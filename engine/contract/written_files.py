@@ -24,6 +24,11 @@ def open_new(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE), "wb")
 
 
+def private(path: str, flags: int) -> int:
+    """An opener for `open`: a file that it makes is its owner's only."""
+    return os.open(path, flags, PRIVATE_FILE)
+
+
 @contextmanager
 def named(path: Path) -> Iterator[None]:
     """An `OSError` from inside names `path`: those of writing to an open file do not."""

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import deepcopy
 from itertools import islice
 from typing import Any
 
 import msgspec
 from schedtop.engine.contract.config import ConfigError
-from schedtop.engine.contract.telemetry import Arrival, FinishReason, Snapshot, StepRecord
+from schedtop.engine.contract.telemetry import Arrival, FinishReason, Limiter, Snapshot, StepRecord
 from schedtop.engine.decide_again.recorded_inputs import Driver, request_of, with_following
 from schedtop.engine.decide_again.recorded_scenario import outside_events
-from schedtop.engine.decide_again.restore import make_request, restore, vocab_size
+from schedtop.engine.decide_again.restore import make_request, recorded_builder, restore, vocab_size
 from schedtop.engine.decide_again.scenario import KnobEvent
 from schedtop.engine.decide_again.server_log import driver_of
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.recording.frames import RecordingError
 from schedtop.engine.recording.reader import Recording
+from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.sim.features import StepCost
 from schedtop.engine.sim.worker import SimWorker
 from schedtop.engine.step.clock import SimulatedClock
 from schedtop.engine.step.engine import Engine
-from schedtop.engine.workload.build import RequestBuilder
 from schedtop.engine.workload.paced import Ask, PacedSource, Tempo
+from schedtop.engine.workload.source import Source
 
 _NOT_TO_DECIDE = (AssertionError, IndexError, KeyError, RecordingError, ValueError)
 
@@ -44,9 +46,17 @@ class Fork:
         self.clock_s = recording.record(index).end_s
         self.notes: list[str] = []
         self._stopped: dict[int, int] = {}
+        self._deferred: dict[int, Limiter] = {}
+        self._ready: list[tuple[float, int]] = []
         later: list[Arrival] = []
         for record in recording.records(index + 1):
             later += record.arrivals
+            new = {arrival.number for arrival in record.arrivals}
+            for deferral in record.deferrals:
+                if not deferral.reason:
+                    self._ready.append((record.start_s, deferral.number))
+                elif deferral.number in new:
+                    self._deferred[deferral.number] = Limiter(deferral.reason)
             for finish in record.finishes:
                 if finish.reason == FinishReason.STOP:
                     self._stopped[finish.number] = finish.output_tokens
@@ -63,7 +73,8 @@ class Fork:
                 if self._decided is None:
                     self._decided = self._decide_again(on_progress)
                 engine = copied(self._decided)
-                engine.source = self._source(request_of)
+                engine.source = self._source(engine.scheduler, request_of)
+                engine.clock = SimulatedClock()
             except _NOT_TO_DECIDE as error:
                 if self._snapshot is None:
                     raise ConfigError(f"the state of this step cannot be built again: {error}") from None
@@ -72,8 +83,7 @@ class Fork:
                     f"the state is taken from a snapshot, without knowing which free blocks were cached: {error}"
                 )
         if self._from_snapshot:
-            engine = self._restored()
-        engine.clock = SimulatedClock()
+            engine = self._restored()  # on a clock that its host's memory goes by, too
         engine.clock.skip_to(self.clock_s)
         engine.paused = False
         return engine
@@ -130,22 +140,27 @@ class Fork:
         snapshot = msgspec.structs.replace(self._snapshot, requests=requests)
         engine = restore(header, snapshot, self.cost)
         engine.observer.step = snapshot.step
-        builder = RequestBuilder(0, vocab_size(header), header.max_model_len)
-        engine.source = self._source(lambda arrival: make_request(builder, arrival, header.block_size))
+        builder = recorded_builder(header)
+        engine.source = self._source(
+            engine.scheduler, lambda arrival: make_request(builder, arrival, header.block_size)
+        )
         return engine
 
     # What follows
 
-    def _source(self, build: Callable[[Arrival], Request]) -> PacedSource:
+    def _source(self, scheduler: Scheduler, build: Callable[[Arrival], Request]) -> Source:
         arrivals = {arrival.number: arrival for arrival in self.arrivals}
         span_s = self.arrivals[-1].arrival_s - self.arrivals[0].arrival_s if self.arrivals else 0.0
         per_own_s = (len(self.arrivals) - 1) / span_s if span_s > 0 else None
 
         def made(ask: Ask, arrival_s: float) -> Request:
-            return build(msgspec.structs.replace(arrivals[ask.ordinal], arrival_s=arrival_s))
+            request = build(msgspec.structs.replace(arrivals[ask.ordinal], arrival_s=arrival_s))
+            request.deferred = self._deferred.get(ask.ordinal)
+            return request
 
         description = {**self.recording.header.workload}
-        return PacedSource(self._asks(), Tempo(per_own_s, 1.0), made, description)
+        paced = PacedSource(self._asks(), Tempo(per_own_s, 1.0), made, description)
+        return ReadyingSource(paced, scheduler, self._ready) if self._ready else paced
 
     def _asks(self) -> Iterator[Ask]:
         """In the order in which they were taken; a client's clock may say otherwise."""
@@ -153,6 +168,34 @@ class Fork:
         for arrival in self.arrivals:
             at_s = max(at_s, arrival.arrival_s)
             yield Ask(at_s, arrival.number, arrival.id, arrival.prompt_tokens, arrival.max_tokens, arrival.priority)
+
+
+class ReadyingSource:
+    """A source that also lets deferred requests become ready when they did, by `ready`: clock and number, in order."""
+
+    def __init__(self, source: Source, scheduler: Scheduler, ready: Iterable[tuple[float, int]]) -> None:
+        self.description = source.description
+        self._source = source
+        self._scheduler = scheduler
+        self._ready = deque(ready)
+
+    def take(self, clock_s: float, step: int) -> list[Request]:
+        while self._ready and self._ready[0][0] <= clock_s:
+            _, number = self._ready.popleft()
+            request = self._scheduler.state.requests.get(number)
+            # Late results are awaited here as they come here.
+            if request is not None and request.deferred is not Limiter.STALE_OUTPUT:
+                self._scheduler.make_ready(number)
+        return self._source.take(clock_s, step)
+
+    def next_arrival_s(self) -> float | None:
+        next_s = self._source.next_arrival_s()
+        if not self._ready:
+            return next_s
+        return self._ready[0][0] if next_s is None else min(next_s, self._ready[0][0])
+
+    def set_rate(self, rate: float | None, clock_s: float) -> None:
+        self._source.set_rate(rate, clock_s)
 
 
 def copied(engine: Engine) -> Engine:

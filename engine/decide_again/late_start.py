@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 
 import numpy as np
+from schedtop.engine.contract.prefix_paths import path_keys
 from schedtop.engine.contract.telemetry import (
     Arrival,
     BlockClass,
@@ -23,7 +24,6 @@ from schedtop.engine.contract.telemetry import (
 from schedtop.engine.decide_again.recorded_inputs import request_of
 from schedtop.engine.handoff.request import Request, Status
 from schedtop.engine.kv.prefix_cache import extend_keys
-from schedtop.engine.recording.arrivals import path_keys
 from schedtop.engine.recording.frames import RecordingError
 from schedtop.engine.scheduler.books.ending import stop_at
 from schedtop.engine.scheduler.scheduler import Scheduler

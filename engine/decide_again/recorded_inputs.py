@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from schedtop.engine.contract.config import ConfigError, SchedulerConfig
 from schedtop.engine.contract.kv_groups import size_of
+from schedtop.engine.contract.prefix_paths import path_keys
 from schedtop.engine.contract.telemetry import (
     Arrival,
     FinishReason,
@@ -22,7 +23,6 @@ from schedtop.engine.contract.telemetry import (
 )
 from schedtop.engine.handoff.plan import StepPlan, StepResult
 from schedtop.engine.handoff.request import Image, Request
-from schedtop.engine.recording.arrivals import path_keys
 from schedtop.engine.recording.frames import RecordingError
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.step.engine import Engine
@@ -113,7 +113,9 @@ class Driver:
         self.clock.clock_s, self.clock.end_s = record.start_s, record.end_s
         engine.paused = record.paused
         if not record.executed:
-            return engine.observer.idle_record(record.start_s, record.knobs_version, record.paused)
+            for planned in ran[: self.num_ahead] if record.turns else ():
+                self._learn_contents(planned)
+            return self._idle(record)
         if not engine.has_work:
             return None
         for planned in (record, *ran)[: self.num_ahead]:
@@ -122,6 +124,13 @@ class Driver:
         if engine.paused:
             engine.step_once()
         return engine.step()
+
+    def _idle(self, record: StepRecord) -> StepRecord:
+        """Events without a step, and the turns that followed them."""
+        engine = self.engine
+        for _ in range(record.turns):
+            engine.turn()
+        return engine.observer.idle_record(record.start_s, record.knobs_version, record.paused, record.turns)
 
     def _outside(self, record: StepRecord) -> None:
         """Knob changes, arrivals and aborts that came before the step."""
@@ -196,8 +205,10 @@ class Driver:
 
 
 def _drafts_of(record: StepRecord) -> dict[int, int]:
-    rows = row_columns(record)
-    return dict(zip(rows["request"].tolist(), rows["drafts"].tolist(), strict=True))
+    """Drafts that requests had before a step, whether or not they were scheduled."""
+    rows, cut = row_columns(record), np.frombuffer(record.proposed, dtype=np.int32).reshape(-1, 2)
+    scheduled = zip(rows["request"].tolist(), rows["drafts"].tolist(), strict=True)
+    return {**dict(scheduled), **dict(zip(*cut.T.tolist(), strict=True))}
 
 
 def with_following(

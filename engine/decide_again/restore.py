@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
 
 import msgspec
 from schedtop.engine.contract.config import SchedulerConfig
@@ -14,7 +15,7 @@ from schedtop.engine.recording.arrivals import prefix_ids
 from schedtop.engine.scheduler.books.ending import stop_at
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.sim.features import StepCost
-from schedtop.engine.sim.host_store import HostLink, open_host_store
+from schedtop.engine.sim.host_store import HostLink, HostStore, open_host_store
 from schedtop.engine.sim.worker import SimWorker
 from schedtop.engine.step.clock import SimulatedClock
 from schedtop.engine.step.engine import Engine
@@ -28,12 +29,11 @@ def restore(header: Header, snapshot: Snapshot, cost: StepCost, recent: Sequence
     """An engine on simulated time, without a workload, that goes on from `snapshot`.
 
     Tokens are made up: shared prefixes are shared again, contents are lost. Which blocks are cached but free is not
-    in a snapshot; the prompts of `recent` arrivals (oldest first) are taken to have passed through the cache.
+    in a snapshot; the prompts of `recent` arrivals (oldest first) are taken to have passed through the cache. What the
+    host's memory holds is; blocks that are still on their way to it are there, and free in the pool.
     """
     config, clock = config_at(header, snapshot), SimulatedClock()
-    # What the host's memory holds is not in a snapshot: it begins empty.
-    link = header.settings.get("host_link")
-    tier = open_host_store(config, HostLink(*link), clock.now_s, 0) if link else None
+    tier = _open_tier(header, snapshot, config, clock)
     engine = Engine(
         Scheduler(config, tier),
         SimWorker(
@@ -48,7 +48,7 @@ def restore(header: Header, snapshot: Snapshot, cost: StepCost, recent: Sequence
         tier,
     )
     engine.clock.skip_to(snapshot.clock_s)
-    builder = RequestBuilder(0, vocab_size(header), header.max_model_len)
+    builder = recorded_builder(header)
     live = {state.arrival.number for state in snapshot.requests}
     for arrival in recent:
         if arrival.number not in live and arrival.prefix_keys:
@@ -57,16 +57,55 @@ def restore(header: Header, snapshot: Snapshot, cost: StepCost, recent: Sequence
     requests = {number: _at_rest(builder, state, header.block_size) for number, state in states.items()}
     for number in snapshot.running:
         _run_again(engine.scheduler, requests[number], states[number], bool(snapshot.under_way))
+    holding = _hold_again(engine.scheduler, snapshot, requests)
     for number in snapshot.waiting:
         requests[number].status = Status(states[number].status)
-        requests[number].deferred = Limiter(states[number].deferred) if states[number].deferred else None
+        if number in holding:
+            continue
+        deferred = states[number].deferred
+        # A load that a snapshot does not tell of begins again.
+        loads_again = tier is not None and deferred == Limiter.REMOTE_KV
+        requests[number].deferred = Limiter(deferred) if deferred and not loads_again else None
         engine.scheduler.state.waiting.add(requests[number])
     engine.scheduler.state.requests.update(requests)
     engine.scheduler.state.waiting.deferrals.clear()
-    set_out_again(engine, snapshot, requests)
+    set_out_again(engine, snapshot, requests, lambda arrival: make_request(builder, arrival, header.block_size))
     engine.scheduler.state.kv.pool.discard_changes()
     engine.scheduler._next_number = max([*requests, *(arrival.number for arrival in recent)], default=-1) + 1
     return engine
+
+
+def _open_tier(
+    header: Header, snapshot: Snapshot, config: SchedulerConfig, clock: SimulatedClock
+) -> HostStore | None:
+    """The memory behind the pool with what the snapshot says; empty where it is of an older recording."""
+    link = header.settings.get("host_link")
+    if not link:
+        return None
+    tier = open_host_store(config, HostLink(*link), clock.now_s, int(header.settings.get("seed") or 0))
+    if snapshot.host is not None:
+        tier.take_over(snapshot.host)
+    return tier
+
+
+def _hold_again(scheduler: Scheduler, snapshot: Snapshot, requests: Mapping[int, Request]) -> set[int]:
+    """Give blocks to those that load or have just loaded, as far as there are any; who got them."""
+    kv, loads = scheduler.state.kv, scheduler.state.loads
+    held = set[int]()
+    if snapshot.host is None or loads is None or not isinstance(loads.store, HostStore):
+        return held
+    for load in snapshot.host.loads:
+        request = requests[load.number]
+        hit = kv.look_up(request, load.tokens + 1)
+        whole = msgspec.structs.replace(hit, num_tokens=load.tokens)
+        if kv.shortage(whole, 0, load.tokens, full=False, reserve=False, reserved=0) is not None:
+            continue
+        kv.admit_load(request, whole)
+        loads.take_over(request, load)
+        if load.due_s is not None:
+            loads.store.go_on_loading(request, load)
+        held.add(load.number)
+    return held
 
 
 def config_at(header: Header, snapshot: Snapshot) -> SchedulerConfig:
@@ -95,7 +134,24 @@ def ask_of(arrival: Arrival, block_size: int, ordinal: int, own_s: float) -> Ask
         block_size,
         adapter=arrival.adapter_label,
         images=tuple(Image(*image) for image in arrival.images),
+        skip_reading_prefix_cache=arrival.skip_reading_prefix_cache,
     )
+
+
+class RecordedBuilder(RequestBuilder):
+    """Blocks of prompts keep the keys by which a recording and its snapshots know them (`prefix_paths`)."""
+
+    def __call__(self, ask: Ask, arrival_s: float) -> Request:
+        request = super().__call__(ask, arrival_s)
+        if ask.shared is not None:
+            request.block_keys = [key.tobytes() for key in ask.shared]
+            request.key_hasher = sha256(str(ask.ordinal).encode())
+        return request
+
+
+def recorded_builder(header: Header, seed: int = 0) -> RecordedBuilder:
+    """Makes the requests of an engine that goes on from a snapshot."""
+    return RecordedBuilder(seed, vocab_size(header), header.max_model_len)
 
 
 def make_request(builder: RequestBuilder, arrival: Arrival, block_size: int) -> Request:

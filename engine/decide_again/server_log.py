@@ -10,13 +10,16 @@ from itertools import count
 from typing import Any
 
 import msgspec
+import numpy as np
 from schedtop.engine.contract.telemetry import (
+    ROW_FIELDS,
     Arrival,
     Finish,
     Head,
     Header,
     Limiter,
     Preemption,
+    RowFlag,
     Snapshot,
     StepRecord,
     table_growth,
@@ -170,6 +173,8 @@ class ServerDriver(Driver):
         if self.num_ahead > 1:
             own = {name: getattr(record.blocks, name) for name in ("stored_tokens", "watermark")}
             changes["preemptions"] = _as_counted(decided.preemptions, record.preemptions)
+            if self.engine.scheduler.state.limits.num_speculative_tokens:
+                changes["rows"] = _as_known(decided.rows, record.rows)
             changes["blocks"] = msgspec.structs.replace(decided.blocks, **own)  # as they were for this step
         if last and self.num_ahead > 1:  # whether the next step was planned by then, nobody says
             names = ("blocks", "changed_blocks", "running", "waiting")
@@ -215,6 +220,22 @@ def _as_seen(decided: Head | None, recorded: Head | None) -> Head | None:
     if decided is None or recorded is None:
         return decided
     return msgspec.structs.replace(decided, since_s=recorded.since_s, inverted=recorded.inverted)
+
+
+def _as_known(decided: bytes, recorded: bytes) -> bytes:
+    """Drafts rejected since a plan move its rows back. Where one got nothing in the step, or had ended before the
+    results came, how far it was is told as of another moment here."""
+    own, told = (
+        np.frombuffer(rows, dtype=np.int32).reshape(len(ROW_FIELDS), -1).copy() for rows in (decided, recorded)
+    )
+    if own.shape == told.shape:
+        aside = (own[_TOKENS] == 0) | (own[_FLAGS] & RowFlag.LATE > 0)
+        own[_PLACE, aside.nonzero()[0][:, None]] = told[_PLACE, aside.nonzero()[0][:, None]]
+    return own.tobytes()
+
+
+_TOKENS, _FLAGS = (ROW_FIELDS.index(name) for name in ("tokens", "flags"))
+_PLACE = [ROW_FIELDS.index(name) for name in ("computed", "needed")]
 
 
 def _as_counted(decided: tuple[Preemption, ...], recorded: tuple[Preemption, ...]) -> tuple[Preemption, ...]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-from schedtop.engine.contract.telemetry import ROW_FIELDS, Limiter, RowFlag, Snapshot, UnderWay
+from schedtop.engine.contract.telemetry import ROW_FIELDS, Arrival, Limiter, RowFlag, Snapshot, UnderWay
 from schedtop.engine.handoff.plan import OWN_DRAFT, PLACEHOLDER, IntArray, Started, StepPlan
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.books.state import Batch, PlannedStep, State
@@ -18,15 +18,28 @@ PADDED = int(RowFlag.NEW | RowFlag.RESUMED)
 """Drafts of rows that enter are padding."""
 
 
-def set_out_again(engine: Engine, snapshot: Snapshot, requests: Mapping[int, Request]) -> None:
-    """Put the snapshot's steps under way, once its `requests` are where they were."""
+Tables = dict[int, list[list[int]]]
+"""The block tables of each request, one per KV group."""
+
+
+def set_out_again(
+    engine: Engine, snapshot: Snapshot, requests: Mapping[int, Request], make: Callable[[Arrival], Request]
+) -> None:
+    """Put the snapshot's steps under way, once its `requests` are where they were.
+
+    `make` gives those that were admitted and have ended since.
+    """
     state = engine.scheduler.state
     state.num_planned = len(snapshot.under_way)
-    tables = {number: list(request.block_ids) for number, request in requests.items()}
+    tables = {number: list(map(list, state.kv.tables(request))) for number, request in requests.items()}
     for order, step in reversed(list(enumerate(snapshot.under_way, 1))):
         columns = np.frombuffer(step.rows, dtype=np.int32).reshape(len(ROW_FIELDS), -1).copy()
-        planned = _planned(step, requests, tables)
-        batch = _batch(state, planned, columns, requests)
+        gone = {arrival.number: make(arrival) for arrival in step.gone}
+        tables |= {number: [[] for _ in state.config.groups()] for number in gone}
+        planned = _planned(step, {**requests, **gone}, tables)
+        if not state.kv.several:
+            planned.group_growth = {}
+        batch = _batch(state, planned, columns, requests, step.encoder_tokens)
         state.under_way.appendleft(batch)
         _expect(state, batch, order)
         for number in batch.plan.numbers.tolist():
@@ -42,17 +55,20 @@ def set_out_again(engine: Engine, snapshot: Snapshot, requests: Mapping[int, Req
     engine.take_over(snapshot.stages_free_s)
 
 
-def _planned(step: UnderWay, requests: Mapping[int, Request], tables: dict[int, list[int]]) -> PlannedStep:
+def _planned(step: UnderWay, requests: Mapping[int, Request], tables: Tables) -> PlannedStep:
     """The plan, its blocks being the newest that a request has: those of later steps have been taken off `tables`."""
-    new_blocks = {}
+    new_blocks, growth = {}, {}
     for number, count in step.grown.items():
-        table = tables.get(number, [])
-        new_blocks[number], tables[number] = table[len(table) - count :], table[: len(table) - count]
-    started = [
-        Started(row, requests[entry.number], tables[entry.number], entry.resumed)
-        for row, entry in enumerate(step.admissions)
-        if entry.number in requests
-    ]
+        pieces = _take_off(tables.get(number, []), step.grown_groups.get(number, (count,)))
+        new_blocks[number] = [block for piece in pieces for block in piece]
+        growth[number] = tuple(map(len, pieces))
+    started = []
+    for row, entry in enumerate(step.admissions):
+        if (request := requests.get(entry.number)) is not None:
+            table, *further = tables.pop(entry.number)
+            started.append(Started(row, request, table, entry.resumed, further))
+            if not entry.resumed:
+                request.cached_tokens = entry.cached_tokens
     return PlannedStep(
         step.planned_s,
         step.token_budget,
@@ -66,10 +82,23 @@ def _planned(step: UnderWay, requests: Mapping[int, Request], tables: dict[int, 
         ended=list(step.ended),
         head=step.head,
         blocks_in_use=step.blocks_in_use,
+        group_growth=growth,
     )
 
 
-def _batch(state: State, planned: PlannedStep, columns: IntArray, requests: Mapping[int, Request]) -> Batch:
+def _take_off(tables: list[list[int]], counts: Sequence[int]) -> list[list[int]]:
+    """So many blocks of the end of each table, which leave it."""
+    pieces = []
+    for table, count in zip(tables, counts, strict=False):
+        cut = max(len(table) - count, 0)
+        pieces.append(table[cut:])
+        del table[cut:]
+    return pieces
+
+
+def _batch(
+    state: State, planned: PlannedStep, columns: IntArray, requests: Mapping[int, Request], encoder_tokens: int
+) -> Batch:
     table = state.table
     busy = columns[TOKENS].nonzero()[0]
     rows = columns[:, busy]
@@ -91,6 +120,7 @@ def _batch(state: State, planned: PlannedStep, columns: IntArray, requests: Mapp
         new_blocks=planned.new_blocks,
         started=planned.started,
         gone=[],
+        encoder_tokens=encoder_tokens,
     )
     slots = np.array([slot_of.get(number, 0) for number in numbers], dtype=np.int32)
     # No table has this layout: the rows are looked for, as after every change of it.

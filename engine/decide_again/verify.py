@@ -32,7 +32,7 @@ class RecordingVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What replaying a recording's world came to. `difference` None: all `steps` are decided the same.
 
     `first_step` is how many steps were left out before the first one that could be decided.
-    `submitted` is the sum of `finished`, `kv_capacity`, `refused`, `aborted`, `running` and `waiting`.
+    `submitted` is the sum of `finished`, `kv_capacity`, `refused`, `aborted`, `failed`, `running` and `waiting`.
     """
 
     name: str
@@ -46,6 +46,7 @@ class RecordingVerdict(msgspec.Struct, frozen=True, kw_only=True):
     kv_capacity: int
     refused: int
     aborted: int
+    failed: int
     running: int
     waiting: int
     truncated: str | None
@@ -91,6 +92,7 @@ def verify_recording(
         kv_capacity=totals.kv_capacity,
         refused=totals.refused,
         aborted=totals.aborted,
+        failed=totals.failed,
         running=state.table.size,
         waiting=len(state.requests) - state.table.size,
         truncated=recording.truncated,

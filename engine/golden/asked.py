@@ -60,6 +60,5 @@ def unrecorded(config: SchedulerConfig, requests: Sequence[CaseRequest]) -> list
         "requests that skip the prefix cache": any(request.skip_reading_prefix_cache for request in requests),
         "pooling requests": config.pooling,
         "a KV connector": config.kv_connector is not None,
-        "arrivals between steps that were planned ahead": config.max_concurrent_batches > 1,
     }
     return [name for name, is_there in found.items() if is_there]

@@ -53,10 +53,11 @@ class CaseSource:
         engine = self._engine
         assert engine is not None, "a case source is bound before its engine steps"
         now = engine.num_turns + self._num_skipped
-        if self._event_steps and not (engine.num_unfinished or engine.paused or engine.scheduler.state.under_way):
+        if self._event_steps and not (engine.has_work or engine.paused):
             self._num_skipped += max(self._event_steps[0] - now, 0)
             now = engine.num_turns + self._num_skipped
         while self._event_steps and self._event_steps[0] <= now:
+            engine.set_apart()
             self._apply(self._event_steps.pop(0))
         return []
 

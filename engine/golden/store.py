@@ -51,7 +51,8 @@ class CaseStore:
             self._loads.append((self.now + steps, Load(request, first_lost, whole)))
         elif first_lost is not None:
             end = -(-(local + tokens) // self.block_size)
-            self._lost.update(dict.fromkeys(request.block_ids[first_lost:end], request))
+            # Those before the window are null from the start: nothing was to come for them.
+            self._lost.update((block, request) for block in request.block_ids[first_lost:end] if block >= 0)
 
     def take_lost(self) -> dict[int, Request]:
         lost, self._lost = self._lost, {}

@@ -47,6 +47,7 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     `samples[i]`: the row reaches the end of its sequence, so the worker returns outputs for it.
     `new_blocks` maps a request number to block ids appended to its table (those of `started` not included).
     `gone` are numbers whose state the worker may drop: finished, aborted or preempted since the last plan.
+    `encoder_tokens`: of the images that are encoded before the step.
     """
 
     ids: list[str]
@@ -59,6 +60,7 @@ class StepPlan(msgspec.Struct, frozen=True, eq=False):
     new_blocks: dict[int, list[int]]
     started: list[Started]
     gone: list[int]
+    encoder_tokens: int = 0
 
     @property
     def num_rows(self) -> int:

@@ -41,6 +41,7 @@ def make_app(state: ServerState, settings: HttpSettings, metrics: Callable[[], b
         routes=[
             Route("/v1/completions", generation(state, CompletionRequest), methods=["POST"]),
             Route("/v1/chat/completions", generation(state, ChatRequest), methods=["POST"]),
+            Route("/v1/embeddings", routes.embeddings, methods=["POST"]),
             Route("/v1/models", routes.models),
             Route("/tokenize", routes.tokenize, methods=["POST"]),
             Route("/health", routes.health),
@@ -72,19 +73,19 @@ class Routes:
 
     async def models(self, request: Request) -> Response:
         state = self._state
-        entries = [
-            {
-                "id": name,
-                "object": "model",
-                "created": state.created,
-                "owned_by": "schedtop",
-                "root": state.header.model,
-                "parent": None,
-                "max_model_len": state.max_model_len,
-            }
-            for name in state.names
+        common = {"object": "model", "created": state.created, "owned_by": "schedtop"}
+        own = {"root": state.header.model, "parent": None, "max_model_len": state.max_model_len}
+        entries = [{"id": name, **common, **own} for name in state.names]
+        entries += [
+            {"id": name, **common, "root": name, "parent": state.names[0], "max_model_len": None}
+            for name in state.adapters
         ]
         return json_response({"object": "list", "data": entries})
+
+    async def embeddings(self, request: Request) -> Response:
+        raise ApiError(
+            400, "embeddings are not served here: a simulated device has no vectors, a model run here none"
+        )
 
     async def tokenize(self, request: Request) -> Response:
         state = self._state

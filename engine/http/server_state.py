@@ -47,6 +47,16 @@ class ServerState:
         return int(self.header.settings.get("vocab_size") or 1 << 31)
 
     @property
+    def adapters(self) -> Sequence[str]:
+        """LoRA adapters; each is a model to clients, as in vLLM."""
+        names: Sequence[str] = self.header.settings.get("lora", ())
+        return names
+
+    def adapter(self, model: str | None) -> str:
+        """The adapter that clients call `model`; empty for none."""
+        return model if model is not None and model in self.adapters else ""
+
+    @property
     def has_logits(self) -> bool:
         """A model runs."""
         return not self.header.simulated_clock
@@ -64,8 +74,9 @@ class ServerState:
 
     def check_model(self, name: str | None) -> None:
         """Raise `ApiError` for a model that is not served."""
-        if name is not None and name not in self.names:
-            raise ApiError(404, f"there is no model {name[:200]!r} here: {', '.join(self.names)}", "model")
+        served = (*self.names, *self.adapters)
+        if name is not None and name not in served:
+            raise ApiError(404, f"there is no model {name[:200]!r} here: {', '.join(served)}", "model")
 
     def check_ids(self, ids: list[int]) -> TokenIds:
         """Token ids as an array. Raises `ApiError` if the model has not all of them."""

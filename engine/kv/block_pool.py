@@ -72,7 +72,7 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
+        self.num_blocks = self.num_free = num_blocks
         self.index = PrefixIndex(num_blocks)
         self.num_shared = 0
         self.num_extra_refs = 0
@@ -83,12 +83,8 @@ class BlockPool:
         self._changed: dict[int, int] = {}
 
     @property
-    def num_free(self) -> int:
-        return len(self._empty) + len(self._cached)
-
-    @property
     def num_cached_free(self) -> int:
-        return len(self._cached)
+        return self.num_free - len(self._empty)
 
     @property
     def usage(self) -> float:
@@ -97,10 +93,10 @@ class BlockPool:
 
     def take(self, count: int) -> list[int] | None:
         """The next `count` free blocks, each referenced once and without a key; None if there are too few."""
+        if count > self.num_free:
+            return None
         empty, refs = self._empty, self._refs
         num_cached = count - len(empty)
-        if num_cached > 0 and num_cached > len(self._cached):
-            return None
         cut = max(-num_cached, 0)
         blocks = empty[cut:]
         blocks.reverse()
@@ -109,6 +105,7 @@ class BlockPool:
             blocks += self._evict(num_cached)
         for block in blocks:
             refs[block] = 1
+        self.num_free -= count
         self._changed.update(dict.fromkeys(blocks, HELD))
         return blocks
 
@@ -124,6 +121,7 @@ class BlockPool:
             refs = self._refs[block]
             if refs == 0:
                 self._cached.remove(block)
+                self.num_free -= 1
             else:
                 self.num_extra_refs += 1
                 self.num_shared += refs == 1
@@ -147,6 +145,7 @@ class BlockPool:
             refs[block] = 0
         self._empty += plain[::-1]  # the first one freed is the next one taken
         self._cached.add(keyed)
+        self.num_free += len(keyed) + len(plain)
         self._changed.update(dict.fromkeys(plain, EMPTY))
         self._changed.update(dict.fromkeys(keyed, CACHED_FREE))
         return len(keyed) + len(plain)
@@ -223,6 +222,7 @@ class BlockPool:
         self._empty = empty[::-1]
         self.index.add(keys, cached)
         self._cached.add(cached)
+        self.num_free = len(empty) + len(cached)
         self.num_shared = sum(count > 1 for count in self._refs)
         self.num_extra_refs = sum(count - 1 for count in self._refs if count)
 
@@ -239,6 +239,7 @@ class BlockPool:
         assert sorted(cached) == sorted(self._cached), (
             "the cached part of the free queue is not the free blocks with keys"
         )
+        assert self.num_free == len(free), "free blocks are miscounted"
         assert sorted(free - cached) == sorted(self._empty), "the empty part is not the free blocks without keys"
         assert sum(count > 1 for count in refs) == self.num_shared, "shared blocks are miscounted"
         assert sum(count - 1 for count in refs if count) == self.num_extra_refs, "extra references are miscounted"

@@ -326,7 +326,9 @@ class KVCoordinator(KVManager):
         stored = -self.pool.num_extra_refs * self.groups[0].size
         for group, held, released in zip(self.groups, self._held, self._released, strict=True):
             states = isinstance(group, WholeStateGroup)
-            stored += held * group.size if states else num_computed - released * group.size
+            # A state fills its block, whatever length it stands for.
+            filled = held * min(group.size, self.block_size)
+            stored += filled if states else num_computed - released * group.size
         return max(stored, 0)
 
     def key_of(self, request: Request, group: int, place: int) -> bytes | None:

@@ -57,12 +57,12 @@ class PrefixIndex:
 
     def add(self, keys: list[bytes], blocks: list[int]) -> None:
         """Each block, which had no key, now carries its key; a block of -1 is passed over."""
-        first, carried = self._first, self.keys
+        carried, find, others = self.keys, self._first.setdefault, self._others
         for key, block in zip(keys, blocks, strict=True):
             if block >= 0:
                 carried[block] = key
-                if first.setdefault(key, block) != block:
-                    self._others.setdefault(key, []).append(block)
+                if find(key, block) != block:
+                    others.setdefault(key, []).append(block)
 
     def remove(self, block: int) -> None:
         """The block no longer carries its key, if it has one."""

@@ -13,6 +13,7 @@ from typing import IO, Any, TextIO
 
 from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.contract.input_files import odd_file
+from schedtop.engine.contract.written_files import private
 
 PART_SUFFIX = ".part"
 
@@ -95,7 +96,7 @@ class Answers:
     def __enter__(self) -> Answers:
         whole = self._part_path.with_name(self._part_path.name + "ial")
         with _kept(whole):
-            self._file = whole.open("a", encoding="utf-8")
+            self._file = open(whole, "a", encoding="utf-8", opener=private)
             self._claim(self._file)
             self._file.truncate(0)
             self._write({"run": self._run})
@@ -126,7 +127,7 @@ class Answers:
     def finish(self, count: int) -> None:
         """All answers in order under the final name."""
         whole = self._part_path.with_name(self._part_path.name + "ial")
-        with _kept(whole), whole.open("w", encoding="utf-8") as file:
+        with _kept(whole), open(whole, "w", encoding="utf-8", opener=private) as file:
             file.writelines(json.dumps(self.done[index], ensure_ascii=False) + "\n" for index in range(count))
         with _kept(self._out_path):
             os.replace(whole, self._out_path)

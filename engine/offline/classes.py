@@ -41,6 +41,8 @@ class Classes:
         for key in keys.values():
             if (found := self._open(key)) is not None:
                 found.arrived += 1
+        if not self._of:
+            return
 
         def of(number: int) -> _Class | None:
             life = lives.of.get(number)

@@ -3,28 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from schedtop.engine.contract.latencies.cohort import Cohort
+from schedtop.engine.contract.latencies.front_end import FrontEnd, num_rows
 from schedtop.engine.contract.latencies.percentiles import Percentiles
 from schedtop.engine.contract.latencies.slo import served
-from schedtop.engine.contract.telemetry import ROW_FIELDS, StepRecord
+from schedtop.engine.contract.telemetry import Arrival, Snapshot, StepRecord
 
 if TYPE_CHECKING:
     from schedtop.engine.step.stretch import Stretch
-
-
-class FrontEnd(NamedTuple):
-    """A simulated front end: `fixed_s` for every token on its way to a client, and `row_s` for each row of its step."""
-
-    fixed_s: float
-    row_s: float = 0.0
-
-
-def front_end_of(settings: Mapping[str, Any]) -> FrontEnd | None:
-    """The front end that a header's settings describe; None where it is not simulated."""
-    fixed_s = settings.get("front_end_s")
-    return None if fixed_s is None else FrontEnd(fixed_s, settings.get("front_end_row_s", 0.0))
 
 
 class ClientLatencies:
@@ -32,24 +20,34 @@ class ClientLatencies:
 
     def __init__(self, front_end: FrontEnd | None) -> None:
         self._front_end = front_end
-        self._waits_s: dict[int, float] = {}
+        self._arrivals: dict[int, Arrival] = {}
         self._ttft_s, self._e2e_s = Percentiles(), Percentiles()
+
+    def begin(self, snapshot: Snapshot) -> None:
+        """Those who are in flight before the first record."""
+        for item in snapshot.requests:
+            self._note(item.arrival)
+
+    def _note(self, arrival: Arrival) -> None:
+        if self._front_end is not None or arrival.client_wait_s is not None:
+            self._arrivals[arrival.number] = arrival
 
     def add(self, record: StepRecord | Stretch) -> None:
         """Take in the next record, or many steps at once."""
         if isinstance(record, StepRecord):
             for arrival in record.arrivals:
-                if arrival.client_wait_s is not None:
-                    self._waits_s[arrival.number] = arrival.client_wait_s
-        if not (record.ttft_s or record.finishes) or not (self._front_end or self._waits_s):
+                self._note(arrival)
+            for refusal in record.refusals:
+                self._arrivals.pop(refusal.number, None)
+        if not self._arrivals:
             return
-        simulated_s = self._simulated_s(record)
         for number, ttft_s in record.ttft_s:
-            self._ttft_s.add(ttft_s + self._waits_s.get(number, simulated_s))
+            if (known := self._arrivals.get(number)) is not None:
+                self._ttft_s.add(ttft_s + self._wait_s(known, record))
         for finish in record.finishes:
-            wait_s = self._waits_s.pop(finish.number, simulated_s)
-            if served(finish) and finish.e2e_s is not None:
-                self._e2e_s.add(finish.e2e_s + wait_s)
+            known = self._arrivals.pop(finish.number, None)
+            if known is not None and served(finish) and finish.e2e_s is not None:
+                self._e2e_s.add(finish.e2e_s + self._wait_s(known, record))
 
     def document(self, cohorts: Mapping[str, Cohort]) -> dict[str, Any]:
         """`client_ttft_s` and `client_e2e_s`, where anything is known; `cohorts` are the scheduler's.
@@ -65,12 +63,10 @@ class ClientLatencies:
             for name, values in found.items()
         }
 
-    def _simulated_s(self, record: StepRecord | Stretch) -> float:
-        """What is not a number is not a member of a cohort: where nothing is simulated, only a told wait counts."""
-        if self._front_end is None:
-            return float("nan")
-        if isinstance(record, StepRecord):
-            num_rows = len(record.rows) // (4 * len(ROW_FIELDS))
-        else:
-            num_rows = record.columns.shape[1]
-        return self._front_end.fixed_s + num_rows * self._front_end.row_s
+    def _wait_s(self, arrival: Arrival, record: StepRecord | Stretch) -> float:
+        """The time outside the scheduler of a request that is noted, for a token of this record's step."""
+        if arrival.client_wait_s is not None:
+            return arrival.client_wait_s
+        assert self._front_end is not None
+        rows = num_rows(record) if isinstance(record, StepRecord) else record.columns.shape[1]
+        return self._front_end.wait_s(rows, arrival.prompt_tokens)

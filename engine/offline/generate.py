@@ -133,10 +133,12 @@ def generate(
     sampling: dict[str, Any] | None = None,
     on_stage: Callable[[str], None] = lambda name: None,
     on_progress: OnProgress = lambda done, total: None,
+    on_notice: Callable[[str], None] = lambda line: None,
 ) -> Summary:
     """Answer every prompt of a file, one line each, in order.
 
-    `sampling` overrides the model's own advice by the names of `SamplingParams`. A run that is interrupted keeps
+    `sampling` overrides the model's own advice by the names of `SamplingParams`. `on_notice` is told why it runs slower
+    than it could. A run that is interrupted keeps
     what is finished beside `out_path` and goes on from there next time. Raises `ConfigError` for bad input, before
     anything is served.
     """
@@ -157,7 +159,10 @@ def generate(
         encoded.extend(encode_lines(prompts, prompts_path, taken))
 
     engine = build_engine(msgspec.structs.replace(config, workload=None), on_stage, on_input=encode_all)
-    info: Any = engine.worker.info  # type: ignore[attr-defined]
+    worker: Any = engine.worker
+    for line in worker.notices:
+        on_notice(line)
+    info: Any = worker.info
     requests = make_requests(prompts, encoded, info, max_tokens, sampling or {}, config.seed)
     todo = {index: request for index, request in requests.items() if index not in answers.done}
     with answers:

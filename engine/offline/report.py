@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from schedtop.engine.contract.kv_groups import has_windows
 from schedtop.engine.contract.latencies.cohort import SHARES, Cohort
+from schedtop.engine.contract.latencies.front_end import FrontEnd, front_end_of
 from schedtop.engine.contract.latencies.lives import Lives
 from schedtop.engine.contract.latencies.percentiles import Percentiles
 from schedtop.engine.contract.latencies.slo import Slo, served
@@ -25,7 +26,7 @@ from schedtop.engine.contract.telemetry import (
 )
 from schedtop.engine.contract.workload_notes import as_document
 from schedtop.engine.offline.classes import Classes
-from schedtop.engine.offline.client_latencies import ClientLatencies, FrontEnd, front_end_of
+from schedtop.engine.offline.client_latencies import ClientLatencies
 from schedtop.engine.offline.held_back import HeldBack
 from schedtop.engine.offline.report_text import duration_text, percent_text, report_text
 
@@ -79,6 +80,7 @@ class Report:
         self._peak_blocks = 0
         self._pool_blocks = 0
         self._peak_host_blocks = self._host_blocks = 0
+        self._encoder_tokens = 0
         self.workload: Mapping[str, Any] = {}
         self._held_back = HeldBack(own_model_len)
         self._drafts = np.zeros((2, MOST_DRAFTS), dtype=np.int64)
@@ -102,6 +104,7 @@ class Report:
         """The first record is not that of a session's start: `snapshot` is the state before it."""
         self.totals, self.clock_s = snapshot.totals, snapshot.clock_s
         self._lives.begin(snapshot)
+        self._clients.begin(snapshot)
         self._classes.begin(snapshot)
         self._adapters.begin(snapshot)
         self._askers.begin(snapshot)
@@ -132,6 +135,7 @@ class Report:
 
     def _add_step(self, record: StepRecord) -> None:
         self._waiting = record.waiting
+        self._encoder_tokens += record.encoder_tokens
         if record.host_blocks:
             self._peak_host_blocks = max(self._peak_host_blocks, record.host_blocks[0])
             self._host_blocks = record.host_blocks[1]
@@ -212,6 +216,8 @@ class Report:
             "wall_s": self.wall_s,
             **self._held_back.as_document(),
         }
+        if self._encoder_tokens:
+            document["tokens"]["encoder"] = self._encoder_tokens
         if self._host_blocks:
             document["hits_by_tier"] = {
                 "pool": _ratio(totals.cached_tokens - totals.external_tokens, totals.cache_queries),

@@ -20,6 +20,8 @@ class StopSignals:
 
     def sleep(self, seconds: float) -> None:
         """Sleep, until a signal asks for the end."""
+        if seconds <= 0:
+            return
         until_s = time.monotonic() + seconds
         while self.number is None and (left_s := until_s - time.monotonic()) > 0:
             time.sleep(min(left_s, _LOOK_EVERY_S))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
 from schedtop.engine.contract.input_files import odd_file
-from schedtop.engine.contract.telemetry import PREFIX_KEY_BYTES, Arrival, FinishReason
+from schedtop.engine.contract.prefix_paths import path_keys
+from schedtop.engine.contract.telemetry import Arrival, FinishReason
 from schedtop.engine.recording.frames import MARK, MARK_BYTES, RecordingError
 from schedtop.engine.recording.reader import Recording
 from schedtop.engine.workload.trace import (
@@ -20,8 +20,6 @@ from schedtop.engine.workload.trace import (
     TraceRow,
     register_reader,
 )
-
-PATH_KEY_BYTES = 8
 
 
 def looks_like_recording(path: Path) -> bool:
@@ -56,16 +54,6 @@ def prefix_ids(arrival: Arrival) -> PrefixIds | None:
     return np.frombuffer(b"".join(path_keys(arrival.prefix_keys)), dtype="<u8").astype(np.uint64)
 
 
-def path_keys(prefix_keys: bytes) -> list[bytes]:
-    """`PATH_KEY_BYTES` for each full prompt block, from its part of `prefix_keys` and those of all before it."""
-    keys, path = [], b""
-    for at in range(0, len(prefix_keys), PREFIX_KEY_BYTES):
-        part = prefix_keys[at : at + PREFIX_KEY_BYTES]
-        path = blake2b(path + part, digest_size=PATH_KEY_BYTES).digest()
-        keys.append(path)
-    return keys
-
-
 def _rows(recording: Recording) -> list[TraceRow]:
     arrivals: dict[int, Arrival] = {}
     stopped: dict[int, int] = {}
@@ -88,6 +76,7 @@ def _as_rows(arrivals: dict[int, Arrival], stopped: dict[int, int]) -> Iterator[
             priority=arrival.priority,
             id=arrival.id,
             adapter=arrival.adapter_label,
+            skip_reading_prefix_cache=arrival.skip_reading_prefix_cache,
         )
 
 

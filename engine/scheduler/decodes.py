@@ -60,10 +60,14 @@ class Outlook(msgspec.Struct, frozen=True):
 
     def times_planned(self, turns: int) -> IntArray:
         """How often each row is planned in the first `turns` turns."""
+        if self.period == 1:
+            return np.minimum(turns, self.left)
         return np.minimum((turns - self.plans + (self.period - 1)) // self.period, self.left)
 
     def times_told(self, turns: int) -> IntArray:
         """How often each row is reported in the first `turns` turns."""
+        if self.period == 1:
+            return turns - self.tells
         return (turns - self.tells + (self.period - 1)) // self.period
 
 
@@ -88,7 +92,7 @@ def decodes_ahead(state: State) -> Outlook | None:
     if tells is None:
         return None
     ahead, period = state.config.async_scheduling, state.config.pipeline_depth
-    plans = tells if ahead else (tells + 1) % period
+    plans = tells if ahead or period == 1 else (tells + 1) % period
     most = size if period == 1 else int(np.bincount(plans).max())
     if most > limits.token_budget or most * (1 + state.config.draft_slots) > limits.input_budget:
         return None
@@ -101,7 +105,7 @@ def decodes_ahead(state: State) -> Outlook | None:
             return None
     left = table.stop_at[:size] - table.num_tokens[:size] - table.in_flight[:size]
     # Planned ahead, a row whose last output is under way is passed over, in the turn that ends it.
-    turns = int(np.minimum.reduce(plans + period * left)) + ahead
+    turns = int(np.minimum.reduce(left if period == 1 else plans + period * left)) + ahead
     return Outlook(turns, period, plans, tells, left, ahead, head)
 
 
@@ -118,7 +122,7 @@ def _tells(state: State) -> IntArray | None:
         if present.late:
             return None
         tells[present.rows] = turn
-    return None if config.async_scheduling and tells.max() == len(state.under_way) else tells
+    return None if config.async_scheduling and np.maximum.reduce(tells) == len(state.under_way) else tells
 
 
 def _only_decodes(batch: Batch, limits: Limits) -> bool:
@@ -128,7 +132,9 @@ def _only_decodes(batch: Batch, limits: Limits) -> bool:
         return False
     if planned.admissions or planned.preemptions or planned.ended or plan.draft_token_ids is not None:
         return False
-    if plan.tokens.size and (plan.tokens.max() > 1 or (batch.columns[FLAGS, batch.busy] != DECODED).any()):
+    if plan.tokens.size and np.maximum.reduce(plan.tokens) > 1:
+        return False
+    if np.count_nonzero(batch.columns[FLAGS, batch.busy] != DECODED):
         return False
     return not planned.recomputed_tokens
 
@@ -138,7 +144,7 @@ def block_needs(state: State, outlook: Outlook, turns: int) -> Needs:
     table, kv, size = state.table, state.kv, state.table.size
     first = table.room[:size] - table.num_computed[:size]
     nth, rows = _crossings(first, outlook.times_planned(turns), kv.block_size)
-    at, rows = _in_turn(outlook.plans, outlook.period, nth, rows)
+    at, rows = _in_turn(outlook, nth, rows)
     free = kv.pool.num_free
     if len(at) > free:
         turns = int(at[free])
@@ -153,7 +159,7 @@ def until(needs: Needs, turns: int) -> Needs:
 
 def _crossings(first: IntArray, counts: IntArray, every: int) -> tuple[RowArray, RowArray]:
     """What happens to row i with its decodes `first[i]`, `first[i] + every`, … below `counts[i]`: decodes and rows."""
-    if counts.max() <= every:
+    if np.maximum.reduce(counts) <= every:
         rows = (first < counts).nonzero()[0]
         return first[rows].astype(np.intp), rows
     times = np.maximum(counts - first + (every - 1), 0) // every
@@ -162,9 +168,9 @@ def _crossings(first: IntArray, counts: IntArray, every: int) -> tuple[RowArray,
     return first[rows] + every * nth, rows
 
 
-def _in_turn(first: IntArray, period: int, nth: RowArray, rows: RowArray) -> tuple[RowArray, RowArray]:
-    """The turns of the `nth` decodes of rows, the first of which is in turn `first[row]`, and the rows, in order."""
-    at = first[rows] + period * nth
+def _in_turn(outlook: Outlook, nth: RowArray, rows: RowArray) -> tuple[RowArray, RowArray]:
+    """The turns in which the `nth` decodes of rows are planned, and the rows, in order."""
+    at = nth if outlook.period == 1 else outlook.plans[rows] + outlook.period * nth
     order = at.argsort(kind="stable")
     return at[order], rows[order]
 
@@ -212,9 +218,7 @@ def advance(state: State, outlook: Outlook, turns: int) -> None:
     if ahead:
         table.num_expected[:size] += planned
         newest = outlook.plans + outlook.period * (planned - 1)
-        table.next_step[:size] = np.where(
-            planned > 0, state.num_planned + 1 + newest + outlook.period, table.next_step[:size]
-        )
+        np.copyto(table.next_step[:size], state.num_planned + 1 + newest + outlook.period, where=planned > 0)
     state.num_planned += turns
     register(state, rows[order], known[order])
 
@@ -228,7 +232,8 @@ def set_out_again(state: State, batches: list[Batch]) -> None:
 def batch_of(table: RequestTable, planned: PlannedStep, columns: IntArray) -> Batch:
     """The step of nothing but decoding that was planned with these columns."""
     tokens = columns[TOKENS]
-    busy: slice | RowArray = slice(0, table.size) if tokens.all() else tokens.nonzero()[0]
+    all_busy = np.count_nonzero(tokens) == table.size
+    busy: slice | RowArray = slice(0, table.size) if all_busy else tokens.nonzero()[0]
     rows = columns[:, busy]
     plan = StepPlan(
         ids=table.ids.copy() if isinstance(busy, slice) else [table.ids[row] for row in busy.tolist()],

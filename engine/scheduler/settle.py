@@ -59,7 +59,10 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
     if drafts is not None:
         columns[ACCEPTED, at] = agreed = np.minimum(np.maximum(present.of(agreed_drafts(result)), ZERO), drafts)
         accepted = int(np.add.reduce(agreed))
-        rejected = _reject_drafts(state, rows, drafts - np.minimum(np.maximum(emitted - ONE, ZERO), drafts))
+        missed = drafts - np.minimum(np.maximum(emitted - ONE, ZERO), drafts)
+        if cut:  # their results are not looked at
+            missed[np.isin(present.of(batch.plan.numbers), list(cut))] = 0
+        rejected = _reject_drafts(state, rows, missed)
     num_outputs = int(np.count_nonzero(emitted))
     all_got = num_outputs == len(emitted)
     itl_s, first_rows = _note_deliveries(table, rows, emitted, now_s, all_got)
@@ -78,15 +81,21 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
     if state.overlaps:
         table.in_flight[rows] -= present.of(batch.plan.tokens)
     first_tokens = _first_tokens(table, first_rows, now_s)
-    if cut:  # rows leave here
-        failures += state.loads.cut_rows(state, cut, now_s) if state.loads is not None else []
-    ends = _ended_rows(state, rows, columns[FLAGS, at])
-    if state.encoder is not None and state.encoder.is_holding:
-        state.encoder.settle(_computed(state, rows, {*ends, *stopped}))
     cut_off = None
     if state.loads is not None and drafts is not None:
         cut_off = np.zeros(table.size, dtype=np.int32)
         cut_off[rows] = agreed - np.minimum(np.maximum(emitted - 1, 0), drafts)
+    if cut and state.loads is not None:
+        failed, left = state.loads.cut_rows(state, cut, now_s)
+        failures += failed
+        if left:
+            stopped = [row - sum(one < row for one in left) for row in stopped if row not in left]
+            cut_off = None if cut_off is None else np.delete(cut_off, left)
+            there = find_present(table, batch)
+            rows, at = there.rows, there.at
+    ends = _ended_rows(state, rows, columns[FLAGS, at])
+    if state.encoder is not None and state.encoder.is_holding:
+        state.encoder.settle(_computed(state, rows, {*ends, *stopped}))
     finishes = finish(state, sorted({*ends, *stopped}), set(stopped), now_s, cut_off) if ends or stopped else []
     late = settle_late(state, batch, result, present.late, itl_s, now_s) if present.late else NO_LATE
     if state.loads is not None:

@@ -49,6 +49,8 @@ class Clients:
         self._requests: dict[int, Request] = {}
         settings = engine.header.settings
         self._vocab_size: int = settings.get("vocab_size") or 1 << 31
+        # Those of a workload are numbered from 1 on.
+        self._adapters = {name: -1 - place for place, name in enumerate(settings.get("lora", ()))}
         self._end_token_ids = frozenset(settings.get("eos_token_ids", ()))
         server.on_gone = self._leave
 
@@ -68,6 +70,8 @@ class Clients:
         for token_id, _ in params.logit_bias:
             if not 0 <= token_id < self._vocab_size:
                 raise ValueError(f"logit_bias: token id {token_id} is not among the model's {self._vocab_size}")
+        if command.adapter and command.adapter not in self._adapters:
+            raise ValueError(f"there is no adapter {command.adapter[:200]!r} here")
         stops = frozenset(command.stop_token_ids)
         arrived_s = command.arrived_s
         return Request(
@@ -82,6 +86,8 @@ class Clients:
             preview=command.preview,
             client=command.client,
             cache_salt=command.cache_salt or None,
+            adapter=self._adapters.get(command.adapter, 0),
+            adapter_name=command.adapter,
         )
 
     def _token_ids(self, prompt: bytes) -> TokenIds:

@@ -11,6 +11,7 @@ import msgspec
 from schedtop.engine.channel.peer import Peer
 from schedtop.engine.channel.protocol import Sink, encode
 from schedtop.engine.channel.server import ChannelServer
+from schedtop.engine.contract.spare_memory import SpareMemory
 from schedtop.engine.contract.telemetry import (
     WORKLOAD_ENDED,
     Abort,
@@ -112,6 +113,8 @@ class ServiceLoop:
         self._host = host
         self._simulated = engine.header.simulated_clock
         self._pace = Pace(engine.clock_s) if real_time and self._simulated else None
+        # A model's own memory is used again in every step: to give that back would cost more than it frees.
+        self._spare = SpareMemory(time.monotonic()) if self._simulated else None
         self._next_poll_s = 0.0
         self._asked: tuple[str, float | None] | None = None
         self._ending: str | None = None
@@ -293,6 +296,8 @@ class ServiceLoop:
             now_s = time.monotonic()
             if now_s >= deadline_s or (or_command and any_came) or self._asked is not None:
                 break
+        if self._spare is not None:
+            self._spare.look(now_s)
         self._next_poll_s = now_s + POLL_GAP_S
 
     def _take_commands(self, timeout_s: float) -> bool:
@@ -323,10 +328,10 @@ class ServiceLoop:
             case EndTrial():
                 return self._trials.end(command)
             case Pause():
-                engine.pause()
+                engine.pause(command.by)
                 return "paused"
             case Resume():
-                engine.resume()
+                engine.resume(command.by)
                 return "running"
             case StepOnce():
                 if not engine.paused:

@@ -62,9 +62,10 @@ class Trials:
         trial = self._trial
         if trial is None or trial.number != command.number:
             raise ValueError("that trial is over: look at the knobs again")
+        by = f" ({command.by})" if command.by else ""
         if not command.keep:
-            return self._take_back("ended by hand")
-        text = f"confirmed: {_words(trial.values)} stays"
+            return self._take_back(f"ended by hand{by}")
+        text = f"confirmed{by}: {_words(trial.values)} stays"
         self._over(text)
         return text
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 from schedtop.engine.contract.telemetry import Header, StepRecord
 from schedtop.engine.contract.written_files import whole_file
-from schedtop.engine.sim.fit import Errors, Fit, FitError, fit, join, measure
+from schedtop.engine.sim.fit import MIN_WOKEN, Errors, Fit, FitError, fit, join, measure
 from schedtop.engine.sim.linear import Calibration
 
 Session = tuple[Header, Iterable[StepRecord]]
@@ -72,7 +72,7 @@ def fit_text(fitted: Fit) -> str:
         f"{'per KV token read':<22}{cost.per_kv_token_s * 1e9:>12.4g} ns",
         f"{'per request':<22}{cost.per_request_s * 1e6:>12.4g} µs",
         f"{'floor':<22}{cost.floor_tokens:>12,} tokens",
-        f"{'more after idling':<22}{cost.wake_s * 1e3:>12.4g} ms",
+        f"{'more after idling':<22}{_wake_text(fitted)}",
         "",
         f"{'relative error':<22}{'steps':>9}{'mean':>9}{'p50':>9}{'p95':>9}{'bias':>9}",
         _error_line("all steps", fitted.all),
@@ -83,6 +83,12 @@ def fit_text(fitted: Fit) -> str:
     if fitted.num_outliers:
         rows.append(f"{fitted.num_outliers:,} steps far off the others were left out of the fit, not of the errors")
     return "\n".join(rows)
+
+
+def _wake_text(fitted: Fit) -> str:
+    if fitted.num_woken < MIN_WOKEN:
+        return f"{'not known':>12}: {fitted.num_woken} such steps of {MIN_WOKEN}; record a load with pauses"
+    return f"{fitted.cost.wake_s * 1e3:>12.4g} ms"
 
 
 def _error_line(name: str, errors: Errors) -> str:

@@ -21,7 +21,7 @@ TERMS = ("fixed cost", "tokens", "attention of chunks", "KV read", "requests")
 """What the columns of a design matrix stand for, in the order of `LinearCost`'s fields."""
 
 MIN_STEPS = 100
-MIN_WOKEN = 5
+MIN_WOKEN = 3
 """So many steps of an engine that was idle tell what waking it takes."""
 MIN_SPREAD = 1e-4
 """Least ratio of the singular values of the scaled columns: below it, two costs cannot be told apart."""
@@ -29,6 +29,9 @@ FLOORS = (0, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Values of `floor_tokens` that are tried."""
 GAIN = 0.02
 """The least share of the error that a higher floor has to save."""
+ROUNDS = 4
+MOST_OVER = 3.0
+"""How many times as long as predicted a step may be before it counts for less."""
 OUTLIER = 4.0
 """Steps further off than this many (robust) standard deviations are left out: something else took their time."""
 
@@ -78,7 +81,8 @@ class Errors:
 class Fit:
     """A device's cost, and how well it tells the steps it was fitted to: all, decodes alone, those with prompts.
 
-    `held_out`: errors on every other step of a cost fitted to the rest. `num_outliers` steps were left out.
+    `held_out`: errors on every other step of a cost fitted to the rest. `num_outliers` steps were left out; `num_woken`
+    were of an engine that had been idle.
     """
 
     cost: LinearCost
@@ -87,6 +91,7 @@ class Fit:
     prompts: Errors | None
     held_out: Errors
     num_outliers: int
+    num_woken: int = 0
 
 
 def measure(records: Iterable[StepRecord]) -> Steps:
@@ -151,8 +156,7 @@ def fit(steps: Steps) -> Fit:
     fixed_s, per_token_s, per_pair_s, per_kv_token_s, per_request_s = map(float, coefficients)
     cost = LinearCost(fixed_s, per_token_s, per_pair_s, per_kv_token_s, per_request_s, floor)
     if woken is not None and len(woken) >= MIN_WOKEN:
-        wake_s = float(np.median(woken.times_s - predict_s(cost, woken)))
-        cost = msgspec.structs.replace(cost, wake_s=max(wake_s, 0.0))
+        cost = msgspec.structs.replace(cost, wake_s=max(_wake_s(cost, woken), 0.0))
     return Fit(
         cost=cost,
         all=_errors(coefficients, steps),
@@ -160,7 +164,18 @@ def fit(steps: Steps) -> Fit:
         prompts=_errors_of(coefficients, steps, has_prompts),
         held_out=_errors(_fit_robustly(half)[0], other),
         num_outliers=len(steps) - kept,
+        num_woken=0 if woken is None else len(woken),
     )
+
+
+def _wake_s(cost: LinearCost, woken: Steps) -> float:
+    """The median of what these steps took longer than predicted; one of a short step, which noise moves less, counts
+    for more."""
+    predicted_s = predict_s(cost, woken)
+    late_s = woken.times_s - predicted_s
+    order = late_s.argsort()
+    share = np.cumsum(1 / predicted_s[order])
+    return float(late_s[order][share.searchsorted(share[-1] / 2)])
 
 
 def predict_s(cost: LinearCost, steps: Steps) -> Floats:
@@ -220,11 +235,18 @@ def _fit_robustly(steps: Steps) -> tuple[Floats, int]:
 
 
 def _fit_once(steps: Steps) -> Floats:
-    """Relative errors are minimised: a short step's ITL counts as much as a long one's."""
-    weighted = steps.design / steps.times_s[:, None]
-    scale = np.linalg.norm(weighted, axis=0)
-    scale[scale == 0] = 1.0
-    coefficients: Floats = nnls(weighted / scale, np.ones(len(steps))) / scale
+    """Relative errors are minimised: a short step's ITL counts as much as a long one's.
+
+    Relative to what is predicted, found in a few rounds: over measured times, those that happen to be short would count
+    most, and noise of 20 % would make every prediction 6 % too short.
+    """
+    over_s = steps.times_s
+    for _ in range(ROUNDS):
+        weighted = steps.design / over_s[:, None]
+        scale = np.linalg.norm(weighted, axis=0)
+        scale[scale == 0] = 1.0
+        coefficients: Floats = nnls(weighted / scale, steps.times_s / over_s) / scale
+        over_s = np.maximum(steps.design @ coefficients, steps.times_s / MOST_OVER)
     return coefficients
 
 

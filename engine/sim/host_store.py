@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 from schedtop.engine.contract.config import ConfigError, KVConnector, SchedulerConfig
+from schedtop.engine.contract.prefix_paths import PATH_KEY_BYTES, next_path
+from schedtop.engine.contract.telemetry import HostLoad, HostTier
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.handoff.store import Load
 
@@ -28,11 +30,11 @@ class HostLink(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """One under way: when it is done, whose it is, and the keys it brings; a load's failure."""
+    """One under way: when it is done, whose it is, the keys it brings with their path keys; a load's failure."""
 
     due_s: float
     request: Request
-    keys: tuple[bytes, ...] = ()
+    keys: dict[bytes, bytes]
     load: Load | None = None
 
 
@@ -63,8 +65,9 @@ class HostStore:
         self.fails_requests = fails_requests
         self.failure_rate = failure_rate
         self._clock = clock
-        self._random = np.random.default_rng([seed, 7])
-        self._blocks: OrderedDict[bytes, None] = OrderedDict()
+        self._seed = seed
+        self._num_loads = 0
+        self._blocks: OrderedDict[bytes, bytes] = OrderedDict()
         self._swapped: dict[int, int] = {}
         self._swapped_blocks = 0
         self._loads: list[Copy] = []
@@ -91,6 +94,34 @@ class HostStore:
         due_s = self.next_event_s()
         return due_s is not None and due_s <= self._clock()
 
+    def describe(self, holding: list[HostLoad]) -> HostTier:
+        """For a snapshot; `holding` are the requests before the queue. What is on its way is told as held."""
+        due = {copy.request.number: copy for copy in self._loads}
+        loads = [load if (copy := due.get(load.number)) is None else _on_its_way(load, copy) for load in holding]
+        arriving = [path for copy in self._sends for path in reversed(copy.keys.values())]
+        return HostTier(
+            keys=b"".join([*self._blocks.values(), *arriving]),
+            swapped=dict(self._swapped),
+            loads=tuple(loads),
+            free_s=(self._free_s["in"], self._free_s["out"]),
+            num_loads=self._num_loads,
+        )
+
+    def take_over(self, tier: HostTier) -> None:
+        """Hold what a snapshot tells, under path keys."""
+        self._num_loads = tier.num_loads
+        self._free_s = dict(zip(("in", "out"), tier.free_s, strict=True))
+        self._swapped = dict(tier.swapped)
+        self._swapped_blocks = sum(-(-tokens // self.block_size) for tokens in tier.swapped.values())
+        paths = [tier.keys[at : at + PATH_KEY_BYTES] for at in range(0, len(tier.keys), PATH_KEY_BYTES)]
+        self._blocks = OrderedDict((path, path) for path in paths)
+        self._make_room(0)
+
+    def go_on_loading(self, request: Request, load: HostLoad) -> None:
+        """A load of a snapshot is under way."""
+        assert load.due_s is not None, "a load that has ended is not under way"
+        self._loads.append(Copy(load.due_s, request, {}, Load(request, load.first_lost)))
+
     # Loads
 
     def tokens(self, request: Request, local: int) -> int | None:
@@ -107,10 +138,16 @@ class HostStore:
         for key in request.block_keys[first:end]:
             if key in self._blocks:
                 self._blocks.move_to_end(key)
-        first_lost = None
-        if self._random.random() < self.failure_rate:
-            first_lost = int(self._random.integers(first, end))
-        self._loads.append(Copy(self._copied_s("in", end - first), request, load=Load(request, first_lost)))
+        first_lost = self._first_lost(first, end)
+        self._loads.append(Copy(self._copied_s("in", end - first), request, {}, Load(request, first_lost)))
+
+    def _first_lost(self, first: int, end: int) -> int | None:
+        """Of the blocks from `first` to `end`; each load has its own chance, whatever was before."""
+        self._num_loads += 1
+        if not self.failure_rate:
+            return None
+        random = np.random.default_rng([self._seed, 7, self._num_loads])
+        return int(random.integers(first, end)) if random.random() < self.failure_rate else None
 
     def take_lost(self) -> dict[int, Request]:
         """Loads here take steps."""
@@ -125,7 +162,12 @@ class HostStore:
     # Sends
 
     def send(self, request: Request) -> bool:
-        keys = tuple(key for key in request.block_keys[: request.num_registered] if key not in self._blocks)
+        keys, path = dict[bytes, bytes](), b""
+        for key in request.block_keys[: request.num_registered]:
+            held = self._blocks.get(key)
+            path = held or next_path(path, key)
+            if held is None:
+                keys[key] = path
         if not keys:
             return False
         self._sends.append(Copy(self._copied_s("out", len(keys)), request, keys))
@@ -137,10 +179,10 @@ class HostStore:
             self._keep(copy.keys)
         return [copy.request for copy in done]
 
-    def _keep(self, keys: tuple[bytes, ...]) -> None:
+    def _keep(self, keys: dict[bytes, bytes]) -> None:
         """A prefix is of use from its start, so its last blocks are the first to go."""
-        for key in reversed(keys[: self.num_blocks - self._swapped_blocks]):
-            self._blocks[key] = None
+        for key in reversed(list(keys)[: self.num_blocks - self._swapped_blocks]):
+            self._blocks[key] = keys[key]
             self._blocks.move_to_end(key)
         self._make_room(0)
 
@@ -179,6 +221,11 @@ class HostStore:
         now_s = self._clock()
         done = [copy for copy in copies if copy.due_s <= now_s]
         return done, [copy for copy in copies if copy.due_s > now_s]
+
+
+def _on_its_way(load: HostLoad, copy: Copy) -> HostLoad:
+    first_lost = None if copy.load is None else copy.load.first_lost
+    return msgspec.structs.replace(load, due_s=copy.due_s, first_lost=first_lost)
 
 
 def open_host_store(config: SchedulerConfig, link: HostLink, clock: Callable[[], float], seed: int) -> HostStore:

@@ -89,6 +89,13 @@ def pool_blocks(model: ModelShape, gpu: Gpu, settings: PoolSettings) -> int:
     return int((left if given is None else given) // block_bytes)
 
 
+def block_tokens(model: ModelShape, wanted: int, ranks: int, drafts: int) -> int:
+    """Tokens of a block: the `wanted`, or more where a block must hold a state of fixed size."""
+    if model.state is None:
+        return wanted
+    return model.state.block_size(wanted, model.local_kv_numbers(ranks) * model.kv_number_bytes, ranks, drafts)
+
+
 def local_block_bytes(model: ModelShape, settings: PoolSettings) -> int:
     """What a block takes of each GPU."""
     ranks, stages = settings.tensor_parallel_size, settings.pipeline_parallel_size
@@ -123,4 +130,9 @@ def _does_not_fit(model: ModelShape, gpu: Gpu, usable: float, settings: PoolSett
 def _divisions(model: ModelShape) -> list[int]:
     """Tensor-parallel sizes that divide the model's heads, and its KV heads or into equal copies of them."""
     sizes = range(1, GPUS_PER_NODE + 1)
-    return [t for t in sizes if model.heads % t == 0 and (model.kv_heads % t == 0 or t % model.kv_heads == 0)]
+    state_heads = 0 if model.state is None else model.state.heads
+    return [
+        t
+        for t in sizes
+        if model.heads % t == state_heads % t == 0 and (model.kv_heads % t == 0 or t % model.kv_heads == 0)
+    ]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.sim.models import ModelShape
+from schedtop.engine.sim.state_layers import delta_layers, mamba2_layers
 
 Config = Mapping[str, Any]
 Fields = dict[str, Any]
@@ -39,20 +41,67 @@ def shape_of(config: Config, name: str) -> ModelShape:
         raise ConfigError("a model's configuration is a JSON object")
     settings = config.get("quantization_config")
     weight_bytes, fp8_arithmetic = _quantisation(settings)
-    config = {**config, **config["text_config"]} if isinstance(config.get("text_config"), dict) else config
+    inner = config["text_config"] if isinstance(config.get("text_config"), dict) else config
+    config = {**config, **inner}
     kind = config.get("model_type")
     family = FAMILIES.get(kind) if isinstance(kind, str) else None
     if family is None:
         raise ConfigError(f"model_type {kind!r} is not supported; supported are {', '.join(FAMILIES)}")
-    config = {**LEFT_OUT.get(str(kind), {}), **config}
-    fields = {**_common(config), **family(config), "plain_attention": _plain_attention(settings)}
+    noted = _Noted({**LEFT_OUT.get(str(kind), {}), **config})
+    fields = {**_common(noted), **family(noted), "plain_attention": _plain_attention(settings)}
+    for field in inner:
+        if _tells_shape(field, inner[field]) and field not in noted.read:
+            raise ConfigError(
+                f"{field}={inner[field]!r}: is not known of {kind}; take it out if it changes nothing"
+            )
     return ModelShape(name, layer_weight_bytes=weight_bytes, fp8_arithmetic=fp8_arithmetic, **fields)
+
+
+class _Noted(dict[str, Any]):
+    """A configuration that notes which of its fields were read."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.read: set[str] = set()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.read.add(name)
+        return super().get(name, default)
+
+    def __getitem__(self, name: str) -> Any:
+        self.read.add(name)
+        return super().__getitem__(name)
+
+
+_SHAPES = re.compile(
+    r"^num_|^n_|_(size|dim|rank|heads|layers?|step|freq|pattern)$|expert|window|layer_types|chunk|conv|ssm|mamba|linear_attn"
+)
+"""Names of fields that tell a shape."""
+_CHANGE_NOTHING = frozenset(
+    [
+        *("num_beams", "num_beam_groups", "num_return_sequences", "num_labels"),
+        *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "chunk_size_feed_forward"),
+        *("n_group", "ep_size", "num_nextn_predict_layers", "qk_head_dim"),  # DeepSeek
+        *("no_rope_layers", "_sliding_window_pattern", "experts_per_token"),  # Llama 4, Gemma 3, gpt-oss
+        "mamba_chunk_size",
+    ]
+)
+"""Named like one, and of no consequence here."""
+
+
+def _tells_shape(field: str, value: Any) -> bool:
+    """Whether a field that nobody read might change the shape: it is named so, and says something."""
+    if not value or isinstance(value, dict) or field in _CHANGE_NOTHING:
+        return False
+    return bool(_SHAPES.search(field)) and not (isinstance(value, list) and set(map(str, value)) == {FULL})
+
+
+FULL = "full_attention"
 
 
 def _number(config: Config, *names: str, default: int | None = None) -> int:
     """The first of some fields that is there, as a positive whole number."""
-    for name in names:
-        value = config.get(name)
+    for name, value in [(name, config.get(name)) for name in names]:
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 32:
@@ -85,11 +134,14 @@ def _dense(config: Config) -> Fields:
 
 
 def _with_window(config: Config) -> Fields:
-    """Mistral and Qwen: a window for all layers (or for those above a number), if it is in use."""
-    window = _number(config, "sliding_window", default=0)
-    if not window or not config.get("use_sliding_window", True):
+    """Mistral and Qwen: a window for all layers (or for those above a number, or listed), if it is in use."""
+    window, above = (_number(config, name, default=0) for name in ("sliding_window", "max_window_layers"))
+    in_use, kinds = config.get("use_sliding_window", True), config.get("layer_types")
+    if not window or not in_use:
         return {}
-    from_layer = _number(config, "max_window_layers", default=0) if "use_sliding_window" in config else 0
+    if isinstance(kinds, list):
+        return _alternating(config, 1)
+    from_layer = above if "use_sliding_window" in config else 0
     windowed = max(_number(config, "num_hidden_layers") - from_layer, 0)
     return {"window": window, "windowed_layers": windowed, "window_first": not from_layer}
 
@@ -108,9 +160,10 @@ def _qwen3_moe(config: Config) -> Fields:
     if step != 1:
         raise ConfigError(f"decoder_sparse_step={step}: only 1 is supported")
     return {
+        **_with_window(config),
         "qk_norm": True,
         "mlp": _number(config, "moe_intermediate_size"),
-        "experts": _number(config, "num_experts"),
+        "experts": _number(config, "num_experts", "num_local_experts"),
         "active_experts": _number(config, "num_experts_per_tok"),
         "dense_layers": len(alone),
         "dense_mlp": _number(config, "intermediate_size"),
@@ -121,7 +174,8 @@ def _llama4(config: Config) -> Fields:
     layers, step = _number(config, "num_hidden_layers"), _number(config, "interleave_moe_layer_step", default=1)
     listed = config.get("moe_layers")
     with_experts = len(listed) if isinstance(listed, list) else layers // max(step, 1)
-    chunk = _number(config, "attention_chunk_size", default=0)
+    chunk, kinds = _number(config, "attention_chunk_size", default=0), config.get("layer_types")
+    chunked = kinds.count("chunked_attention") if isinstance(kinds, list) else layers - layers // 4
     return {
         "experts": _number(config, "num_local_experts"),
         "active_experts": _number(config, "num_experts_per_tok"),
@@ -130,7 +184,7 @@ def _llama4(config: Config) -> Fields:
         "dense_mlp": _number(config, "intermediate_size_mlp"),
         "window": chunk,
         "chunked": True,
-        "windowed_layers": layers - layers // 4 if chunk else 0,
+        "windowed_layers": chunked if chunk else 0,
     }
 
 
@@ -139,7 +193,7 @@ def _alternating(config: Config, every: int) -> Fields:
     layers, window = _number(config, "num_hidden_layers"), _number(config, "sliding_window", default=0)
     kinds = config.get("layer_types")
     if isinstance(kinds, list):
-        unknown = set(map(str, kinds)) - {"sliding_attention", "full_attention"}
+        unknown = set(map(str, kinds)) - {"sliding_attention", FULL}
         if unknown:
             raise ConfigError(f"layer_types: {min(unknown)} is not supported")
         windowed, first = kinds.count("sliding_attention"), kinds[:1] == ["sliding_attention"]
@@ -197,6 +251,38 @@ def _gpt_neox(config: Config) -> Fields:
     return {"gated": False}
 
 
+def _granite_hybrid(config: Config) -> Fields:
+    """Mamba-2 beside attention; routed experts, if any, beside the shared MLP that every layer has."""
+    shared, experts = _number(config, "shared_intermediate_size"), _number(config, "num_local_experts", default=0)
+    fields: Fields = {"state": mamba2_layers(config, _number)}
+    if not experts:
+        return {**fields, "mlp": shared}
+    active = _number(config, "num_experts_per_tok")
+    return {**fields, "experts": experts, "active_experts": active, "shared_mlp": shared}
+
+
+def _gated_delta(config: Config) -> Fields:
+    """Gated delta nets beside attention whose queries may have a gate of their size."""
+    hidden, size = _number(config, "hidden_size"), _number(config, "head_dim", default=256)
+    heads, kv_heads = _number(config, "num_attention_heads"), _number(config, "num_key_value_heads")
+    gated = bool(config.get("attn_output_gate", True))
+    return {
+        "state": delta_layers(config, _number),
+        "head_dim": size,
+        "attention_params": hidden * size * ((2 + gated) * heads + 2 * kv_heads),
+        "qk_norm": True,
+    }
+
+
+def _gated_delta_moe(config: Config) -> Fields:
+    experts = _qwen3_moe(config)
+    if experts["dense_layers"]:
+        raise ConfigError(f"mlp_only_layers={config['mlp_only_layers']}: only [] is supported")
+    shared = _number(config, "shared_expert_intermediate_size")
+    # The shared expert's gate is one vector more.
+    return {**experts, **_gated_delta(config), "shared_mlp": shared, "norms": 3}
+
+
 FAMILIES: dict[str, Callable[[Config], Fields]] = {
     "llama": _dense,
     "mistral": _with_window,
@@ -211,17 +297,23 @@ FAMILIES: dict[str, Callable[[Config], Fields]] = {
     "deepseek_v2": _deepseek,
     "deepseek_v3": _deepseek,
     "gpt_neox": _gpt_neox,
+    "granitemoehybrid": _granite_hybrid,
+    "qwen3_next": _gated_delta_moe,
+    "qwen3_5_text": _gated_delta,
+    "qwen3_5_moe_text": _gated_delta_moe,
 }
 """Architectures that can be simulated by their `model_type` (that of the text model, where there is one inside)."""
 
 LEFT_OUT: dict[str, Fields] = {
+    "qwen3_next": {"intermediate_size": 0},
+    "qwen3_5_moe_text": {"intermediate_size": 0},
     "gemma3_text": {
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "head_dim": 256,
         "vocab_size": 262208,
         "max_position_embeddings": 131072,
-    }
+    },
 }
 """What an architecture's published files leave out where it is the default."""
 

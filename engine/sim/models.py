@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from schedtop.engine.contract.kv_groups import Entry
+from schedtop.engine.sim.state_layers import GROUP, StateLayers
 
 KV_NUMBER_BYTES = 2
 """Bytes of one cached number: the KV cache is bf16 unless it is asked to be FP8, also under FP8 weights."""
@@ -21,7 +22,8 @@ class ModelShape:
     `mlp` is the width of one expert where `experts` > 0, else of the MLP. `dense_layers` of the layers have no experts
     but an MLP of `dense_mlp`; every other layer also has an MLP of `shared_mlp` for all tokens. `gated` MLPs have
     three matrices, others two. `windowed_layers` attend to the last `window` positions only (to those of their chunk
-    where `chunked`), the first layer among them where `window_first`. `latent` is the width of a token's compressed
+    where `chunked`), the first layer among them where `window_first`. `state` are those with a state of fixed size
+    instead of attention. `latent` is the width of a token's compressed
     state in a layer (MLA) in place of keys and values; `attention_params` are a layer's attention weights where they
     do not follow from the heads, `norms` its vectors of norms. `layer_weight_bytes` is the size of a weight inside the
     layers: 2 (bf16), 1 (FP8), or about half a byte; embedding and head stay bf16,
@@ -56,6 +58,7 @@ class ModelShape:
     kv_number_bytes: int = KV_NUMBER_BYTES
     fp8_arithmetic: bool = True
     plain_attention: bool = False
+    state: StateLayers | None = None
 
     @property
     def embedding_params(self) -> int:
@@ -79,10 +82,17 @@ class ModelShape:
 
     @property
     def attention_layers_params(self) -> int:
-        """Attention and norms of all layers, and routers."""
+        """Attention (or what takes its place) and norms of all layers, and routers."""
         attention = self.attention_params or 2 * self.hidden * self.head_dim * (self.heads + self.kv_heads)
-        norms = self.norms * self.hidden + (2 * self.head_dim if self.qk_norm else 0)
-        return self.layers * (attention + norms) + self.expert_layers * self.hidden * self.experts
+        attention += 2 * self.head_dim if self.qk_norm else 0
+        state = self.state.count * self.state.params if self.state is not None else 0
+        norms = self.layers * self.norms * self.hidden
+        return self.attention_layers * attention + state + norms + self.expert_layers * self.hidden * self.experts
+
+    @property
+    def attention_layers(self) -> int:
+        """Layers that keep keys and values."""
+        return self.layers - (0 if self.state is None else self.state.count)
 
     @property
     def fixed_params(self) -> int:
@@ -127,30 +137,38 @@ class ModelShape:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return self.layers * self.kv_numbers_per_layer * self.kv_number_bytes
+        return self.attention_layers * self.kv_numbers_per_layer * self.kv_number_bytes
 
     @property
     def kv_groups(self) -> tuple[Entry, ...]:
-        """Groups of layers that keep state alike, as vLLM divides them: "full", or a window in tokens.
+        """Groups of layers that keep state alike, as vLLM divides them: "full", a window in tokens, or `GROUP`.
 
         A pool's blocks must be of one size, so every group has `group_layers` layers, the last of a kind perhaps fewer.
         Chunked layers keep everything.
         """
-        windowed = 0 if self.chunked or not self.window else self.windowed_layers
+        apart, entry, comes_first = self._layers_apart
         size = self.group_layers
         groups: tuple[tuple[Entry, ...], ...] = (
-            (self.window,) * -(-windowed // size),
-            ("full",) * -(-(self.layers - windowed) // size),
+            (entry,) * -(-apart // size),
+            ("full",) * -(-(self.layers - apart) // size),
         )
-        first, second = groups if self.window_first else groups[::-1]
+        first, second = groups if comes_first else groups[::-1]
         return first + second
 
     @property
     def group_layers(self) -> int:
-        """Layers of a KV group: all of the rarer kind, or of the commoner one if that is less than a quarter more."""
+        """Layers of a KV group: all of the rarer kind, or of the commoner one if that is less than a half more."""
+        apart, _, _ = self._layers_apart
+        fewer, more = sorted((apart, self.layers - apart))
+        return more if more < 1.5 * fewer else fewer or more
+
+    @property
+    def _layers_apart(self) -> tuple[int, Entry, bool]:
+        """How many layers do not keep everything, what they keep, and whether the first one is among them."""
+        if self.state is not None:
+            return self.state.count, GROUP, self.state.first
         windowed = 0 if self.chunked or not self.window else self.windowed_layers
-        fewer, more = sorted((windowed, self.layers - windowed))
-        return more if more < 1.25 * fewer else fewer or more
+        return windowed, self.window, self.window_first
 
     def distinct_experts(self, tokens: float) -> float:
         """Experts of one layer that `tokens` tokens reach, if each draws its own evenly and independently.

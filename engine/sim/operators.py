@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.sim.devices import Gpu
 from schedtop.engine.sim.features import StepFeatures
 from schedtop.engine.sim.models import ModelShape
+from schedtop.engine.sim.vision import encode_s
 
 FLAG = "--step-cost operators"
 SYSTEMS = {
@@ -45,6 +46,7 @@ class OperatorCost:
         self._shared: dict[int, float] = {}
         self._chunks: dict[tuple[int, int], float] = {}
         self._rows: dict[tuple[int, int], float] = {}
+        self.encode_s = partial(encode_s, gpu, ranks)
 
     def step_s(self, features: StepFeatures) -> float:
         """Seconds of a step; `kv_tokens` may be an array."""
@@ -129,6 +131,7 @@ def _unknown(model: ModelShape) -> str:
     """What of a model the tables lack; empty if nothing."""
     reasons = {
         "sliding windows": model.windowed_layers > 0,
+        "layers with a state of fixed size": model.state is not None,
         "a compressed KV state": model.latent > 0,
         "shared experts or dense layers beside experts": model.shared_mlp > 0 or model.dense_layers > 0,
         "MLPs without a gate": not model.gated,

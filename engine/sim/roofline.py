@@ -7,12 +7,14 @@ measurements; `docs/devices.md` discusses the sources.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 from schedtop.engine.sim.devices import Gpu
 from schedtop.engine.sim.features import StepFeatures
 from schedtop.engine.sim.models import ModelShape
+from schedtop.engine.sim.vision import encode_s
 
 MATRIX_SHARE = 0.6
 """Of peak arithmetic in the projections of a forward pass. The best shapes of a bare matrix product reach 80 %
@@ -74,15 +76,20 @@ class Roofline:
         layer_kv_s = (
             model.local_kv_numbers(self.ranks) * model.kv_number_bytes / (gpu.bandwidth_gb_s * 1e9 * gpu.kv_share)
         )
-        self._kv_token_s = (model.layers - model.windowed_layers) * layer_kv_s
+        self._kv_token_s = (model.attention_layers - model.windowed_layers) * layer_kv_s
         self._windowed_kv_token_s = model.windowed_layers * layer_kv_s
-        pair_flops = 4 * model.layers * model.heads * model.head_dim / self.ranks
+        pair_flops = 4 * model.attention_layers * model.heads * model.head_dim / self.ranks
         self._pair_s = pair_flops / (flops * ATTENTION_SHARE)
         self._fixed_s = gpu.step_s + model.layers * gpu.layer_s
         if model.experts:
             self._fixed_s += model.expert_layers * gpu.expert_layer_s
         self._row_s = gpu.row_s + model.vocab * gpu.logit_s
+        if model.state is not None:
+            state_bytes = model.state.count * model.state.state_bytes(self.ranks)
+            self._row_s += 2 * state_bytes / (gpu.bandwidth_gb_s * 1e9 * gpu.kv_share)
+            self._token_s += 4 * model.state.count * model.state.numbers / self.ranks / (flops * ATTENTION_SHARE)
         self._prefill_s = model.layers * gpu.prefill_layer_s
+        self.encode_s = partial(encode_s, gpu, self.ranks)
 
     def step_s(self, features: StepFeatures) -> float:
         """Seconds of a step."""
@@ -97,6 +104,8 @@ class Roofline:
           output head works on one position per request.
         - KV read: every row's context once; layers with a window read no more than that of each row.
         - attention: 4 FLOPs per (query, key) pair, head dimension, head and layer, on top of the reading.
+        - layers with a state of fixed size: 4 FLOPs per token and number of it (update and reading out), among the
+          matrices; each row's state read and written once, among the overhead per request.
         - collectives: see `_collectives_s`.
         - overhead: fixed per step and layer, more per layer with experts and where a row has several tokens, and per
           request.

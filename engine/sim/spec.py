@@ -9,12 +9,13 @@ from typing import Protocol
 
 from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.contract.kv_groups import Entry
+from schedtop.engine.contract.latencies.front_end import FrontEnd
 from schedtop.engine.contract.nearest_name import did_you_mean
 from schedtop.engine.sim.devices import GPUS, Gpu, read_gpu
 from schedtop.engine.sim.features import StepCost
 from schedtop.engine.sim.host_store import HostLink
 from schedtop.engine.sim.linear import Calibration, read_calibration
-from schedtop.engine.sim.memory import PoolSettings, check_parallel, local_block_bytes, pool_blocks
+from schedtop.engine.sim.memory import PoolSettings, block_tokens, check_parallel, local_block_bytes, pool_blocks
 from schedtop.engine.sim.model_config import read_shape
 from schedtop.engine.sim.models import FP8_SUFFIX, MODELS, ModelShape, find_model
 from schedtop.engine.sim.operators import OperatorCost
@@ -48,13 +49,12 @@ class SimDevice(Protocol):
     @property
     def kv_groups(self) -> tuple[Entry, ...]: ...
     @property
-    def front_end_s(self) -> float | None:
+    def front_end(self) -> FrontEnd | None:
         """A client's time outside the scheduler; None where it is not known."""
         ...
 
-    @property
-    def front_end_row_s(self) -> float:
-        """More for each row of the step that gave the token."""
+    def block_size(self, wanted: int, ranks: int, drafts: int) -> int:
+        """Tokens of a block with so many tensor-parallel ranks and drafts: the `wanted`, or more."""
         ...
 
     def num_blocks(self, settings: PoolSettings = DEFAULT_POOL) -> int:
@@ -112,12 +112,14 @@ class PresetDevice:
         return self.shape.kv_groups
 
     @property
-    def front_end_s(self) -> float | None:
-        return self.gpu.front_end_s or None
+    def front_end(self) -> FrontEnd | None:
+        gpu = self.gpu
+        if not gpu.front_end_s:
+            return None
+        return FrontEnd(gpu.front_end_s, gpu.front_end_row_s, gpu.front_end_token_s)
 
-    @property
-    def front_end_row_s(self) -> float:
-        return self.gpu.front_end_row_s
+    def block_size(self, wanted: int, ranks: int, drafts: int) -> int:
+        return block_tokens(self.shape, wanted, ranks, drafts)
 
     def num_blocks(self, settings: PoolSettings = DEFAULT_POOL) -> int:
         return pool_blocks(self.shape, self.gpu, settings)
@@ -181,12 +183,11 @@ class CalibratedDevice:
         return ("full",)
 
     @property
-    def front_end_s(self) -> float | None:
+    def front_end(self) -> FrontEnd | None:
         return None
 
-    @property
-    def front_end_row_s(self) -> float:
-        return 0.0
+    def block_size(self, wanted: int, ranks: int, drafts: int) -> int:
+        return wanted
 
     def num_blocks(self, settings: PoolSettings = DEFAULT_POOL) -> int:
         self._check_whole(settings.tensor_parallel_size, settings.pipeline_parallel_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ class SimWorker:
     The token at position p of request n depends on (seed, n, p) alone, so speculation, preemption and chunking
     never change an output. The drafter knows the coming tokens and spoils each with probability
     1 - `acceptance`, by (seed, n, p) too; a draft is accepted if it is the token the model gives.
+    Images take what the device's cost says (`encode_s`), nothing where it does not.
     `num_speculative_tokens` may be changed between steps. With `keeps_drafts` it does not send its drafts back: a plan
     names them `OWN_DRAFT`. `wake_s` is what the first step of an idle engine takes longer.
     """
@@ -42,6 +44,7 @@ class SimWorker:
     ) -> None:
         self.cost = cost
         self.wake_s: float = getattr(cost, "wake_s", 0.0)
+        self._encode_s: Callable[[int], float] | None = getattr(cost, "encode_s", None)
         self.keeps_drafts = keeps_drafts
         self.num_speculative_tokens = num_speculative_tokens
         self._vocab = np.uint32(vocab_size)
@@ -52,6 +55,8 @@ class SimWorker:
     def execute(self, plan: StepPlan) -> StepResult:
         """Outputs, drafts and the step's seconds. All arrays are new."""
         elapsed_s = float(self.cost.step_s(step_features(plan.tokens, plan.computed)))
+        if plan.encoder_tokens and self._encode_s is not None:
+            elapsed_s += self._encode_s(plan.encoder_tokens)
         first = plan.computed + plan.tokens  # position of each row's first output
         if plan.draft_token_ids is None:
             sampled = self.token_ids(plan.numbers, first)[:, None]

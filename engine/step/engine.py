@@ -15,6 +15,7 @@ from schedtop.engine.contract.knobs import KnobError, with_followers
 from schedtop.engine.contract.telemetry import (
     Header,
     KnobChange,
+    Limiter,
     Refusal,
     Reply,
     Snapshot,
@@ -76,6 +77,8 @@ class Engine:
         self._last_end_s = 0.0
         self._steps_allowed = 0
         self._told_paused = False
+        self._untold_turns = 0
+        self._told_apart: deque[StepRecord] = deque()
 
     @property
     def clock_s(self) -> float:
@@ -93,14 +96,28 @@ class Engine:
     def step(self) -> StepRecord | None:
         """Advance by one step; None when there is nothing to do and nothing to tell."""
         self._take_arrivals()
+        if self._told_apart:
+            return self._told_apart.popleft()
         if not self._may_run():
             return self.tell()
-        while (record := self._turn()) is None and self.has_work:
+        while (record := self.turn()) is None and self.has_work:
             self._take_arrivals()
+            if self._told_apart:
+                return self._told_apart.popleft()
         return record or self.tell()
 
-    def _turn(self) -> StepRecord | None:
+    def set_apart(self) -> None:
+        """Something is about to happen: turns since the last record came before it, and are told apart."""
+        if self._untold_turns:
+            self._told_apart.append(self._idle_record())
+
+    def turn(self) -> StepRecord | None:
         """Plan a step if there is any work, and take the results of the oldest if no more may be under way."""
+        record = self._turn()
+        self._untold_turns = 0 if record is not None else self._untold_turns + 1
+        return record
+
+    def _turn(self) -> StepRecord | None:
         self.num_turns += 1
         if self.num_unfinished:
             self.plan_step()
@@ -120,7 +137,8 @@ class Engine:
         plan = self.scheduler.next_due()
         if self.tier is not None and self._waits_for_copies(plan, planned):
             return None
-        told = self._max_under_way == 1 or plan.num_rows or planned.preemptions or planned.ended
+        preempts = planned.limiter is Limiter.PREEMPTED_NOW  # whoever it was may have ended since
+        told = self._max_under_way == 1 or plan.num_rows or preempts or planned.ended
         if not told and any(batch.plan.num_rows for batch in self.scheduler.state.under_way):
             self.scheduler.update(plan, NOTHING, self.clock_s)
             return None
@@ -132,7 +150,10 @@ class Engine:
         self._last_end_s = end_s
         self._told_paused = self.paused
         timing = Timing(start_s, end_s, schedule_s, execute_s, update_s)
-        return self.observer.record(plan, settled, timing, self.knobs_version, self.paused)
+        record = self.observer.record(plan, settled, timing, self.knobs_version, self.paused)
+        if not self.header.simulated_clock:  # there every row gets all it may have
+            self.observer.note_drafts(plan, result)
+        return record
 
     def _waits_for_copies(self, plan: StepPlan, planned: PlannedStep) -> bool:
         """Nothing of a plan can run before a copy ends or a request comes: the time until then passes."""
@@ -202,8 +223,12 @@ class Engine:
         """A record of what happened since the last one although nothing ran; None if nothing did."""
         if not self.observer.has_events and self.paused == self._told_paused:
             return None
+        return self._idle_record()
+
+    def _idle_record(self) -> StepRecord:
         self._told_paused = self.paused
-        return self.observer.idle_record(self.clock_s, self.knobs_version, self.paused)
+        turns, self._untold_turns = self._untold_turns, 0
+        return self.observer.idle_record(self.clock_s, self.knobs_version, self.paused, turns)
 
     def skip_to(self, time_s: float) -> None:
         """Pass time without stepping: nothing was to be done."""
@@ -242,11 +267,13 @@ class Engine:
             return copied_s if arrival_s is None else arrival_s
         return min(arrival_s, copied_s)
 
-    def pause(self) -> None:
+    def pause(self, by: str = "") -> None:
+        self.observer.note_pause(by)
         self.paused = True
         self._steps_allowed = 0
 
-    def resume(self) -> None:
+    def resume(self, by: str = "") -> None:
+        self.observer.note_pause(by)
         self.paused = False
 
     def step_once(self) -> bool:

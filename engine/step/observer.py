@@ -16,6 +16,7 @@ from schedtop.engine.contract.telemetry import (
     Finish,
     FinishReason,
     Head,
+    HostTier,
     KnobChange,
     Limiter,
     Refusal,
@@ -25,7 +26,7 @@ from schedtop.engine.contract.telemetry import (
     Totals,
     UnderWay,
 )
-from schedtop.engine.handoff.plan import StepPlan
+from schedtop.engine.handoff.plan import IntArray, StepPlan, StepResult
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.books.state import Batch, PlannedStep
 from schedtop.engine.scheduler.passes.admission import mark_inverted
@@ -61,6 +62,7 @@ class Events(msgspec.Struct):
     refusals: list[Refusal] = []
     finishes: list[Finish] = []
     knobs: list[KnobChange] = []
+    paused_by: str = ""
 
 
 class Observer:
@@ -74,6 +76,7 @@ class Observer:
         self.step = 0
         self._events = Events()
         self._queued_s: dict[int, float] = {}
+        self._proposed: tuple[IntArray, IntArray] | None = None
 
     @property
     def has_events(self) -> bool:
@@ -105,6 +108,10 @@ class Observer:
 
     def note_knob(self, change: KnobChange) -> None:
         self._events.knobs.append(change)
+
+    def note_pause(self, by: str) -> None:
+        """Who paused or resumed the engine."""
+        self._events.paused_by = by
 
     def record(
         self, plan: StepPlan, settled: Settled, timing: Timing, knobs_version: int, paused: bool
@@ -167,10 +174,31 @@ class Observer:
             grown_groups=grown_groups,
             group_blocks=state.kv.group_blocks,
             host_blocks=self._host(),
+            paused_by=events.paused_by,
+            encoder_tokens=plan.encoder_tokens,
+            proposed=self._cut_drafts(plan),
         )
 
-    def idle_record(self, now_s: float, knobs_version: int, paused: bool) -> StepRecord:
-        """A record of what happened while nothing ran."""
+    def note_drafts(self, plan: StepPlan, result: StepResult) -> None:
+        """How many drafts the rows of a step have for their next one."""
+        if result.num_drafts is not None and not self.scheduler.config.async_scheduling:
+            self._proposed = plan.numbers.copy(), result.num_drafts * (result.num_sampled > 0)
+
+    def _cut_drafts(self, plan: StepPlan) -> bytes:
+        """`StepRecord.proposed`."""
+        if self._proposed is None:
+            return b""
+        (numbers, counts), self._proposed = self._proposed, None
+        if np.array_equal(numbers, plan.numbers) and not (counts > plan.drafts).any():
+            return b""
+        used = dict(zip(plan.numbers.tolist(), plan.drafts.tolist(), strict=True))
+        proposed = zip(numbers.tolist(), counts.tolist(), strict=True)
+        return packed(
+            [part for number, count in proposed if count > used.get(number, 0) for part in (number, count)]
+        )
+
+    def idle_record(self, now_s: float, knobs_version: int, paused: bool, turns: int = 0) -> StepRecord:
+        """A record of what happened while nothing ran, and of `turns` after it that no other tells."""
         waiting = self.scheduler.state.waiting
         reason = Limiter.PAUSED if paused and len(waiting) else Limiter.NONE
         head = Head(waiting.first_number, reason) if reason is Limiter.PAUSED else None
@@ -190,15 +218,23 @@ class Observer:
             knobs=tuple(events.knobs),
             paused=paused,
             deferrals=self._take_deferrals(),
+            turns=turns,
+            paused_by=events.paused_by,
         )
 
-    def blank_record(self, knobs_version: int) -> StepRecord:
+    def blank_record(
+        self,
+        knobs_version: int,
+        executed: bool = False,
+        limiter: Limiter = Limiter.NONE,
+        head: Head | None = None,
+    ) -> StepRecord:
         """The present standing as a record in which nothing happens, at no time."""
         state = self.scheduler.state
         return StepRecord(
             seq=self.seq,
             step=self.step,
-            executed=False,
+            executed=executed,
             start_s=0.0,
             end_s=0.0,
             schedule_s=None,
@@ -212,14 +248,14 @@ class Observer:
             draft_tokens=0,
             recomputed_tokens=0,
             input_rows=0,
-            limiter=Limiter.NONE.value,
+            limiter=limiter.value,
             rows=b"",
             itl_s=b"",
             ttft_s=(),
             running=state.table.size,
             waiting=self._num_waiting(),
             oldest_wait_s=None,
-            head=None,
+            head=head,
             blocks=self.blocks(),
             changed_blocks=b"",
             grown=b"",
@@ -261,6 +297,12 @@ class Observer:
         loads = self.scheduler.state.loads
         return loads.store.standing if loads is not None and isinstance(loads.store, HostStore) else ()
 
+    def _tier(self) -> HostTier | None:
+        loads = self.scheduler.state.loads
+        if loads is None or not isinstance(loads.store, HostStore):
+            return None
+        return loads.store.describe(loads.describe())
+
     def _next_seq(self) -> int:
         self.seq += 1
         return self.seq
@@ -285,13 +327,14 @@ class Observer:
         """The pool by class, now."""
         state = self.scheduler.state
         pool, table = state.kv.pool, state.table
+        free, cached_free = pool.num_free, pool.num_cached_free
         computed = int(np.add.reduce(table.num_computed[: table.size]))
         released = 0 if state.kv.at_once else int(table.num_released[: table.size].sum())
         return Blocks(
-            held=pool.num_blocks - pool.num_free - pool.num_shared,
+            held=pool.num_blocks - free - pool.num_shared,
             shared=pool.num_shared,
-            cached_free=pool.num_cached_free,
-            empty=pool.num_free - pool.num_cached_free,
+            cached_free=cached_free,
+            empty=free - cached_free,
             stored_tokens=state.kv.stored_tokens(computed, released),
             watermark=state.kv.watermark_blocks,
         )
@@ -323,8 +366,11 @@ class Observer:
             counts["cached_tokens"] += started.request.cached_tokens
             if self.scheduler.state.kv.caching:
                 counts["cache_queries"] += started.request.num_prompt_tokens
-        counts["external_tokens"] += sum(entry.external_tokens for entry in planned.admissions if not entry.resumed)
-        counts["reused_tokens"] += sum(entry.cached_tokens for entry in planned.admissions if entry.resumed)
+        for entry in planned.admissions:
+            if entry.resumed:
+                counts["reused_tokens"] += entry.cached_tokens
+            else:
+                counts["external_tokens"] += entry.external_tokens
 
     def skip(self, steps: int, totals: Totals, finishes: list[Finish]) -> None:
         """Steps were reported elsewhere; `totals` are those after them, but for what finished."""
@@ -375,8 +421,33 @@ class Observer:
             knobs_version=knobs_version,
             paused=paused,
             totals=self.totals(),
-            under_way=tuple(map(_describe_step, state.under_way)),
+            under_way=tuple(self._describe_step(batch) for batch in state.under_way),
             stages_free_s=stages_free_s,
+            host=self._tier(),
+        )
+
+    def _describe_step(self, batch: Batch) -> UnderWay:
+        planned, live = batch.planned, self.scheduler.state.requests
+        return UnderWay(
+            planned_s=planned.now_s,
+            rows=batch.columns.tobytes(),
+            token_budget=planned.token_budget,
+            input_budget=planned.input_budget,
+            limiter=planned.limiter.value,
+            head=planned.head,
+            blocks_in_use=planned.blocks_in_use,
+            recomputed_tokens=planned.recomputed_tokens,
+            grown={number: len(blocks) for number, blocks in planned.new_blocks.items()},
+            admissions=tuple(planned.admissions),
+            preemptions=tuple(planned.preemptions),
+            ended=tuple(planned.ended),
+            grown_groups=planned.group_growth,
+            encoder_tokens=batch.plan.encoder_tokens,
+            gone=tuple(
+                describe_arrival(started.request, self._block_size)
+                for started in planned.started
+                if started.request.number not in live
+            ),
         )
 
     def _holding(self) -> list[Request]:
@@ -412,37 +483,20 @@ class Observer:
         )
 
 
-def _describe_step(batch: Batch) -> UnderWay:
-    planned = batch.planned
-    return UnderWay(
-        planned_s=planned.now_s,
-        rows=batch.columns.tobytes(),
-        token_budget=planned.token_budget,
-        input_budget=planned.input_budget,
-        limiter=planned.limiter.value,
-        head=planned.head,
-        blocks_in_use=planned.blocks_in_use,
-        recomputed_tokens=planned.recomputed_tokens,
-        grown={number: len(blocks) for number, blocks in planned.new_blocks.items()},
-        admissions=tuple(planned.admissions),
-        preemptions=tuple(planned.preemptions),
-        ended=tuple(planned.ended),
-    )
-
-
 def _growth(settled: Settled, ends: list[Finish]) -> tuple[bytes, bytes, bytes]:
     """`grown`, `grown_blocks` and `grown_groups` of the step, without requests whose end an earlier record has told."""
-    planned, pairs = settled.planned, list[int]()
-    blocks: list[int] = []
-    tables = [*planned.new_blocks.items()]
-    tables += [(started.request.number, started.block_table) for started in planned.started]
-    told = set[int]()
+    planned, told = settled.planned, set[int]()
     if settled.ended_before:
         told = {*settled.ended_before} - {finish.number for finish in ends}
-        tables = [(number, ids) for number, ids in tables if number not in told]
-    if planned.group_growth or any(started.further for started in planned.started):
+    if planned.group_growth or (planned.started and planned.started[0].further):
         return _group_growth(planned, told)
-    for number, ids in tables:
+    tables = planned.new_blocks
+    if planned.started or told:
+        tables = tables | {started.request.number: started.block_table for started in planned.started}
+        tables = {number: ids for number, ids in tables.items() if number not in told}
+    pairs: list[int] = []
+    blocks: list[int] = []
+    for number, ids in tables.items():
         pairs += (number, len(ids))
         blocks += ids
     return packed(pairs), packed(blocks), b""

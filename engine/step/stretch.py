@@ -15,7 +15,7 @@ import numpy as np
 from schedtop.engine.contract.telemetry import ROW_FIELDS, Blocks, Finish, Head, Limiter, StepRecord, Totals
 from schedtop.engine.kv.block_pool import HELD, in_order
 from schedtop.engine.scheduler.books.request_table import COLUMNS, IntArray
-from schedtop.engine.scheduler.books.state import Batch, PlannedStep
+from schedtop.engine.scheduler.books.state import Batch, PlannedStep, State
 from schedtop.engine.scheduler.decodes import (
     DECODED,
     Floats,
@@ -250,15 +250,17 @@ def run_stretch(engine: Engine, until_s: float = math.inf, most_steps: int = MOS
     worker, state, observer = engine.worker, engine.scheduler.state, engine.observer
     if not isinstance(worker, SimWorker) or engine.paused or observer.has_events:
         return None
+    wake_s = engine.next_wake_s()
+    until_s = until_s if wake_s is None else min(until_s, wake_s)
+    if until_s <= engine.clock_s:
+        return None
     outlook = decodes_ahead(state)
     fewest = max(FEWEST_STEPS, state.config.max_concurrent_batches)
     if outlook is None or outlook.turns < fewest:
         return None
-    wake_s = engine.next_wake_s()
     turns = min(outlook.turns, most_steps, MOST_OUTPUTS // state.table.size)
     times = _foresee(engine, worker, outlook, turns)
-    starts_s = times.turns_s[:-1]
-    turns = _last_told(outlook, int(starts_s.searchsorted(until_s if wake_s is None else min(until_s, wake_s))))
+    turns = _last_told(outlook, int(times.turns_s[:-1].searchsorted(until_s)))
     if turns < fewest:
         return None
     needs = block_needs(state, outlook, turns)
@@ -270,6 +272,8 @@ def run_stretch(engine: Engine, until_s: float = math.inf, most_steps: int = MOS
 
 def _last_told(outlook: Outlook, turns: int) -> int:
     """At most so many turns, the last of which describes a step."""
+    if outlook.period == 1:
+        return turns
     told = set(outlook.tells.tolist())
     while turns and (turns - 1) % outlook.period not in told:
         turns -= 1
@@ -278,8 +282,7 @@ def _last_told(outlook: Outlook, turns: int) -> int:
 
 def _foresee(engine: Engine, worker: SimWorker, outlook: Outlook, turns: int) -> Times:
     """When so many turns would begin and end."""
-    before = _computed_before(engine)
-    elapsed_s: Floats = np.zeros(turns)
+    before, elapsed_s = _computed_before(engine), np.zeros(turns)
     for turn, rows in outlook.rounds():
         elapsed_s[turn :: outlook.period] = worker.decode_s(before[rows], len(range(turn, turns, outlook.period)))
     if engine.stages is not None:
@@ -314,30 +317,21 @@ def _computed_before(engine: Engine) -> IntArray:
 
 
 def _run(engine: Engine, worker: SimWorker, outlook: Outlook, needs: Needs, times: Times) -> Stretch:
-    state, observer, turns, period = engine.scheduler.state, engine.observer, needs.turns, outlook.period
+    state, observer, turns = engine.scheduler.state, engine.observer, needs.turns
     table, size = state.table, state.table.size
     if engine.stages is not None:
         _staged(engine, times.elapsed_s, engine.stages)
-    common = msgspec.structs.replace(
-        observer.blank_record(engine.knobs_version),
-        executed=True,
-        limiter=_limiter(outlook.head).value,
-        head=observer.look_at(outlook.head),
-    )
+    limiter, head = _limiter(outlook.head), observer.look_at(outlook.head)
+    common = observer.blank_record(engine.knobs_version, executed=True, limiter=limiter, head=head)
     columns = table.data[: len(COLUMNS), :size].copy()
     under_way = list(state.under_way)
     heads = [observer.look_at(batch.planned.head) for batch in under_way]
-    tells = set(outlook.tells.tolist())
-    told = [turn for turn in range(turns) if turn % period in tells]
+    told = _turns_told(outlook, turns)
     new_blocks = take_blocks(state, needs, told[-2] + 1 if len(told) > 1 else 0)
     sampled, gaps_s = _outputs(engine, worker, outlook, times)
     deliver(table, outlook, sampled, gaps_s, times.turns_s[1:])
-    batches = [
-        batch_of(table, planned, _columns_at(columns, outlook, needs, turn))
-        for turn, planned in _planned(
-            engine, outlook, needs, times, common.blocks.held + common.blocks.shared, new_blocks
-        )
-    ]
+    in_use = common.blocks.held + common.blocks.shared
+    batches = list(_batches(state, outlook, needs, times, columns, in_use, new_blocks))
     advance(state, outlook, turns)
     set_out_again(state, batches)
     busy_s = common.totals.busy_s
@@ -370,6 +364,14 @@ def _run(engine: Engine, worker: SimWorker, outlook: Outlook, needs: Needs, time
     )
 
 
+def _turns_told(outlook: Outlook, turns: int) -> list[int]:
+    """Those of the first `turns` turns that describe a step."""
+    if outlook.period == 1:
+        return list(range(turns))
+    tells = set(outlook.tells.tolist())
+    return [turn for turn in range(turns) if turn % outlook.period in tells]
+
+
 def _limiter(head: Head | None) -> Limiter:
     return Limiter.NONE if head is None else Limiter(head.reason)
 
@@ -378,7 +380,9 @@ def _outputs(engine: Engine, worker: SimWorker, outlook: Outlook, times: Times) 
     """The outputs of each round (times, rows), and all gaps (turns, rows), NaN where a row is not told."""
     table, period, ends_s = engine.scheduler.state.table, outlook.period, times.turns_s[1:]
     before, sampled = _computed_before(engine), []
-    gaps_s: Gaps = np.full((len(ends_s), table.size), np.nan, dtype=np.float32)
+    gaps_s: Gaps = np.empty((len(ends_s), table.size), dtype=np.float32)
+    if period > 1:
+        gaps_s.fill(np.nan)
     for turn, rows in outlook.rounds():
         told_s = ends_s[turn::period]
         offsets: IntArray = np.arange(1, len(told_s) + 1, dtype=np.int32)[:, None]
@@ -388,24 +392,28 @@ def _outputs(engine: Engine, worker: SimWorker, outlook: Outlook, times: Times) 
     return sampled, gaps_s
 
 
-def _planned(
-    engine: Engine, outlook: Outlook, needs: Needs, times: Times, in_use: int, new_blocks: list[int]
-) -> Iterator[tuple[int, PlannedStep]]:
-    """The steps that are under way in the end, each with the turn that planned it."""
-    state = engine.scheduler.state
+def _batches(
+    state: State,
+    outlook: Outlook,
+    needs: Needs,
+    times: Times,
+    columns: IntArray,
+    in_use: int,
+    new_blocks: list[int],
+) -> Iterator[Batch]:
+    """The steps that are under way in the end."""
     for turn in range(needs.turns - len(state.under_way), needs.turns):
         begin, end = needs.at.searchsorted((turn, turn + 1)).tolist()
         numbers = state.table.request[needs.rows[begin:end]].tolist()
-        yield (
-            turn,
-            PlannedStep(
-                times.turns_s.item(turn),
-                state.limits.token_budget,
-                state.limits.input_budget,
-                decode_tokens=int(np.count_nonzero(outlook.times_planned(turn + 1) - outlook.times_planned(turn))),
-                limiter=_limiter(outlook.head),
-                head=outlook.head,
-                new_blocks={number: [block] for number, block in zip(numbers, new_blocks[begin:end], strict=True)},
-                blocks_in_use=in_use + end,
-            ),
+        rows = _columns_at(columns, outlook, needs, turn)
+        planned = PlannedStep(
+            times.turns_s.item(turn),
+            state.limits.token_budget,
+            state.limits.input_budget,
+            decode_tokens=int(np.add.reduce(rows[TOKENS])),
+            limiter=_limiter(outlook.head),
+            head=outlook.head,
+            new_blocks={number: [block] for number, block in zip(numbers, new_blocks[begin:end], strict=True)},
+            blocks_in_use=in_use + end,
         )
+        yield batch_of(state.table, planned, rows)

@@ -159,14 +159,14 @@ class HookedEngine:
         self._hook.commands.append(command)
         self._hook.wake()
 
-    def pause(self) -> None:
+    def pause(self, by: str = "") -> None:
         """Pause admissions; what runs goes on."""
         self._check_pause()
-        self._ask(lambda hook: hook.pause(True))
+        self._ask(lambda hook: hook.pause(True, by))
 
-    def resume(self) -> None:
+    def resume(self, by: str = "") -> None:
         self._check_pause()
-        self._ask(lambda hook: hook.pause(False))
+        self._ask(lambda hook: hook.pause(False, by))
 
     def _check_pause(self) -> None:
         if "admissions cannot be paused" in self.header.settings["missing"]:
@@ -208,6 +208,7 @@ def fixed_of(header: Header) -> Fixed:
         "multimodal inputs" in header.settings["undecidable"],
         config["num_speculative_tokens"],
         config["async_scheduling"],
+        header.settings["kv_groups"],
     )
 
 
@@ -271,7 +272,7 @@ class HookLoop(ServiceLoop):
         finally:
             self._watch.close()
             if self._files is not None:
-                self._files.close(keep=failed)
+                self._files.close(keep=failed or self._hook.server_failed)
 
     def tick(self) -> None:
         """Between steps: tell what went wrong, and end with the hook."""

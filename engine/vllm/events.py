@@ -23,10 +23,12 @@ class HeadSeen(NamedTuple):
 
 
 class PreemptSeen(NamedTuple):
-    """A victim: tokens it had computed, free blocks before and after, blocks handed out so far in the step."""
+    """A victim: tokens it had computed, outputs and drafts of those that were under way, free blocks before and after,
+    blocks handed out so far in the step."""
 
     id: str
     computed_tokens: int
+    expected_tokens: int
     free_before: int
     free_after: int
     num_given: int
@@ -96,6 +98,13 @@ class Updated(NamedTuple):
     num_waiting: int
 
 
+class Drafted(NamedTuple):
+    """How many drafts each of these requests has for its next step."""
+
+    ids: list[str]
+    counts: list[int]
+
+
 class Applied(NamedTuple):
     """Limits that were set on the engine's thread, or why not."""
 
@@ -110,9 +119,10 @@ class PauseSeen(NamedTuple):
 
     at_s: float
     paused: bool
+    by: str = ""
 
 
-Event = Added | Ended | Scheduled | Updated | Applied | PauseSeen
+Event = Added | Ended | Scheduled | Updated | Drafted | Applied | PauseSeen
 
 
 def is_step(event: Event) -> bool:

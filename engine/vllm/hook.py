@@ -13,6 +13,7 @@ from typing import Any
 from schedtop.engine.vllm.asked import log
 from schedtop.engine.vllm.events import (
     Added,
+    Drafted,
     Ended,
     Event,
     HeadSeen,
@@ -47,6 +48,7 @@ class Hook:
         self.off = ""
         self.errors: list[str] = []
         self.rescan = True
+        self.server_failed = False
         self._zero_s = time.monotonic()
         self.facts = Facts.of(scheduler)
         self.pool = PoolWatch(scheduler.kv_cache_manager.block_pool, self.failed)
@@ -78,9 +80,10 @@ class Hook:
             self.failed(error)
 
     def end(self, reason: str) -> None:
-        """The scheduler ends in order."""
+        """The scheduler, or the loop that drives it, ends; what is said first counts."""
+        on_end, self.on_end = self.on_end, lambda reason: None
         try:
-            self.on_end(reason)
+            on_end(reason)
         except Exception as error:
             self.failed(error)
 
@@ -162,7 +165,7 @@ class Hook:
         """Victims as an older scheduler lets them be told: they ran before the step and do not any more."""
         left = {request.request_id for request in running}
         free = self.pool.num_free()
-        return [PreemptSeen(name, -1, free, free, 0) for name in self._running if name not in left]
+        return [PreemptSeen(name, -1, 1, free, free, 0) for name in self._running if name not in left]
 
     def _head(self) -> HeadSeen | None:
         """The request that is served next: the first one that was not skipped."""
@@ -248,20 +251,33 @@ class Hook:
             self.failed(error)
         return request_ids
 
-    def before_preempt(self, request: Any) -> tuple[int, int] | None:
-        """Tokens computed and free blocks; None when nothing is to be noted."""
+    def before_preempt(self, request: Any) -> tuple[int, int, int] | None:
+        """Tokens computed, expected outputs and free blocks; None when nothing is to be noted."""
         if self.off:
             return None
         try:
-            return request.num_computed_tokens, self.pool.num_free()
+            expected = getattr(request, "num_output_placeholders", 0)
+            return request.num_computed_tokens, expected, self.pool.num_free()
         except Exception as error:
             self.failed(error)
             return None
 
-    def after_preempt(self, request: Any, before: tuple[int, int]) -> None:
+    def after_preempt(self, request: Any, before: tuple[int, int, int]) -> None:
         try:
             seen = PreemptSeen(request.request_id, *before, self.pool.num_free(), len(self.pool.given))
             self._preempted.append(seen)
+        except Exception as error:
+            self.failed(error)
+
+    def after_drafts(self, proposed: Any) -> None:
+        """Note how many drafts each request has got, after its grammar took out what it forbids."""
+        if self.off:
+            return
+        try:
+            requests, ids = self.scheduler.requests, list(proposed.req_ids)
+            counts = [len(requests[name].spec_token_ids) if name in requests else 0 for name in ids]
+            if any(counts):
+                self.log.append(Drafted(ids, counts))
         except Exception as error:
             self.failed(error)
 
@@ -274,10 +290,10 @@ class Hook:
         self.scheduler.finish_requests(name, type(request.status).FINISHED_ABORTED)
         self.core._send_abort_outputs([request])
 
-    def pause(self, paused: bool) -> None:
+    def pause(self, paused: bool, by: str = "") -> None:
         """Pause or resume admissions."""
         set_pause(self.facts, self.scheduler, paused)
-        self.log.append(PauseSeen(self.now_s(), self.facts.is_paused(self.scheduler)))
+        self.log.append(PauseSeen(self.now_s(), self.facts.is_paused(self.scheduler), by))
 
 
 def is_stale(request: Any) -> bool:

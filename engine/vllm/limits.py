@@ -148,6 +148,7 @@ def _header(scheduler: Any, config: dict[str, Any], missing: list[str]) -> Heade
             "pipeline_parallel_size": getattr(parallel, "pipeline_parallel_size", 1),
             "vocab_size": int(getattr(getattr(model, "hf_text_config", None), "vocab_size", 0) or 0),
             "rank": rank_of(vllm_config),
+            "kv_groups": num_groups_of(scheduler),
             "missing": missing,
             "undecidable": _undecidable(scheduler),
         },
@@ -166,10 +167,15 @@ def rank_of(vllm_config: Any) -> int:
     return int(getattr(parallel, "data_parallel_rank", 0) if rank is None else rank)
 
 
+def num_groups_of(scheduler: Any) -> int:
+    """How many groups of KV blocks a request has: several in a hybrid model."""
+    return len(getattr(scheduler.kv_cache_config, "kv_cache_groups", [0]))
+
+
 def _undecidable(scheduler: Any) -> list[str]:
     """What this server does that a recording of it cannot be decided again with."""
     vllm_config, found = scheduler.vllm_config, []
-    if len(getattr(scheduler.kv_cache_config, "kv_cache_groups", [0])) > 1:
+    if num_groups_of(scheduler) > 1:
         found.append("several KV cache groups")
     if getattr(scheduler, "connector", None) is not None:
         found.append("a KV connector")

@@ -59,7 +59,7 @@ def wrap_choice(config: type) -> None:
 
 
 def wrap_core(core: type) -> None:
-    """Let a hook know the loop it runs in, so that commands reach an idle engine."""
+    """Let a hook know the loop it runs in, so that commands reach an idle engine, and how that loop ended."""
     run, handle = getattr(core, "run_busy_loop", None), getattr(core, "_handle_client_request", None)
     if run is None or handle is None or hasattr(run, MARK):
         return
@@ -67,9 +67,17 @@ def wrap_core(core: type) -> None:
     @wraps(run)
     def run_busy_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
         hook = getattr(self.scheduler, "schedtop_hook", None)
-        if hook is not None:
-            hook.enter(self)
-        return run(self, *args, **kwargs)
+        if hook is None:
+            return run(self, *args, **kwargs)
+        hook.enter(self)
+        try:
+            return run(self, *args, **kwargs)
+        except Exception as error:
+            hook.server_failed = True
+            hook.end(f"vLLM's engine failed: {type(error).__name__}: {error}"[:200])
+            raise
+        finally:  # consoles are told here: the front end kills an engine that takes long to clear up
+            hook.end("vLLM is shutting down")
 
     @wraps(handle)
     def handle_client_request(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -144,6 +152,15 @@ def hooked(base: type) -> type:
             return answer
 
         Hooked._preempt_request = _preempt_request
+    if hasattr(base, "update_draft_token_ids"):
+
+        def update_draft_token_ids(self: Any, draft_token_ids: Any, *args: Any, **kwargs: Any) -> Any:
+            answer = base.update_draft_token_ids(self, draft_token_ids, *args, **kwargs)
+            if self.schedtop_hook is not None:
+                self.schedtop_hook.after_drafts(draft_token_ids)
+            return answer
+
+        Hooked.update_draft_token_ids = update_draft_token_ids
     Hooked.__name__ = Hooked.__qualname__ = f"Schedtop{base.__name__}"
     setattr(Hooked, MARK, True)
     return Hooked

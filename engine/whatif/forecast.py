@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 import numpy as np
 from schedtop.engine.contract.config import ConfigError, EngineConfig
+from schedtop.engine.contract.prefix_paths import path_keys
 from schedtop.engine.contract.telemetry import Arrival, Header, Snapshot
-from schedtop.engine.decide_again.restore import ask_of, restore, vocab_size
+from schedtop.engine.decide_again.restore import ask_of, recorded_builder, restore
 from schedtop.engine.decide_again.scenario import check_changes
 from schedtop.engine.offline.headless import run_through
 from schedtop.engine.offline.report import Report
@@ -18,7 +21,6 @@ from schedtop.engine.sim.features import StepCost
 from schedtop.engine.sim.spec import PREFIX, parse_device
 from schedtop.engine.step.engine import Engine
 from schedtop.engine.whatif.compared_figures import BY_NAME
-from schedtop.engine.workload.build import RequestBuilder
 from schedtop.engine.workload.paced import Ask, PacedSource, Tempo
 
 FORETOLD = tuple(
@@ -131,8 +133,9 @@ def expected_rate(snapshot: Snapshot, known: Sequence[Arrival]) -> float | None:
 
 def _expected(header: Header, known: Sequence[Arrival], rate: float, clock_s: float, seed: int) -> PacedSource:
     """Poisson arrivals from `clock_s` on, each drawn from the known ones."""
-    builder = RequestBuilder(seed + 1, vocab_size(header), header.max_model_len)
+    builder = recorded_builder(header, seed + 1)
     first = 1 + max(arrival.number for arrival in known)
+    shared = _shared_prefixes(known)
 
     def asks() -> Iterator[Ask]:
         rng = np.random.default_rng([seed, 5])
@@ -140,10 +143,18 @@ def _expected(header: Header, known: Sequence[Arrival], rate: float, clock_s: fl
         while True:
             own_s += float(rng.exponential(1 / rate))
             arrival = known[int(rng.integers(len(known)))]
-            yield ask_of(arrival, header.block_size, ordinal, own_s)
+            ask = ask_of(arrival, header.block_size, ordinal, own_s)
+            yield replace(ask, shared=None if ask.shared is None else ask.shared[: shared[arrival.number]])
             ordinal += 1
 
     return PacedSource(asks(), Tempo(rate, 1.0), builder, {"source": "expected arrivals", "rate": rate})
+
+
+def _shared_prefixes(known: Sequence[Arrival]) -> dict[int, int]:
+    """How many leading blocks of each arrival's prompt another one has, too, by number; the rest is its own."""
+    paths = {arrival.number: path_keys(arrival.prefix_keys) for arrival in known}
+    counts = Counter(path for keys in paths.values() for path in keys)
+    return {number: sum(counts[path] > 1 for path in keys) for number, keys in paths.items()}
 
 
 def _run(engine: Engine, until_s: float, horizon_s: float) -> Figures:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import takewhile, zip_longest
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
@@ -32,13 +32,26 @@ from schedtop.engine.step.engine import Engine
 from schedtop.engine.step.stretch import records_of
 from schedtop.engine.whatif.compare import setting
 from schedtop.engine.whatif.compared_figures import change_text, shown_in
-from schedtop.engine.whatif.course_of_run import Course, Tracer, courses, size_s
 from schedtop.engine.whatif.verdict import CANNOT_TELL, verdict
 
 RUN_ON, LEAST_RUN_ON_S = 20.0, 600.0
 """Base and variant go on for up to so many times the recorded stretch, and so many seconds more, for the unserved."""
 OnProgress = Callable[[str, float], None]
 """Gets what is being done, and a share of it."""
+
+
+class Follower(Protocol):
+    """Sees a run go by, up to where the recording ends."""
+
+    def begin(self, snapshot: Snapshot, shift_s: float) -> None:
+        """Before the first record: the state, and what to add to the run's clock for the recording's."""
+        ...
+
+    def take(self, record: StepRecord) -> None: ...
+
+
+Followers = tuple[Follower, Follower]
+"""Of base and variant."""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,10 +89,9 @@ class Rerun(msgspec.Struct, frozen=True, kw_only=True):
 
     `start_s` is where they begin on the recording's clock, after `step`. `exact`: the base is the recording, step
     for step; else `drift` is the first step it decides otherwise. `divergence` is where base and variant part; None:
-    every step is the same. `unfinished` requests were in flight when the recording ended: then counts, rates and
-    courses end with it, and latencies are those of all its requests, for which base and variant go on beyond its end;
-    `unserved` of them had no end in the base and in the variant even then. `sizes_s` are the sizes of latencies in the
-    courses.
+    every step is the same. `unfinished` requests were in flight when the recording ended: then counts and rates end
+    with it, and latencies are those of all its requests, for which base and variant go on beyond its end; `unserved` of
+    them had no end in the base and in the variant even then.
     """
 
     device: str
@@ -92,10 +104,6 @@ class Rerun(msgspec.Struct, frozen=True, kw_only=True):
     drift: Divergence | None
     divergence: Divergence | None
     parting_s: float | None
-    recorded: Course
-    base: Course
-    variant: Course
-    sizes_s: list[float]
     rows: list[Row]
     unfinished: int
     notes: list[str]
@@ -115,10 +123,9 @@ class Run:
     end_s: float = math.inf
     report: Report = field(init=False)
     whole: Report = field(init=False)
-    tracer: Tracer = field(init=False)
+    follower: Follower | None = None
 
     def __post_init__(self) -> None:
-        self.tracer = Tracer(self.start.clock_s)
         self.report = self.whole = self._begun()
 
     def _begun(self) -> Report:
@@ -138,7 +145,8 @@ class Run:
     def take(self, record: StepRecord) -> None:
         self.whole.add(record)
         if record.end_s <= self.end_s + ROUNDING_S:
-            self.tracer.add(record)
+            if self.follower is not None:
+                self.follower.take(record)
             if self.report is not self.whole:
                 self.report.add(record)
 
@@ -149,7 +157,11 @@ class Run:
         return document | {name: whole[name] for name in (*LATENCIES, "goodput") if name in whole}
 
 
-def rerun(question: Question, on_progress: OnProgress = lambda what, share: None) -> Rerun:
+def rerun(
+    question: Question,
+    on_progress: OnProgress = lambda what, share: None,
+    followers: Followers | None = None,
+) -> Rerun:
     """Answer a question. Pure: the same file and question give the same answer.
 
     Raises `ConfigError` with one line for knobs and recordings that cannot be used, `RecordingError` for damage.
@@ -169,6 +181,9 @@ def rerun(question: Question, on_progress: OnProgress = lambda what, share: None
             stage = _from_start(recording, scenario, changes, slo)
         else:
             stage = _from_step(recording, scenario, changes, slo, question, on_progress)
+        for run, follower in zip((stage.base, stage.variant), followers or (), strict=False):
+            follower.begin(run.start, stage.shift_s)
+            run.follower = follower
         return _play(recording, scenario, stage, question, on_progress)
 
 
@@ -192,6 +207,11 @@ class Stage:
         if self.unfinished:
             for run in (self.base, self.variant):
                 run.count_until(run.start_s + self.span_s)
+
+    @property
+    def shift_s(self) -> float:
+        """From the runs' clock to the recording's."""
+        return self.recorded.start_s - self.base.start_s
 
 
 def _from_start(recording: Recording, scenario: Scenario, changes: dict[str, Any], slo: Slo | None) -> Stage:
@@ -297,7 +317,6 @@ def _play(
         for run in (stage.base, stage.variant):
             run.report.close(run.end_s)
     measured = not recording.header.simulated_clock
-    recorded, base, variant = courses([run.tracer for run in (stage.recorded, stage.base, stage.variant)])
     return Rerun(
         device=stage.device,
         step=0 if question.index is None else recording.record(question.index).step,
@@ -308,11 +327,7 @@ def _play(
         exact=beside.same and not measured,
         drift=beside.drift,
         divergence=divergence,
-        parting_s=None if divergence is None else divergence.clock_s + stage.recorded.start_s - stage.base.start_s,
-        recorded=recorded,
-        base=base,
-        variant=variant,
-        sizes_s=size_s(),
+        parting_s=None if divergence is None else divergence.clock_s + stage.shift_s,
         rows=_rows(stage),
         unfinished=stage.unfinished,
         notes=[*scenario.notes, *stage.notes],
@@ -361,7 +376,7 @@ class _Beside:
 
     def __init__(self, stage: Stage) -> None:
         self._run, self._ids = stage.recorded, stage.ids
-        self._shift_s = stage.recorded.start_s - stage.base.start_s
+        self._shift_s = stage.shift_s
         self._cut = bool(stage.unfinished)
         self.drift: Divergence | None = None
         self._in_time = True

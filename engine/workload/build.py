@@ -54,6 +54,7 @@ class RequestBuilder:
             adapter=self._adapters.setdefault(adapter, len(self._adapters) + 1) if adapter else 0,
             adapter_name=adapter,
             cache_salt=ask.cache_salt,
+            skip_reading_prefix_cache=ask.skip_reading_prefix_cache,
             images=tuple(image for image in ask.images if image.end <= len(prompt)),
         )
 

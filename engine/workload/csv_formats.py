@@ -11,6 +11,7 @@ from schedtop.engine.workload.fields import (
     ADAPTER_COLUMNS,
     PRIORITY_COLUMN,
     SALT_COLUMN,
+    SKIP_COLUMN,
     TimeParser,
     adapter_name,
     cache_salt,
@@ -18,6 +19,7 @@ from schedtop.engine.workload.fields import (
     plain_milliseconds,
     plain_seconds,
     priority,
+    skips_prefix_cache,
     token_count,
 )
 from schedtop.engine.workload.files import Line
@@ -139,7 +141,7 @@ def csv_trace(header: Line, lines: Iterator[Line], tally: Tally) -> Trace | None
             places = {column: (lower.index(column), names[lower.index(column)]) for column in lower}
             rows = _rows(fmt, places, len(names), lines, tally)
             trace = Trace(fmt.name, rows, timed=fmt.time is not None, times=_TIMES[fmt.parser])
-            used = fmt.columns | {PRIORITY_COLUMN, SALT_COLUMN, *ADAPTER_COLUMNS, *IMAGE_COLUMNS}
+            used = fmt.columns | {PRIORITY_COLUMN, SALT_COLUMN, SKIP_COLUMN, *ADAPTER_COLUMNS, *IMAGE_COLUMNS}
             trace.image_column = next((places[name][1] for name in IMAGE_COLUMNS if name in places), "")
             note_unused((name for name in names if name.lower() not in used), trace.notes)
             return trace
@@ -169,6 +171,7 @@ def _rows(
     priority_at, _ = places.get(PRIORITY_COLUMN, (None, ""))
     waits_at, waits_name = places.get(fmt.waits or "", (None, ""))
     salt_at, _ = places.get(SALT_COLUMN, (None, ""))
+    skip_at, _ = places.get(SKIP_COLUMN, (None, ""))
     image_at, image_name = next((places[name] for name in IMAGE_COLUMNS if name in places), (None, ""))
     for number, line in lines:
         try:
@@ -187,11 +190,12 @@ def _rows(
             also: dict[str, Any] = {
                 "priority": 0 if priority_at is None else priority(cells[priority_at]),
                 "cache_salt": None if salt_at is None else cache_salt(cells[salt_at]),
+                SKIP_COLUMN: skip_at is not None and skips_prefix_cache(cells[skip_at]),
             }
             if prompt and (output or tally.pooling):
                 yield TraceRow(number, time_s, prompt, output, adapter=adapter, images=images, **also)
             elif fmt.zero_drops is None:
-                why = "" if not prompt else ": requests without outputs, such as embeddings, are not served"
+                why = "" if not prompt else ": requests without outputs, such as embeddings, need --pooling"
                 raise BadRowError(f"{prompt_name if not prompt else output_name} is 0{why}")
             else:
                 tally.drop(fmt.zero_drops[0 if not prompt else 1], number)

@@ -65,6 +65,19 @@ def cache_salt(value: object) -> str | None:
     return str(text).strip() or None if text is not None else None
 
 
+SKIP_COLUMN = "skip_reading_prefix_cache"
+_TRUTH = {"": False, "0": False, "false": False, "1": True, "true": True}
+
+
+def skips_prefix_cache(value: object) -> bool:
+    """Whether a request looks for no prefix; false where nothing is given. Raises `BadRowError`."""
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str("" if value is None else value)
+    found = _TRUTH.get(text.strip().lower())
+    if found is None:
+        raise BadRowError(f"{SKIP_COLUMN} is neither true nor false", value)
+    return found
+
+
 def seconds(value: object, name: str) -> float:
     """A time in seconds from a number or its text; raises `BadRowError`."""
     number = _number(value, name)

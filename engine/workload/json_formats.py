@@ -11,10 +11,12 @@ from schedtop.engine.workload.fields import (
     ADAPTER_COLUMNS,
     PRIORITY_COLUMN,
     SALT_COLUMN,
+    SKIP_COLUMN,
     adapter_name,
     cache_salt,
     priority,
     seconds,
+    skips_prefix_cache,
     token_count,
 )
 from schedtop.engine.workload.files import Line
@@ -154,4 +156,5 @@ def _also(row: dict[str, Any]) -> dict[str, Any]:
         "priority": priority(row.get(PRIORITY_COLUMN)),
         "adapter": adapter,
         "cache_salt": cache_salt(row.get(SALT_COLUMN)),
+        SKIP_COLUMN: skips_prefix_cache(row.get(SKIP_COLUMN)),
     }

@@ -32,6 +32,7 @@ class Ask:
     adapter: str = ""
     images: tuple[Image, ...] = ()
     cache_salt: str | None = None
+    skip_reading_prefix_cache: bool = False
 
 
 @dataclass(frozen=True, slots=True)

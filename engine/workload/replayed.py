@@ -210,6 +210,7 @@ def _ask(row: TraceRow, own_s: float, spec: WorkloadSpec, width: int | None, pre
         row.adapter,
         images,
         row.cache_salt,
+        row.skip_reading_prefix_cache,
     )
 
 

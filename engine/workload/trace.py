@@ -48,6 +48,7 @@ class TraceRow:
     adapter: str = ""
     images: int = 0
     cache_salt: str | None = None
+    skip_reading_prefix_cache: bool = False
 
 
 @dataclass(slots=True)

@@ -10,6 +10,15 @@ _TOKEN = re.compile(
     r"\x1b\[(?P<private>[?>=<]?)(?P<numbers>[\d;]*)[ -/]?(?P<final>[@-~])"
     r"|\x1b[\]P][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[^\[\]P]|[\r\n\x07]|(?P<text>[^\x1b\r\n\x07]+)"
 )
+_OFF = {
+    "22": ("1", "2"),
+    "23": ("3",),
+    "24": ("4",),
+    "27": ("7",),
+    "29": ("9",),
+    "39": ("colour",),
+    "49": ("ground",),
+}
 ASKED = b"\x1b[6n"
 ANSWER = b"\x1b[1;1R"
 
@@ -55,11 +64,17 @@ class Tty:
         for char in words:
             if self.x < self.width:
                 self.cells[self.y][self.x] = char
-                self.styles[self.y][self.x] = ";".join(sorted(self.style.values()))
+                self.styles[self.y][self.x] = ";".join(sorted(self._seen(char)))
                 for extra in range(1, cell_len(char)):
                     self.cells[self.y][self.x + extra] = ""
                     self.styles[self.y][self.x + extra] = self.styles[self.y][self.x]
             self.x += cell_len(char)
+
+    def _seen(self, char: str) -> list[str]:
+        """The codes that make a difference: a blank has no colour of its own, unless it is turned inside out."""
+        if char != " " or "7" in self.style:
+            return list(self.style.values())
+        return [code for name, code in self.style.items() if name in ("ground", "4", "9")]
 
     def _control(self, final: str, numbers: str) -> None:
         values = [int(number or 0) for number in numbers.split(";")]
@@ -74,6 +89,9 @@ class Tty:
         for code in re.findall(r"[34]8;(?:5;\d+|2;\d+;\d+;\d+)|\d+", numbers) or ["0"]:
             if code == "0":
                 self.style = {}
+            elif code in _OFF:
+                for name in _OFF[code]:
+                    self.style.pop(name, None)
             elif re.match(r"38;|3[0-7]$|9[0-7]$", code):
                 self.style["colour"] = code
             elif re.match(r"48;|4[0-7]$|10[0-7]$", code):

@@ -16,7 +16,20 @@ from textual.strip import Strip
 WIDTH, HEIGHT = 24, 3
 STYLES = [
     Style.parse(words)
-    for words in ("none", "bold", "red", "red on blue", "#aabbcc on #102030", "#aabbcc on #405060", "bold reverse")
+    for words in (
+        "none",
+        "bold",
+        "dim",
+        "bold dim",
+        "red",
+        "red on blue",
+        "bold underline red on blue",
+        "#aabbcc on #102030",
+        "#aabbcc on #405060",
+        "#5e626a on #2a2b67",
+        "bold #5e626a",
+        "bold reverse",
+    )
 ]
 PIECES = st.lists(
     st.tuples(st.text(st.sampled_from("abc ▁█日"), min_size=1, max_size=9), st.sampled_from(STYLES)), max_size=6
@@ -54,3 +67,10 @@ def test_a_cell_costs_a_few_bytes() -> None:
     screen[1] = [("aaaab" + "a" * (WIDTH - 5), STYLES[3])]
     frames.take(update(screen), (WIDTH, HEIGHT), ColorSystem.TRUECOLOR)
     assert 0 < len(frames.changes()) < 40
+
+
+def test_blanks_between_words_take_no_style_of_their_own() -> None:
+    frames = Frames()
+    words = [("one", STYLES[4]), ("  ", STYLES[0]), ("two", STYLES[4]), ("  ", STYLES[1]), ("six", STYLES[4])]
+    frames.take(update([words] * HEIGHT), (WIDTH, HEIGHT), ColorSystem.TRUECOLOR)
+    assert frames.changes().count("one  two  six") == HEIGHT

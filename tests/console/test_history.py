@@ -8,8 +8,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from schedtop.console.past.history import KEYFRAME_EVERY, History
-from schedtop.console.past.latency import Samples, collect, merge
+from schedtop.console.past.ladder import EARLIER
+from schedtop.console.past.latency import LatencyBuckets, Samples, collect, merge, packed, unpacked
 from schedtop.engine.contract.telemetry import Arrival, Bye, Notice, Refusal, StepRecord, TextDelta, Totals
 from schedtop.engine.golden.case import prompt_tokens, read_case
 from synthetic import SyntheticEngine
@@ -247,6 +250,32 @@ def test_columns_of_the_window_hold_the_same_samples_however_many_there_are() ->
     assert few.n == many.n and few.quantile(0.95) == many.quantile(0.95)
 
 
+@given(st.dictionaries(st.integers(0, 1 << 40), st.integers(1, 1 << 33), max_size=20))
+def test_samples_are_packed_without_loss(found: dict[int, int]) -> None:
+    values = np.array(sorted(found), dtype=np.int64)
+    counts = np.array([found[value] for value in sorted(found)], dtype=np.int64)
+    again = unpacked(*packed(Samples(values, counts)))
+    assert again.values.tolist() == values.tolist() and again.counts.tolist() == counts.tolist()
+
+
+def test_an_hour_of_latencies_is_kept_and_no_second_is_taken_for_another() -> None:
+    records = recorded(300)[1]
+    buckets, at = LatencyBuckets(), int(records[0].end_s)
+    for record in records:
+        buckets.take(record)
+    before = buckets.bucket(at)
+    assert (
+        before is not None and before["itl"].n and buckets.bucket(at + 3600) is None and buckets.bucket(-1) is None
+    )
+    for record in records:
+        buckets.take(
+            msgspec.structs.replace(record, start_s=record.start_s + 3600, end_s=record.end_s + 3600),
+        )
+    after = buckets.bucket(at + 3600)
+    assert buckets.bucket(at) is None and after is not None
+    assert after["itl"].values.tolist() == before["itl"].values.tolist()
+
+
 def test_samples_count_what_is_within_a_limit() -> None:
     samples = collect(np.array([0.1, 0.2, np.nan, 0.2, 0.3]))
     assert (samples.n, samples.within(0.2)) == (4, 3)
@@ -316,12 +345,43 @@ def test_the_run_before_a_restart_stays_on_the_timeline_behind_a_gap() -> None:
         history.apply(message)
     begin_s, now_s = history.extent()
     assert (begin_s, now_s) == (pytest.approx(-end_s - 30.0), followed[-1].end_s)
-    columns, first_s, length_s = history.ladder.columns(begin_s, now_s, 100)
+    grid = history.ladder.grid(begin_s, now_s, 100)
+    columns, first_s, length_s = history.ladder.fill(grid), grid.begin_s, grid.column_s
     shown = [None if bucket is None else bucket.num_steps for bucket in columns]
     assert sum(filter(None, shown)) == 350
-    assert max(sum(bucket.tokens) for bucket in columns if bucket is not None and bucket.slowest < 0) == peak
+    assert max(sum(bucket.tokens) for bucket in columns if bucket is not None and bucket.slowest < -1) == peak
     before, after = (int((at_s - first_s) // length_s) for at_s in (-29.0, -1.0))
     assert not any(shown[before : after + 1]), "the gap"
     assert [event.describe() for event in history.events][: len(known)] == known
-    assert all(event.clock_s < -29.9 and event.seq == -1 for event in list(history.events)[: len(known)])
+    assert all(event.clock_s < -29.9 and event.seq < -1 for event in list(history.events)[: len(known)])
     assert history.at(-1) is None
+
+
+def test_steps_before_a_restart_can_be_gone_to_as_far_as_they_are_kept() -> None:
+    history, records = recorded(300)
+    before = {record.seq: history.at(record.seq) for record in records[::40]}
+    again = SyntheticEngine(**BUSY)
+    for message in (again.header(started_at=1_760_000_100.0), again.snapshot(), *again.records(50)):
+        history.apply(message)
+    for seq, known in before.items():
+        moment = history.at(seq - EARLIER)
+        assert moment is not None and known is not None and moment.record is not None and known.record is not None
+        assert msgspec.structs.replace(moment.record, seq=seq) == known.record
+        assert moment.state.requests == known.state.requests and moment.clock_s == known.clock_s
+    marked = next(event for event in history.events if event.kind == "A")
+    moment = history.at(marked.seq)
+    assert moment is not None and moment.record is not None
+    assert marked.number in {admission.number for admission in moment.record.admissions}
+    assert history.at(records[7].seq - 2 * EARLIER) is None
+    assert not any(record.seq < 0 for record in history.records)
+
+
+def test_of_a_run_before_a_quarter_is_kept() -> None:
+    history = History(max_records=400)
+    first, again = SyntheticEngine(**BUSY), SyntheticEngine(**BUSY)
+    for message in (first.header(), first.snapshot(), *first.records(390)):
+        history.apply(message)
+    for message in (again.header(started_at=1_760_000_100.0), again.snapshot()):
+        history.apply(message)
+    assert history.before is not None and 50 <= len(history.before.records) <= 150
+    assert history.before.at(history.before.records[0].seq) is not None

@@ -20,6 +20,7 @@ from schedtop.engine.contract.telemetry import (
     Abort,
     Bye,
     Head,
+    Header,
     Limiter,
     Notice,
     Pause,
@@ -164,6 +165,19 @@ async def test_space_pauses_the_view_and_no_step_is_lost() -> None:
         assert "LIVE" in seat.text
         assert len(seat.app.history.records) == 190
         assert (seat.live.requests.selected, seat.live.requests.sort) == before
+
+
+async def test_pauses_name_who_asked_for_them() -> None:
+    async with seated(who="ann@pts/1") as seat:
+        assert isinstance(seat.link, EngineLink)
+        await seat.press("P")
+        [asked] = seat.asked(Pause)
+        assert asked.by == "key ann@pts/1"
+        seat.link.push(
+            msgspec.structs.replace(seat.link.engine.run_step(), paused=False, paused_by="key bob@pts/2")
+        )
+        await seat.settle()
+        assert "engine resumed by=key bob@pts/2" in seat.text
 
 
 async def test_the_engine_is_paused_stepped_and_resumed() -> None:
@@ -734,3 +748,13 @@ async def test_no_abort_is_ever_sent_by_moving_about() -> None:
         for key in ("1", "left", "end", "2", "3", "down", "4", "5", "7", "z", "z", "space", "space"):
             await seat.press(key)
         assert not seat.asked(Abort) and not seat.link.sent
+
+
+async def test_a_pause_of_a_server_holds_admissions_only() -> None:
+    class Server(SyntheticEngine):
+        def header(self) -> Header:
+            return msgspec.structs.replace(super().header(), source="vllm")
+
+    async with seated(link=EngineLink(Server(), 100)) as seat:
+        assert "ADMISSIONS PAUSED" in await seat.press("P")
+        assert "no single steps" in await seat.press("full_stop")

@@ -10,7 +10,7 @@ from schedtop.console.life.reader import read_life, sharers
 from schedtop.console.past.history import History
 from schedtop.console.screens.live import LiveScreen
 from schedtop.console.screens.request import RequestScreen
-from schedtop.engine.contract.telemetry import StepRecord, TextDelta, describe_head, row_matrix
+from schedtop.engine.contract.telemetry import Abort, StepRecord, TextDelta, describe_head, row_matrix
 from seat import COMPACT, WIDE, seated
 from synthetic import SyntheticEngine
 
@@ -246,3 +246,18 @@ async def test_a_long_id_is_told_apart_filtered_and_shown_whole() -> None:
         assert number in seat.live.requests.listed
         await seat.press("enter")
         assert long.format(number) in seat.text.replace("\n", "")
+
+
+@pytest.mark.parametrize("opened", [False, True], ids=["in the table", "on its screen"])
+async def test_a_request_is_aborted_once_the_operator_means_it(opened: bool) -> None:
+    async with seated(steps=300) as seat:
+        await seat.press("3", "enter") if opened else await seat.press("3")
+        row = seat.live.requests.selected_row()
+        assert row is not None
+        assert f"Abort {seat.app.history.name(row.number)}?" in await seat.press("X")
+        await seat.press("n")
+        assert not seat.link.sent
+        await seat.press("X")
+        await seat.press("y")
+        assert [(type(command), command.number) for command in seat.link.sent] == [(Abort, row.number)]
+        assert "aborted" in seat.text

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
+from schedtop.console.drawing import text
 from schedtop.console.past.history import History
 from schedtop.console.status import brief, facts, page, sentence
 from schedtop.engine.contract.telemetry import describe_head
@@ -34,7 +35,11 @@ def test_the_facts_are_those_of_the_records() -> None:
     assert latest is not None and latest.head is not None
     assert (found["running"], found["waiting"]) == (latest.running, latest.waiting)
     assert found["kv_in_use"] == latest.blocks.held + latest.blocks.shared
-    assert found["latency"]["ttft"]["n"] == sum(len(record.ttft_s) for record in history.records)
+    ttft = found["latency"]["ttft"]
+    assert ttft["n"] == sum(len(record.ttft_s) for record in history.records)
+    waits = [item for item in history.live.requests.values() if item.first_token_s is None]
+    assert ttft["open"] == len(waits) > 20 and "p95" in ttft["lower_bound"]
+    assert f"p95 >{text.ms_unit(ttft['p95'])}" in brief(found) and f"(n={ttft['n']}+{len(waits)})" in brief(found)
     words = sentence(history, history.now(), [])[0]
     assert describe_head(latest.head) in words and f"{latest.waiting} waiting" in words
     assert words in "\n".join(page(found)) and words in brief(found)

@@ -8,16 +8,27 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from links import PlayedLink
+from links import EngineLink, PlayedLink
+from schedtop.console.past import ladder as past
 from schedtop.console.past.ladder import Bucket, Ladder, quantile
 from schedtop.engine.contract.latencies.cohort import cohort
-from schedtop.engine.contract.telemetry import Host, StepRecord
+from schedtop.engine.contract.telemetry import Host, StepRecord, itl_column
 from seat import COMPACT, WIDE, seated
 from synthetic import SyntheticEngine
+
+from tests.engine.harness import ask, engine_of, step
 
 ENGINE = SyntheticEngine(rate=12.0, num_blocks=300)
 RECORDS = [*ENGINE.records(400), ENGINE.run_step({"max_num_seqs": 9}), *ENGINE.records(100)]
 END_S = RECORDS[-1].end_s
+
+
+def columns_of(
+    ladder: Ladder, begin_s: float, end_s: float, width: int
+) -> tuple[list[Bucket | None], float, float]:
+    """The columns of a span, when the first begins, and how long each is."""
+    grid = ladder.grid(begin_s, end_s, width)
+    return ladder.fill(grid), grid.begin_s, grid.column_s
 
 
 def ladder_of(records: list[StepRecord], looks: int = 1) -> Ladder:
@@ -25,7 +36,7 @@ def ladder_of(records: list[StepRecord], looks: int = 1) -> Ladder:
     for index, record in enumerate(records):
         ladder.take(record)
         if index % looks == 0:
-            ladder.columns(0.0, record.end_s, 10)
+            columns_of(ladder, 0.0, record.end_s, 10)
     return ladder
 
 
@@ -35,7 +46,7 @@ def test_every_column_keeps_the_peaks_and_counts_of_its_records(
 ) -> None:
     ladder = ladder_of(RECORDS, looks)
     begin_s, end_s = begin * END_S, min(END_S, (begin + length) * END_S)
-    columns, first_s, length_s = ladder.columns(begin_s, end_s, width)
+    columns, first_s, length_s = columns_of(ladder, begin_s, end_s, width)
     assert len(columns) <= width
     for index, bucket in enumerate(columns):
         start_s = first_s + index * length_s
@@ -70,10 +81,76 @@ def test_one_slow_step_is_seen_however_long_the_range() -> None:
     ladder = ladder_of(records)
     for range_s in (10.0, 60.0, 3600.0, 86_400.0):
         end_s = records[-1].end_s
-        columns, _, _ = ladder.columns(end_s - range_s, end_s, 80)
+        columns, _, _ = columns_of(ladder, end_s - range_s, end_s, 80)
         found = [bucket for bucket in columns if bucket is not None]
         assert max(bucket.max_step_s for bucket in found) == pytest.approx(later_s + slow.end_s - slow.start_s)
         assert slow.seq in {bucket.slowest for bucket in found}
+
+
+@pytest.mark.parametrize("begin", [0.0, 0.3, 0.6, 0.9])
+def test_a_short_range_far_back_is_drawn_from_what_is_still_kept(
+    begin: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("KEPT", "FINE_KEPT"):
+        monkeypatch.setattr(past, name, 128)
+    ladder, begin_s = ladder_of(RECORDS), begin * END_S
+    columns, first_s, length_s = columns_of(ladder, begin_s, begin_s + 0.1 * END_S, 100)
+    ends_s = first_s + len(columns) * length_s
+    inside = [record for record in RECORDS if first_s <= record.end_s < ends_s]
+    assert sum(bucket.num_steps for bucket in columns if bucket is not None) == len(inside) > 0
+
+
+async def test_a_step_of_the_run_before_a_restart_is_a_column_and_a_key_away() -> None:
+    first = EngineLink(SyntheticEngine(rate=12.0, num_blocks=300), 150)
+    engine = SyntheticEngine(seed=8, rate=12.0, num_blocks=300)
+    second = EngineLink(engine, 20)
+    second.messages[0] = engine.header(started_at=1_760_000_010.0)
+    async with seated(link=first, reopen=lambda: second) as seat:
+        view, old = seat.app.view, seat.app.history.latest
+        assert old is not None
+        seat.link = second
+        first.break_off("the connection was closed")
+        while not second.taken:
+            await seat.pilot.pause(0.01)
+        await seat.settle()
+        view.cursor_s = -view.present.before.earlier_s + old.end_s  # type: ignore[union-attr]
+        text = await seat.press("1", "enter")
+        assert "RUN BEFORE" in text and view.moment.record is not None
+        assert view.moment.record.step <= old.step and view.history is not view.present
+        shown = view.moment.record.step
+        await seat.press("left")
+        assert view.moment.record.step == shown - 1
+        while view.history is not view.present:
+            await seat.press("right")
+        assert view.pinned == view.present.records[0].seq
+        await seat.press("left")
+        assert view.moment.record.step == old.step
+        text = await seat.press("end")
+        assert view.pinned is None and view.history is view.present and "RUN BEFORE" not in text
+
+
+def test_a_ladder_that_was_sent_is_the_same() -> None:
+    ladder = ladder_of(RECORDS)
+    sent = Ladder.unpacked(ladder.packed())
+    assert (sent.begins_s, sent.ends_s) == (ladder.begins_s, ladder.ends_s) == (RECORDS[0].start_s, END_S)
+    for span in ((0.0, END_S), (END_S - 3.0, END_S)):
+        grid = ladder.grid(*span, 100)
+        assert sent.grid(*span, 100) == grid
+        for one, other in zip(sent.fill(grid), ladder.fill(grid), strict=True):
+            assert (one is None) == (other is None)
+            if one is not None and other is not None:
+                assert one.packed() == other.packed()
+
+
+def test_times_may_be_moved() -> None:
+    ladder = Ladder()
+    ladder.begin(ENGINE.snapshot(), shift_s=1000.0)
+    for record in RECORDS:
+        ladder.take(record)
+    columns, first_s, _ = columns_of(ladder, 1000.0, 1000.0 + END_S, 50)
+    assert first_s == pytest.approx(1000.0, abs=END_S / 50)
+    assert sum(bucket.num_steps for bucket in columns if bucket is not None) == len(RECORDS)
+    assert columns[-1] is not None and columns[-1].end_s == 1000.0 + END_S == ladder.ends_s
 
 
 @pytest.mark.parametrize("size", [WIDE, COMPACT])
@@ -138,11 +215,32 @@ def test_first_tokens_are_those_of_the_shared_cohort(until: int) -> None:
     wanted = cohort(
         [seconds for record in records for _, seconds in record.ttft_s], [end_s - at_s for at_s in waits.values()]
     ).quantile(0.95)
-    [*_, bucket], _, _ = ladder_of(records).columns(0.0, end_s, 1)
+    [*_, bucket], _, _ = columns_of(ladder_of(records), 0.0, end_s, 1)
     assert bucket is not None and bucket.open.total() == len(waits)
-    found = bucket.ttft_p95()
+    found = bucket.p95("ttft")
     assert found is not None and wanted is not None
     assert found.least == pytest.approx(wanted.least, rel=0.05) and found.is_bound == wanted.is_bound
+
+
+def test_gaps_are_those_of_the_shared_cohort() -> None:
+    """Tokens for three of twelve requests in a step: the others have a gap that no output ends."""
+    engine = engine_of(
+        *(ask(f"{place:02}", 6, 40) for place in range(12)), max_num_batched_tokens=20, num_blocks=40
+    )
+    ladder, gaps = Ladder(), []
+    for index in range(40):
+        if index == 5:
+            engine.set_knobs({"max_num_batched_tokens": 3})
+        record = step(engine)
+        gaps += itl_column(record).tolist()
+        ladder.take(record)
+    open_s = engine.unended().itl
+    wanted = cohort(gaps, open_s[open_s > 0]).quantile(0.95)
+    [*_, bucket], _, _ = ladder.columns(0.0, engine.clock_s, 1)
+    assert bucket is not None and bucket.open_itl.total() == int((open_s > 0).sum()) > 5
+    found = bucket.p95("itl")
+    assert found is not None and wanted is not None and found.is_bound and wanted.is_bound
+    assert found.least == pytest.approx(wanted.least, rel=0.05)
 
 
 def test_who_waited_before_the_console_came_counts() -> None:
@@ -153,7 +251,7 @@ def test_who_waited_before_the_console_came_counts() -> None:
     ladder.begin(snapshot)
     record = engine.records(1)[0]
     ladder.take(record)
-    [bucket], _, _ = ladder.columns(record.end_s, record.end_s, 1)
+    [bucket], _, _ = columns_of(ladder, record.end_s, record.end_s, 1)
     waiting = {item.arrival.number for item in snapshot.requests if item.first_token_s is None}
     waiting |= {arrival.number for arrival in record.arrivals}
     assert waiting and bucket is not None

@@ -26,12 +26,14 @@ class Answer(NamedTuple):
     pieces: list[float]
 
 
-def ask(url: str, prefix: str, count: int, tokens: int, during: Callable[[], None] | None = None) -> list[Answer]:
+def ask(
+    url: str, prefix: str, count: int, tokens: int, during: Callable[[], None] | None = None, word: str = "word"
+) -> list[Answer]:
     """So many clients at once, each streaming its own answer; `during` runs beside them."""
 
     async def all_of_them() -> list[Answer]:
         async with httpx.AsyncClient(timeout=900) as client:
-            tasks = [asyncio.create_task(_one(client, url, prefix, place, tokens)) for place in range(count)]
+            tasks = [asyncio.create_task(_one(client, url, prefix, place, tokens, word)) for place in range(count)]
             if during is not None:
                 await asyncio.to_thread(during)
             return list(await asyncio.gather(*tasks))
@@ -39,11 +41,11 @@ def ask(url: str, prefix: str, count: int, tokens: int, during: Callable[[], Non
     return asyncio.run(all_of_them())
 
 
-async def _one(client: httpx.AsyncClient, url: str, prefix: str, place: int, tokens: int) -> Answer:
+async def _one(client: httpx.AsyncClient, url: str, prefix: str, place: int, tokens: int, word: str) -> Answer:
     name, text, pieces, usage, reason = f"{prefix}{place}", "", [], {}, None
     question = {
         "model": "m",
-        "prompt": "word " * (10 + 7 * place) + f"number {place}",
+        "prompt": f"{word} " * (10 + 7 * place) + f"number {place}",
         "max_tokens": tokens + place % 5,
         "temperature": 0,
         "ignore_eos": True,
@@ -62,6 +64,22 @@ async def _one(client: httpx.AsyncClient, url: str, prefix: str, place: int, tok
                 pieces.append(time.monotonic())
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     return Answer(name, usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0), reason, digest, pieces)
+
+
+def lives_that_ended(
+    consoles: list[Console], prefix: str, count: int, within_s: float = 300.0
+) -> list[dict[str, tuple[Arrival, Finish]]]:
+    """What each console saw of requests with this prefix, once all `count` have ended."""
+    until_s = time.monotonic() + within_s
+    while time.monotonic() < until_s:
+        lives = [
+            {name: (arrival, finish) for name, (arrival, finish) in console.lives(prefix).items() if finish}
+            for console in consoles
+        ]
+        if sum(map(len, lives)) == count:
+            return lives
+        time.sleep(0.05)
+    raise AssertionError(f"{sum(map(len, lives))} of {count} ended")
 
 
 class Console:

@@ -32,9 +32,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Server:
-    """A vLLM server with the hook in it; `log` is what it said. `overlaps`: steps are scheduled asynchronously."""
+    """A vLLM server, `hooked` or not; `log` is what it said. `overlaps`: steps are scheduled asynchronously."""
 
-    def __init__(self, folder: Path, *flags: str, overlaps: bool = False) -> None:
+    def __init__(self, folder: Path, *flags: str, overlaps: bool = False, hooked: bool = True) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -46,12 +46,12 @@ class Server:
         limits = ["--max-model-len", "2048", "--max-num-seqs", "16", "--max-num-batched-tokens", "512"]
         where = ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
         environment = {
+            "OMP_NUM_THREADS": "2",
             **os.environ,
-            "SCHEDTOP_ATTACH": f"unix:{folder}/%r.sock",
+            "SCHEDTOP_ATTACH": f"unix:{folder}/%r.sock" if hooked else "",
             "HF_HUB_OFFLINE": "1",
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": "2",
             "VLLM_NO_USAGE_STATS": "1",
         }
         with self.log.open("ab") as log:

@@ -20,13 +20,14 @@ from benchmarks.vllm_scheduler import Requests, build
 from tests.vllm.conftest import MODEL
 
 MOST_TURNS = 5000
+STOP = 9
 
 
 class RandomRun:
     """As vLLM's engine does it: a step is planned while the one before is under way, if the scheduler is
     asynchronous; aborts may come right before results."""
 
-    def __init__(self, seed: int, path: Path, overlaps: bool) -> None:
+    def __init__(self, seed: int, path: Path, overlaps: bool, drafts: int = 0) -> None:
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -41,6 +42,7 @@ class RandomRun:
             "watermark": rng.choice([0.0, 0.05]),
             "policy": rng.choice(["fcfs", "fcfs", "priority"]),
             "max_model_len": 1024,
+            "num_speculative_tokens": drafts,
         }
         with pytest.MonkeyPatch.context() as patch:  # no thread: what the hook notes is taken here
             patch.setattr("schedtop.engine.vllm.plugin._begin", Hook)
@@ -52,6 +54,7 @@ class RandomRun:
         self.writer = RecordingWriter(str(path), header, lambda: self.records.snapshot(0.0))
         self._requests, self._made, self._total = Requests(self.scheduler), 0, rng.randint(10, 60)
         self._most_tokens = self.limits["num_blocks"] * self.limits["block_size"] // 3
+        self._drafts = drafts
         self._depth, self._under_way = 1 + overlaps, list[tuple[Any, Any]]()
 
     def go(self) -> None:
@@ -79,7 +82,9 @@ class RandomRun:
             prompt = [first + i if i < length // 2 else 977 * self._made + i for i in range(length)]
             more = {"priority": rng.randint(0, 2), "arrival_time": float(self._made)}
             tokens = rng.randint(1, min(60, self._most_tokens))
-            self.scheduler.add_request(self._requests.make(f"r{self._made}", prompt, tokens, **more))
+            request = self._requests.make(f"r{self._made}", prompt, tokens, **more)
+            request.sampling_params.stop_token_ids = [STOP]
+            self.scheduler.add_request(request)
             self._made += 1
 
     def _abort(self) -> None:
@@ -118,12 +123,25 @@ class RandomRun:
         from vllm.v1.outputs import ModelRunnerOutput
 
         self._sometimes(0.1, self._abort)
+        proposed, rng = output.scheduled_spec_decode_tokens, self.random
+        counts = [
+            0 if is_chunk else 1 + rng.randint(0, len(proposed.get(name, ()))) for name, is_chunk in chunks.items()
+        ]
         result = ModelRunnerOutput(
             req_ids=list(chunks),
             req_id_to_index={name: place for place, name in enumerate(chunks)},
-            sampled_token_ids=[[] if is_chunk else [7] for is_chunk in chunks.values()],
+            sampled_token_ids=[[STOP if rng.random() < 0.02 else 7 for _ in range(count)] for count in counts],
         )
         self.scheduler.update_from_output(output, result)
+        if self._drafts and self._depth == 1:
+            self._propose(dict(zip(chunks, counts, strict=True)))
+
+    def _propose(self, counts: dict[str, int]) -> None:
+        """Drafts for whoever got a token, as an n-gram drafter finds them or not."""
+        from vllm.v1.outputs import DraftTokenIds
+
+        found = [[7] * self.random.randint(0, self._drafts) if count else [] for count in counts.values()]
+        self.scheduler.update_draft_token_ids(DraftTokenIds(list(counts), found))
 
     def _take(self, idle: bool) -> None:
         while self.hook.log:

@@ -104,10 +104,11 @@ def test_a_recording_of_vllms_scheduler_is_decided_alike(name: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("drafts", [0, 3])
 @pytest.mark.parametrize("overlaps", [False, True])
-def test_whatever_happens_is_decided_alike(overlaps: bool, seed: int, tmp_path: Path) -> None:
-    """With steps that overlap, too: arrivals, aborts between a schedule and its results, knobs, pauses."""
-    run = RandomRun(seed, tmp_path / "run.rec", overlaps)
+def test_whatever_happens_is_decided_alike(overlaps: bool, drafts: int, seed: int, tmp_path: Path) -> None:
+    """Arrivals, aborts between a schedule and its results, knobs, pauses; overlapping steps, drafts."""
+    run = RandomRun(seed, tmp_path / "run.rec", overlaps, drafts)
     run.go()
     with Recording(tmp_path / "run.rec") as recording:
         verdict = verify_recording(recording)

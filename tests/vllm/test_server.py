@@ -30,7 +30,7 @@ from schedtop.engine.scrape.fetch import Fetcher
 from tests.vllm.clients import Console, ask
 from tests.vllm.conftest import Server
 
-CLIENTS = [int(count) for count in os.environ.get("SCHEDTOP_TEST_CLIENTS", "8").split(",")]
+CLIENTS = [int(count) for count in os.environ.get("SCHEDTOP_TEST_CLIENTS", "8,32").split(",")]
 TOKENS = int(os.environ.get("SCHEDTOP_TEST_TOKENS", "12"))
 
 
@@ -79,16 +79,12 @@ def test_every_life_is_what_its_client_saw(server: Server, console: Console, cou
 
 
 def test_a_lower_cap_drains_and_texts_stay_the_same(server: Server, console: Console) -> None:
-    plain = ask(server.url, "plain", 10, TOKENS)
+    plain = ask(server.url, "plain", 10, 4 * TOKENS)
+    last = console.records[-1].step
 
     def turn() -> None:
         console.until(
-            lambda message: (
-                isinstance(message, StepRecord)
-                and message.running == 10
-                and message.arrivals == ()
-                and message.step > console.records[0].step
-            )
+            lambda message: isinstance(message, StepRecord) and message.running == 10 and message.step > last
         )
         assert console.ask(lambda id: SetKnobs(id, {"max_num_seqs": 2}, by="test")).ok
         assert console.ask(
@@ -97,16 +93,33 @@ def test_a_lower_cap_drains_and_texts_stay_the_same(server: Server, console: Con
         refused = console.ask(lambda id: SetKnobs(id, {"max_num_seqs": 17}))
         assert not refused.ok and "at most 16" in refused.text
 
-    turned = ask(server.url, "turned", 10, TOKENS, turn)
+    turned = ask(server.url, "turned", 10, 4 * TOKENS, turn)
     assert [answer.digest for answer in turned] == [answer.digest for answer in plain]
     assert all(answer.reason == "length" for answer in turned)
-    changed = [record for record in console.records if record.knobs]
-    assert [change.new for change in changed[0].knobs] == [2]
+    first = next(place for place, record in enumerate(console.records) if record.knobs)
+    changed = [change.new for record in console.records[first:] for change in record.knobs]
+    assert changed == [2, 48, 32]
+    running = [record.running for record in console.records[first:]]
+    assert running == sorted(running, reverse=True), "nobody is admitted above the cap"
+    assert running[0] > 2 and 2 in running
+    limits_hold(server, console)
     back = {"max_num_seqs": 16, "max_num_scheduled_tokens": None, "long_prefill_token_threshold": 0}
     assert console.ask(lambda id: SetKnobs(id, back)).ok
     console.until(
-        lambda message: isinstance(message, StepRecord) and message.knobs_version == changed[0].knobs_version + 2
+        lambda message: (
+            isinstance(message, StepRecord) and message.knobs_version == console.records[0].knobs_version + 3
+        )
     )
+
+
+def limits_hold(server: Server, console: Console) -> None:
+    """Under the cap of 2, the budget of 48 and the threshold of 32 that are set."""
+    before = len(console.records)
+    ask(server.url, "limited", 6, TOKENS, word="other")
+    records = console.records[before:]
+    longest = [int(row_columns(record)["tokens"].max(initial=0)) for record in records]
+    assert max(record.scheduled_tokens for record in records) <= 48
+    assert max(longest) == 32 and max(record.running for record in records) == 2
 
 
 def test_a_pause_holds_admissions_and_an_abort_tells_its_client(server: Server, console: Console) -> None:
@@ -234,7 +247,7 @@ def test_a_server_that_was_killed_starts_again_at_the_same_address(tmp_path: Pat
     finally:
         first.close(signal.SIGKILL)
     assert (tmp_path / "0.sock").exists()  # nobody removed it
-    second = Server(tmp_path)
+    second = Server(tmp_path, "--shutdown-timeout", "60")  # else its front end kills the engine first
     try:
         second.await_ready()
         console = Console(second.address)

@@ -4,39 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from schedtop.console.drawing import text
+from schedtop.console.past.ladder import Ladder
 from schedtop.engine.contract.knobs import KnobValue
 from schedtop.engine.contract.telemetry import Snapshot
-
-
-class Spread(Protocol):
-    """Latencies: in bin `bins[i]` there were `counts[i]` of size `sizes[i]`."""
-
-    @property
-    def bins(self) -> Sequence[int]: ...
-    @property
-    def sizes(self) -> Sequence[int]: ...
-    @property
-    def counts(self) -> Sequence[int]: ...
-
-
-class Course(Protocol):
-    """A run's sums by bins of `bin_s` seconds, over `span_s`."""
-
-    @property
-    def span_s(self) -> float: ...
-    @property
-    def bin_s(self) -> float: ...
-    @property
-    def sums(self) -> Mapping[str, Sequence[float]]: ...
-    @property
-    def longest_s(self) -> Sequence[float]: ...
-    @property
-    def ttft(self) -> Spread: ...
-    @property
-    def itl(self) -> Spread: ...
 
 
 class Part(Protocol):
@@ -106,14 +80,6 @@ class Outcome(Protocol):
     @property
     def parting_s(self) -> float | None: ...
     @property
-    def recorded(self) -> Course: ...
-    @property
-    def base(self) -> Course: ...
-    @property
-    def variant(self) -> Course: ...
-    @property
-    def sizes_s(self) -> Sequence[float]: ...
-    @property
     def rows(self) -> Sequence[Row]: ...
     @property
     def unfinished(self) -> int: ...
@@ -123,8 +89,17 @@ class Outcome(Protocol):
     def notes(self) -> Sequence[str]: ...
 
 
-Told = tuple[str, float] | Outcome
-"""What is being done and a share of it, or the outcome, which is the last."""
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An outcome, and the course of both runs over the recording's clock."""
+
+    outcome: Outcome
+    base: Ladder
+    variant: Ladder
+
+
+Told = tuple[str, float] | Answer
+"""What is being done and a share of it, or the answer, which is the last."""
 
 
 class Running(Protocol):
@@ -142,7 +117,7 @@ Begin = Callable[[Mapping[str, KnobValue], int | None, Snapshot | None], Running
 
 
 class Reruns:
-    """One run at a time, and the outcome of the last one. `on_change` is called on the run's thread.
+    """One run at a time, and the answer to the last one. `on_change` is called on the run's thread.
 
     `doing` is what is done at present, None while nothing runs. `failed` is why the last run came to nothing.
     """
@@ -152,8 +127,12 @@ class Reruns:
         self._lock = threading.Lock()
         self._running: Running | None = None
         self.doing: tuple[str, float] | None = None
-        self.outcome: Outcome | None = None
+        self.answer: Answer | None = None
         self.failed = ""
+
+    @property
+    def outcome(self) -> Outcome | None:
+        return None if self.answer is None else self.answer.outcome
 
     @property
     def possible(self) -> bool:
@@ -193,6 +172,6 @@ class Reruns:
                 if isinstance(told, Exception):
                     self.failed = text.clean(told, 400) or type(told).__name__
                 else:
-                    self.outcome = told
+                    self.answer = told
                 self._running = self.doing = None  # last: whoever sees this sees the outcome
         self._on_change()

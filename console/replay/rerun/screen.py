@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from schedtop.console.drawing import layout
-from schedtop.console.replay.rerun.charts import GUTTER, ChartsPanel
+from schedtop.console.replay.rerun.timeline import RunsTimeline, RunsTimelinePanel
 from schedtop.console.replay.rerun.verdict import FiguresPanel, PartingPanel, ProgressPanel
 from schedtop.console.screens.base import ConsoleScreen, TooSmall
 from schedtop.console.screens.common_commands import CommonCommands
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from schedtop.console.actions import Registry
     from schedtop.console.replay.player import Player
     from schedtop.console.replay.rerun.overlay import Overlay
-    from schedtop.console.replay.rerun.runs import Reruns
+    from schedtop.console.replay.rerun.runs import Answer, Reruns
     from schedtop.console.view import View
     from schedtop.console.widgets.panel import Drawn, Panel
     from textual.app import ComposeResult
@@ -34,13 +34,14 @@ class RerunScreen(ConsoleScreen):
         super().__init__(view, registry)
         self.player, self.reruns, self.overlay = player, reruns, overlay
         self.header = HeaderBar(view, id="header")
-        self.charts = ChartsPanel(view, self.overlay, id="charts")
+        self.both = RunsTimelinePanel(view, self.overlay, id="runs")
         self.figures = FiguresPanel(view, self.overlay, id="figures")
         self.parting = PartingPanel(view, self.overlay, id="parting")
         self.progress = ProgressPanel(view, self.reruns, id="progress")
-        self.pages: tuple[Panel, ...] = (self.charts, self.figures, self.parting)
-        self.page: Panel = self.charts
+        self.pages: tuple[Panel, ...] = (self.both, self.figures, self.parting)
+        self.page: Panel = self.both
         self.small = TooSmall()
+        self.cursor_before_s = view.cursor_s
         self.commands = (RerunCommands(self), MoveCommands(self), CommonCommands(self))
 
     def compose(self) -> ComposeResult:
@@ -70,13 +71,19 @@ class RerunScreen(ConsoleScreen):
     def paint(self) -> None:
         if not self.small.is_attached:
             return
-        if self.reruns.outcome is not None and not self.reruns.failed:
-            self.overlay.show(self.reruns.outcome)
         with self.view.history.lock:
+            if self.reruns.answer is not None and not self.reruns.failed:
+                self._take(self.reruns.answer)
             self.view.look()
             self.place()
             for widget in self.drawn:
                 widget.paint()
+
+    def _take(self, answer: Answer) -> None:
+        """A new answer is shown whole, with the cursor where its runs part."""
+        if self.overlay.show(answer):
+            self.timeline.show_all()
+            self.timeline.put(answer.outcome.parting_s or answer.outcome.start_s)
 
     def place(self) -> None:
         width, height = self.app.size
@@ -106,7 +113,7 @@ class RerunScreen(ConsoleScreen):
         figures = min(22, room // 2 + 2)
         return {
             **bars,
-            "charts": layout.Place(0, 1, left, room),
+            "runs": layout.Place(0, 1, left, room),
             "figures": layout.Place(left + _GAP, 1, right, figures),
             "parting": layout.Place(left + _GAP, 1 + figures, right, room - figures),
         }
@@ -117,8 +124,8 @@ class RerunScreen(ConsoleScreen):
         return layout.mode(width, height) == "wide"
 
     @property
-    def chart_cells(self) -> int:
-        return max(1, self.charts.size.width - GUTTER)
+    def timeline(self) -> RunsTimeline:
+        return self.both.timeline
 
     def help_page(self) -> tuple[str, str]:
         shown = self.progress if self.busy else self.page
@@ -136,7 +143,7 @@ class RerunCommands:
 
     def why_not(self, name: str) -> str | None:
         overlay = self.screen.overlay
-        if not name.startswith(("moment_", "span_", "rerun_over")):
+        if not name.startswith(("moment_", "range_", "rerun_over")):
             return None
         if self.screen.busy or overlay.outcome is None:
             return "no re-run yet"
@@ -150,6 +157,7 @@ class RerunCommands:
     def do_back(self) -> None:
         self.screen.reruns.cancel()
         self.screen.reruns.failed = ""
+        self.screen.view.cursor_s = self.screen.cursor_before_s
         self.screen.app.pop_screen()
 
     def do_next_panel(self) -> None:
@@ -162,52 +170,51 @@ class RerunCommands:
         pages = self.screen.pages
         self.screen.page = pages[(pages.index(self.screen.page) + direction) % len(pages)]
 
+    @property
+    def timeline(self) -> RunsTimeline:
+        return self.screen.timeline
+
     def do_first(self) -> None:
-        self.screen.overlay.choose(0.0)
+        self.timeline.put(self.timeline.extent()[0])
 
     def do_last(self) -> None:
-        self.screen.overlay.choose(self.screen.overlay.whole.end_s)
+        self.timeline.put(self.timeline.extent()[1])
 
     def do_zoom(self) -> None:
-        self.screen.overlay.zoom_out()
+        self.timeline.show_all()
 
     def do_moment_earlier(self) -> None:
-        self.screen.overlay.walk(-1, self.screen.chart_cells)
+        self.timeline.move(-1, self.screen.both.size.width)
 
     def do_moment_later(self) -> None:
-        self.screen.overlay.walk(1, self.screen.chart_cells)
+        self.timeline.move(1, self.screen.both.size.width)
 
     def do_moment_parting(self) -> None:
-        overlay = self.screen.overlay
-        assert overlay.outcome is not None and overlay.outcome.divergence is not None
-        overlay.choose(overlay.parting_s or 0.0)
-        self.screen.say(f"runs diverge at step {overlay.outcome.divergence.step}; Enter shows it in the replay")
+        outcome = self.screen.overlay.outcome
+        assert outcome is not None and outcome.divergence is not None and outcome.parting_s is not None
+        self.timeline.put(outcome.parting_s)
+        self.screen.say(f"runs diverge at step {outcome.divergence.step}; Enter shows it in the replay")
 
     def do_moment_show(self) -> None:
-        overlay, player = self.screen.overlay, self.screen.player
-        outcome = overlay.outcome
-        assert outcome is not None
-        at_s = outcome.start_s + overlay.moment_s
+        player, outcome, at_s = self.screen.player, self.screen.overlay.outcome, self.screen.view.cursor_s
+        assert outcome is not None and at_s is not None
         found = player.history.source.index_at(at_s)
-        if overlay.moment_s == overlay.parting_s and outcome.exact and outcome.divergence is not None:
+        if at_s == outcome.parting_s and outcome.exact and outcome.divergence is not None:
             found = player.history.source.index_of_step(outcome.divergence.step)
         player.pause()
         player.move(player.last if found is None else found)
+        self.screen.view.cursor_s = None
         self.screen.app.pop_screen()
         words = "the recording ends earlier" if found is None else "as recorded"
         self.screen.console.front.say(f"{words}; v shows the re-run again")
 
-    def do_span_shorter(self) -> None:
-        self._zoom(1)
+    def do_range_longer(self) -> None:
+        self.timeline.resize(1)
 
-    def do_span_longer(self) -> None:
-        self._zoom(-1)
-
-    def _zoom(self, direction: int) -> None:
-        if not self.screen.overlay.zoom(direction):
-            self.screen.say("cannot zoom in further" if direction > 0 else "the whole run is shown")
+    def do_range_shorter(self) -> None:
+        self.timeline.resize(-1)
 
     def do_rerun_over(self) -> None:
         overlay = self.screen.overlay
         overlay.over_recorded = not overlay.over_recorded
-        self.screen.say(f"compared with: {overlay.under_name}")
+        self.screen.say(f"compared with: {overlay.base_name}")

@@ -114,17 +114,17 @@ difference, only what was decided under them. Below it: how the runs were made."
 
     def _difference(self, outcome: Outcome, width: int) -> list[Line]:
         """A line for each part and run, wrapped."""
-        palette, glyphs = self.view.palette, self.view.glyphs
+        palette = self.view.palette
         if outcome.divergence is None:
             words = f"no change: all {outcome.num_steps:,} steps are the same"
             return [Line().add(f" {words}", palette["ok"] + Style(bold=True))]
         lines = []
         for part in outcome.divergence.parts:
             lines.append(Line().add(f" {text.clean(part.field)}", palette["text"] + Style(bold=True)))
-            for sign, words, role in ((glyphs.area, part.base, "muted"), (glyphs.trace[1], part.variant, "accent")):
+            for name, words, role in (("as was", part.base, "muted"), ("re-run", part.variant, "accent")):
                 words = words.replace("_", " ") if part.field == "limiter" else words
-                for number, piece in enumerate(wrap(text.clean(words, 400), width - 5)):
-                    lines.append(Line().add(f"  {' ' if number else sign} {piece}", palette[role]))
+                for number, piece in enumerate(wrap(text.clean(words, 400), width - 10)):
+                    lines.append(Line().add(f"  {'' if number else name:<6} {piece}", palette[role]))
         return lines
 
     def _made(self, outcome: Outcome, width: int) -> list[Line]:

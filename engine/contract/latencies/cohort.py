@@ -5,6 +5,7 @@ A percentile over what has ended praises an engine that serves nobody: the survi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,6 +130,16 @@ def cohort(known: npt.ArrayLike, unended: npt.ArrayLike = (), counts: npt.ArrayL
     parts[0][np.searchsorted(all_values, ended)] = num
     parts[1][np.searchsorted(all_values, waits)] = num_waits
     return Cohort(all_values, *parts)
+
+
+def together(parts: Sequence[Cohort]) -> Cohort:
+    """The members of all of them as one cohort."""
+    if not parts:
+        return cohort(_NONE)
+    values, known, still = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("values", "known", "open")
+    )
+    return cohort(values, np.repeat(values, still), known)
 
 
 def _summed(values: Floats, counts: Counts | None) -> tuple[Floats, Counts]:

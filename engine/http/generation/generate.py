@@ -118,6 +118,7 @@ class Generation:
             preview=preview,
             client=asked.user or "",
             cache_salt=asked.cache_salt or "",
+            adapter=self._state.adapter(asked.model),
         )
 
     async def _encode(self, asked: GenerationRequest) -> tuple[TokenIds, str]:

@@ -71,7 +71,9 @@ def check_rope(name: str, config: Any, max_model_len: int) -> None:
             raise ConfigError(f"model {name}: rope_type {kind!r} is not served")
         longest = config.max_position_embeddings
         if kind == "longrope":
-            longest = each.get("original_max_position_embeddings") or longest
+            # Beside the rope it comes first, as in transformers, which moves it there when it builds the model.
+            own = getattr(config, "original_max_position_embeddings", None)
+            longest = own or each.get("original_max_position_embeddings") or longest
         if max_model_len > longest:
             raise ConfigError(
                 f"model {name}: past {longest} tokens its rope_type {kind!r} moves every token of a sequence, which"

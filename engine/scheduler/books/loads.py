@@ -10,12 +10,12 @@ from bisect import insort
 
 import msgspec
 import numpy as np
-from schedtop.engine.contract.telemetry import Deferral, Finish, FinishReason, Head, Limiter
+from schedtop.engine.contract.telemetry import Deferral, Finish, FinishReason, Head, HostLoad, Limiter
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.handoff.store import KVStore, Load
 from schedtop.engine.kv.manager import Hit, KVManager
 from schedtop.engine.scheduler.books.request_table import RequestTable
-from schedtop.engine.scheduler.books.state import Batch, PlannedStep, State
+from schedtop.engine.scheduler.books.state import Batch, State
 
 
 class Holding(msgspec.Struct):
@@ -79,6 +79,18 @@ class Loads:
         else:
             self.holding.append(entry)
 
+    def describe(self) -> list[HostLoad]:
+        """Those that hold blocks before the queue, for a snapshot."""
+        return [
+            HostLoad(entry.request.number, entry.num_computed, entry.request.local_tokens, failed=entry.failed)
+            for entry in self.holding
+        ]
+
+    def take_over(self, request: Request, load: HostLoad) -> None:
+        """A request of a snapshot, whose blocks are its own again, waits before the queue."""
+        request.local_tokens = load.local_tokens
+        self.holding.append(Holding(request, load.tokens, load.due_s is not None, load.failed))
+
     def of(self, request: Request) -> Holding | None:
         return next((entry for entry in self.holding if entry.request is request), None)
 
@@ -123,7 +135,7 @@ class Loads:
         loads = self.store.finished_loads()
         self.done = [load.request for load in loads]
         finishes = [finish for load in loads if (finish := self._fail(state, load, now_s)) is not None]
-        return finishes, self._cut(state.table, batch.planned)
+        return finishes, self._cut(state.table, batch)
 
     def _fail(self, state: State, load: Load, now_s: float) -> Finish | None:
         request, entry = load.request, self.of(load.request)
@@ -141,37 +153,38 @@ class Loads:
         entry.num_computed = min(entry.num_computed, first_lost * state.config.block_size)
         return None
 
-    def _cut(self, table: RequestTable, planned: PlannedStep) -> dict[int, int]:
-        lost, marked = planned.lost, set[int]()
+    def _cut(self, table: RequestTable, batch: Batch) -> dict[int, int]:
+        """All who run, also those whose own step is a later one; what the batch computed of them does not count."""
+        lost, marked = batch.planned.lost, set[int]()
         cut: dict[int, int] = {}
         if not lost:
             return cut
-        admitted = {admission.number: admission.cached_tokens for admission in planned.admissions}
-        for row in table.tokens[: table.size].nonzero()[0].tolist():
-            request, tokens = table.requests[row], table.tokens.item(row)
+        tokens = dict(zip(batch.plan.numbers.tolist(), batch.plan.tokens.tolist(), strict=True))
+        for row, request in enumerate(table.requests[: table.size]):
+            before = table.num_computed.item(row) - tokens.get(request.number, 0)
             size = table.room.item(row) // max(len(request.block_ids), 1)
-            count = -(-(table.num_computed.item(row) - tokens) // size)
-            places = [place for place, block in enumerate(request.block_ids[:count]) if block in lost]
+            places = [place for place, block in enumerate(request.block_ids[: -(-before // size)]) if block in lost]
             if not places:
                 continue
             own = [place for place in places if request.block_ids[place] not in marked]
             marked.update(request.block_ids[place] for place in places)
-            cut[request.number] = own[0] * size if own else admitted[request.number]
+            cut[request.number] = own[0] * size if own else before
         return cut
 
-    def cut_rows(self, state: State, cut: dict[int, int], now_s: float) -> list[Finish]:
-        """Rows that lost a result go back to what stays computed, or end."""
+    def cut_rows(self, state: State, cut: dict[int, int], now_s: float) -> tuple[list[Finish], list[int]]:
+        """Rows that lost a result go back to what stays computed, or end; how, and which rows have left."""
         from schedtop.engine.scheduler.books.ending import end_request
 
-        table, finishes = state.table, list[Finish]()
-        for number, num_computed in cut.items():
-            row = table.request[: table.size].tolist().index(number)
-            table.num_computed[row], table.decoding[row] = num_computed, 0
-            if self.store.fails_requests:
-                self.errors.append(table.requests[row])
-                finishes.append(end_request(state, table.rest(row), FinishReason.ERROR, now_s))
-                table.remove([row])
-        return finishes
+        table = state.table
+        rows = [row for row, number in enumerate(table.request[: table.size].tolist()) if number in cut]
+        if not self.store.fails_requests:
+            for row in rows:
+                table.num_computed[row], table.decoding[row] = cut[table.request.item(row)], 0
+            return [], []
+        self.errors += [table.requests[row] for row in rows]
+        finishes = [end_request(state, table.rest(row), FinishReason.ERROR, now_s) for row in rows]
+        table.remove(rows)
+        return finishes, rows
 
     def report(self, state: State) -> None:
         """Loads and sends that have ended give back the blocks of those who are gone."""

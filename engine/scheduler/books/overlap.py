@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 from schedtop.engine.handoff.plan import OWN_DRAFT
-from schedtop.engine.scheduler.books.request_table import BoolArray, IntArray, RowArray
+from schedtop.engine.scheduler.books.request_table import ONE, ZERO, BoolArray, IntArray, RowArray
 from schedtop.engine.scheduler.books.state import State
+
+TWO = np.array(2, dtype=np.int32)
 
 
 def set_out(state: State, samples: BoolArray, busy: slice | RowArray) -> None:
@@ -18,10 +20,13 @@ def set_out(state: State, samples: BoolArray, busy: slice | RowArray) -> None:
     table.in_flight[:size] += table.tokens[:size]
     if not config.async_scheduling or config.pooling:
         return
-    rows = np.flatnonzero(samples[busy]) if isinstance(busy, slice) else busy[samples[busy]]
-    table.num_expected[rows] += 1 + table.drafts[rows]
+    rows: slice | RowArray = slice(0, size)
+    if np.count_nonzero(samples) < size or not isinstance(busy, slice):
+        rows = samples.nonzero()[0] if isinstance(busy, slice) else busy[samples[busy]]
+    table.num_expected[rows] += ONE + table.drafts[rows]
     table.decoding[rows] = 1
-    table.next_step[rows] = state.num_planned + config.pipeline_depth
+    if config.pipeline_depth > 1:
+        table.next_step[rows] = state.num_planned + config.pipeline_depth
     if state.limits.num_speculative_tokens:
         table.num_spec[rows] = state.limits.num_speculative_tokens
         table.draft_ids[rows] = OWN_DRAFT
@@ -37,7 +42,9 @@ def hold_back(state: State, first: int, wanted: IntArray) -> None:
     computed = table.num_computed[first:size]
     np.minimum(wanted, config.max_model_len - (not config.pooling) - computed, out=wanted)
     under_way = table.num_expected[first:size] - table.num_tokens[first:size]
-    wanted[(under_way > 0) & (computed + 2 - under_way >= table.stop_at[first:size])] = 0
+    last = computed - under_way >= table.stop_at[first:size] - TWO
+    last &= under_way > ZERO
+    np.copyto(wanted, ZERO, where=last)
     if config.pipeline_depth > 1:
         wanted[table.next_step[first:size] > state.num_planned] = 0
 

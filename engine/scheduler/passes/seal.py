@@ -51,6 +51,7 @@ def seal(state: State, planned: PlannedStep) -> Batch:
         new_blocks=planned.new_blocks,
         started=planned.started,
         gone=gone,
+        encoder_tokens=0 if state.encoder is None else state.encoder.budget - state.encoder.left,
     )
     return Batch(plan, planned, columns, busy, table.slot[busy].copy(), table.layout)
 

@@ -67,7 +67,7 @@ def take_batch(
     slots = lives.slots(given)
     tokens = np.fromiter(given.values(), dtype=np.int64, count=len(given))
     drafts = _drafts(lives, output, slots)
-    computed = _computed_before(lives, output, slots)
+    computed = planned = _computed_before(lives, output, slots)
     if fixed.drafts:
         known, runs = (
             lives.columns[COMPUTED, slots],
@@ -82,7 +82,7 @@ def take_batch(
     flags = columns[DECODING, slots] + samples * SAMPLED
     for life, admission in zip(fresh, admissions, strict=True):
         flags[slots == life.slot] += RESUMED if admission.resumed else NEW
-    recomputed = _recomputed(lives, slots, computed, tokens)
+    recomputed = _recomputed(lives, slots, planned, tokens)  # as the engine counted on drafts
     columns[COMPUTED, slots] = computed + tokens
     columns[DECODING, slots] |= samples
     cut = computed + tokens < needed
@@ -131,11 +131,19 @@ def _drafts(lives: Lives, output: Any, slots: Slots) -> Ints:
 def _computed_before(lives: Lives, output: Any, slots: Slots) -> Ints:
     scratch: Ints = lives.columns[SCRATCH]
     cached = output.scheduled_cached_reqs
+    if _goes_on(output):
+        return np.array(cached.num_computed_tokens, dtype=np.int64)
     if cached.req_ids:
         scratch[lives.slots(cached.req_ids)] = cached.num_computed_tokens
     for new in output.scheduled_new_reqs:
         scratch[lives.slots([new.req_id])] = new.num_computed_tokens
     return scratch.take(slots)
+
+
+def _goes_on(output: Any) -> bool:
+    """Nobody was admitted: what is said of running requests is in the batch's order."""
+    cached = output.scheduled_cached_reqs
+    return not (output.scheduled_new_reqs or getattr(cached, "resumed_req_ids", True))
 
 
 def _admit(lives: Lives, slots: Slots, computed: Ints, now_s: float) -> tuple[list[Admission], list[Life]]:
@@ -157,9 +165,11 @@ def _grow(lives: Lives, output: Any, fresh: set[str]) -> tuple[list[int], list[i
     pairs: list[int] = []
     blocks: list[int] = []
     tables = dict(new_tables(output))
-    for name in output.num_scheduled_tokens:
-        ids, life = tables.get(name), lives.by_id.get(name)
-        if ids is None or life is None:
+    names = tables if _goes_on(output) else [name for name in output.num_scheduled_tokens if name in tables]
+    for name in names:
+        ids, life = tables[name], lives.by_id.get(name)
+        if life is None:  # it ended since; its row tells what it was given
+            lives.columns[BLOCKS, lives.slots([name])] += len(ids)
             continue
         if name in fresh:
             life.table = ids

@@ -38,8 +38,7 @@ def deliver(
         life.first_token_s = now_s
         firsts.append((life.number, now_s - life.arrival.arrival_s))
     later, gaps = slots[~first], gaps[~first]
-    for slot, gap_s in zip(later.tolist(), gaps.tolist(), strict=True):
-        lives.by_slot[slot].gaps_s.append(gap_s)
+    lives.gaps.add(later, gaps)
     gaps_s[later] = gaps
     lives.last_s[slots] = now_s
     lives.columns[OUTPUTS] += emitted

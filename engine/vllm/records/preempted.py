@@ -5,7 +5,7 @@ from __future__ import annotations
 from schedtop.engine.contract.telemetry import Preemption
 from schedtop.engine.vllm.events import PreemptSeen, Scheduled
 from schedtop.engine.vllm.records.batch import new_tables
-from schedtop.engine.vllm.records.requests import COMPUTED, STOP_AT, Lives
+from schedtop.engine.vllm.records.requests import COMPUTED, ENTERED, NUMBER, STOP_AT, Lives
 
 LOOP_LENGTH = 3
 """Preemptions of one request, with nothing finishing in between, that make a loop."""
@@ -20,10 +20,13 @@ def give_way(
     if life is None:
         return None
     lost = int(lives.columns[COMPUTED, life.slot]) if victim.computed_tokens < 0 else victim.computed_tokens
-    for_whom = lives.by_id.get(_taker(seen, victim), life)
+    taker, columns = _taker(seen, victim), lives.columns  # it may have ended since
+    slot = lives.slots([taker])[0] if lives.knows(taker) else life.slot
     # A lower priority goes first, though the step may have planned it already: unless all of it is under way.
-    before = by_priority and lives.runs_before(life, for_whom)
-    was_planned = before and lost + 1 < int(lives.columns[STOP_AT, life.slot])
+    before = by_priority and columns[ENTERED, life.slot] < columns[ENTERED, slot]
+    expected = victim.expected_tokens
+    is_whole = expected and lost + 2 - expected >= columns[STOP_AT, life.slot]
+    was_planned = bool(before and not is_whole)
     lives.put_back(life, lost, now_s)
     return Preemption(
         number=life.number,
@@ -32,7 +35,7 @@ def give_way(
         freed_blocks=victim.free_after - victim.free_before,
         usage_before=1 - victim.free_before / num_blocks,
         usage_after=1 - victim.free_after / num_blocks,
-        for_number=for_whom.number,
+        for_number=int(columns[NUMBER, slot]),
         was_planned=was_planned,
         loop=life.loop_length >= LOOP_LENGTH,
     )

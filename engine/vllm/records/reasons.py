@@ -24,10 +24,11 @@ class Fixed(NamedTuple):
     has_encoder: bool
     drafts: int = 0
     overlaps: bool = False
+    groups: int = 1
 
 
-def head_of(seen: Scheduled, number: int, fixed: Fixed) -> Head:
-    """The head with its reason and numbers; `number` is its request."""
+def head_of(seen: Scheduled, number: int, fixed: Fixed, prefills: bool = False) -> Head:
+    """The head with its reason and numbers; `number` is its request. `prefills`: the step goes on with a prompt."""
     head = seen.head
     assert head is not None
     tokens, draft_slots = sum(seen.output.num_scheduled_tokens.values()), fixed.draft_slots
@@ -47,8 +48,10 @@ def head_of(seen: Scheduled, number: int, fixed: Fixed) -> Head:
         return Head(number, reason)
     room = min(token_left, input_left - draft_slots)
     wanted = head.num_tokens - head.hit_tokens
+    padded = wanted == 1 and not prefills and (seen.num_running or head.hit_tokens)
+    wanted += fixed.drafts if padded else 0  # it is admitted with placeholders or not at all
     chunk = min(wanted, seen.threshold or wanted)
-    if wanted == 1 and 1 + fixed.drafts > room:  # it is admitted with placeholders or not at all
+    if padded and wanted > room:
         if token_left <= input_left - draft_slots:
             return Head(number, Limiter.TOKEN_BUDGET, seen.token_budget, token_left)
         return Head(number, Limiter.INPUT_BUDGET, seen.input_budget, input_left)

@@ -32,6 +32,7 @@ from schedtop.engine.contract.telemetry import (
 from schedtop.engine.vllm.events import (
     Added,
     Applied,
+    Drafted,
     Ended,
     Event,
     PauseSeen,
@@ -80,6 +81,7 @@ class Told:
     knobs: list[KnobChange] = field(default_factory=list)
     preemptions: list[Preemption] = field(default_factory=list)
     pauses: int = 0
+    paused_by: str = ""
 
     def __bool__(self) -> bool:
         return bool(self.arrivals or self.finishes or self.knobs or self.preemptions or self.pauses)
@@ -102,6 +104,7 @@ class Records:
         self._counts: dict[str, float] = dict.fromkeys(Totals.__struct_fields__, 0)
         self._pending: deque[Event] = deque()
         self._told = Told()
+        self._drafted: dict[str, int] = {}
         self._updated_s = 0.0
         self._watermark = int(header.config.get("watermark", 0.0) * (header.num_blocks + 1))
         most = header.config["max_num_batched_tokens"]
@@ -154,6 +157,9 @@ class Records:
             case PauseSeen():
                 self.paused = event.paused
                 self._told.pauses += 1
+                self._told.paused_by = event.by
+            case Drafted():
+                self._drafted = dict(zip(event.ids, event.counts, strict=True))
             case Scheduled():  # one without a batch, or whose results were never noted
                 self._preempt(event, event.began_s)
 
@@ -253,6 +259,7 @@ class Records:
             grown=np.array(batch.grown, dtype=np.int32).tobytes(),
             grown_blocks=np.array(batch.grown_blocks, dtype=np.int32).tobytes(),
             admissions=tuple(batch.admissions),
+            proposed=self._cut_drafts(batch),
         )
         lives.forget(self.step)
         return record
@@ -260,15 +267,16 @@ class Records:
     def _waiting(self, seen: Scheduled, batch: Batch) -> tuple[Head | None, str]:
         """The head of the queue with its reason, and the step's limiter."""
         lives = self.lives
+        prefills = bool((batch.flags & (RowFlag.DECODE | RowFlag.NEW | RowFlag.RESUMED) == 0).any())
         waiting = lives.by_id.get(seen.head.id) if seen.head is not None else None
         if waiting is None and seen.head is not None and lives.knows(seen.head.id):  # it has ended since
             slot = lives.slots([seen.head.id])[0]
-            head = head_of(seen, int(lives.columns[NUMBER, slot]), self._fixed)
+            head = head_of(seen, int(lives.columns[NUMBER, slot]), self._fixed, prefills)
             return head, head.reason
         if waiting is None:
             full = int(batch.tokens.sum()) >= seen.token_budget and batch.was_cut
             return None, (Limiter.TOKEN_BUDGET if full else Limiter.NONE).value
-        head = head_of(seen, waiting.number, self._fixed)
+        head = head_of(seen, waiting.number, self._fixed, prefills)
         return msgspec.structs.replace(
             head, since_s=waiting.queued_s, inverted=self._inverted(waiting)
         ), head.reason
@@ -288,6 +296,20 @@ class Records:
         rejected = np.where(got > 0, batch.drafts - accepted, 0)
         columns[COMPUTED, batch.slots] -= rejected * (columns[WAITING, batch.slots] == 0)
         return accepted, int(rejected.sum())
+
+    def _cut_drafts(self, batch: Batch) -> bytes:
+        """`StepRecord.proposed`."""
+        drafted, self._drafted = self._drafted, {}
+        if not drafted:
+            return b""
+        names = list(filter(self.lives.knows, drafted))
+        slots = self.lives.slots(names)
+        used = np.zeros(self.lives.columns.shape[1], dtype=np.int64)
+        used[batch.slots] = batch.drafts
+        counts = np.array([drafted[name] for name in names], dtype=np.int64)
+        cut = counts > used[slots]
+        pairs = np.stack([self.lives.columns[NUMBER, slots[cut]], counts[cut]], axis=1)
+        return pairs.astype(np.int32).tobytes()
 
     def _timing(self, seen: Scheduled, updated: Updated, start_s: float) -> dict[str, Any]:
         return {
@@ -368,6 +390,7 @@ class Records:
             knobs=tuple(told.knobs),
             knobs_version=self.knobs_version,
             paused=self.paused,
+            paused_by=told.paused_by,
             totals=self.totals(),
             **fields,
         )
@@ -383,7 +406,13 @@ class Records:
         held = columns[COMPUTED] * (columns[WAITING] + columns[GONE] == 0)
         if self._pending:
             held[self.lives.slots(filter(self.lives.knows, left_of(self._pending)))] = 0
-        return self.pool.counts(int(held.sum()), self._fixed.block_size, self._watermark)
+        stored = int(held.sum()) * self._fixed.groups
+        blocks = self.pool.counts(stored, self._fixed.block_size, self._watermark)
+        if self._fixed.groups == 1:
+            return blocks
+        # What lies before a group's window was given back: nothing tells how much, but no block holds more than all.
+        most = (blocks.held + blocks.shared) * self._fixed.block_size
+        return msgspec.structs.replace(blocks, stored_tokens=min(blocks.stored_tokens, most))
 
     def totals(self) -> Totals:
         return Totals(*self._counts.values())  # type: ignore[arg-type]

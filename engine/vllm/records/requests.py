@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.telemetry import Arrival, Finish, RequestState
 from schedtop.engine.scheduler.books.ending import percentile_of_gaps
+from schedtop.engine.vllm.records.gaps import Gaps
 
 COLUMNS = (
     "number",
@@ -23,13 +24,15 @@ COLUMNS = (
     "waiting",
     "gone",
     "stop_at",
+    "entered",
     "scratch",
 )
-NUMBER, PROMPT, OUTPUTS, COMPUTED, BLOCKS, HIGH_WATER, DECODING, WAITING, GONE, STOP_AT, SCRATCH = range(
+NUMBER, PROMPT, OUTPUTS, COMPUTED, BLOCKS, HIGH_WATER, DECODING, WAITING, GONE, STOP_AT, ENTERED, SCRATCH = range(
     len(COLUMNS)
 )
 """`decoding`: it was due an output since it was admitted; `gone`: it ended, but a step with it may be under way;
-`stop_at`: tokens at which it ends by length."""
+`stop_at`: tokens at which it ends by length; `entered`: how many were admitted before it, so the place of running
+ones in a step."""
 
 KEPT_STEPS = 16
 """For which the numbers of an ended request are kept: more than any vLLM has under way."""
@@ -39,7 +42,7 @@ Slots = npt.NDArray[np.intp]
 
 @dataclass(slots=True, eq=False)
 class Life:
-    """What is not a column. `table` is its block ids; `gaps_s` its delivery gaps, seconds."""
+    """What is not a column. `table` is its block ids."""
 
     slot: int
     id: str
@@ -55,7 +58,6 @@ class Life:
     queued_s: float = 0.0
     requeued_s: float = 0.0
     table: list[int] = field(default_factory=list)
-    gaps_s: array[float] = field(default_factory=lambda: array("f"))
 
     @property
     def number(self) -> int:
@@ -72,6 +74,7 @@ class Lives:
     def __init__(self) -> None:
         self.columns: npt.NDArray[np.int64] = np.zeros((len(COLUMNS), 256), dtype=np.int64)
         self.last_s: npt.NDArray[np.float64] = np.full(256, np.nan)
+        self.gaps = Gaps(256)
         self.by_id: dict[str, Life] = {}
         self.by_slot: dict[int, Life] = {}
         self.running: dict[str, None] = {}
@@ -82,6 +85,7 @@ class Lives:
         self._free = list(range(255, -1, -1))
         self._gone: deque[tuple[int, str, int]] = deque()
         self._next_number = 0
+        self._num_entered = 0
 
     def next_number(self) -> int:
         """A number for a request that arrives."""
@@ -109,6 +113,7 @@ class Lives:
         size = self.columns.shape[1]
         self.columns = np.concatenate([self.columns, np.zeros_like(self.columns)], axis=1)
         self.last_s = np.concatenate([self.last_s, np.full(size, np.nan)])
+        self.gaps.grow()
         self._free = list(range(2 * size - 1, size - 1, -1))
 
     def slots(self, ids: Iterable[str]) -> Slots:
@@ -123,14 +128,11 @@ class Lives:
         else:
             life.requeued_s += waited_s
         self.columns[WAITING, life.slot] = 0
+        self.columns[ENTERED, life.slot] = self._num_entered
+        self._num_entered += 1
         self._leave_queue(life.id)
         self.running[life.id] = None
         return waited_s
-
-    def runs_before(self, life: Life, other: Life) -> bool:
-        """Both run, and it comes first in a step."""
-        first = next((name for name in self.running if name in (life.id, other.id)), "")
-        return life is not other and first == life.id and other.id in self.running
 
     def put_back(self, life: Life, computed: int, now_s: float) -> None:
         """It was preempted: its outputs are kept, its state is not."""
@@ -156,7 +158,7 @@ class Lives:
         self.running.pop(life.id, None)
         self._leave_queue(life.id)
         self._gone.append((step, life.id, slot))
-        return _finish(life, reason, outputs, last_s, ended_s)
+        return _finish(life, reason, outputs, last_s, self.gaps.take(slot), ended_s)
 
     def knows(self, name: str) -> bool:
         """It is in flight, or ended so lately that a step with it may be under way."""
@@ -201,7 +203,9 @@ class Lives:
         )
 
 
-def _finish(life: Life, reason: str, outputs: int, last_s: float, ended_s: float | None) -> Finish:
+def _finish(
+    life: Life, reason: str, outputs: int, last_s: float, gaps_s: array[float], ended_s: float | None
+) -> Finish:
     arrival_s, first_s = life.arrival.arrival_s, life.first_token_s
     ttft_s = e2e_s = tpot_s = None
     if first_s is not None:
@@ -216,7 +220,7 @@ def _finish(life: Life, reason: str, outputs: int, last_s: float, ended_s: float
         tpot_s=tpot_s,
         queue_s=None if life.first_scheduled_s is None else life.first_scheduled_s - arrival_s,
         requeued_s=life.requeued_s,
-        itl_p95_s=percentile_of_gaps(life.gaps_s, 0.95),
+        itl_p95_s=percentile_of_gaps(gaps_s, 0.95),
         preemptions=life.preemptions,
         recomputed_tokens=life.recomputed_tokens,
         ended_s=ended_s,

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from schedtop.console.cli.main import main
+from schedtop.console.cli.set_limits import set_everywhere
 from schedtop.engine.channel.spawn import EngineProcess, start_engine
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
 
@@ -125,6 +126,9 @@ def test_several_engines_change_together_or_not_at_all(
         assert (code, out) == (2, "") and f"{small.address}: max_num_seqs=9" in err
         assert value_of(capsys, engine.address, "max_num_seqs") == 7
         code, out, _ = knobs(capsys, *both, "--set", "max_num_seqs=6", "--json")
+        assert set_everywhere(both, "max_num_seqs=9")[1].startswith(f"{small.address}: max_num_seqs=9")
+        assert set_everywhere(both, "max_num_seqs=nine")[1]
+        assert set_everywhere(both, "max_num_seqs=6")[0].startswith("set on 2 engines: max_num_seqs=6")
         values = [row["value"] for each in json.loads(out)["engines"] for row in each["knobs"]]
         assert code == 0 and values.count(6) >= 2
         code, _, err = knobs(capsys, *both, "--set", "max_num_seqs=5", "--trial", "1", "--keep")

@@ -30,6 +30,7 @@ def ask(
     priority: int = 0,
     client_wait_s: float | None = None,
     prefix: int = 0,
+    client: str = "",
 ) -> Request:
     """A request of its own tokens, behind `prefix` tokens that all have in common."""
     tokens = np.random.default_rng(number).integers(0, 100_000, prompt, dtype=np.int32)
@@ -42,6 +43,7 @@ def ask(
         priority,
         sampling=SamplingParams(ignore_eos=True),
         client_wait_s=client_wait_s,
+        client=client,
     )
 
 

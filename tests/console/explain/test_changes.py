@@ -160,3 +160,19 @@ def test_a_pool_that_forgets() -> None:
 
 def test_hits_that_go_on_are_silent() -> None:
     assert asked().findings() == {}
+
+
+def test_a_step_that_was_planned_before_a_change_is_not_counted_after_it() -> None:
+    """With steps under way the next record is of a step that the change could not touch."""
+    run = serve(
+        [ask(i, 20, 4000) for i in range(40)],
+        4,
+        changing(200, max_num_scheduled_tokens=16),
+        async_scheduling=True,
+    )
+    told = numbers(run.findings()["starved-after-change"])
+    change = next(record for record in run.records if record.knobs)
+    assert not (row_columns(change)["tokens"] == 0).any()
+    assert told["after_share"] == 1 and told["before_share"] == 0
+    assert told["step"] == change.step + 1
+    assert told["steps_since"] == sum(record.seq > change.seq for record in run.window())

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
-from schedtop.engine.whatif.rerun import Question, Rerun, rerun
+from schedtop.console.past.ladder import Ladder
+from schedtop.console.replay.rerun.runs import Answer
+from schedtop.engine.whatif.rerun import Question, rerun
 
-ANSWERS: dict[bytes, Rerun] = {}
+ANSWERS: dict[bytes, Answer] = {}
 """A question has one answer (`rerun` is pure, its answer frozen), and many tests put the same one."""
 
 
@@ -22,7 +24,8 @@ class Here:
         yield "running both", 0.25
         key = msgspec.msgpack.encode(self.question)
         if key not in ANSWERS:
-            ANSWERS[key] = rerun(self.question)
+            base, variant = Ladder(), Ladder()
+            ANSWERS[key] = Answer(rerun(self.question, followers=(base, variant)), base, variant)
         yield ANSWERS[key]
 
     def cancel(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from schedtop.console.past.client import client_latencies
 from schedtop.console.past.history import History
 from schedtop.console.past.latency import KINDS
 from schedtop.console.past.recorded import RecordedHistory
@@ -43,6 +44,7 @@ def told_by(history: History) -> dict[str, Any]:
             ]
             for kind in KINDS
         ],
+        "client": {kind: felt.document() for kind, felt in client_latencies(history, moment, 60.0).items()},
         "events": [(event.kind, event.seq, event.describe()) for event in reversed(history.events)],
         "by kind": [[(event.seq, event.describe()) for event in history.of_kind(kind)] for kind in "KVXP"],
         "steps": [record.seq for record in history.steps(moment.seq, 300)],

@@ -132,8 +132,8 @@ async def test_from_a_step_on_and_back(recording: Recording) -> None:
         text = await seat.outcome()
         assert seat.asked[0].index == seat.app.history.position and seat.asked[0].changes == {"max_num_seqs": 2}
         assert "recorded" in text and "re-run with max_num_seqs" in text
-        for name in ("Batch", "TTFT p95", "ITL p95", "KV in use", "Running", "Waiting", "Preempt"):
-            assert name in text
+        for name in ("tokens", "step", "KV", "run/wait", "TTFT", "ITL", "recorded", "re-run"):
+            assert any(line.startswith(name) for line in text.splitlines())
         for name in ("E2E p99", "throughput", "preemptions", "recomputed tokens", "hit rate", "budget use"):
             assert name in text
         assert "it is the recording, step for step" in text and "worse" in text
@@ -184,14 +184,16 @@ async def test_a_chosen_moment_leads_to_what_was_recorded_then(recording: Record
         await seat.press("b")
         await seat.outcome()
         assert seat.asked[0].index is None and seat.asked[0].snapshot is None
-        overlay = seat.app.overlay
-        await seat.press("g", "plus", "plus", *["right"] * 30)
-        assert overlay.span.length_s == pytest.approx(overlay.whole.length_s / 4)
-        moment_s = overlay.moment_s
-        await seat.press("z")
-        assert overlay.span == overlay.whole and overlay.moment_s == moment_s
+        view, screen = seat.app.view, seat.app.screen
+        assert isinstance(screen, RerunScreen)
+        assert "10 s" in await seat.press("g", "minus", "minus", *["right"] * 30)
+        begin_s, end_s = screen.timeline.span
+        moment_s = view.cursor_s
+        assert moment_s is not None and begin_s < moment_s < end_s == begin_s + 10.0
+        assert " all " in await seat.press("z")
+        assert screen.timeline.span == screen.timeline.extent() and view.cursor_s == moment_s
         await seat.press("enter")
-        record = seat.app.view.moment.record
+        record = view.moment.record
         assert record is not None and record.start_s <= moment_s <= record.end_s
 
 
@@ -311,7 +313,7 @@ async def test_one_page_after_the_other_on_a_small_screen(recording: Recording) 
         await seat.stage("max_num_seqs", "2")
         await seat.press("b")
         text = await seat.outcome()
-        assert "Preempt /min" in text and "Tab 1 of 3" in text and "TTFT p50" not in text
+        assert "run/wait" in text and "Tab 1 of 3" in text and "TTFT p50" not in text
         assert "TTFT p50" in await seat.press("tab")
         assert "First difference" in await seat.press("tab") and "it is the recording" in seat.text
         assert "Both runs" in await seat.press("tab")
@@ -335,7 +337,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def test_a_real_device_is_compared_in_simulation_and_this_is_said(real: Path) -> None:
-    """The area is the recording run again; `o` lays the recorded run itself there."""
+    """Above is the recording run again; `o` puts the recorded run itself there."""
     with Recording(real) as recording:
         async with seated(recording) as seat:
             await seat.stage("max_num_seqs", "3")
@@ -365,9 +367,9 @@ async def test_ascii_tells_the_runs_apart(recording: Recording) -> None:
         await seat.press("b")
         text = await seat.outcome()
         assert text.isascii()
-        assert ":: recorded" in text and "oo re-run with" in text
-        drawn = text.split("Waiting")[1]
-        assert ":::" in drawn and "o" in drawn
+        assert "- recorded -" in text and "re-run with" in text
+        recorded, changed = (part.split("TTFT")[0] for part in text.split("run/wait")[1].split("\nre-run", 1))
+        assert "r" in recorded and "w" not in recorded.partition("|")[0] and "w" in changed
 
 
 async def test_the_process_answers_and_can_be_ended(recording: Recording) -> None:

@@ -157,10 +157,10 @@ class FakeEngine:
             self.knobs |= values
         return Outcome(True, "set", self.knobs_version, ["8 running, cap 3: 5 must finish first"])
 
-    def pause(self) -> None:
+    def pause(self, by: str) -> None:
         self.paused = True
 
-    def resume(self) -> None:
+    def resume(self, by: str) -> None:
         self.paused = False
 
     def step_once(self) -> None:

@@ -76,3 +76,37 @@ def test_deferred_requests_stay_deferred(reason: str) -> None:
     assert any(record.finishes for record in run_out(restored))
     restored.scheduler.make_ready(request.number)
     assert [finish.number for record in run_out(restored) for finish in record.finishes] == [request.number]
+
+
+def test_growth_under_way_is_told_by_group() -> None:
+    workload = WorkloadSpec(source="unrelated", rate=1e5, limit=8, scale=0.25)
+    scheduler = {"num_blocks": 900, "enable_prefix_caching": False}
+    engine = build_engine(EngineConfig(device="sim:gpt-oss-20b@h100", scheduler=scheduler, workload=workload))
+    for _ in range(40):
+        engine.step()
+    while not any(step.grown for step in engine.snapshot().under_way):
+        engine.step()
+    restored = taken_over(engine, engine.snapshot())
+    restored.scheduler.audit()
+    here, there = run_out(restored), run_out(engine)
+    assert story(here) == story(there)
+    assert [(record.grown, record.grown_groups) for record in here] == [
+        (record.grown, record.grown_groups) for record in there
+    ]
+    assert any(set(record.grown_groups) == {0, 1} for record in there)
+
+
+def test_an_admission_that_ended_before_it_was_told_is_counted() -> None:
+    engine = engine_of(1, {"async_scheduling": True})
+    engine.step()
+    late = ask("late", 40)
+    engine.submit(late)
+    engine.step()
+    assert any(entry.number == late.number for step in engine.snapshot().under_way for entry in step.admissions)
+    engine.abort(late.number)
+    restored = taken_over(engine, engine.snapshot())
+    counts, told = restored.observer.totals(), engine.observer.totals()
+    run_out(restored), run_out(engine)
+    for name in ("admitted", "prompt_tokens", "cached_tokens", "cache_queries"):
+        here, there = restored.observer.totals(), engine.observer.totals()
+        assert getattr(here, name) - getattr(counts, name) == getattr(there, name) - getattr(told, name), name

@@ -13,6 +13,7 @@ from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
 from schedtop.engine.contract.telemetry import ROW_FIELDS, StepRecord, row_matrix
 from schedtop.engine.decide_again.verify import RecordingVerdict, verify_recording
+from schedtop.engine.handoff.plan import StepPlan, StepResult
 from schedtop.engine.recording import Recording, RecordingError, RecordingWriter
 
 
@@ -39,10 +40,44 @@ def test_an_engine_of_ours_is_decided_the_same(record: Callable[..., Path], sett
     assert 240 <= verdict.steps <= 250
 
 
+class SomeDrafts:
+    """A worker whose drafter finds now more, now less."""
+
+    def __init__(self, worker: Any, most: int) -> None:
+        self.simulated, self._worker, self._most = worker.simulated, worker, most
+        self._random = np.random.default_rng(3)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        result: StepResult = self._worker.execute(plan)
+        result.num_drafts = self._random.integers(0, self._most + 1, plan.num_rows).astype(np.int32)
+        result.drafts = np.zeros((plan.num_rows, self._most), dtype=np.int32)
+        return result
+
+
+def test_drafts_that_a_step_cut_or_dropped_are_part_of_what_is_verified(tmp_path: Path) -> None:
+    """A draft may cost a request its place, and then no row tells of it."""
+    settings = {"num_blocks": 150, "num_speculative_tokens": 3, "async_scheduling": False}
+    workload = WorkloadSpec(source="unrelated", rate=9.0, max_prompt_tokens=400, max_output_tokens=200)
+    engine = build_engine(EngineConfig(workload=workload, scheduler={**settings, "max_num_batched_tokens": 64}))
+    engine.header = msgspec.structs.replace(engine.header, simulated_clock=False)
+    engine.worker = SomeDrafts(engine.worker, 3)
+    with RecordingWriter(tmp_path / "run.rec", engine.header, engine.snapshot) as writer:
+        for _ in range(400):
+            record = engine.step()
+            assert record is not None
+            writer.write(record)
+    with Recording(tmp_path / "run.rec") as recording:
+        verdict = verify_recording(recording)
+        assert any(record.proposed for record in recording.records())
+    assert verdict.equal and verdict.preemptions, str(verdict.difference)
+
+
 def test_pressure_is_part_of_what_is_verified(recording: Recording) -> None:
     verdict = verify_recording(recording)
     assert verdict.equal and verdict.preemptions > 5 and verdict.admissions > 10
     assert sum(record.scheduled_tokens for record in recording.records()) == verdict.scheduled_tokens
+    ended = verdict.finished + verdict.kv_capacity + verdict.refused + verdict.aborted + verdict.failed
+    assert verdict.submitted == ended + verdict.running + verdict.waiting
 
 
 def rewritten(
@@ -161,6 +196,7 @@ def test_a_recorded_golden_case_is_decided_the_same(case: Path, tmp_path: Path) 
             record = engine.step()
             if record is not None:
                 writer.write(record)
+    assert engine.exhausted
     with Recording(tmp_path / "case.schedtop") as recording:
         if untold := engine.header.settings.get("undecidable"):
             with pytest.raises(RecordingError, match=untold[0]):

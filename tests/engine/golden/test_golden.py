@@ -8,7 +8,11 @@ from typing import Any
 
 import msgspec
 import pytest
+from schedtop.engine.build import build_engine
+from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
 from schedtop.engine.golden.case import Case, CaseError, read_case, verify
+
+from tests.engine.harness import run_out
 
 GOLDEN = sorted((Path(__file__).parents[2] / "golden").glob("*.json"))
 SHARED = sorted((Path(__file__).parents[4] / "shared" / "golden").glob("*.json"))
@@ -270,3 +274,16 @@ def test_eos_at_is_another_name_for_stop_after(tmp_path: Path) -> None:
     path.write_text(known.read_text().replace('"stop_after"', '"eos_at": 3, "stop_after"', 1))
     with pytest.raises(CaseError, match="give one of them"):
         read_case(path)
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in GOLDEN if path.stem.startswith("imagestuck")], ids=lambda path: path.stem
+)
+def test_an_image_that_never_fits_is_refused_where_a_case_is_run(path: Path) -> None:
+    assert verify(read_case(path)).equal
+    engine = build_engine(EngineConfig(workload=WorkloadSpec(source=str(path))))
+    records = run_out(engine)
+    refusals = [refusal for record in records for refusal in record.refusals]
+    assert refusals and all(refusal.need > refusal.capacity for refusal in refusals)
+    assert engine.observer.counts["refused"] == len(refusals)
+    engine.scheduler.audit()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -215,6 +216,29 @@ def test_another_model_is_404_and_says_which_there_are() -> None:
         assert [entry["id"] for entry in served.http.get("/v1/models").json()["data"]] == ["one", "two"]
         assert served.complete(model="two").json()["model"] == "two"
         assert 'model_name="one"' in served.http.get("/metrics").text
+
+
+def test_each_adapter_is_a_model_of_its_own() -> None:
+    prompt = list(range(64))
+    with serving(lora=("sql", "fr"), scheduler={"max_loras": 1}) as served:
+        base, *adapters = served.http.get("/v1/models").json()["data"]
+        assert [(entry["id"], entry["parent"]) for entry in adapters] == [("sql", base["id"]), ("fr", base["id"])]
+
+        def cached(name: str) -> int:
+            answer = served.complete(prompt, model=name).json()
+            assert answer["model"] == name
+            return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+        names = (base["id"], "sql", "fr", "sql", base["id"])
+        assert [cached(name) > 0 for name in names] == [False, False, False, True, True]
+        assert served.complete(prompt, model="de").json()["error"]["code"] == 404
+        found = [arrival.adapter_name for record in islice(served.records(), 12) for arrival in record.arrivals]
+        assert found[:3] == ["", "sql", "fr"]
+
+
+def test_embeddings_are_refused_in_one_line(served: Served) -> None:
+    error = served.post("/v1/embeddings", {"input": "hello"}).json()["error"]
+    assert error["code"] == 400 and "no vectors" in error["message"]
 
 
 def test_the_small_routes(served: Served) -> None:

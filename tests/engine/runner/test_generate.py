@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -201,3 +202,14 @@ def test_a_simulated_device_runs_no_model(tmp_path: Path) -> None:
     path = write(tmp_path / "in.jsonl", [{"prompt_token_ids": [1]}])
     with pytest.raises(ConfigError, match="runs no model"):
         run(EngineConfig(), path, tmp_path / "out.jsonl")
+
+
+def test_a_slow_route_is_told_and_answers_are_their_owners(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SCHEDTOP_NATIVE", "of-another-machine")
+    told: list[str] = []
+    path = write(tmp_path / "in.jsonl", [{"prompt_token_ids": [5, 6, 7], "max_tokens": 2}])
+    run(config, path, tmp_path / "out.jsonl", on_notice=told.append)
+    assert len(told) == 1 and "running on torch, three to four times slower" in told[0]
+    assert stat.S_IMODE((tmp_path / "out.jsonl").stat().st_mode) == 0o600

@@ -86,6 +86,14 @@ def test_a_growing_rope_is_served_as_far_as_it_has_not_grown(folder: Path) -> No
         open_model(settings(folder, scheduler={"max_model_len": 513, "num_blocks": 9}))
 
 
+def test_a_length_beside_the_growing_rope_counts_for_it(folder: Path) -> None:
+    """As in Phi-3's configurations; transformers moves it into the rope only when it builds the model."""
+    rope = {name: value for name, value in LONG_ROPE.items() if not name.startswith("original")}
+    edit("config.json", rope_scaling=rope, rope_parameters=None, original_max_position_embeddings=128)(folder)
+    with pytest.raises(ConfigError, match="set --max-model-len 128"):
+        open_model(settings(folder, scheduler={"num_blocks": 9}))
+
+
 def test_bfloat16_where_the_processor_has_it(saved: Path) -> None:
     _, info = open_model(settings(saved, dtype="auto", scheduler={"num_blocks": "8"}))
     assert info.dtype == ("bfloat16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else "float32")

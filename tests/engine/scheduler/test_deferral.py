@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from schedtop.engine.contract.config import SchedulerConfig
+from schedtop.engine.contract.figures import COLUMNS, row_of
 from schedtop.engine.contract.telemetry import Deferral, Limiter, describe_head
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.scheduler import Scheduler
@@ -73,6 +74,12 @@ def test_records_count_the_deferred_by_reason_and_tell_who_became_ready() -> Non
     assert observer.has_events, "who is deferred has to be told"
     record = observer.idle_record(0.0, 0, False)
     assert record.deferred == (("grammar", 2), ("remote_kv", 1)) and record.waiting == 3
+    figures = dict(zip(COLUMNS, row_of(record), strict=True))
+    assert (figures["deferred_grammar"], figures["deferred_remote_kv"], figures["deferred_stale_output"]) == (
+        2,
+        1,
+        0,
+    )
     assert record.deferrals == (Deferral(0, "grammar"), Deferral(1, "grammar"), Deferral(2, "remote_kv"))
     assert [state.deferred for state in observer.snapshot(0.0, {}, 0, False).requests] == [
         "grammar",

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from itertools import islice, zip_longest
+from typing import Any
 
 import msgspec
 from hypothesis import given, settings
-from schedtop.engine.golden.case import Case, CaseRun, check_case
+from schedtop.engine.contract.config import KVConnector, SchedulerConfig
+from schedtop.engine.golden.asked import CaseExternal, CaseRequest
+from schedtop.engine.golden.case import Case, CaseRun, CaseStep, check_case
 
 from tests.engine.scheduler.cases import cases, connected, deferred, interrupted, longest_run, overlapped, roomy
 from tests.engine.scheduler.plain import plain_run, plainly
@@ -35,7 +38,12 @@ def test_the_scheduler_decides_as_the_plain_one(case: Case) -> None:
 
 
 @settings(max_examples=PROFILE.max_examples)
-@given(deferred(cases()) | overlapped(roomy(deferred(cases()))) | roomy(connected(deferred(cases()))))
+@given(
+    deferred(cases())
+    | overlapped(roomy(deferred(cases())))
+    | roomy(connected(deferred(cases())))
+    | overlapped(roomy(connected(deferred(cases()))))
+)
 def test_deferred_overlapping_and_loading_requests_are_decided_as_by_the_plain_one(case: Case) -> None:
     """Grammars and stop tokens, steps under way, and a store whose loads take steps, or fail."""
     check_case(case)
@@ -47,3 +55,33 @@ def test_deferred_overlapping_and_loading_requests_are_decided_as_by_the_plain_o
             name: value for name, value in want.items() if name in told
         }
         assert want.keys() - told.keys() <= LOADS, "only an empty step has no news of loads"
+
+
+def failing(config: dict[str, Any]) -> list[CaseStep]:
+    """Steps of one request whose only loaded block, of two, does not come."""
+    connector = KVConnector(mode="sync", on_failure=config.pop("on_failure", "recompute"))
+    settings = {"num_blocks": 35, "block_size": 4, "max_num_batched_tokens": 3, **config}
+    asked = CaseRequest(
+        id="a",
+        arrival_step=0,
+        max_tokens=8,
+        prompt_parts=[(103, 7)],
+        external=CaseExternal(tokens=8, fail_block="all"),
+    )
+    return list(islice(CaseRun(Case(SchedulerConfig(kv_connector=connector, **settings), [asked])).steps(), 4))
+
+
+def test_what_a_failed_load_lost_is_computed_though_the_next_step_passed_it_over() -> None:
+    steps = failing({"pipeline_depth": 2})
+    assert [step.scheduled for step in steps] == [[("a", 3, 0)], [], [("a", 3, 0)], [("a", 3, 0)]]
+    assert steps[1].load_failed == ["a"]
+
+
+def test_blocks_before_the_window_are_not_lost() -> None:
+    steps = failing({"sliding_window": 1})
+    assert [step.load_failed for step in steps] == [[]] * 4
+
+
+def test_a_request_that_fails_keeps_its_blocks_until_its_last_step_under_way_is_applied() -> None:
+    steps = failing({"on_failure": "fail", "async_scheduling": True})
+    assert [(step.errors, step.free_blocks_after) for step in steps[1:]] == [(["a"], 33)]

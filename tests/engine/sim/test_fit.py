@@ -12,9 +12,12 @@ from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
 from schedtop.engine.contract.telemetry import Header, StepRecord
 from schedtop.engine.offline.headless import step_through
+from schedtop.engine.offline.report import Report
 from schedtop.engine.sim.calibrate import as_toml, calibrate, write_device
+from schedtop.engine.sim.features import StepFeatures
 from schedtop.engine.sim.fit import FitError, Steps, fit, measure, nnls, predict_s
 from schedtop.engine.sim.linear import LinearCost, read_calibration
+from schedtop.engine.sim.worker import SimWorker
 
 COST = LinearCost(0.004, 30e-6, 2e-9, 40e-9, 50e-6)
 TOML = """
@@ -109,6 +112,60 @@ def test_noise_and_outliers_hardly_move_the_fit(known: tuple[Header, list[StepRe
     assert np.median(np.abs(predict_s(fitted.cost, steps) / steps.times_s - 1)) < 0.02
     assert 0 < fitted.num_outliers < len(steps) // 20
     assert fitted.held_out.p50 < 0.05
+
+
+@pytest.mark.parametrize("noise", [0.1, 0.25])
+def test_noise_makes_no_prediction_shorter(known: tuple[Header, list[StepRecord]], noise: float) -> None:
+    """The sum of many steps, which decides how long requests take, is what it was."""
+    steps = measure(known[1])
+    noisy = steps.times_s * np.exp(np.random.default_rng(2).normal(0, noise, len(steps)))
+    fitted = fit(Steps(steps.design, noisy))
+    assert predict_s(fitted.cost, steps).sum() == pytest.approx(noisy.sum(), rel=0.02)
+
+
+class Noisy:
+    """A device whose steps take longer or shorter at random, some far longer."""
+
+    def __init__(self, cost: LinearCost, seed: int) -> None:
+        self._cost, self._rng = cost, np.random.default_rng(seed)
+
+    def step_s(self, features: StepFeatures) -> float:
+        """As the cost says, give or take; one step in fifty takes four times as long."""
+        longer = 4.0 if self._rng.random() < 0.02 else 1.0
+        return self._cost.step_s(features) * float(np.exp(self._rng.normal(0.0, 0.2))) * longer
+
+
+def noisy_session(cost: LinearCost, noise_seed: int, **workload: object) -> tuple[Header, list[StepRecord]]:
+    spec = WorkloadSpec(**{"limit": 150, "scale": 0.4, **workload})  # type: ignore[arg-type]
+    config = EngineConfig(device="sim:smollm2-135m@cpu", workload=spec)
+    engine = build_engine(config)
+    assert isinstance(engine.worker, SimWorker)
+    engine.worker.cost, engine.worker.wake_s = Noisy(cost, noise_seed), cost.wake_s
+    records = []
+    while not engine.exhausted:
+        if (record := engine.step()) is not None:
+            records.append(record)
+    return engine.header, records
+
+
+def test_a_noisy_sleepy_device_predicts_another_load(tmp_path: Path) -> None:
+    """Fitted to bursts and lone prompts, it tells medians of other loads within 10 %, on an engine often idle, too."""
+    cost = LinearCost(0.010, 400e-6, 2e-9, 10e-9, 300e-6, floor_tokens=4, wake_s=0.008)
+    loads = (("burst", 2.0, 150), ("unrelated", 0.5, 20))
+    calibration, fitted = calibrate(
+        [noisy_session(cost, 1, source=source, rate=rate, limit=limit) for source, rate, limit in loads]
+    )
+    write_device(tmp_path / "fitted.toml", calibration, fitted)
+    for rate in (0.5, 4.0):
+        load = {"source": "mixed", "rate": rate, "seed": 2, "scale": 0.2}
+        real, told = Report(), Report()
+        for record in noisy_session(cost, 2, **load)[1]:
+            real.add(record)
+        for record in session(f"sim:@{tmp_path / 'fitted.toml'}", **load, limit=150)[1]:
+            told.add(record)
+        ours, theirs = told.as_dict(), real.as_dict()
+        for name in ("ttft_s", "itl_s"):
+            assert ours[name]["p50"] == pytest.approx(theirs[name]["p50"], rel=0.1), (rate, name)
 
 
 def test_the_whole_of_a_busy_stretch_is_counted(known: tuple[Header, list[StepRecord]]) -> None:

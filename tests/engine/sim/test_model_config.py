@@ -258,12 +258,39 @@ def test_windows_experts_latent_state_and_quantised_weights() -> None:
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"vocab_size": "many"}, "vocab_size='many'"),
         ({"quantization_config": {"quant_method": "spqr"}}, "quant_method 'spqr'"),
+        ({"num_mystery_heads": 7}, "num_mystery_heads=7"),
+        ({"num_experts": 8}, "num_experts=8"),
+        ({"sliding_window": 4096}, "sliding_window=4096"),
+        ({"layer_types": ["linear_attention"]}, "layer_types="),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(change: dict[str, Any], named: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA_8B, **change}))
     with pytest.raises(ConfigError, match=named):
         read_shape(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "idle",
+    [
+        {"sliding_window": None, "num_experts": 0, "layer_types": ["full_attention"] * 32},
+        {"initializer_range": 0.02, "rope_scaling": {"factor": 8.0}, "num_return_sequences": 1, "bos_token_id": 1},
+    ],
+)
+def test_fields_that_change_nothing_are_passed_over(idle: dict[str, Any]) -> None:
+    assert shape_of({**LLAMA_8B, **idle}, "it") == shape_of(LLAMA_8B, "it")
+
+
+def test_layer_types_say_which_layers_have_windows() -> None:
+    kinds = ["sliding_attention", "full_attention", "full_attention", "full_attention"] * 8
+    listed = {"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 28, "layer_types": kinds}
+    shape = shape_of({**LLAMA_8B, "model_type": "qwen3", **listed}, "it")
+    assert (shape.window, shape.windowed_layers, shape.window_first) == (4096, 8, True)
+
+
+def test_a_gpu_without_a_link_needs_no_field_for_it(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text("tflops = 300\nmemory_gb = 48\nbandwidth_gb_s = 900\n")
+    assert read_gpu(tmp_path / "own.toml").link_gb_s == 0.0
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", "[" * 100_000, '{"model_type": 3}'])
@@ -327,7 +354,7 @@ def test_windows_of_a_config_make_groups() -> None:
     assert (shape.kv_groups, shape.group_layers) == (("full", "full", 128), 2)
     nearly_even = {**GPT_OSS_20B, "num_hidden_layers": 9, "layer_types": ["sliding_attention"] * 5}
     nearly_even["layer_types"] = [*nearly_even["layer_types"], *["full_attention"] * 4]
-    assert shape_of(nearly_even, "it").group_layers == 4
+    assert shape_of(nearly_even, "it").group_layers == 5
     every_layer = {**LLAMA_8B, "model_type": "mistral", "sliding_window": 4096}
     assert shape_of(every_layer, "it").kv_groups == (4096,)
     assert shape_of(LLAMA_8B, "it").kv_groups == ("full",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -82,3 +83,23 @@ def test_what_cannot_be_served_together_is_refused() -> None:
         build_engine(EngineConfig(scheduler={"max_loras": 2}, pipeline_parallel_size=2))
     with pytest.raises(ConfigError, match="--max-loras: only for simulated devices"):
         build_engine(EngineConfig(device="cpu", model="smollm2", scheduler={"max_loras": 2}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"scheduler": {}}, "--lora sql: there are no slots for adapters: give --max-loras"),
+        ({"lora": ("sql", "sql")}, "--lora sql: a name of its own"),
+        ({"lora": ("llama-3.1-8b",)}, "--lora llama-3.1-8b: a name of its own"),
+        ({"device": "cpu", "model": "smollm2"}, "--lora sql: only for simulated devices"),
+    ],
+)
+def test_adapters_that_clients_cannot_name_are_refused(changes: dict[str, Any], said: str) -> None:
+    plain: dict[str, Any] = {
+        "http": "127.0.0.1:0",
+        "workload": None,
+        "lora": ("sql",),
+        "scheduler": {"max_loras": 1},
+    }
+    with pytest.raises(ConfigError, match=said):
+        build_engine(EngineConfig(**{**plain, **changes}))

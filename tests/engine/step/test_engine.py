@@ -154,6 +154,17 @@ def test_a_paused_engine_runs_exactly_the_steps_it_is_allowed() -> None:
     assert sum(record.executed for record in run_out(engine)) == 1
 
 
+def test_records_say_who_paused_and_who_resumed() -> None:
+    engine = engine_of(ask("a", 8))
+    step(engine)
+    engine.pause("key ann@pts/1")
+    assert step(engine).paused_by == "key ann@pts/1"
+    engine.resume("key bob@pts/2")
+    records = run_out(engine)
+    assert records[0].paused_by == "key bob@pts/2"
+    assert not any(record.paused_by for record in records[1:])
+
+
 def test_a_new_pause_forgets_steps_allowed_before() -> None:
     engine = engine_of(ask("a", 8))
     engine.pause()

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
+from schedtop.engine.contract.latencies.front_end import front_end_of
 from schedtop.engine.contract.latencies.slo import parse_slo
 from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.golden.case import Case, prompt_tokens
 from schedtop.engine.handoff.request import Request
-from schedtop.engine.offline.client_latencies import front_end_of
 from schedtop.engine.offline.headless import run_headless, run_through, step_through
 from schedtop.engine.offline.report import Report
 from schedtop.engine.scheduler.scheduler import Scheduler

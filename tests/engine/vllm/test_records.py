@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,6 +12,8 @@ from schedtop.console.past.state import State
 from schedtop.engine.channel.protocol import decode_outgoing, encode
 from schedtop.engine.contract.telemetry import BlockClass, StepRecord, row_columns
 from schedtop.engine.decide_again.recorded_inputs import Driver
+from schedtop.engine.vllm.records.reasons import Fixed
+from schedtop.engine.vllm.records.records import Records
 
 from tests.engine.vllm.drive import Run
 from tests.engine.vllm.stub import VERSIONS, Status
@@ -203,3 +207,26 @@ def test_its_header_and_arrivals_can_be_decided_again() -> None:
 
 def keys(place: int, count: int) -> list[bytes]:
     return [bytes([place, block]) * 16 for block in range(count)]
+
+
+@pytest.mark.parametrize(("groups", "stored"), [(1, 10), (2, 12)])
+def test_tokens_stored_are_those_of_every_group_and_fit_their_blocks(groups: int, stored: int) -> None:
+    run = Run("0.32")
+    fixed = Fixed(run.hook.facts.header.block_size, 0, True, False, groups=groups)
+    run.maker = Records(run.hook.facts.header, run.hook.facts.knobs, fixed)
+    run.add("one", 10, 3)
+    run.step()
+    blocks = run.records[-1].blocks
+    assert (blocks.held, blocks.stored_tokens) == (3, stored)
+
+
+def test_drafts_that_a_step_did_not_take_are_told() -> None:
+    run = Run("0.32")
+    run.add("one", 10, 5)
+    run.step()
+    run.scheduler.requests["one"].spec_token_ids = [7, 7]
+    run.hook.after_drafts(SimpleNamespace(req_ids=["one", "gone"]))
+    run.step()
+    run.step()
+    told = [np.frombuffer(record.proposed, dtype=np.int32).tolist() for record in run.records]
+    assert told == [[], [0, 2], []] and not run.hook.errors

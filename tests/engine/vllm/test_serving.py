@@ -26,7 +26,7 @@ from schedtop.engine.contract.telemetry import (
     StepRecord,
 )
 from schedtop.engine.serving.flight_files import is_flying
-from schedtop.engine.vllm.plugin import hooked
+from schedtop.engine.vllm.plugin import hooked, wrap_core
 
 from tests.engine.vllm.stub import Request, scheduler_of
 
@@ -219,6 +219,35 @@ def test_the_last_minutes_lie_on_disk_where_that_is_asked_for_and_go_in_an_order
     scheduler.shutdown()
     console.until(lambda message: isinstance(message, Bye))
     assert not flight.exists()
+
+
+def test_an_engine_that_fails_says_so_and_leaves_its_last_minutes(
+    serve: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Core:
+        def __init__(self, scheduler: Any) -> None:
+            self.scheduler = scheduler
+
+        def run_busy_loop(self) -> None:
+            step(self.scheduler, 1)
+            raise RuntimeError("device lost")
+
+        def _handle_client_request(self, request: Any) -> None:
+            pass
+
+    monkeypatch.setenv("SCHEDTOP_FLIGHT_RECORDER", str(tmp_path / "flights"))
+    wrap_core(Core)
+    scheduler = serve()
+    console = Console(f"unix:{tmp_path}/0.sock")
+    console.until(lambda message: isinstance(message, Snapshot))
+    scheduler.add_request(Request("one", 10, 5))
+    with pytest.raises(RuntimeError, match="device lost"):
+        Core(scheduler).run_busy_loop()
+    scheduler.shutdown()
+    bye = console.until(lambda message: isinstance(message, Bye))
+    assert bye.reason == "vLLM's engine failed: RuntimeError: device lost"
+    [flight] = (tmp_path / "flights").iterdir()
+    assert flight.exists()
 
 
 def test_a_folder_that_cannot_be_written_costs_no_server(

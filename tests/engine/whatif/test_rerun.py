@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
-from schedtop.engine.contract.telemetry import Snapshot, StepRecord, itl_column, row_columns
+from schedtop.engine.contract.telemetry import Snapshot, StepRecord, row_columns
 from schedtop.engine.decide_again.recorded_scenario import recorded_scenario
 from schedtop.engine.recording import Recording, RecordingWriter
 from schedtop.engine.step.engine import Engine
@@ -92,22 +92,42 @@ def test_as_it_was_it_is_the_recording_from_wherever_it_is_run(busy: Path, index
     latencies = ("ttft", "itl", "e2e", "goodput")
     assert all(row.recorded == row.base for row in found.rows if not row.name.startswith(latencies))
     assert found.unserved == (0, 0) and not any(row.base.startswith(">") for row in found.rows)
-    assert found.recorded == found.base
     assert found.unfinished
 
 
-def test_the_courses_hold_every_step_and_every_latency(busy: Path) -> None:
-    found = ask(busy, 99, max_num_seqs=8)
+class Seen:
+    """Keeps what it is shown, on the recording's clock."""
+
+    def begin(self, snapshot: Snapshot, shift_s: float) -> None:
+        self.start_s, self.shift_s, self.records = snapshot.clock_s + shift_s, shift_s, list[StepRecord]()
+
+    def take(self, record: StepRecord) -> None:
+        self.records.append(record)
+
+
+def both(path: Path, index: int | None, **changes: Any) -> tuple[Rerun, Seen, Seen]:
+    base, variant = Seen(), Seen()
+    question = Question(path=str(path), changes=changes, index=index)
+    return rerun(question, followers=(base, variant)), base, variant
+
+
+@pytest.mark.parametrize("index", [None, 99])
+def test_who_follows_sees_what_is_recorded_and_no_more(busy: Path, index: int | None) -> None:
+    found, base, variant = both(busy, index, max_num_seqs=8)
     with Recording(busy) as recording:
-        tail = [record for record in recording.records(100) if record.executed]
-    sums = found.recorded.sums
-    assert sum(sums["steps"]) == len(tail) == found.num_steps
-    assert sum(sums["decode"]) == sum(record.decode_tokens for record in tail)
-    assert sum(sums["prefill"]) == sum(record.prefill_tokens for record in tail)
-    assert sum(sums["preemptions"]) == sum(len(record.preemptions) for record in tail) > 0
-    gaps = sum(int((itl_column(record) > 0).sum()) for record in tail)
-    assert sum(found.recorded.itl.counts) == gaps
-    assert sum(found.recorded.ttft.counts) == sum(len(record.ttft_s) for record in tail)
+        recorded = [record for record in recording.records(0 if index is None else index + 1) if record.executed]
+    seen = [record for record in base.records if record.executed]
+    assert len(seen) == len(recorded) == found.num_steps
+    assert base.start_s == variant.start_s == found.start_s
+    for one, other in zip(seen, recorded, strict=True):
+        assert one.end_s + base.shift_s == pytest.approx(other.end_s)
+        assert (one.decode_tokens, one.prefill_tokens, one.ttft_s) == (
+            other.decode_tokens,
+            other.prefill_tokens,
+            other.ttft_s,
+        )
+    assert variant.records[-1].end_s + variant.shift_s <= recorded[-1].end_s + 1e-6
+    assert len(variant.records) != len(base.records)
 
 
 def test_nothing_is_left_to_do_after_the_last_step(drained: Path) -> None:
@@ -149,10 +169,10 @@ def test_from_the_start_the_figures_are_those_of_whatif(drained: Path) -> None:
 
 @pytest.mark.parametrize("index", [None, 100])
 def test_no_change(busy: Path, index: int | None) -> None:
-    found = ask(busy, index, num_speculative_tokens=2)
+    found, base, variant = both(busy, index, num_speculative_tokens=2)
     assert found.divergence is None and found.parting_s is None
     assert {row.verdict for row in found.rows} == {"same"} and {row.change for row in found.rows} <= {"=", ""}
-    assert found.base == found.variant
+    assert base.records == variant.records
 
 
 def test_settings_of_the_start_hold_from_the_start_only(busy: Path) -> None:
@@ -177,9 +197,9 @@ def test_values_that_no_engine_takes_are_refused(busy: Path, changes: dict[str, 
 
 
 def test_arrivals_keep_their_times_unless_their_rate_is_changed(busy: Path) -> None:
-    found = ask(busy, 60, rate=0.0)
+    found, base, variant = both(busy, 60, rate=0.0)
     assert found.exact and found.divergence is not None
-    assert sum(found.variant.sums["waiting"]) < sum(found.base.sums["waiting"])
+    assert sum(record.waiting for record in variant.records) < sum(record.waiting for record in base.records)
 
 
 @pytest.mark.parametrize("index", [None, 120])

@@ -1,4 +1,4 @@
-"""Which LoRA adapter a request asks for: from a trace's column, or spread over a number of them."""
+"""What a trace says of a request beside its lengths: its LoRA adapter, and whether it looks for a prefix."""
 
 from __future__ import annotations
 
@@ -64,3 +64,21 @@ def test_a_name_in_the_trace_goes_first(replay: Replay) -> None:
 def test_a_negative_number_is_refused(opened: Open) -> None:
     with pytest.raises(ConfigError, match="--adapters -1: must be at least 0"):
         opened("mixed", adapters=-1)
+
+
+@pytest.mark.parametrize(
+    ("cell", "skips"), [("", False), ("0", False), ("false", False), ("1", True), ("True", True)]
+)
+def test_a_column_says_who_looks_for_no_prefix(replay: Replay, cell: str, skips: bool) -> None:
+    (found,) = replay(f"{VIDUR},skip_reading_prefix_cache\n0,10,2,{cell}")
+    assert found.skip_reading_prefix_cache is skips
+
+
+def test_a_key_says_who_looks_for_no_prefix(replay: Replay) -> None:
+    line = (
+        '{"timestamp": 0, "input_length": 10, "output_length": 2, "hash_ids": [1], "skip_reading_prefix_cache": %s}'
+    )
+    found = replay("\n".join(line % value for value in ("true", "false", "null")))
+    assert [request.skip_reading_prefix_cache for request in found] == [True, False, False]
+    with pytest.raises(TraceError, match="trace:1: skip_reading_prefix_cache is neither true nor false"):
+        replay(line % '"maybe"')

@@ -116,7 +116,7 @@ def test_quoted_cells(replay: Replay) -> None:
         ("2024-05-10 00:00:00,0,2", "ContextTokens is 0"),
         (
             "2024-05-10 00:00:00,1,0",
-            "GeneratedTokens is 0: requests without outputs, such as embeddings, are not served",
+            "GeneratedTokens is 0: requests without outputs, such as embeddings, need --pooling",
         ),
         ("2024-05-10 00:00:00,,2", "ContextTokens is missing"),
         ("2024-05-10 00:00:00,1.5,2", "ContextTokens is not a whole number: '1.5'"),

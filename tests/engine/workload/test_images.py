@@ -14,6 +14,8 @@ from schedtop.engine.decide_again.verify import verify_recording
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.offline.headless import run_headless
 from schedtop.engine.recording.reader import Recording
+from schedtop.engine.sim.devices import GPUS
+from schedtop.engine.sim.vision import encode_s
 from schedtop.engine.workload.source import Source
 
 Replay = Callable[..., list[Request]]
@@ -78,6 +80,15 @@ def test_the_encoder_is_a_third_budget(trace: str) -> None:
     assert all(head.startswith("encoder: ") for head in heads)
     assert len([finish for record in found for finish in record.finishes]) == 4
     assert len(found) > len(records(trace, encoder_budget=6000))
+
+
+def test_encoding_takes_time_and_is_told(trace: str) -> None:
+    found = records(trace, encoder_budget=600)
+    encoding = [record for record in found if record.encoder_tokens]
+    assert [record.encoder_tokens for record in encoding] == [576] * 8
+    least_s = encode_s(GPUS["h100"], 1, 576)
+    assert least_s > 0.02 and all(record.end_s - record.start_s > least_s for record in encoding)
+    assert max(record.end_s - record.start_s for record in found if not record.encoder_tokens) < least_s
 
 
 def test_an_image_that_can_never_fit_is_refused_with_its_numbers(trace: str) -> None:

@@ -38,7 +38,7 @@ REFUSED = {
     "t01-rollouts.jsonl": "1: rollouts are not read: each has turns, whose arrival depends on the answer before it",
     "t02-aiperf-delay.jsonl": "2: a row with delay instead of timestamp: a turn, whose arrival depends on",
     "t06-sessions.csv": "3: a row with tool_wait_s instead of arrival_time_s: a turn, whose arrival depends on",
-    "t25-embed.csv": "2: num_decode_tokens is 0: requests without outputs, such as embeddings, are not served",
+    "t25-embed.csv": "2: num_decode_tokens is 0: requests without outputs, such as embeddings, need --pooling",
 }
 
 

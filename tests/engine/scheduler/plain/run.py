@@ -43,6 +43,7 @@ class PlainRun:
         self.held: list[PlainRequest] = []
         self.batches: list[Batch] = []
         self.deferred: list[tuple[int, Table]] = []
+        self.untold = False
         self.requests: dict[str, PlainRequest] = {}
         self.ends: dict[str, str] = {}
         self.input_budget = config["max_num_batched_tokens"]
@@ -74,15 +75,17 @@ class PlainRun:
                     self.abort(abort["id"])
             if self.is_busy():
                 yield self.step(step)
+            elif self.untold:
+                self.step(step)  # a last, empty batch tells who has ended
             elif self.is_under_way():
-                self.step(step)
+                self.update(step)
             step += 1
 
     def is_busy(self) -> bool:
         return bool(self.waiting or self.holding or self.running or self.held)
 
     def is_under_way(self) -> bool:
-        return bool(self.deferred) or any(batch.rows for batch in self.batches)
+        return self.depth > 1 and bool(self.batches or self.untold)
 
     def turn(self, knobs: dict[str, Any]) -> None:
         for name, value in knobs.items():
@@ -125,7 +128,7 @@ class PlainRun:
             return
         self.unqueue(request)
         if request.loading:
-            request.ended = True
+            request.ended = self.untold = True
             self.ends[id] = "abort"
             self.images.leave(request)
             self.hold(request)  # until the load reports
@@ -155,7 +158,7 @@ class PlainRun:
         self.held.sort(key=lambda one: one.ordinal)
 
     def end(self, request: PlainRequest, reason: str) -> None:
-        request.ended = True
+        request.ended = self.untold = True
         self.ends[request.id] = reason
         self.images.leave(request)
         self.give_back(request)
@@ -210,6 +213,7 @@ class PlainRun:
         if not passes.preempted:
             passes.pass_over_waiting()
         self.batches.append(self.seal(passes))
+        self.untold = False
         decided: dict[str, Any] = {
             "step": step,
             "scheduled": [[row.request.id, row.n, row.num_drafts] for row in passes.rows],
@@ -228,7 +232,8 @@ class PlainRun:
         if self.images.on:
             decided["encoded"] = {row.request.id: row.encoded for row in passes.rows if row.encoded}
             decided["images_dropped"] = list(self.images.dropped)
-        return {**decided, **self.update(step)}
+        is_due = len(self.batches) == self.depth or not (passes.rows or self.is_busy())
+        return {**decided, **self.update(step, is_due)}
 
     def seal(self, passes: Passes) -> Batch:
         """The step is planned: what it schedules counts as computed."""
@@ -248,9 +253,8 @@ class PlainRun:
                 request.next_decode_step = passes.step + self.pipeline
         return Batch(passes.step, passes.rows, dict(self.store.lost_now))
 
-    def update(self, step: int) -> dict[str, Any]:
-        due = [batch for batch in self.batches if batch.step <= step - self.depth + 1]
-        self.batches = [batch for batch in self.batches if batch not in due]
+    def update(self, step: int, is_due: bool = True) -> dict[str, Any]:
+        due, self.batches = (self.batches[:1], self.batches[1:]) if is_due else ([], self.batches)
         self.finished: list[str] = []
         self.errors: list[PlainRequest] = []
         done: list[Load] = []
@@ -260,6 +264,9 @@ class PlainRun:
             for at, blocks in [one for one in self.deferred if one[0] <= batch.step]:
                 self.kv.pool.give_back(blocks)
                 self.deferred.remove((at, blocks))
+            for row in batch.rows:
+                if batch.step in row.request.batches:
+                    row.request.batches.remove(batch.step)
             if self.store.on:
                 done, sent = self.store.finished_loads(step), self.store.finished_sends(step)
                 failed = self.fail(batch, done)
@@ -282,8 +289,6 @@ class PlainRun:
 
     def apply(self, batch: Batch, row: Row, step: int) -> None:
         request, num_drafts = row.request, row.num_drafts
-        if batch.step in request.batches:
-            request.batches.remove(batch.step)
         same_life = row.life == request.life
         if same_life:
             request.under_way -= row.n
@@ -332,7 +337,7 @@ class PlainRun:
         if not (self.store.on and steps):
             self.end(request, reason)
             return
-        request.ended = True
+        request.ended = self.untold = True
         self.ends[request.id] = reason
         self.images.leave(request)
         self.kv.release_skipped(request)
@@ -353,7 +358,7 @@ class PlainRun:
                 continue
             if self.store.fails_requests:
                 self.unqueue(request)
-                request.ended = True
+                request.ended = self.untold = True
                 self.ends[request.id] = "error"
                 self.errors.append(request)
                 self.hold(request)
@@ -361,18 +366,23 @@ class PlainRun:
                 request.load_failed = True
                 request.computed = min(request.computed, lost * self.store.size)
         marked: set[int] = set()
-        for row in sorted(batch.rows, key=lambda row: self.running.index(row.request)) if batch.lost else []:
-            self.cut(row, batch.lost, marked)
+        rows = {row.request.id: row for row in batch.rows}
+        for request in list(self.running) if batch.lost else []:
+            self.cut(request, rows.get(request.id), batch.lost, marked)
         return failed
 
-    def cut(self, row: Row, lost: dict[int, PlainRequest], marked: set[int]) -> None:
-        """A request with lost blocks computes from the first one on, unless another already does."""
-        request = row.request
-        table = request.tables[0][: -(-(request.computed - row.n) // self.store.size)]
+    def cut(self, request: PlainRequest, row: Row | None, lost: dict[int, PlainRequest], marked: set[int]) -> None:
+        """A request with lost blocks computes from the first one on, unless another already does.
+
+        `row` is its part of the batch, None for one whose step is a later one (vLLM looks at all who run).
+        """
+        before = request.computed - (0 if row is None else row.n)
+        table = request.tables[0][: -(-before // self.store.size)]
         places = [place for place, block in enumerate(table) if block in lost]
         if not places:
             return
-        row.lost_result = True
+        if row is not None:
+            row.lost_result = True
         own = [place for place in places if table[place] not in marked]
         marked.update(block for block in table if block in lost)
         if self.store.fails_requests:
@@ -380,7 +390,7 @@ class PlainRun:
             self.errors.append(request)
             self.end(request, "error")
             return
-        request.computed = own[0] * self.store.size if own else request.cached_at_admission
+        request.computed = own[0] * self.store.size if own else before
 
     def report(self, done: list[Load], sent: list[PlainRequest]) -> None:
         for load in done:

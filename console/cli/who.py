@@ -1,0 +1,18 @@
+"""Who changes something from here."""
+
+from __future__ import annotations
+
+import getpass
+import os
+
+
+def who() -> str:
+    """The user and the terminal: other consoles on the engine see who changed what."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = str(os.getuid())
+    try:
+        return f"{user}@{os.ttyname(0).removeprefix('/dev/')}"
+    except OSError:
+        return user

@@ -1,0 +1,23 @@
+"""What a prompt block is, by all that comes before it: the identity that outlives an engine's own keys."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from schedtop.engine.contract.telemetry import PREFIX_KEY_BYTES
+
+PATH_KEY_BYTES = 8
+
+
+def path_keys(prefix_keys: bytes) -> list[bytes]:
+    """`PATH_KEY_BYTES` for each full prompt block, from its part of `prefix_keys` and those of all before it."""
+    keys, path = [], b""
+    for at in range(0, len(prefix_keys), PREFIX_KEY_BYTES):
+        path = next_path(path, prefix_keys[at : at + PREFIX_KEY_BYTES])
+        keys.append(path)
+    return keys
+
+
+def next_path(path: bytes, key: bytes) -> bytes:
+    """The path key of a block with `key` behind the block of `path` (empty: the first one)."""
+    return blake2b(path + key[:PREFIX_KEY_BYTES], digest_size=PATH_KEY_BYTES).digest()

@@ -1,0 +1,33 @@
+"""What the KV panel tells of groups and of the host's memory, with room for lines of their own and without."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from links import PlayedLink
+from schedtop.engine.build import build_engine
+from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
+from seat import seated
+
+
+def played(device: str, scheduler: dict[str, Any]) -> list[Any]:
+    workload = WorkloadSpec(source="shared-prefix", rate=20.0, limit=10)
+    engine = build_engine(EngineConfig(device=device, workload=workload, scheduler=scheduler))
+    return [engine.header, engine.snapshot(), *(record for _ in range(40) if (record := engine.step()))]
+
+
+@pytest.mark.parametrize("size", [(160, 45), (160, 100)])
+async def test_each_kind_of_group_is_there(size: tuple[int, int]) -> None:
+    messages = played("sim:gpt-oss-20b@h100", {})
+    windowed, full = messages[-1].group_blocks
+    async with seated(size, link=PlayedLink(messages)) as seat:
+        shown = " ".join(seat.text.split())
+        assert f"full {full}" in shown and f"window 128 {windowed}" in shown
+
+
+@pytest.mark.parametrize("size", [(160, 45), (160, 100)])
+async def test_the_hosts_memory_is_there(size: tuple[int, int]) -> None:
+    messages = played("sim:llama-3.1-8b@h100", {"kv_host_memory_bytes": "16GiB"})
+    async with seated(size, link=PlayedLink(messages)) as seat:
+        assert "host 0" in " ".join(seat.text.split())
