@@ -351,5 +351,5 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def lab() -> Lab:
+def lab(quick_interpreter: None) -> Lab:
     return Lab()

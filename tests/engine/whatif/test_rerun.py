@@ -113,7 +113,7 @@ def both(path: Path, index: int | None, **changes: Any) -> tuple[Rerun, Seen, Se
 
 @pytest.mark.parametrize("index", [None, 99])
 def test_who_follows_sees_what_is_recorded_and_no_more(busy: Path, index: int | None) -> None:
-    found, base, variant = both(busy, index, max_num_seqs=4)
+    found, base, variant = both(busy, index, max_num_seqs=8)
     with Recording(busy) as recording:
         recorded = [record for record in recording.records(0 if index is None else index + 1) if record.executed]
     seen = [record for record in base.records if record.executed]
@@ -143,11 +143,11 @@ def test_nothing_is_left_to_do_after_the_last_step(drained: Path) -> None:
 def test_from_a_step_on_nothing_before_it_changes(busy: Path) -> None:
     with Recording(busy) as recording:
         step = recording.record(150).step
-    found = ask(busy, 150, max_num_seqs=2)
+    found = ask(busy, 150, max_num_seqs=6)
     assert found.step == step
     assert found.divergence is not None and found.divergence.step > step
     assert found.parting_s is not None and found.parting_s >= found.start_s
-    whole = ask(busy, None, max_num_seqs=2)
+    whole = ask(busy, None, max_num_seqs=6)
     assert whole.divergence is not None and whole.divergence.step <= step
 
 
