@@ -254,10 +254,10 @@ async def test_a_request_is_aborted_once_the_operator_means_it(opened: bool) -> 
         await seat.press("3", "enter") if opened else await seat.press("3")
         row = seat.live.requests.selected_row()
         assert row is not None
-        assert f"Abort {seat.app.history.name(row.number)}?" in await seat.press("A")
+        assert f"Abort {seat.app.history.name(row.number)}?" in await seat.press("delete")
         await seat.press("n")
         assert not seat.link.sent
-        await seat.press("A")
+        await seat.press("delete")
         await seat.press("y")
         assert [(type(command), command.number) for command in seat.link.sent] == [(Abort, row.number)]
         assert "aborted" in seat.text

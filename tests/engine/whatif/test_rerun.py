@@ -167,12 +167,17 @@ def test_from_the_start_the_figures_are_those_of_whatif(drained: Path) -> None:
         assert row.base in line and row.variant in line
 
 
+def decided(records: list[StepRecord]) -> list[StepRecord]:
+    """Without the number of the knobs' version, which a change to the present value raises."""
+    return [msgspec.structs.replace(record, knobs_version=0) for record in records]
+
+
 @pytest.mark.parametrize("index", [None, 100])
 def test_no_change(busy: Path, index: int | None) -> None:
     found, base, variant = both(busy, index, num_speculative_tokens=2)
     assert found.divergence is None and found.parting_s is None
     assert {row.verdict for row in found.rows} == {"same"} and {row.change for row in found.rows} <= {"=", ""}
-    assert base.records == variant.records
+    assert decided(base.records) == decided(variant.records)
 
 
 def test_settings_of_the_start_hold_from_the_start_only(busy: Path) -> None:
