@@ -172,7 +172,11 @@ def test_no_change(busy: Path, index: int | None) -> None:
     found, base, variant = both(busy, index, num_speculative_tokens=2)
     assert found.divergence is None and found.parting_s is None
     assert {row.verdict for row in found.rows} == {"same"} and {row.change for row in found.rows} <= {"=", ""}
-    assert base.records == variant.records
+    # Setting a knob to what it is counts as a change of the settings, and changes nothing else.
+    one, other = (
+        [msgspec.structs.replace(record, knobs_version=0) for record in seen.records] for seen in (base, variant)
+    )
+    assert one == other
 
 
 def test_settings_of_the_start_hold_from_the_start_only(busy: Path) -> None:
