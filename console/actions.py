@@ -210,7 +210,9 @@ ACTIONS: tuple[Action, ...] = (
     Action("request_next", ("n",), "Next request", "In the order of the table", "request", footer="next"),
     Action("request_previous", ("N",), "Previous request", "In the order of the table", "request"),
     Action("request_step", ("enter",), "Show the step on the Live screen", "", "request", footer="show"),
-    Action("request_abort", ("delete",), "Abort the request", "Asks first; its client is told", "request", mode=LIVE),
+    Action(
+        "request_abort", ("delete",), "Abort the request", "Asks first; its client is told", "request", mode=LIVE
+    ),
     Action("event_step", ("enter",), "Show the event's step", "In all panels", "events", footer="step"),
     Action("event_level", ("o",), "More or fewer events", "Most, important, all", "events", footer="kinds"),
     Action("finding_open", ("enter", "right", "l"), "Go to its steps", "", "findings", footer="steps"),
