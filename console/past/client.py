@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from array import array
 from collections.abc import Iterator
+from itertools import chain
 
 import numpy as np
-from schedtop.console.past.latency import BUCKET_S
+from schedtop.console.past.latency import BUCKET_S, LatencyBuckets
 from schedtop.console.past.past import MAX_RECORDS, Moment, Past
 from schedtop.engine.contract.latencies.cohort import Cohort, cohort
 from schedtop.engine.contract.latencies.front_end import FrontEnd, front_end_of, num_rows
 from schedtop.engine.contract.latencies.slo import served
 from schedtop.engine.contract.telemetry import Arrival, StepRecord
+
+KINDS = ("ttft", "e2e")
+Felt = tuple["array[float]", "array[float]"]
+"""Latencies of `KINDS` that ended in a second, as clients felt them."""
 
 
 def client_latencies(history: Past, moment: Moment, window_s: float) -> dict[str, Cohort]:
@@ -19,20 +26,48 @@ def client_latencies(history: Past, moment: Moment, window_s: float) -> dict[str
     Empty where no front end is simulated and no request came with its time before the scheduler. Of a long window,
     the last `MAX_RECORDS` records count.
     """
-    waits = Waits(history, moment)
-    first_s = (int(moment.clock_s // BUCKET_S) - max(1, round(window_s / BUCKET_S)) + 1) * BUCKET_S
-    found: dict[str, list[float]] = {"ttft": [], "e2e": []}
-    for record in history.between_times(first_s, moment.seq, MAX_RECORDS):
-        for kind, client_s in waits.latencies(record):
-            found[kind].append(client_s)
-    if not waits.known:
-        return {}
-    now_s, lives = moment.clock_s, moment.state.requests.values()
-    open_s = [(item, now_s - item.arrival.arrival_s + waits.least_s(item.arrival)) for item in lives]
-    return {
-        "ttft": cohort(found["ttft"], [age_s for item, age_s in open_s if item.first_token_s is None]),
-        "e2e": cohort(found["e2e"], [age_s for _, age_s in open_s]),
-    }
+    return ClientLatencies().window(history, moment, window_s)
+
+
+class ClientLatencies:
+    """`client_latencies` for one who asks again and again: seconds that are over are worked out once."""
+
+    def __init__(self) -> None:
+        self._kept_of: LatencyBuckets | None = None
+        self._first = self._end = 0
+        self._over: dict[int, Felt] = {}
+
+    def window(self, history: Past, moment: Moment, window_s: float) -> dict[str, Cohort]:
+        last = int(moment.clock_s // BUCKET_S)
+        first = last - max(1, round(window_s / BUCKET_S)) + 1
+        self._forget_others(history, first)
+        waits = Waits(history, moment)
+        fresh: dict[int, Felt] = {}
+        begin_s = math.nextafter(min(self._end, last) * BUCKET_S, -math.inf)
+        for record in history.between_times(begin_s, moment.seq, MAX_RECORDS):
+            for kind, client_s in waits.latencies(record):
+                second = fresh.setdefault(int(record.end_s // BUCKET_S), (array("d"), array("d")))
+                second[KINDS.index(kind)].append(client_s)
+        newest = fresh.pop(last, (array("d"), array("d")))
+        self._over |= {second: felt for second, felt in fresh.items() if second >= self._end}
+        self._end = max(self._end, last)
+        window = [*(felt for second in range(first, last) if (felt := self._over.get(second))), newest]
+        if not waits.known and not any(map(len, chain(*window))):
+            return {}
+        now_s, lives = moment.clock_s, moment.state.requests.values()
+        open_s = [(item, now_s - item.arrival.arrival_s + waits.least_s(item.arrival)) for item in lives]
+        ttft, e2e = (np.concatenate(felt) for felt in zip(*window, strict=True))
+        return {
+            "ttft": cohort(ttft, [age_s for item, age_s in open_s if item.first_token_s is None]),
+            "e2e": cohort(e2e, [age_s for _, age_s in open_s]),
+        }
+
+    def _forget_others(self, history: Past, first: int) -> None:
+        """Only seconds from `first` on, and of this session, are kept."""
+        if self._kept_of is not history.latency or first < self._first:
+            self._kept_of, self._end, self._over = history.latency, first, {}
+        self._first, self._end = first, max(self._end, first)
+        self._over = {second: felt for second, felt in self._over.items() if second >= first}
 
 
 class Waits:

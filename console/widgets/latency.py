@@ -9,10 +9,10 @@ from rich.style import Style
 from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
 from schedtop.console.past import sample_sizes as enough
-from schedtop.console.past.client import client_latencies
+from schedtop.console.past.client import ClientLatencies
 from schedtop.console.past.latency import Samples, column_of, merge
 from schedtop.console.past.unended import Floats, cohort_of, unended
-from schedtop.console.view import WINDOWS_S
+from schedtop.console.view import WINDOWS_S, View
 from schedtop.console.widgets.panel import Panel, Pieces
 from schedtop.engine.contract.latencies.cohort import Cohort
 
@@ -37,8 +37,12 @@ Each column of the graph is the p95 of its part of the window, however few its s
 still waits. The dashed line is the SLO.
 K marks a knob change.
 client TTFT, client E2E  what clients feel, the time outside the scheduler included; shown where a front end is
-simulated, or requests came with that time. They rest on the last 8,192 steps at most.
+simulated, or requests came with that time. Of the steps before they were first shown, the last 8,192 count.
 + and - choose a longer or shorter window."""
+
+    def __init__(self, view: View, *, id: str) -> None:
+        super().__init__(view, id=id)
+        self._client = ClientLatencies()
 
     def headline(self) -> Pieces:
         view = self.view
@@ -52,7 +56,7 @@ simulated, or requests came with that time. They rest on the last 8,192 steps at
     def body(self, width: int, height: int) -> list[Line]:
         compact = height < 6
         self._open_s = unended(self.view.moment.state)
-        felt = client_latencies(self.view.history, self.view.moment, self.view.window_s)
+        felt = self._client.window(self.view.history, self.view.moment, self.view.window_s)
         height -= 0 if compact else len(felt)
         slos = (("ttft", self.view.options.ttft_slo_s), ("itl", self.view.options.itl_slo_s))
         lines: list[Line] = []

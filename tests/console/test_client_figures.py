@@ -8,7 +8,7 @@ from links import PlayedLink
 from schedtop.console.app import ConsoleApp
 from schedtop.console.life.reader import read_life
 from schedtop.console.options import ConsoleOptions
-from schedtop.console.past.client import client_latencies
+from schedtop.console.past.client import ClientLatencies, client_latencies
 from schedtop.console.past.history import History
 from schedtop.console.status import brief, facts, page
 from schedtop.engine.build import build_engine
@@ -105,3 +105,19 @@ async def test_the_panel_shows_them(size: tuple[int, int]) -> None:
         screen = "\n".join("".join(segment.text for segment in strip) for strip in app.screen_strips())
     words = ("client TTFT  p50 ", "client E2E   p50 ") if size == WIDE else ("  client ",)
     assert all(word in screen for word in words)
+
+
+def test_seconds_that_are_over_are_kept_as_they_were() -> None:
+    _, messages, _, _ = served(SIMULATED, 12.0)
+    history, kept = History(), ClientLatencies()
+    moments = []
+    for index, message in enumerate(messages):
+        history.apply(message)
+        if index > 1 and index % 7 == 0:
+            moments.append(history.now())
+            asked = [moments[-1], moments[len(moments) // 2]]
+            for moment, window_s in zip(asked, (6.0, 3.0 if index % 2 else 60.0), strict=True):
+                found, wanted = (felt(history, moment, window_s) for felt in (kept.window, client_latencies))
+                assert {kind: whole.document() for kind, whole in found.items()} == {
+                    kind: whole.document() for kind, whole in wanted.items()
+                }
