@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import Counter
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -494,12 +495,8 @@ def _growth(settled: Settled, ends: list[Finish]) -> tuple[bytes, bytes, bytes]:
     if planned.started or told:
         tables = tables | {started.request.number: started.block_table for started in planned.started}
         tables = {number: ids for number, ids in tables.items() if number not in told}
-    pairs: list[int] = []
-    blocks: list[int] = []
-    for number, ids in tables.items():
-        pairs += (number, len(ids))
-        blocks += ids
-    return packed(pairs), packed(blocks), b""
+    pairs = [*chain.from_iterable(zip(tables, map(len, tables.values()), strict=True))]
+    return packed(pairs), packed([*chain.from_iterable(tables.values())]), b""
 
 
 def _group_growth(planned: PlannedStep, told: set[int]) -> tuple[bytes, bytes, bytes]:
