@@ -19,8 +19,8 @@ STEPS_UP = 4
 """Each rung's buckets are this many times as long as those of the one below."""
 NUM_RUNGS = 9
 KEPT, FINE_KEPT, NUM_FINE = 1280, 4096, 3
-"""Buckets of a rung, and of each of the finest: a minute of the first, a quarter of an hour of the third, three days of
-the topmost. A range further back is drawn from a coarser rung, which holds the same peaks."""
+"""Buckets of a rung, and of each of the finest: a minute of the first, a quarter of an hour of the third, two
+weeks of the topmost. A range further back is drawn from a coarser rung, which holds the same peaks."""
 MOST_PENDING = 128
 """Records. Each is a bucket of its own while it is worked in, and memory once taken for many is not given back."""
 MOST_CLOSED = 1024

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from schedtop.engine import __version__
@@ -30,8 +30,6 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def make_app(state: ServerState, settings: HttpSettings, metrics: Callable[[], bytes]) -> Starlette:

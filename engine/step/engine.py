@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 import numpy as np
 from schedtop.engine.contract.config import knob_values
 from schedtop.engine.contract.knobs import KnobError, with_followers
@@ -337,8 +336,3 @@ class Engine:
         self._last_end_s = self.clock_s
         if self.stages is not None and stages_free_s:
             self.stages.free_s = stages_free_s
-
-
-def reply_to(command: int, reply: Reply) -> Reply:
-    """`reply` as the answer to a numbered command."""
-    return msgspec.structs.replace(reply, command=command)
