@@ -102,12 +102,12 @@ class Life:
 
     @property
     def client_ttft_s(self) -> float | None:
-        """The TTFT with the time outside the scheduler, where that is told or simulated."""
+        """TTFT with the time outside the scheduler, where that is reported or simulated."""
         return self._at_client(self.ttft_s)
 
     @property
     def client_e2e_s(self) -> float | None:
-        """Likewise of the whole life."""
+        """E2E with the time outside the scheduler."""
         return self._at_client(None if self.finish is None else self.finish.e2e_s)
 
     def _at_client(self, latency_s: float | None) -> float | None:

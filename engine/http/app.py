@@ -82,7 +82,7 @@ class Routes:
 
     async def embeddings(self, request: Request) -> Response:
         raise ApiError(
-            400, "embeddings are not served here: a simulated device has no vectors, a model run here none"
+            400, "embeddings are not served: neither simulated devices nor models run here return vectors"
         )
 
     async def tokenize(self, request: Request) -> Response:
