@@ -181,9 +181,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("next_match", ("n",), "Next request", "Of those the filter keeps", "requests"),
     Action("previous_match", ("N",), "Previous request", "Of those the filter keeps", "requests"),
     Action("detail", ("enter",), "Show the request's life", "", "requests", footer="detail"),
-    Action(
-        "abort", ("delete",), "Abort the request", "Asks first; its answer ends here", "requests", mode=LIVE
-    ),
+    Action("abort", ("delete",), "Abort the request", "Asks first; its answer ends here", "requests", mode=LIVE),
     Action("window_longer", ("plus", "equals_sign"), "Longer window", "Up to an hour", "latency", footer="window"),
     Action("window_shorter", ("minus",), "Shorter window", "Down to ten seconds", "latency"),
     Action("knob_up", ("plus", "right", "l"), "Raise the knob", "Staged until Enter", "knobs", footer="raise"),

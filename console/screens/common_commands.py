@@ -53,7 +53,7 @@ def ask_abort(screen: ConsoleScreen, number: int) -> None:
         if yes:
             screen.console.command(lambda id: Abort(id, number), told)
 
-    screen.app.push_screen(QuitScreen(f"Abort {name}? Its answer ends here, with finish reason abort.", "abort", "leave it"), answered)
+    screen.app.push_screen(QuitScreen(f"Abort {name}? Its answer ends here.", "abort", "leave it"), answered)
 
 
 class CommonCommands:
