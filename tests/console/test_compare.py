@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 from schedtop.console.knobs.comparison import Comparison, Figure, changes, compare
 from schedtop.console.past.history import History
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.step.engine import Engine
 from seat import COMPACT, WIDE, seated
 
@@ -57,9 +58,11 @@ def test_ttft_of_those_that_came_does_not_speak_for_those_that_wait() -> None:
 
 
 def test_who_waited_in_the_run_before_a_restart_does_not_wait_in_the_next() -> None:
-    arriving = [ask(f"{i:03}", 4, 4, arrival_s=i * 0.7) for i in range(60)]
-    _, history = changed(engine_of(source=Script([ask("zzz", 4, 3000), *arriving]), **ROOMY), max_num_seqs=1)
-    runs = [engine_of(source=Script(arriving), **ROOMY) for _ in range(2)]
+    def arriving() -> list[Request]:
+        return [ask(f"{i:03}", 4, 4, arrival_s=i * 0.7) for i in range(60)]
+
+    _, history = changed(engine_of(source=Script([ask("zzz", 4, 3000), *arriving()]), **ROOMY), max_num_seqs=1)
+    runs = [engine_of(source=Script(arriving()), **ROOMY) for _ in range(2)]
     runs[0].header = replace(runs[0].header, started_at=runs[0].header.started_at + 60)
     again, fresh = (changed(run, past, max_num_seqs=39)[0] for run, past in zip(runs, (history, None), strict=True))
     assert again.figures == fresh.figures
