@@ -40,9 +40,9 @@ class Bucket:
 
     `tokens` are decode, prefill and draft tokens of the step with the most of them; `slowest` is the seq of the
     longest step. `used`, `cached` and `pool` are blocks where most were in use. `cpu`, `delay` and `gpu` are the
-    highest that the host told, `clock` the lowest share of the GPU's highest clock; negative where it told nothing.
+    highest that the host reported, `clock` the lowest share of the GPU's highest clock; negative where there is none.
     `open` are the waits for a first token at its end, `open_itl` the gaps that no output has ended by then, by size.
-    `drawn` is for who draws it, void once more is taken in.
+    `drawn` is for whoever draws it; every merge clears it.
     Quantiles are exact to 5 %.
     """
 

@@ -106,7 +106,7 @@ class Engine:
         return record or self.tell()
 
     def set_apart(self) -> None:
-        """Something is about to happen: turns since the last record came before it, and are told apart."""
+        """Called before an event: turns since the last record came before it and get a record of their own."""
         if self._untold_turns:
             self._told_apart.append(self._idle_record())
 
