@@ -156,7 +156,7 @@ class ModelShape:
 
     @property
     def group_layers(self) -> int:
-        """Layers of a KV group: all of the rarer kind, or of the commoner one if it has less than half as many again."""
+        """Layers of a KV group: all of the rarer kind, or of the commoner one if it has under half as many again."""
         apart, _, _ = self._layers_apart
         fewer, more = sorted((apart, self.layers - apart))
         return more if more < 1.5 * fewer else fewer or more
