@@ -96,10 +96,9 @@ def test_a_share_is_never_rounded_to_nothing_or_everything() -> None:
 def test_the_ascii_set_is_ascii_and_has_the_same_shape() -> None:
     for name in ASCII.__slots__:
         assert getattr(ASCII, name).isascii()
-        if name not in ("eighths", "spark", "progress", "arrow", "trace"):
+        if name not in ("eighths", "spark", "progress", "arrow"):
             assert len(getattr(ASCII, name)) == len(getattr(UNICODE, name)) == 1
     assert len(ASCII.progress) == len(UNICODE.progress) == 4
-    assert len(ASCII.trace) == len(UNICODE.trace) == 3
 
 
 def test_our_own_signs_are_spelt_in_ascii() -> None:

@@ -67,10 +67,7 @@ fairly: above is then the recording run again as it was, and o puts the recorded
         if overlay.outcome is None:
             return []
         end_s = self.timeline.extent()[1]
-        pieces = list(overlay.page_note)
-        if not overlay.over_recorded:
-            pieces.append((overlay.base_name, "muted"))
-        pieces.append((overlay.variant_name, "accent"))
+        pieces = [*overlay.page_note, (overlay.base_name, "muted"), (overlay.variant_name, "accent")]
         if self.view.cursor_s is not None:
             pieces.append((f"at {clock(self.view.cursor_s, end_s)}", "text"))
         return [*pieces, *self.timeline.headline(self.size.width)[:2]]
