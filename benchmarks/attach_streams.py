@@ -2,7 +2,7 @@
 
     python benchmarks/attach_streams.py MODEL [--clients 32] [--pairs 6] [--tokens 64]
 
-Run it where vLLM is installed. Both servers stay up; one at a time is asked, and which goes first is drawn in every
+Run it where vLLM is installed. Both servers stay up and take turns; which goes first is random in every
 pair. Printed: output tokens per second and the gap between tokens (p50) of each side, the paired differences with
 their quartiles, and whether all texts are identical. Exit code 1: they are not.
 """

@@ -3,13 +3,13 @@
     python benchmarks/calibration.py [--model smollm2] [--seconds 60] [--save DEVICE.toml] [--cpu-time]
     python benchmarks/calibration.py --seconds 30 --vllm PYTHON MODEL_FOLDER
 
-Two identical real runs of the predicted workload between those of the fitted ones, so that a machine that grows slower
-or faster meanwhile meets both alike, each in a process of its own, and the predicted one on simulated time. A
+Two identical real runs of the predicted workload come between the runs of the fitted ones, so that a machine that slows
+down or speeds up meanwhile affects both alike. Each run has its own process. The predicted one is then simulated. A
 prediction is good if it is within 10 %, or within 1.5 times what the two real runs differ by. The last line is JSON
 with every figure.
 
-With `--vllm` a vLLM server follows, recorded by schedtop's hook (`calibration_vllm.py`): its PYTHON, and a model that
-it can serve on the CPU. Both take six minutes at 30 seconds a workload.
+With `--vllm` a vLLM server follows, recorded by schedtop's hook (`calibration_vllm.py`): give its PYTHON and a model
+that it can serve on the CPU. Both take six minutes at 30 seconds a workload.
 
 With `--cpu-time` the engine's clock is the CPU time of this process, which jumps over idle time: for a machine that
 others use too. It needs OMP_NUM_THREADS=1, as it counts what all threads use.
@@ -42,7 +42,7 @@ from schedtop.engine.whatif.compare import run
 
 FITTED = WorkloadSpec(source="burst", seed=1, rate=1.0, scale=0.4)
 LONE = WorkloadSpec(source="unrelated", seed=4, rate=0.5, scale=0.03)
-"""Short prompts that meet an idle engine: they tell what waking it takes."""
+"""Short prompts that meet an idle engine: they show what waking it costs."""
 PREDICTED = WorkloadSpec(source="mixed", seed=2, rate=1.0, scale=0.1)
 WARM_UP = WorkloadSpec(source="mixed", seed=3, rate=5.0, scale=0.05, limit=6)
 FIGURES = (("ttft_s", "p50"), ("ttft_s", "p95"), ("itl_s", "p50"), ("itl_s", "p95"))

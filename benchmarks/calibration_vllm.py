@@ -24,14 +24,14 @@ from schedtop.engine.offline.report import Report
 ROOT = Path(__file__).parents[1]
 READY_WITHIN_S = 400.0
 SETTLES_S = 3.0
-"""A load is over once the server has told nothing for so long."""
+"""A load is over once the server has reported nothing for this long."""
 
 Session = tuple[Header, list[StepRecord], dict[str, Any]]
 
 
 @dataclass(frozen=True)
 class Load:
-    """Requests of so many a second in the first `on_s` of every ten seconds, with lengths up to these."""
+    """`rate` requests per second in the first `on_s` of every ten seconds, below `prompt` and `output` tokens long."""
 
     name: str
     seed: int
@@ -41,7 +41,7 @@ class Load:
     output: int
 
     def requests(self, seconds: float) -> list[tuple[float, int, int]]:
-        """When each comes, its prompt and its output, in tokens."""
+        """When each arrives, and its prompt and output in tokens."""
         rng, now_s, found = random.Random(self.seed), 0.0, []
         while (now_s := now_s + rng.expovariate(self.rate)) < seconds * self.on_s / 10:
             sent_s = now_s // self.on_s * 10 + now_s % self.on_s
@@ -113,7 +113,7 @@ class Server:
 
 
 class Listener:
-    """Keeps the records that a server tells, on a thread of its own."""
+    """Collects a server's records on a thread of its own."""
 
     def __init__(self, address: str) -> None:
         self.link = ChannelClient.connect(address, read_only=True)
@@ -133,7 +133,7 @@ class Listener:
                     self.told_s = time.monotonic()
 
     def session(self, url: str, load: Load, seconds: float) -> Session:
-        """Send a load; the records of its steps, and what they come to."""
+        """Send a load; the header, the records of its steps, and their report."""
         start, report = len(self.records), Report()
         asyncio.run(send(url, load.requests(seconds), salt=start))
         while time.monotonic() - self.told_s < SETTLES_S:
@@ -141,12 +141,12 @@ class Listener:
         records = self.records[start:]
         for record in records:
             report.add(record)
-        assert self.header is not None and records, "the server told nothing"
+        assert self.header is not None and records, "the server reported nothing"
         return self.header, records, report.as_dict()
 
 
 async def send(url: str, requests: list[tuple[float, int, int]], salt: int) -> None:
-    """Each request at its time, streaming; no two prompts are the same, nor those of another salt."""
+    """Each request at its time, streaming; no two prompts are equal, whatever the salt."""
     async with httpx.AsyncClient(timeout=900) as client:
 
         async def one(place: int, after_s: float, prompt: int, output: int) -> None:
@@ -162,7 +162,7 @@ async def send(url: str, requests: list[tuple[float, int, int]], salt: int) -> N
 
 
 def sessions(python: str, model: str, seconds: float, folder: Path) -> tuple[list[Session], list[Session], Path]:
-    """Of the fitted loads, and twice of the predicted one, with a trace of it."""
+    """Sessions of the fitted loads, two of the predicted one, and a trace of that one."""
     server = Server(python, model, folder)
     try:
         server.await_ready()
@@ -176,7 +176,7 @@ def sessions(python: str, model: str, seconds: float, folder: Path) -> tuple[lis
 
 
 def _trace(records: list[StepRecord], path: Path) -> Path:
-    """What came and when, as a trace."""
+    """The arrivals as a trace."""
     arrivals = [arrival for record in records for arrival in record.arrivals]
     rows = [f"{item.arrival_s:.6f},{item.prompt_tokens},{item.max_tokens}\n" for item in arrivals]
     path.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + "".join(rows))

@@ -4,7 +4,8 @@
 
 The engine runs in a process of its own, the console in another, drawing without a terminal. The claim: at the end
 each holds at most 2 % more than after 30 simulated minutes. Exit code 1 if one holds more. The engine is paused every
-half second until the console has all that it sent: so the console sees every step, and nothing is on its way at a look.
+half second until the console has all that it sent: the console sees every step, and nothing is in transit when memory
+is read.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LOOK_EVERY_S = 600.0
 TURN_S, QUIET_S = 0.5, 0.2
 """On the wall's clock: how long the engine runs at a time, and after how long without a record the console has all."""
 REST_S = 12.0
-"""So long nothing comes before a look: freed memory is given back within ten seconds."""
+"""Quiet time before memory is read: freed memory is given back within ten seconds."""
 LOAD = {"device": "sim:llama-3.1-8b@l4", "rate": 6.0, "scale": 0.1}
 
 

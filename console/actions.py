@@ -181,7 +181,7 @@ ACTIONS: tuple[Action, ...] = (
     Action("next_match", ("n",), "Next request", "Of those the filter keeps", "requests"),
     Action("previous_match", ("N",), "Previous request", "Of those the filter keeps", "requests"),
     Action("detail", ("enter",), "Show the request's life", "", "requests", footer="detail"),
-    Action("abort", ("delete",), "Abort the request", "Asks first; its client is told", "requests", mode=LIVE),
+    Action("abort", ("delete",), "Abort the request", "Asks first; its answer ends here", "requests", mode=LIVE),
     Action("window_longer", ("plus", "equals_sign"), "Longer window", "Up to an hour", "latency", footer="window"),
     Action("window_shorter", ("minus",), "Shorter window", "Down to ten seconds", "latency"),
     Action("knob_up", ("plus", "right", "l"), "Raise the knob", "Staged until Enter", "knobs", footer="raise"),
@@ -211,7 +211,12 @@ ACTIONS: tuple[Action, ...] = (
     Action("request_previous", ("N",), "Previous request", "In the order of the table", "request"),
     Action("request_step", ("enter",), "Show the step on the Live screen", "", "request", footer="show"),
     Action(
-        "request_abort", ("delete",), "Abort the request", "Asks first; its client is told", "request", mode=LIVE
+        "request_abort",
+        ("delete",),
+        "Abort the request",
+        "Asks first; its answer ends here",
+        "request",
+        mode=LIVE,
     ),
     Action("event_step", ("enter",), "Show the event's step", "In all panels", "events", footer="step"),
     Action("event_level", ("o",), "More or fewer events", "Most, important, all", "events", footer="kinds"),

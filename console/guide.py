@@ -30,7 +30,7 @@ class Guide:
     def tighten(self) -> int:
         """Begin; the value of `KNOB` that lets a queue build up."""
         self._before = self.staging.current[KNOB]
-        self.tight = max(1, self.view.history.live.num_running // 3)
+        self.tight = max(1, self.view.present.live.num_running // 3)
         self._until_s = math.inf
         return self.tight
 

@@ -140,7 +140,7 @@ class View:
     @property
     def is_a_server(self) -> bool:
         """The engine is in a vLLM server: a pause holds admissions only, and there are no single steps."""
-        header = self.history.header
+        header = self.present.header
         return header is not None and header.source == "vllm"
 
     @property

@@ -100,7 +100,7 @@ def _check_adapters(config: EngineConfig, settings: dict[str, Any], simulated: b
     taken = {*config.served_model_name} or {config.model or config.device.removeprefix(PREFIX).rpartition("@")[0]}
     for name in config.lora:
         if not name or name in taken:
-            raise ConfigError(f"--lora {name}: a name of its own is needed for each model and adapter")
+            raise ConfigError(f"--lora {name}: the name is empty or taken: each model and adapter needs its own")
         taken.add(name)
 
 

@@ -1,4 +1,4 @@
-"""What the worker's modules use of msgspec, for a machine that has torch, Triton, transformers and NumPy alone.
+"""What the worker's modules use of msgspec, for a machine that has only torch, Triton, transformers and NumPy.
 
 The benchmark sends nothing anywhere: plain classes with the same fields do.
 """

@@ -105,7 +105,10 @@ HTTP_FLAGS = (
         "--served-model-name", multiple=True, metavar="NAME", help="What clients call the model; may be repeated."
     ),
     click.option(
-        "--lora", multiple=True, metavar="NAME", help="An adapter that clients name as model; repeatable."
+        "--lora",
+        multiple=True,
+        metavar="NAME",
+        help="A LoRA adapter that clients ask for as a model; may be repeated.",
     ),
     click.option("--max-num-queued-reqs", type=int, metavar="N", help="Most requests that wait; more get a 503."),
 )

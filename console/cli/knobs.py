@@ -33,7 +33,7 @@ from schedtop.engine.contract.latencies.slo import Slo, parse_slo
     "trial_s",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="Set them on trial, and wait: they go back after so many seconds, or at once when an SLO breaks.",
+    help="Set them on trial, and wait: they revert after SECONDS, or at once if an SLO breaks.",
 )
 @click.option("--slo", metavar="SLO", help="ttft=1s,itl=50ms: p95 bounds that end a trial.")
 @click.option("--keep", is_flag=True, help="Keep the values if nothing broke in the trial.")

@@ -27,11 +27,11 @@ from schedtop.engine.contract.telemetry import (
 ANSWER_WITHIN_S = 30.0
 """An engine that is still loading its model answers late."""
 CONFIRM_WITHIN_S = 30.0
-"""A trial that is to be kept goes back by itself only so long after its time: an answer may take some."""
+"""A trial that is to be kept reverts by itself only this long after its time: the confirmation may take a while."""
 LOOK_S = 0.1
 BY = "schedtop knobs"
 SURVIVED = "confirmed"
-"""Is in an engine's words for the end of a trial that broke nothing: confirmed by somebody, or not in time."""
+"""In what an engine says at the end of a trial that broke nothing: confirmed, or not confirmed in time."""
 
 Kind = TypeVar("Kind", bound=Outgoing)
 
@@ -94,7 +94,7 @@ def parse_changes(assignments: Sequence[str]) -> dict[str, Any]:
 def open_engines(
     links: ExitStack, addresses: Sequence[str], token_file: str | None, read_only: bool
 ) -> list[RunningEngine]:
-    """Connect to all of them, for as long as `links` is open. Raises `ChannelError`."""
+    """Connections to all of them, open as long as `links` is. Raises `ChannelError`."""
 
     def connect(address: str) -> ChannelClient:
         return ChannelClient.connect(address, token_file=token_file, read_only=read_only)
@@ -103,7 +103,7 @@ def open_engines(
 
 
 def set_everywhere(addresses: Sequence[str], words: str, token_file: str | None = None) -> tuple[str, str]:
-    """Set limits typed as `NAME=VALUE …` on all engines or none: what was done, and why it was refused."""
+    """Set limits typed as `NAME=VALUE …` on all engines or none; returns what was done, or why it was refused."""
     try:
         changes = parse_changes(words.split())
         with ExitStack() as links:
@@ -153,7 +153,7 @@ def follow_trials(engines: Sequence[RunningEngine], seconds: float, keep: bool) 
     for engine in engines:
         while not engine.trial_end and engine.trial is not None:
             if time.monotonic() > until_s:
-                raise ChannelError(f"{engine.address}: nothing was heard of the trial's end")
+                raise ChannelError(f"{engine.address}: the engine did not report the end of the trial")
             engine.look(LOOK_S)
     ends = [_of(engine, engines, engine.trial_end) for engine in engines if engine.trial_end]
     return ends, all(SURVIVED in end for end in ends)

@@ -18,7 +18,9 @@ from schedtop.engine.contract.latencies.slo import parse_slo
 @click.command("whatif")
 @click.argument("file", metavar="FILE")
 @click.option("--set", "assignments", multiple=True, required=True, metavar="NAME=VALUE", help="A knob to change.")
-@click.option("--at", "from_step", type=click.IntRange(min=0), default=0, help="Change it after so many steps.")
+@click.option(
+    "--at", "from_step", type=click.IntRange(min=0), default=0, help="Make the change after this many steps."
+)
 @click.option("--slo", metavar="SLO", help="ttft=1s,itl=50ms: adds goodput under these bounds.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout instead of a table.")
 @add_engine_flags()

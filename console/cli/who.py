@@ -1,4 +1,4 @@
-"""Who changes something from here."""
+"""Who sends commands from here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 
 def who() -> str:
-    """The user and the terminal: other consoles on the engine see who changed what."""
+    """The user and the terminal, so that other consoles see who changed what."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

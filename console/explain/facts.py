@@ -151,7 +151,7 @@ class Facts:
         self.hosts: deque[Marked[Host]] = deque(maxlen=_MAX_SECONDS)
         # The best median seconds of each mix of steps that a look has seen, and at which step.
         self.usual_s: dict[float, tuple[float, int]] = {}
-        # Full from the start, of what is no key: it takes as much memory then as after hours.
+        # Filled with placeholders, so that it takes as much memory from the start as after hours.
         self._prefixes: dict[int, None] = dict.fromkeys(range(-_MAX_PREFIXES, 0))
         self._repeats = self._repeat_prompts = self._repeat_cached = 0
         self._totals = Totals()
@@ -220,7 +220,7 @@ class Facts:
     def _take_changes(self, record: StepRecord) -> None:
         """A change is marked at the first step that was planned after it: some under way may have been before.
 
-        A server tells it with that very step, an engine of ours with the next step told, made since the one before.
+        A server reports it with that very step. Our engines report it with the next record: it was made after the last.
         """
         planned_s = record.start_s if record.planned_s is None else record.planned_s
         foreign = self.header is not None and self.header.source != "embedded"

@@ -12,7 +12,7 @@ from schedtop.console.explain.window import Window
 from schedtop.engine.contract.telemetry import Limiter
 
 _NAMED = 3
-"""Of a class, and of the clients: so many are named."""
+"""At most this many requests of a class are named, and clients."""
 
 
 def find_starving(window: Window) -> Finding | None:
@@ -84,7 +84,7 @@ def _worst(window: Window, worst: Known, overtaken: dict[int, int]) -> Link:
 
 
 def _by_class(window: Window, starving: list[Known], usual_s: float | None) -> Link:
-    """Who of each class, and for how long."""
+    """Who starves in each class, and for how long."""
     words, numbers = [], dict[str, Number](starving=len(starving), usual_wait_s=usual_s)
     for priority in sorted({known.arrival.priority for known in starving}):
         mine = [known for known in starving if known.arrival.priority == priority]

@@ -62,8 +62,7 @@ class Tries:
     def found(self, finding: Finding) -> Outcome | None:
         """The newest outcome for a finding; None while the first is being worked out, or nothing can be tried.
 
-        The first one grows with each value that is worked out, see `left`; one that is made again replaces it at its
-        end.
+        The first outcome grows value by value, see `left`; a newer one replaces it once it is complete.
         """
         if not self.can_try:
             return None
@@ -107,7 +106,7 @@ class Tries:
             self._forecaster.on_done()
 
     def _measuring(self, candidates: list[tuple[str, KnobValue]]) -> Iterator[Outcome]:
-        """Before the first, and after each of them, all from one state of the engine."""
+        """Outcomes before the first candidate and after each one, all from one state of the engine."""
         tried: list[Tried] = []
         failed = ""
         yield Outcome((), ())

@@ -67,7 +67,7 @@ class FleetApp(App[str]):
         theme: str | None = None,
         set_limits: Callable[[str], tuple[str, str]] | None = None,
     ) -> None:
-        """`set_limits` takes what was typed, sets it on all engines or none, and returns what was done and why not."""
+        """`set_limits` sets what was typed on all engines or none; it returns what was done, or why nothing was."""
         super().__init__(driver_class=ConsoleDriver if issubclass(self.get_driver_class(), LinuxDriver) else None)
         self._fleet, self._heading = fleet, title
         self._set_limits = set_limits
@@ -127,7 +127,7 @@ class FleetApp(App[str]):
     def action_limits(self) -> None:
         """Ask for limits to set on all engines."""
         if self._set_limits is None:
-            self.notify("no engine here can be changed: pages set no limits, and --read-only changes nothing")
+            self.notify("no limits can be set here: metrics pages take none, and --read-only sets none")
             return
         prompt = self.query_one("#limits", Input)
         prompt.display = True

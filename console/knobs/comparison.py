@@ -10,7 +10,7 @@ import numpy as np
 from schedtop.console.drawing import text
 from schedtop.console.past import sample_sizes as enough
 from schedtop.console.past.events import Event
-from schedtop.console.past.latency import BUCKET_S, Samples, merge
+from schedtop.console.past.latency import BUCKET_S, LatencyBuckets, Samples, merge
 from schedtop.console.past.past import Past
 from schedtop.console.past.unended import Floats, cohort_of, unended
 from schedtop.engine.contract.telemetry import KnobChange, Totals
@@ -166,14 +166,14 @@ def _starving(history: Past, side: tuple[int, int]) -> str:
 
 
 _MOST_OPEN = 256
-_known_open: WeakKeyDictionary[Past, dict[int, Mapping[str, Floats]]] = WeakKeyDictionary()
-"""What was open at the end of a second: to go back to it costs more than to draw."""
+_known_open: WeakKeyDictionary[LatencyBuckets, dict[int, Mapping[str, Floats]]] = WeakKeyDictionary()
+"""What was open at the end of a second of a run: to go back to it costs more than to draw."""
 
 
 def _open(history: Past, side: tuple[int, int]) -> Mapping[str, Floats]:
     """What was open at the end of these seconds; nothing where that is forgotten."""
     first, last = side
-    known = _known_open.setdefault(history, {})
+    known = _known_open.setdefault(history.latency, {})
     if last < first:
         return {}
     if last not in known:

@@ -102,25 +102,25 @@ class Life:
 
     @property
     def client_ttft_s(self) -> float | None:
-        """The TTFT with the time outside the scheduler, where that is told or simulated."""
+        """TTFT with the time outside the scheduler, where that is reported or simulated."""
         return self._at_client(self.ttft_s)
 
     @property
     def client_e2e_s(self) -> float | None:
-        """Likewise of the whole life."""
+        """E2E with the time outside the scheduler."""
         return self._at_client(None if self.finish is None else self.finish.e2e_s)
 
     def _at_client(self, latency_s: float | None) -> float | None:
-        wait_s = self.arrival.client_wait_s
-        if latency_s is None or wait_s is not None or self.front_end is None:
-            return None if latency_s is None or wait_s is None else latency_s + wait_s
+        """None where neither is known, or the step that gave the token is not kept."""
+        if latency_s is None:
+            return None
+        if self.arrival.client_wait_s is not None:
+            return latency_s + self.arrival.client_wait_s
         end_s = self.arrival.arrival_s + latency_s
         visit = next((visit for visit in self.visits if visit.emitted and abs(visit.end_s - end_s) < 1e-6), None)
-        return (
-            None
-            if visit is None
-            else latency_s + self.front_end.wait_s(visit.batch_rows, self.arrival.prompt_tokens)
-        )
+        if visit is None or self.front_end is None:
+            return None
+        return latency_s + self.front_end.wait_s(visit.batch_rows, self.arrival.prompt_tokens)
 
     @property
     def tpot_s(self) -> float | None:

@@ -1,4 +1,4 @@
-"""What clients felt in a window: the scheduler's latencies and the time outside it. No drawing here."""
+"""Latencies as clients saw them in a window: the scheduler's and the time outside it. No drawing here."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from schedtop.engine.contract.telemetry import Arrival, StepRecord
 
 KINDS = ("ttft", "e2e")
 Felt = tuple["array[float]", "array[float]"]
-"""Latencies of `KINDS` that ended in a second, as clients felt them."""
+"""Latencies of `KINDS` that ended in a second, as clients saw them."""
 
 
 def client_latencies(history: Past, moment: Moment, window_s: float) -> dict[str, Cohort]:
-    """TTFT and E2E of the window that ends at `moment`, by kind, those still open included.
+    """TTFT and E2E of the window that ends at `moment`, by kind, open ones included.
 
-    Empty where no front end is simulated and no request came with its time before the scheduler. Of a long window,
-    the last `MAX_RECORDS` records count.
+    Empty where no front end is simulated and no request reports its time before the scheduler. Only the last
+    `MAX_RECORDS` records of a long window count.
     """
     return ClientLatencies().window(history, moment, window_s)
 
 
 class ClientLatencies:
-    """`client_latencies` for one who asks again and again: seconds that are over are worked out once."""
+    """`client_latencies` for repeated use: each second that is over is computed once."""
 
     def __init__(self) -> None:
         self._kept_of: LatencyBuckets | None = None
@@ -71,7 +71,7 @@ class ClientLatencies:
 
 
 class Waits:
-    """Each client's time outside the scheduler: as its request told it, or by the simulated front end."""
+    """Each client's time outside the scheduler: as its request reports it, or by the simulated front end."""
 
     def __init__(self, history: Past, moment: Moment) -> None:
         self._history = history
@@ -87,7 +87,7 @@ class Waits:
         )
 
     def latencies(self, record: StepRecord) -> Iterator[tuple[str, float]]:
-        """The latencies that end with a record, by kind, as clients feel them."""
+        """The latencies that end with a record, by kind, as clients see them."""
         for arrival in record.arrivals:
             self._told[arrival.number] = arrival
         for number, ttft_s in record.ttft_s:
@@ -107,7 +107,7 @@ class Waits:
         return None if arrival is None else arrival.client_wait_s
 
     def least_s(self, arrival: Arrival) -> float:
-        """What a latency that is still open has at least on top; NaN where that is not known."""
+        """The least that the time outside the scheduler adds to an open latency; NaN where that is unknown."""
         if arrival.client_wait_s is not None:
             return arrival.client_wait_s
         return np.nan if self._front_end is None else self._front_end.fixed_s

@@ -138,7 +138,7 @@ class History(Past):
         self.before, self.ladder = sealed, ladder.moved_back(earlier_s)
         self.events.extend(replace(event, clock_s=event.clock_s - earlier_s) for event in sealed.events)
         since = time.strftime("%H:%M:%S", time.localtime(header.started_at))
-        kept = f", its last {text.plural(len(sealed.records), 'record')} can be shown" if sealed.records else ""
+        kept = f", its last {text.plural(len(sealed.records), 'record')} can be opened" if sealed.records else ""
         words = (
             f"a new engine (started at {since}) answers; the run before it stays on the timeline and in this list"
         )

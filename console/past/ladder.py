@@ -19,8 +19,8 @@ STEPS_UP = 4
 """Each rung's buckets are this many times as long as those of the one below."""
 NUM_RUNGS = 9
 KEPT, FINE_KEPT, NUM_FINE = 1280, 4096, 3
-"""Buckets of a rung, and of each of the finest: a minute of the first, a quarter of an hour of the third, three days of
-the topmost. A range further back is drawn from a coarser rung, which holds the same peaks."""
+"""Buckets of a rung, and of each of the finest: a minute of the first, a quarter of an hour of the third, two
+weeks of the topmost. A range further back is drawn from a coarser rung, which holds the same peaks."""
 MOST_PENDING = 128
 """Records. Each is a bucket of its own while it is worked in, and memory once taken for many is not given back."""
 MOST_CLOSED = 1024
@@ -40,9 +40,9 @@ class Bucket:
 
     `tokens` are decode, prefill and draft tokens of the step with the most of them; `slowest` is the seq of the
     longest step. `used`, `cached` and `pool` are blocks where most were in use. `cpu`, `delay` and `gpu` are the
-    highest that the host told, `clock` the lowest share of the GPU's highest clock; negative where it told nothing.
+    highest that the host reported, `clock` the lowest share of the GPU's highest clock; negative where there is none.
     `open` are the waits for a first token at its end, `open_itl` the gaps that no output has ended by then, by size.
-    `drawn` is for who draws it, void once more is taken in.
+    `drawn` is for whoever draws it; every merge clears it.
     Quantiles are exact to 5 %.
     """
 

@@ -191,12 +191,6 @@ class Past(Protocol):
         start = start if most is None else max(start, stop - most)
         return self._slice(start, stop)
 
-    def in_seconds(self, start_s: float, stop_s: float) -> list[StepRecord]:
-        """The kept records that ended in [`start_s`, `stop_s`)."""
-        start = self._place_at(start_s)
-        stop = self._place_at(stop_s)
-        return list(self._slice(start, max(start, stop)))
-
     def neighbour(self, seq: int, offset: int) -> int | None:
         """The seq of the executed step `offset` steps away from `seq`, or of the last on the way there."""
         records, index = self.records, self._place(seq)

@@ -39,12 +39,13 @@ def abort_refused(view: View, number: int | None) -> str | None:
     """Why a request cannot be aborted; None if it can."""
     if number is None:
         return "no request is selected"
-    return engine_refuses(view) or (None if number in view.history.live.requests else "it has ended")
+    ended = view.history is not view.present or number not in view.present.live.requests
+    return engine_refuses(view) or ("it has ended" if ended else None)
 
 
 def ask_abort(screen: ConsoleScreen, number: int) -> None:
     """Abort a request of the engine's, if the operator means it."""
-    name = screen.view.history.name(number)
+    name = screen.view.present.name(number)
 
     def told(reply: Reply) -> None:
         screen.say(f"{name} aborted" if reply.ok else reply.text, "ok" if reply.ok else "breach")
@@ -53,7 +54,7 @@ def ask_abort(screen: ConsoleScreen, number: int) -> None:
         if yes:
             screen.console.command(lambda id: Abort(id, number), told)
 
-    screen.app.push_screen(QuitScreen(f"Abort {name}? Its client is told.", "abort", "leave it"), answered)
+    screen.app.push_screen(QuitScreen(f"Abort {name}? Its answer ends here.", "abort", "leave it"), answered)
 
 
 class CommonCommands:
@@ -79,7 +80,7 @@ class CommonCommands:
                 return "a vLLM server takes no single steps"
             case "step_engine":
                 return engine_refuses(view) or (
-                    None if view.history.live.paused else "the engine is running; P pauses it"
+                    None if view.present.live.paused else "the engine is running; P pauses it"
                 )
             case "record":
                 return self.console.recordings.why_not
@@ -93,7 +94,7 @@ class CommonCommands:
         self.screen.app.push_screen(HelpScreen(self.screen))
 
     def do_quit(self) -> None:
-        in_flight = len(self.view.history.live.requests)
+        in_flight = len(self.view.present.live.requests)
         if not in_flight or self.view.link.state != "open":
             self.screen.app.exit(return_code=0)
             return
@@ -132,7 +133,7 @@ class CommonCommands:
         self.view.release()
 
     def do_pause_engine(self) -> None:
-        paused = self.view.history.live.paused
+        paused = self.view.present.live.paused
         command = Resume if paused else Pause
         held = "engine paused; P resumes it, . runs one step"
         if self.view.is_a_server:  # what runs goes on

@@ -146,7 +146,7 @@ class KnobCommands:
 
     def _apply(self, by: str, trial_s: float | None = None) -> None:
         by = f"{by} {self.screen.view.options.who}".strip()
-        values, version = self.staging.applying(), self.screen.view.history.live.knobs_version
+        values, version = self.staging.applying(), self.screen.view.present.live.knobs_version
         slos_s = {} if trial_s is None else self.console.slos_s
 
         def replied(reply: Reply) -> None:

@@ -33,11 +33,11 @@ Percentiles interpolate linearly, over the window named in the title; n is how m
 Who still waits is counted too, with what the wait has come to so far (n 93+310: the second are open): > is a lower
 bound, which such waits can only raise. ! marks a figure past its SLO. The share beside the SLO is of those known to be
 within it or past it; one still open is past it as soon as its wait is.
-Each column of the graph is the p95 of its part of the window, however few its samples; the newest one counts who
-still waits. The dashed line is the SLO.
+Each column of the graph is the p95 of its part of the window, however few its samples; the newest also counts requests
+that still wait. The dashed line is the SLO.
 K marks a knob change.
-client TTFT, client E2E  what clients feel, the time outside the scheduler included; shown where a front end is
-simulated, or requests came with that time. Of the steps before they were first shown, the last 8,192 count.
+client TTFT, client E2E  what clients see: the scheduler's latency and the time outside it. Shown where a front end is
+simulated or requests report that time. They begin with the last 8,192 steps before they were first shown.
 + and - choose a longer or shorter window."""
 
     def __init__(self, view: View, *, id: str) -> None:

@@ -190,9 +190,9 @@ def _check_host_memory(config: SchedulerConfig) -> None:
         states = any(group.mamba for group in config.groups())
         alike = config.has_groups and not states
         raise ConfigError(
-            f"kv_host_memory_bytes={config.kv_host_memory_bytes}: a block there holds tokens of all layers, and this"
-            f" model has {'states of fixed size' if states else 'windows'} beside full attention, whose blocks do not"
-            f" last as long: {'set disable_hybrid_kv_cache_manager, or ' if alike else ''}leave it out"
+            f"kv_host_memory_bytes={config.kv_host_memory_bytes}: a block there holds tokens of all layers alike, and"
+            f" this model has {'states of fixed size' if states else 'windows'} beside full attention:"
+            f" {'set disable_hybrid_kv_cache_manager, or ' if alike else ''}leave it out"
         )
 
 

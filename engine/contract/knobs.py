@@ -309,7 +309,7 @@ KNOBS: tuple[Knob, ...] = (
         str,
         "recompute",
         choices=("recompute", "fail"),
-        effect="What a failed load from the host's memory comes to: what it lost is computed, or its request ends.",
+        effect="After a failed load from the host's memory: compute what was lost, or end the request.",
         up="",
         down="",
     ),

@@ -1,6 +1,6 @@
-"""Memory that was freed and that the allocator keeps, given back to the system now and then.
+"""Gives memory that was freed, but that the allocator keeps, back to the system now and then.
 
-What outlives a burst lies between what the burst left, so that glibc alone would keep it all for good.
+What outlives a burst lies among what the burst freed, so glibc on its own would never return any of it.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ EVERY_S = 10.0
 
 
 class SpareMemory:
-    """Gives back every `EVERY_S`, from `now_s` on. Other C libraries than glibc do so themselves, or never."""
+    """Gives memory back every `EVERY_S`, from `now_s` on; only glibc can be asked to."""
 
     def __init__(self, now_s: float) -> None:
         self._due_s = now_s + EVERY_S
         self._give_back = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
     def look(self, now_s: float) -> None:
-        """Give back if it is time to."""
+        """Give memory back if it is time."""
         if now_s >= self._due_s and self._give_back is not None:
             self._due_s = now_s + EVERY_S
             self._give_back(0)

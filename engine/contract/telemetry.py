@@ -300,8 +300,8 @@ class StepRecord(Message, tag=1, frozen=True):
     of that time (`limiter`, `head`, rows, admissions, preemptions), what there is (`running`, `waiting`, `blocks`) of
     `end_s`. With several KV groups, `grown` has an entry for each that gained blocks, whose group is in `grown_groups`
     (uint8), and `group_blocks` are the blocks in each group's tables, a shared one counted by each holder.
-    `turns` is so many that followed the events of a record which is not `executed`, before those of the next: steps
-    were planned, and none was run.
+    `turns` counts turns that followed the events of a record that is not `executed`, before those of the next record:
+    steps were planned, none ran.
     `start_s` is not before the end of the step before; `execute_s` counts from when the device took it up.
     `paused_by` says who paused or resumed the engine since the last record.
 
@@ -444,8 +444,8 @@ class UnderWay(Message, frozen=True):
 
 
 class HostLoad(Message, frozen=True):
-    """A request that owns blocks before the queue: `tokens` of it are in them, or will be from `due_s` on (None: they
-    are), `local_tokens` of those from the pool. `first_lost`: place of the first block that will not come."""
+    """A request that holds blocks ahead of the queue: `tokens` of it are in them, or will be at `due_s` (None: they
+    are); `local_tokens` of those are from the pool. `first_lost`: place of the first block that will not come."""
 
     number: int
     tokens: int

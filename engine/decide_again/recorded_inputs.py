@@ -255,7 +255,9 @@ def _check_decidable(header: Header, path: str) -> None:
     if header.source == VLLM and "async_scheduling" not in header.config:
         found.insert(0, "an older hook, which did not tell in which order things happened")
     if found:
-        raise RecordingError(f"{path} is of an engine with {', '.join(found)}: that cannot be decided again here")
+        raise RecordingError(
+            f"{path} is of an engine with {', '.join(found)}, whose decisions cannot be made again here"
+        )
 
 
 def _config_of(header: Header, path: str) -> SchedulerConfig:

@@ -223,8 +223,8 @@ def _as_seen(decided: Head | None, recorded: Head | None) -> Head | None:
 
 
 def _as_known(decided: bytes, recorded: bytes) -> bytes:
-    """Drafts rejected since a plan move its rows back. Where one got nothing in the step, or had ended before the
-    results came, how far it was is told as of another moment here."""
+    """Drafts rejected since a plan move its rows back. A row that got nothing in the step, or had ended before the
+    results came, is recorded as of another moment: its place is taken from the recording."""
     own, told = (
         np.frombuffer(rows, dtype=np.int32).reshape(len(ROW_FIELDS), -1).copy() for rows in (decided, recorded)
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 from schedtop.engine import __version__
@@ -30,8 +30,6 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-
-Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def make_app(state: ServerState, settings: HttpSettings, metrics: Callable[[], bytes]) -> Starlette:
@@ -84,7 +82,7 @@ class Routes:
 
     async def embeddings(self, request: Request) -> Response:
         raise ApiError(
-            400, "embeddings are not served here: a simulated device has no vectors, a model run here none"
+            400, "embeddings are not served: neither simulated devices nor models run here return vectors"
         )
 
     async def tokenize(self, request: Request) -> Response:

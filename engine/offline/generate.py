@@ -137,10 +137,9 @@ def generate(
 ) -> Summary:
     """Answer every prompt of a file, one line each, in order.
 
-    `sampling` overrides the model's own advice by the names of `SamplingParams`. `on_notice` is told why it runs slower
-    than it could. A run that is interrupted keeps
-    what is finished beside `out_path` and goes on from there next time. Raises `ConfigError` for bad input, before
-    anything is served.
+    `sampling` overrides the model's own advice by the names of `SamplingParams`. `on_notice` hears why it runs slower
+    than it could. An interrupted run keeps what is finished beside `out_path` and goes on from there next time.
+    Raises `ConfigError` for bad input, before anything is served.
     """
     check_sampling(replace(SamplingParams(), **(sampling or {})))
     if config.device.startswith(PREFIX):

@@ -87,7 +87,7 @@ def fit_text(fitted: Fit) -> str:
 
 def _wake_text(fitted: Fit) -> str:
     if fitted.num_woken < MIN_WOKEN:
-        return f"{'not known':>12}: {fitted.num_woken} such steps of {MIN_WOKEN}; record a load with pauses"
+        return f"{'unknown':>12}: needs {MIN_WOKEN} such steps, has {fitted.num_woken}; record a load with pauses"
     return f"{fitted.cost.wake_s * 1e3:>12.4g} ms"
 
 

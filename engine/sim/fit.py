@@ -22,7 +22,7 @@ TERMS = ("fixed cost", "tokens", "attention of chunks", "KV read", "requests")
 
 MIN_STEPS = 100
 MIN_WOKEN = 3
-"""So many steps of an engine that was idle tell what waking it takes."""
+"""Steps of an engine that was idle: with fewer, what waking it takes is not fitted."""
 MIN_SPREAD = 1e-4
 """Least ratio of the singular values of the scaled columns: below it, two costs cannot be told apart."""
 FLOORS = (0, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -31,7 +31,7 @@ GAIN = 0.02
 """The least share of the error that a higher floor has to save."""
 ROUNDS = 5
 MOST_LOG = 1.0
-"""Steps further off than by this factor (of e) count no more than those that are just so far off."""
+"""Natural logarithm of the ratio beyond which a step's error counts no more."""
 OUTLIER = 4.0
 """Steps further off than this many (robust) standard deviations are left out: something else took their time."""
 
@@ -79,7 +79,7 @@ class Errors:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A device's cost, and how well it tells the steps it was fitted to: all, decodes alone, those with prompts.
+    """A device's cost, and how well it predicts the steps it was fitted to: all, decodes alone, those with prompts.
 
     `held_out`: errors on every other step of a cost fitted to the rest. `num_outliers` steps were left out; `num_woken`
     were of an engine that had been idle.
@@ -169,8 +169,7 @@ def fit(steps: Steps) -> Fit:
 
 
 def _wake_s(cost: LinearCost, woken: Steps) -> float:
-    """The median of what these steps took longer than predicted; one of a short step, which noise moves less, counts
-    for more."""
+    """The median of how much longer these steps took than predicted; short steps, less moved by noise, weigh more."""
     predicted_s = predict_s(cost, woken)
     late_s = woken.times_s - predicted_s
     order = late_s.argsort()

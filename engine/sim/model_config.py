@@ -52,7 +52,7 @@ def shape_of(config: Config, name: str) -> ModelShape:
     for field in inner:
         if _tells_shape(field, inner[field]) and field not in noted.read:
             raise ConfigError(
-                f"{field}={inner[field]!r}: is not known of {kind}; take it out if it changes nothing"
+                f"{field}={inner[field]!r}: is not understood for {kind}; remove it if it changes nothing"
             )
     return ModelShape(name, layer_weight_bytes=weight_bytes, fp8_arithmetic=fp8_arithmetic, **fields)
 

@@ -22,12 +22,11 @@ class ModelShape:
     `mlp` is the width of one expert where `experts` > 0, else of the MLP. `dense_layers` of the layers have no experts
     but an MLP of `dense_mlp`; every other layer also has an MLP of `shared_mlp` for all tokens. `gated` MLPs have
     three matrices, others two. `windowed_layers` attend to the last `window` positions only (to those of their chunk
-    where `chunked`), the first layer among them where `window_first`. `state` are those with a state of fixed size
-    instead of attention. `latent` is the width of a token's compressed
-    state in a layer (MLA) in place of keys and values; `attention_params` are a layer's attention weights where they
-    do not follow from the heads, `norms` its vectors of norms. `layer_weight_bytes` is the size of a weight inside the
-    layers: 2 (bf16), 1 (FP8), or about half a byte; embedding and head stay bf16,
-    and with `plain_attention` attention, too.
+    where `chunked`), the first layer among them where `window_first`. `state` describes those with a state of fixed
+    size instead of attention. `latent` is the width of a token's compressed state in a layer (MLA) in place of keys and
+    values; `attention_params` are a layer's attention weights where they do not follow from the heads, `norms` its
+    vectors of norms. `layer_weight_bytes` is the size of a weight inside the layers: 2 (bf16), 1 (FP8), or about half a
+    byte; embedding and head stay bf16, and with `plain_attention` attention does, too.
     """
 
     name: str
@@ -157,7 +156,7 @@ class ModelShape:
 
     @property
     def group_layers(self) -> int:
-        """Layers of a KV group: all of the rarer kind, or of the commoner one if that is less than a half more."""
+        """Layers of a KV group: all of the rarer kind, or of the commoner one if it has under half as many again."""
         apart, _, _ = self._layers_apart
         fewer, more = sorted((apart, self.layers - apart))
         return more if more < 1.5 * fewer else fewer or more

@@ -26,7 +26,7 @@ class SimWorker:
     The token at position p of request n depends on (seed, n, p) alone, so speculation, preemption and chunking
     never change an output. The drafter knows the coming tokens and spoils each with probability
     1 - `acceptance`, by (seed, n, p) too; a draft is accepted if it is the token the model gives.
-    Images take what the device's cost says (`encode_s`), nothing where it does not.
+    Encoding images takes what the device's cost says (`encode_s`), and no time where it says nothing.
     `num_speculative_tokens` may be changed between steps. With `keeps_drafts` it does not send its drafts back: a plan
     names them `OWN_DRAFT`. `wake_s` is what the first step of an idle engine takes longer.
     """

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
 import numpy as np
 from schedtop.engine.contract.config import knob_values
 from schedtop.engine.contract.knobs import KnobError, with_followers
@@ -107,7 +106,7 @@ class Engine:
         return record or self.tell()
 
     def set_apart(self) -> None:
-        """Something is about to happen: turns since the last record came before it, and are told apart."""
+        """Called before an event: turns since the last record came before it and get a record of their own."""
         if self._untold_turns:
             self._told_apart.append(self._idle_record())
 
@@ -337,8 +336,3 @@ class Engine:
         self._last_end_s = self.clock_s
         if self.stages is not None and stages_free_s:
             self.stages.free_s = stages_free_s
-
-
-def reply_to(command: int, reply: Reply) -> Reply:
-    """`reply` as the answer to a numbered command."""
-    return msgspec.structs.replace(reply, command=command)

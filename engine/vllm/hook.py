@@ -80,7 +80,7 @@ class Hook:
             self.failed(error)
 
     def end(self, reason: str) -> None:
-        """The scheduler, or the loop that drives it, ends; what is said first counts."""
+        """The scheduler, or the loop that drives it, ends; the first reason counts."""
         on_end, self.on_end = self.on_end, lambda reason: None
         try:
             on_end(reason)

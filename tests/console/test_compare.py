@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 from schedtop.console.knobs.comparison import Comparison, Figure, changes, compare
 from schedtop.console.past.history import History
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.step.engine import Engine
 from seat import COMPACT, WIDE, seated
 
@@ -15,8 +17,8 @@ SIDE_STEPS = 40
 """Of half a second: long enough for every figure."""
 
 
-def changed(engine: Engine, **knobs: int) -> tuple[Comparison, History]:
-    history = History()
+def changed(engine: Engine, history: History | None = None, **knobs: int) -> tuple[Comparison, History]:
+    history = history or History()
     history.apply(engine.header)
     history.apply(engine.snapshot())
     for side in ({}, knobs):
@@ -53,6 +55,17 @@ def test_ttft_of_those_that_came_does_not_speak_for_those_that_wait() -> None:
     assert verdicts(found, "TTFT") == {"worse"}
     p95 = next(figure for figure in found.figures if figure.name == "TTFT p95 ms")
     assert p95.bounds[1] and p95.after is not None and p95.after > 1000
+
+
+def test_who_waited_in_the_run_before_a_restart_does_not_wait_in_the_next() -> None:
+    def arriving() -> list[Request]:
+        return [ask(f"{i:03}", 4, 4, arrival_s=i * 0.7) for i in range(60)]
+
+    _, history = changed(engine_of(source=Script([ask("zzz", 4, 3000), *arriving()]), **ROOMY), max_num_seqs=1)
+    runs = [engine_of(source=Script(arriving()), **ROOMY) for _ in range(2)]
+    runs[0].header = replace(runs[0].header, started_at=runs[0].header.started_at + 60)
+    again, fresh = (changed(run, past, max_num_seqs=39)[0] for run, past in zip(runs, (history, None), strict=True))
+    assert again.figures == fresh.figures
 
 
 def test_a_side_of_which_too_many_are_open_is_not_judged() -> None:

@@ -80,10 +80,12 @@ class RerunScreen(ConsoleScreen):
                 widget.paint()
 
     def _take(self, answer: Answer) -> None:
-        """A new answer is shown whole, with the cursor where its runs part."""
+        """A new answer is shown whole, with the cursor where its runs part; a known one with it where the replay is."""
         if self.overlay.show(answer):
             self.timeline.show_all()
             self.timeline.put(answer.outcome.parting_s or answer.outcome.start_s)
+        elif self.view.cursor_s is None:
+            self.timeline.put(self.view.axis_s)
 
     def place(self) -> None:
         width, height = self.app.size

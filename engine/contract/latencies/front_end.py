@@ -1,4 +1,4 @@
-"""A simulated front end: what its clients' latencies have on top of the scheduler's."""
+"""A simulated front end: what it adds to the scheduler's latencies for a client."""
 
 from __future__ import annotations
 

@@ -157,6 +157,6 @@ def _check_gguf(path: Path) -> None:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             if content.find(ROPE_FACTORS, 0, MOST_HEAD_BYTES) >= 0:
                 raise ConfigError(
-                    f"{path}: its rotary positions have factors of their own (rope_freqs), as Llama 3.1's, not read"
-                    " from a GGUF file: give the model's folder or hub id"
+                    f"{path}: its rotary positions have factors of their own (rope_freqs, as in Llama 3.1), which"
+                    " are not read from GGUF files: give the model's folder or hub id"
                 )

@@ -111,12 +111,6 @@ class TorchAttention:
         self._attend_groups(groups, layer, query, key, value, scale, out)
         return out
 
-    def _long_groups(self, batch: Batch, window: int | None) -> list[Group]:
-        """The groups of rows that are not short, each with its tokens listed."""
-        if window not in self._groups:
-            self._groups[window] = make_groups(batch, self.cache, window, short=False)
-        return self._groups[window]
-
     def _attend_groups(
         self,
         groups: list[Group],
@@ -198,20 +192,15 @@ def _attend_padded(
     return unfolded.reshape(batch * num_queries, heads, size)
 
 
-def make_groups(batch: Batch, cache: PagedCache, window: int | None, short: bool = True) -> list[Group]:
-    """Every row of the batch in one group each: short rows together by similar context, long ones alone.
-
-    `short=False` leaves short rows out.
-    """
+def make_groups(batch: Batch, cache: PagedCache, window: int | None) -> list[Group]:
+    """Every row of the batch in one group each: short rows together by similar context, long ones alone."""
     block_size = cache.shape.block_size
     first_block = np.zeros_like(batch.contexts)
     if window is not None:
         first_block = np.maximum(batch.contexts - window + 1, 0) // block_size
     num_blocks = -(-(batch.contexts + batch.query_lens) // block_size) - first_block
-    parts = []
-    if short:
-        rows = np.flatnonzero(batch.query_lens <= SHORT_QUERY)
-        parts = _split_by_length(rows, num_blocks, GROUP_COST_TOKENS // block_size)
+    rows = np.flatnonzero(batch.query_lens <= SHORT_QUERY)
+    parts = _split_by_length(rows, num_blocks, GROUP_COST_TOKENS // block_size)
     parts += list(np.flatnonzero(batch.query_lens > SHORT_QUERY)[:, None])
     whole = len(parts) == 1
     return [_make_group(batch, cache, part, first_block, num_blocks, window, whole) for part in parts]

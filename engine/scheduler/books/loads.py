@@ -46,11 +46,6 @@ class Loads:
         self._free_later: list[tuple[int, list[int]]] = []
 
     @property
-    def is_busy(self) -> bool:
-        """A load, a send or a step under way still has blocks of those that ended."""
-        return bool(self.kept or self._free_later)
-
-    @property
     def is_ready(self) -> bool:
         """Somebody's load has ended."""
         return any(not entry.loading for entry in self.holding)

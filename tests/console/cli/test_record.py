@@ -138,7 +138,9 @@ def test_what_cannot_be_decided_again_is_refused_by_name(tmp_path: Path, monkeyp
     scheduler.shutdown()
     with Recording(path) as recording, pytest.raises(RecordingError) as refused:
         verify_recording(recording)
-    assert str(refused.value).endswith("is of an engine with a KV connector: that cannot be decided again here")
+    assert str(refused.value).endswith(
+        "is of an engine with a KV connector, whose decisions cannot be made again here"
+    )
 
 
 def test_records_that_were_lost_end_the_recording(tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def told_by(history: History) -> dict[str, Any]:
         "finished": [(n, arrival.id, arrival.arrival_s, end) for n, (arrival, end) in history.finished.items()],
         "names": [history.name(number) for number in range(60)],
         "between": [record.seq for record in history.between(100, 140)],
-        "second": [record.seq for record in history.in_seconds(3.0, 4.0)],
+        "since": [record.seq for record in history.between_times(3.0, moment.seq, 40)],
     }
 
 

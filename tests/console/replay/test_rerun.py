@@ -176,6 +176,9 @@ async def test_the_first_difference_is_one_key_away_and_leads_to_its_step(record
         text = await seat.press("enter")
         assert seat.app.screen is seat.app.live_screen and seat.step == outcome.divergence.step
         assert "v shows the re-run again" in text
+        await seat.press("v")
+        await seat.press("enter")
+        assert seat.app.screen is seat.app.live_screen and seat.step == outcome.divergence.step
 
 
 async def test_a_chosen_moment_leads_to_what_was_recorded_then(recording: Recording) -> None:
