@@ -81,7 +81,7 @@ class Marked(Generic[Event]):
 class Known:
     """A live request. `tokens` is what it would have to hold to be admitted; `queue_s` is None until it ran.
 
-    `repeats`: its prompt begins with a prefix block seen before.
+    `repeats`: its prompt begins with a prefix block seen before. `served`: it has got its first token.
     """
 
     arrival: Arrival
@@ -90,6 +90,7 @@ class Known:
     waiting: bool = True
     queue_s: float | None = None
     repeats: bool = False
+    served: bool = False
 
     @property
     def name(self) -> str:
@@ -190,6 +191,7 @@ class Facts:
                 known.queued_s = item.queued_s
             if item.first_scheduled_s is not None:
                 known.queue_s = item.first_scheduled_s - item.arrival.arrival_s
+            known.served = item.first_token_s is not None
 
     def take_record(self, record: StepRecord) -> None:
         """One step. Records already seen are passed over; after a gap, requests are known again as they arrive."""
@@ -271,7 +273,9 @@ class Facts:
                     self._repeat_cached += entered.repeats * admission.cached_tokens
         for number, ttft_s in record.ttft_s:
             started = known.get(number)
-            queue_s = started.queue_s if started is not None else None
+            queue_s = None
+            if started is not None:
+                queue_s, started.served = started.queue_s, True
             self.firsts.append(
                 (record.seq, record.end_s, ttft_s, _UNKNOWN if queue_s is None else min(queue_s, ttft_s))
             )

@@ -8,6 +8,7 @@ from schedtop.console.explain.finding import Advice, Finding, Link, Numbers, Sev
 from schedtop.console.explain.remedy import budget_knob, cap_knob
 from schedtop.console.explain.window import Window
 from schedtop.console.past import sample_sizes as enough
+from schedtop.engine.contract.latencies.cohort import Bounded
 from schedtop.engine.contract.telemetry import Limiter
 
 _BUDGETS = (Limiter.TOKEN_BUDGET, Limiter.INPUT_BUDGET)
@@ -100,7 +101,8 @@ def _up(window: Window) -> bool:
     firsts = window.firsts
     if len(firsts) < table.MIN_FIRSTS.value or not window.queue_lasts or not window.itl_smooth:
         return False
-    if window.bounds.ttft_s is not None and np.quantile(firsts[:, 2], 0.95) <= window.bounds.ttft_s:
+    p95 = window.ttft.quantile(0.95)
+    if window.bounds.ttft_s is not None and p95 is not None and p95.least <= window.bounds.ttft_s:
         return False
     ttft_s, queue_s = np.median(firsts[:, 2]), np.median(firsts[:, 3])
     return bool(queue_s >= table.QUEUE_PART.value * ttft_s and queue_s >= table.QUEUE_STEPS.value * window.step_s)
@@ -117,21 +119,31 @@ def _decode_part(window: Window) -> float:
 
 
 def _symptom(window: Window) -> tuple[Link, ...]:
-    firsts = window.firsts
+    """TTFT with those who still wait, and what is known of its parts."""
+    firsts, members = window.firsts, window.ttft
     ttft50, queue50 = float(np.median(firsts[:, 2])), float(np.median(firsts[:, 3]))
-    numbers: Numbers = {"ttft_p50_s": ttft50, "n": len(firsts), "stall_share": window.stall_share}
-    p95 = enough.LACK
-    if len(firsts) >= enough.needed(0.95):
-        ttft95 = numbers["ttft_p95_s"] = float(np.quantile(firsts[:, 2], 0.95))
-        p95 = seconds(ttft95)
+    numbers: Numbers = {"n": members.n, "open": members.num_open, "stall_share": window.stall_share}
+    words = []
+    for name, share in (("p50", 0.5), ("p95", 0.95)):
+        figure = enough.bounded(members, share)
+        words.append(f"{name} {_figure(figure)}")
+        if figure is not None:
+            numbers[f"ttft_{name}_s"] = figure.least
+    size = f"n={members.n}+{members.num_open}" if members.num_open else f"n={members.n}"
     part = queue50 / ttft50 if ttft50 else 0.0
     return (
-        Link(f"TTFT p50 {seconds(ttft50)}, p95 {p95} (n={len(firsts)}); {window.itl_words()}", numbers),
+        Link(f"TTFT {', '.join(words)} ({size}); {window.itl_words()}", numbers),
         Link(
-            f"{percent(part)} of it is queue: p50 {seconds(queue50)}, {queue50 / window.step_s:.0f} median steps",
+            f"queue p50 {seconds(queue50)} of those who got a first token: {percent(part)} of their TTFT,"
+            f" {queue50 / window.step_s:.0f} median steps",
             {"queue_p50_s": queue50, "queue_part": part, "step_s": window.step_s},
         ),
     )
+
+
+def _figure(found: Bounded | None) -> str:
+    """`2.31 s`, or `>2.31 s` where those who still wait can only raise it."""
+    return enough.LACK if found is None else f"{'>' if found.is_bound else ''}{seconds(found.least)}"
 
 
 def _held_link(window: Window, *reasons: Limiter) -> Link:

@@ -14,6 +14,7 @@ from schedtop.console.explain import catalogue as table
 from schedtop.console.explain.facts import COLUMNS, MAX_STEPS, REASONS, Facts, FloatArray, Known, Marked, Second
 from schedtop.console.explain.finding import Advice, Steps, percent, seconds
 from schedtop.engine.contract.knobs import BY_NAME
+from schedtop.engine.contract.latencies.cohort import Cohort, cohort
 from schedtop.engine.contract.telemetry import Finish, KnobChange, Limiter, Preemption, Refusal
 
 Mask = npt.NDArray[np.bool_]
@@ -108,6 +109,13 @@ class Window:
         """First tokens with known queue time: (n, 4) of seq, time, TTFT and queue time in seconds."""
         found = [item for item in self.facts.firsts if item[0] >= self.first_seq and item[3] == item[3]]
         return np.array(found, dtype=np.float64).reshape(-1, 4)
+
+    @cached_property
+    def ttft(self) -> Cohort:
+        """TTFT of those who got their first token in the window, and of those who wait for it at its end."""
+        known = [ttft_s for seq, _, ttft_s, _ in self.facts.firsts if seq >= self.first_seq]
+        waits = [self.end_s - item.arrival.arrival_s for item in self.facts.known.values() if not item.served]
+        return cohort(known, waits)
 
     @cached_property
     def _all_gaps(self) -> Gaps:
