@@ -79,6 +79,15 @@ class Life:
         finally:
             self._armed = False
 
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """A part of an interruptible block that a reason to end leaves only at its end: what it opens gets closed."""
+        self._armed = False
+        yield
+        self._armed = True
+        if self._reason is not None:
+            raise StopLoading(self._reason)
+
     def end(self, reason: str, code: int = 0) -> None:
         """End the process in order, with that exit code; callable from any thread."""
         if self._reason is None:
@@ -266,9 +275,11 @@ def _load(
         calm_collector()
         # As stages they are gone before anybody reads them.
         notices += getattr(getattr(engine, "worker", None), "notices", ())
-        sinks = open_sinks(config, engine, stack, tell)
-        recorder = FlightRecorder(engine.snapshot, _open_flight(config, engine, stack, tell), tell)
-        sinks["flight recorder"], server.recent = recorder, recorder.recent
+        with life.undisturbed():
+            sinks = open_sinks(config, engine, stack, tell)
+            recorder = FlightRecorder(engine.snapshot, _open_flight(config, engine, stack, tell), tell)
+            sinks["flight recorder"], server.recent = recorder, recorder.recent
+            host = _watch_host(engine, stack)
         life.loop = ServiceLoop(
             engine,
             server,
@@ -281,7 +292,7 @@ def _load(
             for_clients=http is not None,
             on_drain=lambda: None if http is None else http.drain(),
             report=_log,
-            host=_watch_host(engine, stack),
+            host=host,
         )
     return life.loop, sinks
 

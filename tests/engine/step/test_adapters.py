@@ -89,8 +89,8 @@ def test_what_cannot_be_served_together_is_refused() -> None:
     ("changes", "said"),
     [
         ({"scheduler": {}}, "--lora sql: there are no slots for adapters: give --max-loras"),
-        ({"lora": ("sql", "sql")}, "--lora sql: a name of its own"),
-        ({"lora": ("llama-3.1-8b",)}, "--lora llama-3.1-8b: a name of its own"),
+        ({"lora": ("sql", "sql")}, "--lora sql: the name is empty or taken"),
+        ({"lora": ("llama-3.1-8b",)}, "--lora llama-3.1-8b: the name is empty or taken"),
         ({"device": "cpu", "model": "smollm2"}, "--lora sql: only for simulated devices"),
     ],
 )

@@ -298,7 +298,7 @@ def test_a_recording_goes_on_from_any_of_its_steps(tmp_path: Any) -> None:
         ("sim:llama-3.1-8b@h100", {"preemption_mode": "swap"}, "preemption_mode=swap: there is no host memory"),
         ("sim:llama-3.1-8b@h100", {"kv_host_memory_bytes": 1000}, "must be at least 2097152"),
         ("sim:llama-3.1-8b@h100", {"kv_host_memory_bytes": "1x"}, "must be bytes, as in 500MB"),
-        ("sim:gpt-oss-20b@h100", HOST, "windows beside full attention, .*: set disable_hybrid"),
+        ("sim:gpt-oss-20b@h100", HOST, "windows beside full attention: set disable_hybrid"),
         ("cpu", HOST, "--kv-host-memory: only for simulated devices"),
     ],
 )
