@@ -77,6 +77,8 @@ def _recording(path: Path, as_json: bool) -> tuple[bool, dict[str, Any] | str]:
 
     with opened(path, read_on=False) as recording, progress("deciding", len(recording)) as on_progress:
         verdict = verify_recording(recording, on_progress)
+    if not verdict.steps and verdict.equal:
+        raise CommandError(f"{path}: there is no whole step in it to decide again")
     if as_json:
         return verdict.equal, msgspec.to_builtins(verdict)
     return verdict.equal, recording_text(verdict)

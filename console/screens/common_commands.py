@@ -45,13 +45,16 @@ def abort_refused(view: View, number: int | None) -> str | None:
 
 def ask_abort(screen: ConsoleScreen, number: int) -> None:
     """Abort a request of the engine's, if the operator means it."""
-    name = screen.view.present.name(number)
+    name, asked_of = screen.view.present.name(number), screen.view.present.header
 
     def told(reply: Reply) -> None:
         screen.say(f"{name} aborted" if reply.ok else reply.text, "ok" if reply.ok else "breach")
 
     def answered(yes: bool | None) -> None:
-        if yes:
+        header = screen.view.present.header
+        if yes and header is not None and asked_of is not None and header.started_at != asked_of.started_at:
+            screen.say(f"{name} ended with its engine; another one answers here", "breach")
+        elif yes:
             screen.console.command(lambda id: Abort(id, number), told)
 
     screen.app.push_screen(QuitScreen(f"Abort {name}? Its answer ends here.", "abort", "leave it"), answered)

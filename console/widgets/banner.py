@@ -17,7 +17,7 @@ _NEW_S = 30.0
 
 def banner(view: View) -> tuple[str, str] | None:
     """The banner's words and their role; None while everything is in order."""
-    history, link = view.history, view.link
+    history, link = view.present, view.link
     if view.replay is not None:
         return _of_replay(view.replay)
     step = history.live.step

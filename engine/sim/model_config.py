@@ -54,6 +54,8 @@ def shape_of(config: Config, name: str) -> ModelShape:
             raise ConfigError(
                 f"{field}={inner[field]!r}: is not understood for {kind}; remove it if it changes nothing"
             )
+    if fields.get("active_experts", 0) > fields.get("experts", 0):
+        raise ConfigError(f"{fields['active_experts']} experts for a token, of {fields['experts']} in all")
     return ModelShape(name, layer_weight_bytes=weight_bytes, fp8_arithmetic=fp8_arithmetic, **fields)
 
 
@@ -100,12 +102,12 @@ FULL = "full_attention"
 
 
 def _number(config: Config, *names: str, default: int | None = None) -> int:
-    """The first of some fields that is there, as a positive whole number."""
+    """The first of some fields that is there, as a whole number."""
     for name, value in [(name, config.get(name)) for name in names]:
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 32:
-            raise ConfigError(f"{name}={value!r}: must be a whole number")
+            raise ConfigError(f"{name}={value!r}: must be a whole number from 0 to {(1 << 32) - 1}")
         return value
     if default is None:
         raise ConfigError(f"{names[0]} is missing")
@@ -116,11 +118,14 @@ def _common(config: Config) -> Fields:
     heads, hidden = _number(config, "num_attention_heads"), _number(config, "hidden_size")
     if not heads or not hidden or not _number(config, "num_hidden_layers"):
         raise ConfigError("num_hidden_layers, hidden_size and num_attention_heads must be above 0")
+    kv_heads = _number(config, "num_key_value_heads", default=heads)
+    if not kv_heads or heads % kv_heads:
+        raise ConfigError(f"num_key_value_heads={kv_heads}: must divide num_attention_heads={heads}")
     return {
         "layers": _number(config, "num_hidden_layers"),
         "hidden": hidden,
         "heads": heads,
-        "kv_heads": _number(config, "num_key_value_heads", default=heads),
+        "kv_heads": kv_heads,
         "head_dim": _number(config, "head_dim", default=hidden // heads),
         "mlp": _number(config, "intermediate_size", default=4 * hidden),
         "vocab": _number(config, "vocab_size"),

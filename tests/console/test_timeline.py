@@ -109,10 +109,13 @@ async def test_a_step_of_the_run_before_a_restart_is_a_column_and_a_key_away() -
         view, old = seat.app.view, seat.app.history.latest
         assert old is not None
         seat.link = second
+        # A question about a request of this run is still open when another engine answers.
+        assert "Abort" in await seat.press("3", "delete")
         first.break_off("the connection was closed")
         while not second.taken:
             await seat.pilot.pause(0.01)
         await seat.settle()
+        assert "ended with its engine" in await seat.press("y") and not second.sent
         view.cursor_s = -view.present.before.earlier_s + old.end_s  # type: ignore[union-attr]
         text = await seat.press("1", "enter")
         assert "RUN BEFORE" in text and view.moment.record is not None

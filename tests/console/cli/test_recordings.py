@@ -199,6 +199,13 @@ def test_verify_takes_recordings_and_cases_by_content(
     assert code == 0 and json.loads(out)["equal"] is True
 
 
+def test_verify_needs_a_step(capsys: pytest.CaptureFixture[str], good: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty.schedtop"
+    empty.write_bytes(good.read_bytes()[:5000])
+    code, out, err = call(capsys, "verify", str(empty))
+    assert code == 2 and not out and "there is no whole step in it" in err
+
+
 def test_export_refuses_to_write_over_a_file(
     capsys: pytest.CaptureFixture[str], good: Path, tmp_path: Path
 ) -> None:

@@ -262,6 +262,13 @@ def test_windows_experts_latent_state_and_quantised_weights() -> None:
         ({"num_experts": 8}, "num_experts=8"),
         ({"sliding_window": 4096}, "sliding_window=4096"),
         ({"layer_types": ["linear_attention"]}, "layer_types="),
+        ({"num_key_value_heads": 0}, "num_key_value_heads=0: must divide"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads=3: must divide"),
+        ({"head_dim": -1}, "head_dim=-1: must be a whole number from 0"),
+        (
+            {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 9},
+            "9 experts for a token, of 2",
+        ),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(change: dict[str, Any], named: str, tmp_path: Path) -> None:
