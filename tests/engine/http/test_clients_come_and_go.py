@@ -85,10 +85,10 @@ def test_a_slow_reader_gets_many_tokens_at_once_and_holds_nobody_up() -> None:
 def test_a_full_queue_is_503_with_when_to_come_back() -> None:
     with serving({"max_num_seqs": 1}, real_time=True, max_num_queued_reqs=2) as served:
         served.command(t.Pause(0))
-        waiting = [request(served, {**LONG, "max_tokens": 2}) for _ in range(2)]
-        for record in served.records():
-            if record.waiting == 2:
-                break
+        waiting = []
+        for number in (1, 2):
+            waiting.append(request(served, {**LONG, "max_tokens": 2}))
+            next(record for record in served.records() if record.waiting == number)
         refused = served.complete()
         assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
         assert refused.json()["error"]["type"] == "ServiceUnavailableError"
