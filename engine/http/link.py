@@ -81,7 +81,7 @@ class EngineLink(asyncio.BufferedProtocol):
         self._commands = itertools.count(1)
         self._transport: asyncio.Transport
         self._replies: dict[int, asyncio.Future[Reply]] = {}
-        self._submitted: dict[int, asyncio.Future[Stream]] = {}
+        self._submitted: dict[int, tuple[asyncio.Future[Stream], Callable[[], None]]] = {}
         self._streams: dict[int, Stream] = {}
         self._queued: set[int] = set()
 
@@ -100,13 +100,16 @@ class EngineLink(asyncio.BufferedProtocol):
         """Requests that the engine took and has not yet admitted."""
         return len(self._queued)
 
-    async def submit(self, command: Submit) -> Stream:
-        """Hand a request to the engine; its `id` is set here. Raises `NotTakenError`."""
+    async def submit(self, command: Submit, on_taken: Callable[[], None] = lambda: None) -> Stream:
+        """Hand a request to the engine; its `id` is set here. Raises `NotTakenError`.
+
+        `on_taken` is called in the moment in which it counts as queued.
+        """
         if self.ended is not None:
             raise NotTakenError(self.ended, never=False)
         id = next(self._commands)
         future: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
-        self._submitted[id] = future
+        self._submitted[id] = future, on_taken
         self._send(msgspec.structs.replace(command, id=id))
         return await future
 
@@ -193,14 +196,16 @@ class EngineLink(asyncio.BufferedProtocol):
     def _take_reply(self, reply: Reply) -> None:
         if (waiting := self._replies.pop(reply.command, None)) is not None and not waiting.done():
             waiting.set_result(reply)
-        if (asked := self._submitted.pop(reply.command, None)) is None:
+        if reply.command not in self._submitted:
             return
+        asked, on_taken = self._submitted.pop(reply.command)
         if asked.done():  # its client has gone
             if reply.ok:
                 self._send(Abort(next(self._commands), reply.number))
         elif reply.ok:
             stream = self._streams[reply.number] = Stream(reply.number)
             self._queued.add(reply.number)
+            on_taken()
             asked.set_result(stream)
         else:
             asked.set_exception(NotTakenError(reply.text, never=reply.number >= 0))
@@ -211,7 +216,10 @@ class EngineLink(asyncio.BufferedProtocol):
         self.ended = reason
         for stream in self._streams.values():
             stream.fail(reason)
-        waiting: list[asyncio.Future[Any]] = [*self._submitted.values(), *self._replies.values()]
+        waiting: list[asyncio.Future[Any]] = [
+            *(future for future, _ in self._submitted.values()),
+            *self._replies.values(),
+        ]
         for future in waiting:
             if not future.done():
                 future.set_exception(NotTakenError(reason, never=False))

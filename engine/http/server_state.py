@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,7 +36,7 @@ class ServerState:
     draining: bool = False
     counts: HttpCounts = field(default_factory=HttpCounts)
     created: int = field(default_factory=lambda: int(time.time()))
-    _preparing: int = 0
+    _preparing: set[object] = field(default_factory=set)
 
     @property
     def max_model_len(self) -> int:
@@ -87,16 +87,20 @@ class ServerState:
         return np.array(ids, dtype=np.int32)
 
     @contextmanager
-    def admission(self) -> Iterator[None]:
-        """A request on its way into the queue. Raises `ApiError` if that is full, or nothing is taken any more."""
+    def admission(self) -> Iterator[Callable[[], None]]:
+        """A request on its way into the queue; to be called when it is there, lest it counts twice.
+
+        Raises `ApiError` if the queue is full, or nothing is taken any more.
+        """
         if not self.healthy:
             raise busy(self.link.ended or "the server is ending and takes no new requests")
         most = self.max_num_queued_reqs
-        if most is not None and self.link.num_queued + self._preparing >= most:
+        if most is not None and self.link.num_queued + len(self._preparing) >= most:
             self.counts.queue_rejections += 1
             raise busy(f"{most} requests wait already (--max-num-queued-reqs)")
-        self._preparing += 1
+        request = object()
+        self._preparing.add(request)
         try:
-            yield
+            yield lambda: self._preparing.discard(request)
         finally:
-            self._preparing -= 1
+            self._preparing.discard(request)

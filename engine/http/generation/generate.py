@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -57,9 +57,9 @@ class Generation:
         state.check_model(asked.model)
         if asked.asked_logprobs is not None and not state.has_logits:
             raise ApiError(400, "logprobs: a simulated device knows no probabilities", "logprobs")
-        with state.admission():
+        with state.admission() as on_taken:
             command = await self._submit(asked)
-            stream = await self._queue(command)
+            stream = await self._queue(command, on_taken)
         try:
             answer = self._answer(asked, command)
             output = state.texts.output(asked.stops)
@@ -71,11 +71,11 @@ class Generation:
             return EventStream(state, stream, answer.events(reader.pieces()))
         return await self._whole(stream, answer, reader)
 
-    async def _queue(self, command: Submit) -> Stream:
+    async def _queue(self, command: Submit, on_taken: Callable[[], None]) -> Stream:
         streams: list[Stream] = []
 
         async def submit() -> None:
-            streams.append(await self._state.link.submit(command))
+            streams.append(await self._state.link.submit(command, on_taken))
 
         try:
             await while_connected(self._request.receive, submit())

@@ -83,12 +83,11 @@ def test_a_slow_reader_gets_many_tokens_at_once_and_holds_nobody_up() -> None:
 
 
 def test_a_full_queue_is_503_with_when_to_come_back() -> None:
-    with serving({"max_num_seqs": 1}, real_time=True, max_num_queued_reqs=2) as served:
+    with serving({"max_num_seqs": 1}, real_time=True, max_num_queued_reqs=8) as served:
         served.command(t.Pause(0))
-        waiting = []
-        for number in (1, 2):
-            waiting.append(request(served, {**LONG, "max_tokens": 2}))
-            next(record for record in served.records() if record.waiting == number)
+        # All at once: one that is being queued must not count twice.
+        waiting = [request(served, {**LONG, "max_tokens": 2}) for _ in range(8)]
+        next(record for record in served.records() if record.waiting == 8)
         refused = served.complete()
         assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
         assert refused.json()["error"]["type"] == "ServiceUnavailableError"
