@@ -27,7 +27,7 @@ from schedtop.engine.build import build_engine
 from schedtop.engine.channel import ChannelClient
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
 from schedtop.engine.contract.telemetry import Snapshot
-from schedtop.engine.http.metrics_page import metrics_registry
+from schedtop.engine.http.pages.metrics import metrics_registry
 from schedtop.engine.http.server_state import HttpCounts
 from schedtop.engine.metrics.counts import Counts
 from schedtop.engine.metrics.page_text import page_text

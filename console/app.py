@@ -34,10 +34,10 @@ from schedtop.console.past.history import History
 from schedtop.console.past.past import Past
 from schedtop.console.recordings import Recorder, Recordings
 from schedtop.console.screens.base import Commands, ConsoleScreen
+from schedtop.console.screens.commands.live import live_commands
 from schedtop.console.screens.explain import ExplainScreen
 from schedtop.console.screens.knobs import KnobsScreen
 from schedtop.console.screens.live import LiveScreen
-from schedtop.console.screens.live_commands import live_commands
 from schedtop.console.screens.request import RequestScreen
 from schedtop.console.terminal.driver import ConsoleDriver
 from schedtop.console.view import View

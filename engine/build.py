@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from schedtop.engine import __version__
 from schedtop.engine.contract.config import ConfigError, EngineConfig, SchedulerConfig
-from schedtop.engine.contract.input_files import looks_like_case
+from schedtop.engine.contract.files.inputs import looks_like_case
 from schedtop.engine.contract.knobs import BY_NAME
 from schedtop.engine.contract.kv_groups import Entry, KVGroup
 from schedtop.engine.contract.start_settings import check_settings, scheduler_config

@@ -64,7 +64,7 @@ def _measured(recording: Recording, log: Log, device: str | None) -> dict[str, O
     """What remedies would do, by finding; each from the last step of its strongest look."""
     from schedtop.console.explain.tries import Tries
     from schedtop.console.knobs.forecast import Forecaster
-    from schedtop.console.past.recorded import RecordedHistory
+    from schedtop.console.past.recorded.history import RecordedHistory
     from schedtop.console.replay.staged_rerun import ReplayStaging
 
     history, outcomes = RecordedHistory(recording), {}

@@ -11,7 +11,7 @@ from platformdirs import user_state_path
 from schedtop.console.cli.errors import CommandError
 from schedtop.engine.channel.protocol import FrameBuffer, decode_outgoing
 from schedtop.engine.contract.telemetry import Header, Outgoing, Snapshot, StepRecord
-from schedtop.engine.serving.flight_files import HEADER, SEGMENTS, crashed, is_flying
+from schedtop.engine.serving.flight.files import HEADER, SEGMENTS, crashed, is_flying
 
 RECORDING = "flight.schedtop"
 _OFFERED = "offered"

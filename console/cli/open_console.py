@@ -32,7 +32,7 @@ from schedtop.engine.channel.spawn import EngineProcess, start_engine
 from schedtop.engine.contract.config import EngineConfig
 from schedtop.engine.contract.latencies.slo import Slo, parse_slo
 from schedtop.engine.contract.nearest_name import did_you_mean
-from schedtop.engine.serving.flight_files import discard
+from schedtop.engine.serving.flight.files import discard
 
 REPORT_S = 30.0
 """Simulated seconds of the report that a pipe gets instead of a console."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from schedtop.console.drawing import text
 from schedtop.engine.contract.knobs import LIVE, live_values
 from schedtop.engine.contract.kv_groups import has_windows
-from schedtop.engine.contract.lost_hits import Lookups, PrefixMemory
+from schedtop.engine.contract.prefixes.lost_hits import Lookups, PrefixMemory
 from schedtop.engine.contract.telemetry import (
     DEFERRED,
     PREFIX_KEY_BYTES,

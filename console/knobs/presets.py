@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import tomlkit
+from schedtop.engine.contract.files.written import make_folder, whole_file
 from schedtop.engine.contract.knobs import BY_NAME, KnobError, KnobValue, check_value
-from schedtop.engine.contract.written_files import make_folder, whole_file
 from tomlkit.items import Table
 
 FILE = "presets.toml"

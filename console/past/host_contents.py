@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Protocol
 
-from schedtop.engine.contract.prefix_paths import PATH_KEY_BYTES, path_keys
+from schedtop.engine.contract.prefixes.paths import PATH_KEY_BYTES, path_keys
 from schedtop.engine.contract.telemetry import Arrival, FinishReason, HostTier, StepRecord
 
 CUT_OFF = {FinishReason.ABORT, FinishReason.ERROR, FinishReason.REFUSED}

@@ -17,8 +17,8 @@ from schedtop.console.explain.window import Bounds
 from schedtop.console.feed import Commanded
 from schedtop.console.knobs.forecast import MakeForecast
 from schedtop.console.options import ConsoleOptions
-from schedtop.console.past.recorded import RecordedHistory
-from schedtop.console.past.source import Source
+from schedtop.console.past.recorded.history import RecordedHistory
+from schedtop.console.past.recorded.source import Source
 from schedtop.console.replay.commands import ReplayCommands
 from schedtop.console.replay.findings import ReplayWatch
 from schedtop.console.replay.jumps import Jumps

@@ -9,7 +9,7 @@ from itertools import chain
 from schedtop.console.explain.log import Log, reading
 from schedtop.console.explain.watch import Watch
 from schedtop.console.explain.window import Bounds
-from schedtop.console.past.recorded import RecordedHistory
+from schedtop.console.past.recorded.history import RecordedHistory
 from schedtop.console.view import View
 
 SPAN_S = 60.0

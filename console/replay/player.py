@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from schedtop.console.past.recorded import RecordedHistory
+from schedtop.console.past.recorded.history import RecordedHistory
 from schedtop.console.view import ReplayStatus
 
 SPEEDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)

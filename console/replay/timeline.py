@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.style import Style
 from schedtop.console.drawing.line import Line
-from schedtop.console.past.source import MARKS, Source
+from schedtop.console.past.recorded.source import MARKS, Source
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Drawn
 from schedtop.engine.contract.telemetry import FinishReason, StepRecord

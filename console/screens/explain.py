@@ -8,7 +8,7 @@ from schedtop.console.explain.tries import Tries
 from schedtop.console.explain.watch import Watch
 from schedtop.console.knobs.forecast import Forecaster
 from schedtop.console.knobs.staged import Staging
-from schedtop.console.screens.common_commands import CommonCommands
+from schedtop.console.screens.commands.common import CommonCommands
 from schedtop.console.screens.panel_screen import MoveCommands, PanelScreen
 from schedtop.console.widgets.findings import FindingsPanel, WhyPanel
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from schedtop.console.actions import Registry
 from schedtop.console.knobs.presets import PresetError, check_name, load_presets, save_preset
 from schedtop.console.knobs.staged import Staging
-from schedtop.console.screens.common_commands import CommonCommands
-from schedtop.console.screens.knob_commands import KnobCommands
+from schedtop.console.screens.commands.common import CommonCommands
+from schedtop.console.screens.commands.knobs import KnobCommands
 from schedtop.console.screens.panel_screen import MoveCommands, PanelScreen
 from schedtop.console.view import View
 from schedtop.console.widgets.changes import ChangesPanel

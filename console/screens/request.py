@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from schedtop.console.screens.common_commands import CommonCommands, abort_refused, ask_abort
+from schedtop.console.screens.commands.common import CommonCommands, abort_refused, ask_abort
 from schedtop.console.screens.panel_screen import MoveCommands, PanelScreen
 from schedtop.console.widgets.life import LifePanel
 

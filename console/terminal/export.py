@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from schedtop.engine.contract import figures
+from schedtop.engine.contract.files.written import make_folder, open_new
 from schedtop.engine.contract.telemetry import StepRecord
-from schedtop.engine.contract.written_files import make_folder, open_new
 
 
 def export_steps(records: Sequence[StepRecord], folder: Path) -> list[Path]:

@@ -456,7 +456,7 @@ class HostLoad(Message, frozen=True):
 
 
 class HostTier(Message, frozen=True):
-    """What the host's memory holds. `keys` joins the path keys (`prefix_paths`) of its blocks, the longest unused
+    """What the host's memory holds. `keys` joins the path keys (`prefixes.paths`) of its blocks, the longest unused
     first, those on their way to it last; `swapped` are tokens of preempted requests, by number.
 
     `loads` are the requests before the queue, in order; `free_s`: when the link is free to the pool, and to the host.

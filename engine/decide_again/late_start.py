@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 
 import numpy as np
-from schedtop.engine.contract.prefix_paths import path_keys
+from schedtop.engine.contract.prefixes.paths import path_keys
 from schedtop.engine.contract.telemetry import (
     Arrival,
     BlockClass,

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from schedtop.engine.contract.config import ConfigError, SchedulerConfig
 from schedtop.engine.contract.kv_groups import size_of
-from schedtop.engine.contract.prefix_paths import path_keys
+from schedtop.engine.contract.prefixes.paths import path_keys
 from schedtop.engine.contract.telemetry import (
     Arrival,
     FinishReason,

@@ -139,7 +139,7 @@ def ask_of(arrival: Arrival, block_size: int, ordinal: int, own_s: float) -> Ask
 
 
 class RecordedBuilder(RequestBuilder):
-    """Blocks of prompts keep the keys by which a recording and its snapshots know them (`prefix_paths`)."""
+    """Blocks of prompts keep the keys by which a recording and its snapshots know them (`prefixes.paths`)."""
 
     def __call__(self, ask: Ask, arrival_s: float) -> Request:
         request = super().__call__(ask, arrival_s)

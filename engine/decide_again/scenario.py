@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from schedtop.engine.build import build_engine, case_engine
 from schedtop.engine.contract.config import ConfigError, EngineConfig, SchedulerConfig, check_scheduler_config
-from schedtop.engine.contract.input_files import looks_like_case
+from schedtop.engine.contract.files.inputs import looks_like_case
 from schedtop.engine.contract.knobs import BY_NAME, KnobError, check_value
 from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.golden.case import read_case

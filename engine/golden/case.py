@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from schedtop.engine.contract.config import ConfigError, SchedulerConfig, check_scheduler_config
-from schedtop.engine.contract.input_files import odd_file
+from schedtop.engine.contract.files.inputs import odd_file
 from schedtop.engine.contract.knobs import BY_NAME, KnobError, check_value
 from schedtop.engine.contract.telemetry import Finish, FinishReason, Limiter, Refusal
 from schedtop.engine.golden.asked import CaseRequest

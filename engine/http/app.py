@@ -18,8 +18,8 @@ from schedtop.engine.http.generation.requests import (
     read,
 )
 from schedtop.engine.http.guard import Guard, check_token, read_body
-from schedtop.engine.http.knobs_page import knobs_page
 from schedtop.engine.http.link import NotTakenError
+from schedtop.engine.http.pages.knobs import knobs_page
 from schedtop.engine.http.server_state import ServerState
 from schedtop.engine.http.settings import HttpSettings
 from schedtop.engine.http.text import message_text

@@ -24,7 +24,7 @@ from schedtop.engine.contract.harmless import one_line
 from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.http.app import make_app
 from schedtop.engine.http.link import EngineLink
-from schedtop.engine.http.metrics_page import metrics_page
+from schedtop.engine.http.pages.metrics import metrics_page
 from schedtop.engine.http.server_state import ServerState
 from schedtop.engine.http.settings import FAILED, SERVING, HttpSettings
 from schedtop.engine.http.text import open_texts

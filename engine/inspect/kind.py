@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 from schedtop.engine.contract.config import ConfigError
-from schedtop.engine.contract.input_files import looks_like_case, odd_file
+from schedtop.engine.contract.files.inputs import looks_like_case, odd_file
 from schedtop.engine.offline.generate import read_prompt
 from schedtop.engine.recording.arrivals import looks_like_recording
 from schedtop.engine.runner.loading.model_files import GGUF_MAGIC

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.kv_groups import has_windows
-from schedtop.engine.contract.lost_hits import PrefixMemory
+from schedtop.engine.contract.prefixes.lost_hits import PrefixMemory
 from schedtop.engine.contract.telemetry import (
     MOST_DRAFTS,
     ROW_FIELDS,

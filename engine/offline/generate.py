@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import ConfigError, EngineConfig
-from schedtop.engine.contract.input_files import odd_file
+from schedtop.engine.contract.files.inputs import odd_file
 from schedtop.engine.contract.telemetry import FinishReason, RowFlag, StepRecord, row_columns
 from schedtop.engine.handoff.request import Request, SamplingParams, TokenIds
 from schedtop.engine.handoff.sampling_settings import check_sampling

@@ -12,7 +12,7 @@ from schedtop.engine.contract.latencies.front_end import FrontEnd, front_end_of
 from schedtop.engine.contract.latencies.lives import Lives
 from schedtop.engine.contract.latencies.percentiles import Percentiles
 from schedtop.engine.contract.latencies.slo import Slo, served
-from schedtop.engine.contract.lost_hits import PrefixMemory
+from schedtop.engine.contract.prefixes.lost_hits import PrefixMemory
 from schedtop.engine.contract.telemetry import (
     MOST_DRAFTS,
     Header,

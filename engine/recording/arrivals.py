@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from schedtop.engine.contract.input_files import odd_file
-from schedtop.engine.contract.prefix_paths import path_keys
+from schedtop.engine.contract.files.inputs import odd_file
+from schedtop.engine.contract.prefixes.paths import path_keys
 from schedtop.engine.contract.telemetry import Arrival, FinishReason
 from schedtop.engine.recording.frames import MARK, MARK_BYTES, RecordingError
 from schedtop.engine.recording.reader import Recording

@@ -18,7 +18,7 @@ from schedtop.engine.recording.blocks import (
     unpack_changes,
     unpack_gains,
 )
-from schedtop.engine.recording.packed_columns import (
+from schedtop.engine.recording.packing.columns import (
     Column,
     ColumnError,
     Longs,
@@ -28,7 +28,7 @@ from schedtop.engine.recording.packed_columns import (
     unpack,
     unpack32,
 )
-from schedtop.engine.recording.packed_rows import (
+from schedtop.engine.recording.packing.rows import (
     NUMBER,
     Matrix,
     expected_gaps,
@@ -38,7 +38,7 @@ from schedtop.engine.recording.packed_rows import (
     split,
     unpack_rows,
 )
-from schedtop.engine.recording.packed_times import TimeColumns, Times, pack_times, unpack_times
+from schedtop.engine.recording.packing.times import TimeColumns, Times, pack_times, unpack_times
 
 MAX_RECORDS = 4096
 MAX_ROWS = 1 << 20

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.telemetry import Admission, BlockClass, Finish, Preemption, Snapshot, table_growth
-from schedtop.engine.recording.packed_columns import (
+from schedtop.engine.recording.packing.columns import (
     Column,
     ColumnError,
     Longs,

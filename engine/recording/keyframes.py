@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 from schedtop.engine.contract.telemetry import RequestState, Snapshot
-from schedtop.engine.recording.packed_columns import differences, sums
+from schedtop.engine.recording.packing.columns import differences, sums
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Snapshot)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from schedtop.engine.contract.input_files import odd_file
+from schedtop.engine.contract.files.inputs import odd_file
 from schedtop.engine.contract.telemetry import (
     OLDEST_RECORDED,
     PROTOCOL,

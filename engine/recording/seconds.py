@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.telemetry import StepRecord
-from schedtop.engine.recording.packed_columns import Column, differences, pack, sums, unpack
+from schedtop.engine.recording.packing.columns import Column, differences, pack, sums, unpack
 
 UNIT_S = 1e-6
 _MAX_SAMPLES = 1 << 22

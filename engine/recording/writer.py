@@ -13,8 +13,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import zstandard
+from schedtop.engine.contract.files.written import PRIVATE_FILE
 from schedtop.engine.contract.telemetry import FinishReason, Header, Snapshot, StepRecord, TextDelta
-from schedtop.engine.contract.written_files import PRIVATE_FILE
 from schedtop.engine.recording.batch import MAX_ROWS, encode_batch
 from schedtop.engine.recording.blocks import MAX_IDS, Tables, tables_of
 from schedtop.engine.recording.frames import MARK, MAX_RAW_BYTES, Kind, Marks, RecordingError, Span, make_frame

@@ -27,8 +27,8 @@ from schedtop.engine.channel.stale_sockets import remove_leftovers
 from schedtop.engine.contract.config import ConfigError, EngineConfig
 from schedtop.engine.contract.harmless import one_line
 from schedtop.engine.contract.telemetry import Bye, Drain, Reply, Stage
-from schedtop.engine.serving.flight_files import FlightFiles
-from schedtop.engine.serving.flight_recorder import FlightRecorder
+from schedtop.engine.serving.flight.files import FlightFiles
+from schedtop.engine.serving.flight.recorder import FlightRecorder
 from schedtop.engine.serving.host import HostWatch, nvml_gpu
 from schedtop.engine.serving.http_process import HttpProcess, start_http
 from schedtop.engine.serving.loop import DRAIN_WITHIN_S, ServiceLoop

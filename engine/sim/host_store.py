@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 from schedtop.engine.contract.config import ConfigError, KVConnector, SchedulerConfig
-from schedtop.engine.contract.prefix_paths import PATH_KEY_BYTES, next_path
+from schedtop.engine.contract.prefixes.paths import PATH_KEY_BYTES, next_path
 from schedtop.engine.contract.telemetry import HostLoad, HostTier
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.handoff.store import Load

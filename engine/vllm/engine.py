@@ -30,8 +30,8 @@ from schedtop.engine.contract.telemetry import (
 )
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.open_latencies import Unended
-from schedtop.engine.serving.flight_files import FlightFiles
-from schedtop.engine.serving.flight_recorder import FlightRecorder
+from schedtop.engine.serving.flight.files import FlightFiles
+from schedtop.engine.serving.flight.recorder import FlightRecorder
 from schedtop.engine.serving.host import HostWatch, nvml_gpu
 from schedtop.engine.serving.loop import ServiceLoop
 from schedtop.engine.vllm.asked import log

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from schedtop.engine.contract.config import ConfigError, EngineConfig
-from schedtop.engine.contract.prefix_paths import path_keys
+from schedtop.engine.contract.prefixes.paths import path_keys
 from schedtop.engine.contract.telemetry import Arrival, Header, Snapshot
 from schedtop.engine.decide_again.restore import ask_of, recorded_builder, restore
 from schedtop.engine.decide_again.scenario import check_changes

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 from schedtop.engine.contract.config import ConfigError
-from schedtop.engine.contract.written_files import named
+from schedtop.engine.contract.files.written import named
 
 
 class Outcome(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from schedtop.engine.contract.config import ConfigError, WorkloadSpec
-from schedtop.engine.contract.input_files import odd_file
+from schedtop.engine.contract.files.inputs import odd_file
 from schedtop.engine.contract.knobs import KnobError, check_value
 from schedtop.engine.contract.nearest_name import did_you_mean
 from schedtop.engine.workload.build import Encode, RequestBuilder

@@ -7,7 +7,7 @@ from typing import Any
 from schedtop.console.past.state import State
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
-from schedtop.engine.contract.prefix_paths import PATH_KEY_BYTES, path_keys
+from schedtop.engine.contract.prefixes.paths import PATH_KEY_BYTES, path_keys
 from schedtop.engine.contract.telemetry import HostTier
 from schedtop.engine.step.engine import Engine
 

@@ -8,7 +8,7 @@ from schedtop.console.drawing import layout
 from schedtop.console.replay.rerun.timeline import RunsTimeline, RunsTimelinePanel
 from schedtop.console.replay.rerun.verdict import FiguresPanel, PartingPanel, ProgressPanel
 from schedtop.console.screens.base import ConsoleScreen, TooSmall
-from schedtop.console.screens.common_commands import CommonCommands
+from schedtop.console.screens.commands.common import CommonCommands
 from schedtop.console.screens.panel_screen import MoveCommands
 from schedtop.console.widgets.header import HeaderBar
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from schedtop.console.knobs.comparison import Figure, changes, compare
 from schedtop.console.past.history import History
-from schedtop.console.past.recorded import RecordedHistory
+from schedtop.console.past.recorded.history import RecordedHistory
 from schedtop.engine.recording import Recording, RecordingWriter
 
 from tests.engine.harness import ask, engine_of

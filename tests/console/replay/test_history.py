@@ -12,7 +12,7 @@ import pytest
 from schedtop.console.past.client import client_latencies
 from schedtop.console.past.history import History
 from schedtop.console.past.latency import KINDS
-from schedtop.console.past.recorded import RecordedHistory
+from schedtop.console.past.recorded.history import RecordedHistory
 from schedtop.engine.contract.telemetry import StepRecord, TextDelta
 from schedtop.engine.recording import Recording, RecordingWriter
 

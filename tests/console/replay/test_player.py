@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from schedtop.console.past.recorded import RecordedHistory
+from schedtop.console.past.recorded.history import RecordedHistory
 from schedtop.console.replay.jumps import JumpError, Jumps, seconds_of, understood
 from schedtop.console.replay.player import SPEEDS, Player
 from schedtop.engine.recording import Recording

@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from schedtop.engine.contract.lost_hits import PrefixMemory
+from schedtop.engine.contract.prefixes.lost_hits import PrefixMemory
 from schedtop.engine.contract.telemetry import Admission, Arrival, StepRecord
 
 BLOCK = 16

@@ -20,7 +20,7 @@ from prometheus_client.registry import Collector
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract import telemetry as t
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
-from schedtop.engine.contract.lost_hits import PrefixMemory
+from schedtop.engine.contract.prefixes.lost_hits import PrefixMemory
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.metrics import MetricsError, start_metrics
 from schedtop.engine.metrics.collector import MetricsCollector

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedtop.engine.contract.prefix_paths import PATH_KEY_BYTES, path_keys
+from schedtop.engine.contract.prefixes.paths import PATH_KEY_BYTES, path_keys
 from schedtop.engine.contract.telemetry import PREFIX_KEY_BYTES, Arrival
 from schedtop.engine.recording.arrivals import prefix_ids
 

@@ -14,9 +14,9 @@ from schedtop.engine.channel import encode
 from schedtop.engine.channel.protocol import FrameBuffer, decode_outgoing
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
 from schedtop.engine.contract.telemetry import Outgoing, Snapshot, StepRecord
-from schedtop.engine.serving import flight_recorder
-from schedtop.engine.serving.flight_files import FlightFiles, crashed, is_flying
-from schedtop.engine.serving.flight_recorder import FlightRecorder
+from schedtop.engine.serving.flight import recorder as flight_recorder
+from schedtop.engine.serving.flight.files import FlightFiles, crashed, is_flying
+from schedtop.engine.serving.flight.recorder import FlightRecorder
 from schedtop.engine.step.engine import Engine
 
 

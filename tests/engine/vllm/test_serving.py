@@ -25,7 +25,7 @@ from schedtop.engine.contract.telemetry import (
     StepOnce,
     StepRecord,
 )
-from schedtop.engine.serving.flight_files import is_flying
+from schedtop.engine.serving.flight.files import is_flying
 from schedtop.engine.vllm.plugin import hooked, wrap_core
 
 from tests.engine.vllm.stub import Request, scheduler_of

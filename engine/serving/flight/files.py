@@ -17,8 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from schedtop.engine.channel.protocol import encode, frame
+from schedtop.engine.contract.files.written import PRIVATE_FILE, PRIVATE_FOLDER, make_folder
 from schedtop.engine.contract.telemetry import Header
-from schedtop.engine.contract.written_files import PRIVATE_FILE, PRIVATE_FOLDER, make_folder
 
 FLUSH_S = 0.5
 """What a killed engine loses at most is what it did since the last flush."""

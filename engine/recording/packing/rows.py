@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.telemetry import ROW_FIELDS, RowFlag
-from schedtop.engine.recording.packed_columns import Column, ColumnError, differences, pack, sums, unpack32
+from schedtop.engine.recording.packing.columns import Column, ColumnError, differences, pack, sums, unpack32
 
 Matrix = npt.NDArray[np.int32]
 Words = npt.NDArray[np.uint32]

@@ -7,8 +7,8 @@ from functools import partial
 from schedtop.console.guide import KNOB
 from schedtop.console.life.request_list import Filter
 from schedtop.console.screens.base import Commands, Console
-from schedtop.console.screens.common_commands import CommonCommands, abort_refused, ask_abort, engine_refuses
-from schedtop.console.screens.knob_commands import KnobCommands
+from schedtop.console.screens.commands.common import CommonCommands, abort_refused, ask_abort, engine_refuses
+from schedtop.console.screens.commands.knobs import KnobCommands
 from schedtop.console.screens.live import LiveScreen
 from schedtop.console.screens.panel_screen import MoveCommands
 from schedtop.console.view import View

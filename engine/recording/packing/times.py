@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import msgspec
 import numpy as np
-from schedtop.engine.recording.packed_columns import (
+from schedtop.engine.recording.packing.columns import (
     Bits,
     Column,
     Floats,

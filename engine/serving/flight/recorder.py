@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 from schedtop.engine.channel.protocol import Sink, encode, frame
 from schedtop.engine.contract.telemetry import Snapshot, StepRecord
-from schedtop.engine.serving.flight_files import FlightFiles
+from schedtop.engine.serving.flight.files import FlightFiles
 
 KEEP_S = 600.0
 """On the engine's clock."""

@@ -13,7 +13,7 @@ from schedtop.console.past.events import Event
 from schedtop.console.past.ladder import Ladder
 from schedtop.console.past.latency import BUCKET_S, KINDS, LatencyBuckets, Reading, Samples, unserved
 from schedtop.console.past.past import MAX_EVENTS, MAX_FINISHED, MAX_RECORDS, MAX_TEXT_CHARS
-from schedtop.console.past.source import Source
+from schedtop.console.past.recorded.source import Source
 from schedtop.engine.contract.telemetry import Arrival, Finish, StepRecord
 
 BLOCK = 128

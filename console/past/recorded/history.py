@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from schedtop.console.past.events import Event
 from schedtop.console.past.latency import Samples, of_records
 from schedtop.console.past.past import MAX_EVENTS, MAX_RECORDS, Gap, Moment, Past
-from schedtop.console.past.records import (
+from schedtop.console.past.recorded.records import (
     Chapters,
     RecordedEnds,
     RecordedEvents,
@@ -23,7 +23,7 @@ from schedtop.console.past.state import State
 from schedtop.engine.contract.telemetry import Notice, StepRecord
 
 if TYPE_CHECKING:
-    from schedtop.console.past.source import Source
+    from schedtop.console.past.recorded.source import Source
 
 NEAR = 256
 """So many records ahead are applied one by one; farther ones are reached from a keyframe."""

@@ -9,7 +9,7 @@ from schedtop.console.drawing import text
 from schedtop.console.knobs.staged import Staging
 from schedtop.console.knobs.trial import TRIAL_S
 from schedtop.console.screens.base import Console, ConsoleScreen
-from schedtop.console.screens.common_commands import CommonCommands, engine_refuses
+from schedtop.console.screens.commands.common import CommonCommands, engine_refuses
 from schedtop.engine.contract.knobs import KnobError
 from schedtop.engine.contract.telemetry import EndTrial, Reply, SetKnobs
 

@@ -1,0 +1,1 @@
+"""The past as a recording has it."""

@@ -1,0 +1,1 @@
+"""Columns, rows and times of many steps in few bytes."""

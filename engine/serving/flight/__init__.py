@@ -1,0 +1,1 @@
+"""The last minutes of an engine, in memory and on disk."""
