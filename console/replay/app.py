@@ -171,7 +171,7 @@ class ReplayApp(ConsoleApp):
                 self._tell_damage(error)
                 moved = read = True
             timeline = cast(ReplayScreen, self.live_screen).timeline
-        reading = cast(ReplayWatch, self.explain).reading
+        reading = cast(ReplayWatch, self.explain).is_due(self.view.now())
         if moved or read or reading or self.player.playing or not timeline.timeline.done:
             self.paint()
 

@@ -32,10 +32,9 @@ class ReplayWatch(Watch):
         self._position, self._since_s = -1, 0.0
         self._work: Iterator[None] | None = None
 
-    @property
-    def reading(self) -> bool:
-        """More is to be read before the findings are known."""
-        return self._work is not None
+    def is_due(self, now_s: float) -> bool:
+        """True while there is more to read and the position has stood still for long enough."""
+        return self._work is not None and now_s - self._since_s >= STILL_S
 
     def look_if_due(self, view: View) -> bool:
         """Read on; whether the findings changed. Those of another step are taken down at once."""
@@ -45,7 +44,7 @@ class ReplayWatch(Watch):
             self._work = self._read()
             had, self.entries = bool(self.entries), []
             return had
-        if self._work is None or now_s - self._since_s < STILL_S:
+        if self._work is None or not self.is_due(now_s):
             return False
         until_s = time.monotonic() + _SLICE_S
         while time.monotonic() < until_s:

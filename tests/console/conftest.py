@@ -1,12 +1,33 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from textual.css import stylesheet
+from textual.css.model import RuleSet
 
 # importlib import mode puts no test folder on the path; the synthetic engine is shared by these tests.
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _styles_parsed_once() -> Iterator[None]:
+    """Every console reads the same style sheets; an application of Textual's own keeps what it parsed, too."""
+    parse, kept = stylesheet.parse, dict[Any, list[RuleSet]]()
+
+    def parse_once(*sheet: Any, variable_tokens: dict[str, list[Any]] | None, **rest: Any) -> list[RuleSet]:
+        variables = tuple((name, tuple(tokens)) for name, tokens in (variable_tokens or {}).items())
+        key = (sheet, variables, *rest.items())
+        if key not in kept:
+            kept[key] = list(parse(*sheet, variable_tokens=variable_tokens, **rest))
+        return kept[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stylesheet, "parse", parse_once)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -82,6 +82,8 @@ class Seat(Operator):
             if taken and self.app.next_frame is None:
                 break
             await asyncio.sleep(0.005)
+        else:
+            raise AssertionError(f"the console has not settled within {PATIENCE_S:g} s")
         await super().settle()
         self.app.paint()
         await super().settle()

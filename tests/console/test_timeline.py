@@ -108,9 +108,9 @@ async def test_a_step_of_the_run_before_a_restart_is_a_column_and_a_key_away() -
     async with seated(link=first, reopen=lambda: second) as seat:
         view, old = seat.app.view, seat.app.history.latest
         assert old is not None
-        seat.link = second
         # A question about a request of this run is still open when another engine answers.
         assert "Abort" in await seat.press("3", "delete")
+        seat.link = second
         first.break_off("the connection was closed")
         while not second.taken:
             await seat.pilot.pause(0.01)

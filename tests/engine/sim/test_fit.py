@@ -73,11 +73,11 @@ def test_what_waking_takes_comes_back(tmp_path: Path) -> None:
     """The first step of an idle engine takes longer, and no other."""
     path = tmp_path / "sleepy.toml"
     path.write_text(TOML + "wake_s = 0.005\n")
-    _, records = session(f"sim:@{path}", rate=2.0)
+    _, records = session(f"sim:@{path}", rate=2.0, scale=0.3)
     fitted = fit(measure(records))
     assert fitted.cost.wake_s == pytest.approx(0.005, rel=1e-6)
     assert fitted.cost.fixed_s == pytest.approx(COST.fixed_s, rel=1e-6)
-    awake = session(f"sim:@{_written(tmp_path / 'awake.toml')}", rate=2.0)[1]
+    awake = session(f"sim:@{_written(tmp_path / 'awake.toml')}", rate=2.0, scale=0.3)[1]
     late_s = [
         sleepy - other for (_, sleepy), (_, other) in zip(_first_tokens(records), _first_tokens(awake), strict=True)
     ]
