@@ -11,8 +11,9 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from schedtop.console.past.state import newest_deliveries
 from schedtop.engine.contract.latencies.cohort import Bounded, Cohort
-from schedtop.engine.contract.telemetry import ROW_FIELDS, Host, Snapshot, StepRecord, row_matrix
+from schedtop.engine.contract.telemetry import Host, Snapshot, StepRecord
 
 FINEST_S = 1 / 64
 STEPS_UP = 4
@@ -26,7 +27,6 @@ MOST_PENDING = 128
 MOST_CLOSED = 1024
 """Columns that are remembered once nothing is added to them, more than a screen is wide."""
 
-_NUMBER, _EMITTED = ROW_FIELDS.index("request"), ROW_FIELDS.index("emitted")
 NO_STEP = -1
 EARLIER = 1 << 40
 """Taken from the seqs of the run before a restart: no other run has them."""
@@ -328,8 +328,8 @@ class Ladder:
             self._follow(records)
             if self._waits:
                 part.open = _sizes(part.end_s - np.fromiter(self._waits.values(), dtype=np.float64))
-            gaps_s = [part.end_s - last_s for last_s in self._last_s.values() if last_s < part.end_s]
-            part.open_itl = _sizes(np.array(gaps_s))
+            last_s = np.fromiter(self._last_s.values(), dtype=np.float64)
+            part.open_itl = _sizes(part.end_s - last_s[last_s < part.end_s])
             part.begin_s, part.end_s = part.begin_s + shift_s, part.end_s + shift_s
             parts.append((index, part))
         for rung in range(NUM_RUNGS):
@@ -340,20 +340,19 @@ class Ladder:
                 for index, group in groupby(parts, key=lambda part: part[0] // STEPS_UP)
             ]
 
-    def _follow(self, records: Iterable[StepRecord]) -> None:
+    def _follow(self, records: list[StepRecord]) -> None:
         """Who waits for a token after these."""
         waits, last_s = self._waits, self._last_s
         for record in records:
             for arrival in record.arrivals:
                 waits[arrival.number] = arrival.arrival_s
-            if record.rows:
-                rows = row_matrix(record)
-                last_s.update(dict.fromkeys(rows[_NUMBER][rows[_EMITTED] > 0].tolist(), record.end_s))
             for number, _ in record.ttft_s:
                 waits.pop(number, None)
-            for number in [*(gone.number for gone in record.finishes), *(gone.number for gone in record.refusals)]:
-                waits.pop(number, None)
-                last_s.pop(number, None)
+                last_s[number] = record.end_s
+            for gone in (*record.finishes, *record.refusals):
+                waits.pop(gone.number, None)
+                last_s.pop(gone.number, None)
+        last_s.update(newest_deliveries(records, set(last_s)))
 
     def _merge(self, rung: int, index: int, part: Bucket) -> None:
         newest = self._newest[rung]
