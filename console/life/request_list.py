@@ -141,8 +141,8 @@ class RequestList:
         return bool(self._kinds)
 
     def _full_blocks(self, number: int) -> int:
-        tables = self._state.group_tables(number)
         places = [place for kind in self._kinds if kind.full for place in kind.groups]
+        tables = self._state.group_tables(number) if places else []
         return sum(len(tables[place]) // 4 for place in places if place < len(tables))
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
 from itertools import groupby
 from typing import NamedTuple
@@ -33,6 +33,10 @@ EARLIER = 1 << 40
 
 _BINS_PER_OCTAVE = 16
 _LEAST_S = 1e-4
+
+
+Sizes = dict[int, int]
+"""How many durations there are of each size."""
 
 
 class Bucket:
@@ -86,12 +90,12 @@ class Bucket:
         self.running = self.waiting = 0
         self.max_wait_s = self.max_ttft_s = self.max_itl_s = 0.0
         self.cpu = self.delay = self.gpu = self.clock = -1.0
-        self.steps: Counter[int] = Counter()
-        self.ttft: Counter[int] = Counter()
-        self.itl: Counter[int] = Counter()
-        self.open: Counter[int] = Counter()
-        self.open_itl: Counter[int] = Counter()
-        self.marks: Counter[str] = Counter()
+        self.steps: Sizes = {}
+        self.ttft: Sizes = {}
+        self.itl: Sizes = {}
+        self.open: Sizes = {}
+        self.open_itl: Sizes = {}
+        self.marks: dict[str, int] = {}
         self.drawn: dict[str, tuple[float, ...]] = {}
 
     def merge(self, other: Bucket) -> None:
@@ -118,9 +122,9 @@ class Bucket:
             min(self.clock, other.clock) if min(self.clock, other.clock) >= 0 else max(self.clock, other.clock)
         )
         for name in ("steps", "ttft", "itl", "marks"):
-            theirs: Counter[object] = getattr(other, name)
-            if theirs:
-                getattr(self, name).update(theirs)
+            mine, theirs = getattr(self, name), getattr(other, name)
+            for key, num in theirs.items():
+                mine[key] = mine.get(key, 0) + num
 
     def packed(self) -> bytes:
         """The bucket as few bytes: many are kept, few are looked at."""
@@ -132,7 +136,7 @@ class Bucket:
         """Undo `packed`."""
         bucket = cls.__new__(cls)
         for name, value in zip(cls.__slots__, msgspec.msgpack.decode(packed), strict=True):
-            setattr(bucket, name, Counter(value) if isinstance(value, dict) else value)
+            setattr(bucket, name, value)
         decode, prefill, draft = bucket.tokens  # a list, as it comes
         bucket.tokens, bucket.drawn = (decode, prefill, draft), {}
         return bucket
@@ -149,7 +153,7 @@ class Bucket:
         """Of the shared cohort: those who got theirs (`ttft` or `itl`) in this time, and those who wait at its end."""
         ended, waits = (self.ttft, self.open) if kind == "ttft" else (self.itl, self.open_itl)
         sizes = sorted({*ended, *waits})
-        known, still = (np.array([part[size] for size in sizes], dtype=np.int64) for part in (ended, waits))
+        known, still = (np.array([part.get(size, 0) for size in sizes], dtype=np.int64) for part in (ended, waits))
         return Cohort(np.array([_seconds(size) for size in sizes]), known, still).quantile(0.95)
 
     @classmethod
@@ -208,14 +212,14 @@ class Bucket:
             self.waiting = record.waiting
         if record.oldest_wait_s is not None and record.oldest_wait_s > self.max_wait_s:
             self.max_wait_s = record.oldest_wait_s
-        if record.admissions:
-            self.marks["A"] += len(record.admissions)
-        if record.preemptions:
-            self.marks["V"] += len(record.preemptions)
-        if record.knobs:
-            self.marks["K"] += len(record.knobs)
-        if record.refusals:
-            self.marks["X"] += len(record.refusals)
+        for mark, events in (
+            ("A", record.admissions),
+            ("V", record.preemptions),
+            ("K", record.knobs),
+            ("X", record.refusals),
+        ):
+            if events:
+                self.marks[mark] = self.marks.get(mark, 0) + len(events)
 
 
 class Grid(NamedTuple):
@@ -442,19 +446,19 @@ def _whole(parts: list[Bucket]) -> Bucket:
     return whole
 
 
-def _sizes(seconds: npt.NDArray[np.floating]) -> Counter[int]:
+def _sizes(seconds: npt.NDArray[np.floating]) -> Sizes:
     """How many of each size: sixteen sizes for each doubling."""
     if not len(seconds):
-        return Counter()
+        return {}
     sizes = np.rint(np.log2(np.maximum(seconds, _LEAST_S) / _LEAST_S) * _BINS_PER_OCTAVE).astype(np.int64)
     counts = np.bincount(sizes)
     found = np.flatnonzero(counts)
-    return Counter(dict(zip(found.tolist(), counts[found].tolist(), strict=True)))
+    return dict(zip(found.tolist(), counts[found].tolist(), strict=True))
 
 
-def quantile(sizes: Counter[int], share: float) -> float | None:
+def quantile(sizes: Sizes, share: float) -> float | None:
     """The duration in seconds that this share of them does not exceed, to 5 %; None of none."""
-    left = share * sizes.total()
+    left = share * sum(sizes.values())
     for size in sorted(sizes):
         left -= sizes[size]
         if left <= 0:

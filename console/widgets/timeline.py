@@ -406,7 +406,7 @@ class Timeline:
         palette, glyphs = self.view.palette, self.view.glyphs
         chars, styles = [], []
         for index, bucket in enumerate(found):
-            mark = next((mark for mark in MARKS if bucket is not None and bucket.marks[mark]), "")
+            mark = next((mark for mark in MARKS if bucket is not None and bucket.marks.get(mark)), "")
             mark = letters.get(index, mark)
             chars.append(mark or (glyphs.up if index == cursor else glyphs.rule))
             styles.append(palette[MARKS[mark]] if mark else palette["accent" if index == cursor else "rule"])
