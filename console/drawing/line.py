@@ -38,6 +38,12 @@ class Line:
             self.length += len(piece) if piece.isascii() else cell_len(piece)
         return self
 
+    def copy(self) -> Line:
+        """Another with the same pieces, to go on with."""
+        twin = Line()
+        twin.pieces, twin.length = self.pieces.copy(), self.length
+        return twin
+
     def extend(self, pieces: Iterable[tuple[str, Style]]) -> Line:
         for piece, style in pieces:
             self.add(piece, style)
