@@ -33,8 +33,13 @@ class Line:
         self.length = 0
 
     def add(self, piece: str, style: Style) -> Line:
+        """Neighbours of one style become one piece: each costs wherever lines are drawn, compared and written."""
         if piece:
-            self.pieces.append((piece, style))
+            pieces = self.pieces
+            if pieces and pieces[-1][1] is style:
+                pieces[-1] = (pieces[-1][0] + piece, style)
+            else:
+                pieces.append((piece, style))
             self.length += len(piece) if piece.isascii() else cell_len(piece)
         return self
 

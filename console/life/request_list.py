@@ -116,7 +116,7 @@ class RequestList:
             gap = self._gaps.get(number, math.nan)
         return RequestRow(
             number=number,
-            id=text.identity(f"{arrival.client} {arrival.id}" if arrival.client else arrival.id),
+            id=self.id(number),
             state=label,
             prompt=arrival.prompt_tokens,
             done=min(computed, arrival.prompt_tokens),
@@ -134,6 +134,11 @@ class RequestList:
             adapter=text.identity(arrival.adapter_label, 40),
             full=self._full_blocks(number),
         )
+
+    def id(self, number: int) -> str:
+        """What a request is called, its client before it."""
+        arrival = self._state.requests[number].arrival
+        return text.identity(f"{arrival.client} {arrival.id}" if arrival.client else arrival.id)
 
     @property
     def has_groups(self) -> bool:

@@ -411,12 +411,12 @@ class Timeline:
         self, name: str, found: list[Bucket | None], letters: dict[int, str], cursor: int, width: int
     ) -> Line:
         palette, glyphs = self.view.palette, self.view.glyphs
-        chars, styles = [], []
-        for index, bucket in enumerate(found):
-            mark = next((mark for mark in MARKS if bucket is not None and bucket.marks.get(mark)), "")
-            mark = letters.get(index, mark)
-            chars.append(mark or (glyphs.up if index == cursor else glyphs.rule))
-            styles.append(palette[MARKS[mark]] if mark else palette["accent" if index == cursor else "rule"])
+        marks = ["" if bucket is None else next(filter(bucket.marks.get, MARKS), "") for bucket in found]
+        marks = [letters.get(index, mark) for index, mark in enumerate(marks)]
+        colours = {mark: palette[role] for mark, role in MARKS.items()} | {"": palette["rule"]}
+        chars, styles = [mark or glyphs.rule for mark in marks], [colours[mark] for mark in marks]
+        if marks and not marks[cursor]:
+            chars[cursor], styles[cursor] = glyphs.up, palette["accent"]
         label = Line().add(name, palette["text"] + Style(bold=True))
         return self._framed(label, Line().cells(chars, styles), len(found), cursor, width)
 
