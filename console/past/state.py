@@ -166,15 +166,17 @@ class State:
             return
         owner = pairs[:, 0].astype(np.int64) << 8 | np.frombuffer(places, dtype=np.uint8)
         owners = np.repeat(owner, pairs[:, 1])
+        here = np.isin(owners >> 8, np.fromiter(self.requests, dtype=np.int64))  # most have ended by now
+        owners, ids = owners[here], ids[here]
         order = np.argsort(owners, kind="stable")
         found, starts = np.unique(owners[order], return_index=True)
         for key, part in zip(found.tolist(), np.split(ids[order], starts[1:]), strict=False):
             number, group = key >> 8, key & 255
-            if number in self.requests and group:
+            if group:
                 tables = dict(self._further.get(number, {}))
                 tables[group] = tables.get(group, b"") + part.tobytes()
                 self._further[number] = tables
-            elif number in self.requests:
+            else:
                 self._tables[number] = self._tables.get(number, b"") + part.tobytes()
 
     @property
