@@ -12,7 +12,7 @@ from schedtop.console.drawing import text
 from schedtop.console.past.history import History
 from schedtop.console.view import LinkStatus
 from schedtop.engine.contract.spare_memory import SpareMemory
-from schedtop.engine.contract.telemetry import PROTOCOL, Bye, Header, Incoming, Outgoing, Reply, Stage
+from schedtop.engine.contract.telemetry import PROTOCOL, Bye, Header, Incoming, Outgoing, Reply, Stage, StepRecord
 
 _LOOK_S = 0.25
 _RETRY_S = (1.0, 2.0, 4.0, 8.0)
@@ -142,6 +142,9 @@ class Feed(Commanded):
         with self.history.lock:
             self.history.apply(message)
             self.received_at_s = self._now()
+        if self.status.state == "open" and isinstance(message, StepRecord):  # nearly all: thousands a second
+            self._tell()
+            return
         if isinstance(message, Reply):
             self._on_reply(message)
         if isinstance(message, Bye):

@@ -33,10 +33,21 @@ class Line:
         self.length = 0
 
     def add(self, piece: str, style: Style) -> Line:
+        """Neighbours of one style become one piece: each costs wherever lines are drawn, compared and written."""
         if piece:
-            self.pieces.append((piece, style))
+            pieces = self.pieces
+            if pieces and pieces[-1][1] is style:
+                pieces[-1] = (pieces[-1][0] + piece, style)
+            else:
+                pieces.append((piece, style))
             self.length += len(piece) if piece.isascii() else cell_len(piece)
         return self
+
+    def copy(self) -> Line:
+        """Another with the same pieces, to go on with."""
+        twin = Line()
+        twin.pieces, twin.length = self.pieces.copy(), self.length
+        return twin
 
     def extend(self, pieces: Iterable[tuple[str, Style]]) -> Line:
         for piece, style in pieces:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -142,7 +142,7 @@ class Facts:
         self.itl: list[bytes] = []
         self._unfolded: list[StepRecord] = []
         self.known: dict[int, Known] = {}
-        self._ids: dict[int, str] = {}
+        self._ids: OrderedDict[int, str] = OrderedDict()
         self.firsts: deque[tuple[int, float, float, float]] = deque(maxlen=_MAX_EVENTS)
         self.client_waits: deque[tuple[int, int, float, float]] = deque(maxlen=_MAX_EVENTS)
         self.preemptions: deque[Marked[Preemption]] = deque(maxlen=_MAX_EVENTS)
@@ -153,7 +153,7 @@ class Facts:
         # The best median seconds of each mix of steps that a look has seen, and at which step.
         self.usual_s: dict[float, tuple[float, int]] = {}
         # Filled with placeholders, so that it takes as much memory from the start as after hours.
-        self._prefixes: dict[int, None] = dict.fromkeys(range(-_MAX_PREFIXES, 0))
+        self._prefixes: OrderedDict[int, None] = OrderedDict.fromkeys(range(-_MAX_PREFIXES, 0))
         self._repeats = self._repeat_prompts = self._repeat_cached = 0
         self._totals = Totals()
         self._demand = self._dropped = 0
@@ -251,7 +251,7 @@ class Facts:
             known.repeats = self._prefixes.pop(key, 0) is None
             self._prefixes[key] = None
             if len(self._prefixes) > _MAX_PREFIXES:
-                del self._prefixes[next(iter(self._prefixes))]
+                self._prefixes.popitem(last=False)
 
     def _take_events(self, record: StepRecord) -> None:
         known = self.known
@@ -326,7 +326,7 @@ class Facts:
         if gone is not None:
             self._ids[number] = gone.arrival.id
             if len(self._ids) > _MAX_EVENTS:
-                del self._ids[next(iter(self._ids))]
+                self._ids.popitem(last=False)
 
     def name(self, number: int) -> str:
         """A request's id, cleaned; its number where the id is not known any more."""

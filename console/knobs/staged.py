@@ -45,15 +45,18 @@ class Staging:
 
     @property
     def ceilings(self) -> dict[str, int | None]:
-        return {knob.ceiling: self.config.get(knob.ceiling) for knob in LIVE if knob.ceiling}
+        config = self.config
+        return {knob.ceiling: config.get(knob.ceiling) for knob in LIVE if knob.ceiling}
 
     def live_knobs(self) -> list[Knob]:
         """Knobs that can be changed now, in the table's order."""
-        return [knob for knob in LIVE if knob.name in self.current]
+        current = self.current
+        return [knob for knob in LIVE if knob.name in current]
 
     def start_up_knobs(self) -> list[tuple[Knob, Any]]:
         """Settings that only a restart changes, with their values."""
-        return [(knob, self.config[knob.name]) for knob in KNOBS if not knob.live and knob.name in self.config]
+        config = self.config
+        return [(knob, config[knob.name]) for knob in KNOBS if not knob.live and knob.name in config]
 
     def range_of(self, knob: Knob) -> str:
         """The bounds as the panel shows them."""

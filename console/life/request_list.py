@@ -116,7 +116,7 @@ class RequestList:
             gap = self._gaps.get(number, math.nan)
         return RequestRow(
             number=number,
-            id=text.identity(f"{arrival.client} {arrival.id}" if arrival.client else arrival.id),
+            id=self.id(number),
             state=label,
             prompt=arrival.prompt_tokens,
             done=min(computed, arrival.prompt_tokens),
@@ -135,14 +135,19 @@ class RequestList:
             full=self._full_blocks(number),
         )
 
+    def id(self, number: int) -> str:
+        """What a request is called, its client before it."""
+        arrival = self._state.requests[number].arrival
+        return text.identity(f"{arrival.client} {arrival.id}" if arrival.client else arrival.id)
+
     @property
     def has_groups(self) -> bool:
         """Whether layers keep state in several KV groups."""
         return bool(self._kinds)
 
     def _full_blocks(self, number: int) -> int:
-        tables = self._state.group_tables(number)
         places = [place for kind in self._kinds if kind.full for place in kind.groups]
+        tables = self._state.group_tables(number) if places else []
         return sum(len(tables[place]) // 4 for place in places if place < len(tables))
 
     @property

@@ -30,44 +30,45 @@ def client_latencies(history: Past, moment: Moment, window_s: float) -> dict[str
 
 
 class ClientLatencies:
-    """`client_latencies` for repeated use: each second that is over is computed once."""
+    """`client_latencies` for repeated use: each record is read once."""
 
     def __init__(self) -> None:
         self._kept_of: LatencyBuckets | None = None
-        self._first = self._end = 0
-        self._over: dict[int, Felt] = {}
+        self._first = 0
+        self._read = -1  # the newest record's seq
+        self._felt: dict[int, Felt] = {}
 
     def window(self, history: Past, moment: Moment, window_s: float) -> dict[str, Cohort]:
         last = int(moment.clock_s // BUCKET_S)
         first = last - max(1, round(window_s / BUCKET_S)) + 1
-        self._forget_others(history, first)
         waits = Waits(history, moment)
-        fresh: dict[int, Felt] = {}
-        begin_s = math.nextafter(min(self._end, last) * BUCKET_S, -math.inf)
-        for record in history.between_times(begin_s, moment.seq, MAX_RECORDS):
+        for record in self._unread(history, moment, first, last):
             for kind, client_s in waits.latencies(record):
-                second = fresh.setdefault(int(record.end_s // BUCKET_S), (array("d"), array("d")))
+                second = self._felt.setdefault(int(record.end_s // BUCKET_S), (array("d"), array("d")))
                 second[KINDS.index(kind)].append(client_s)
-        newest = fresh.pop(last, (array("d"), array("d")))
-        self._over |= {second: felt for second, felt in fresh.items() if second >= self._end}
-        self._end = max(self._end, last)
-        window = [*(felt for second in range(first, last) if (felt := self._over.get(second))), newest]
+        window = list(self._felt.values())
         if not waits.known and not any(map(len, chain(*window))):
             return {}
         now_s, lives = moment.clock_s, moment.state.requests.values()
         open_s = [(item, now_s - item.arrival.arrival_s + waits.least_s(item.arrival)) for item in lives]
-        ttft, e2e = (np.concatenate(felt) for felt in zip(*window, strict=True))
+        ttft, e2e = (np.frombuffer(b"".join(felt)) for felt in zip(*window, strict=True)) if window else ((), ())
         return {
             "ttft": cohort(ttft, [age_s for item, age_s in open_s if item.first_token_s is None]),
             "e2e": cohort(e2e, [age_s for _, age_s in open_s]),
         }
 
-    def _forget_others(self, history: Past, first: int) -> None:
-        """Only seconds from `first` on, and of this session, are kept."""
+    def _unread(self, history: Past, moment: Moment, first: int, last: int) -> Iterator[StepRecord]:
+        """Forget what is not of this session, before second `first` or after the moment; the records to read then."""
+        read, whole = self._read, last + 1
         if self._kept_of is not history.latency or first < self._first:
-            self._kept_of, self._end, self._over = history.latency, first, {}
-        self._first, self._end = first, max(self._end, first)
-        self._over = {second: felt for second, felt in self._over.items() if second >= first}
+            whole = first
+        elif moment.seq < read:
+            whole = last  # the seconds before that of the moment are
+        self._kept_of, self._first, self._read = history.latency, first, moment.seq
+        self._felt = {second: felt for second, felt in self._felt.items() if first <= second < whole}
+        if whole > last:
+            return history.between(max(read, moment.seq - MAX_RECORDS) + 1, moment.seq)
+        return history.between_times(math.nextafter(whole * BUCKET_S, -math.inf), moment.seq, MAX_RECORDS)
 
 
 class Waits:

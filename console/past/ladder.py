@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterable
 from itertools import groupby
 from typing import NamedTuple
@@ -11,8 +11,9 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from schedtop.console.past.state import newest_deliveries
 from schedtop.engine.contract.latencies.cohort import Bounded, Cohort
-from schedtop.engine.contract.telemetry import ROW_FIELDS, Host, Snapshot, StepRecord, row_matrix
+from schedtop.engine.contract.telemetry import Host, Snapshot, StepRecord
 
 FINEST_S = 1 / 64
 STEPS_UP = 4
@@ -26,13 +27,16 @@ MOST_PENDING = 128
 MOST_CLOSED = 1024
 """Columns that are remembered once nothing is added to them, more than a screen is wide."""
 
-_NUMBER, _EMITTED = ROW_FIELDS.index("request"), ROW_FIELDS.index("emitted")
 NO_STEP = -1
 EARLIER = 1 << 40
 """Taken from the seqs of the run before a restart: no other run has them."""
 
 _BINS_PER_OCTAVE = 16
 _LEAST_S = 1e-4
+
+
+Sizes = dict[int, int]
+"""How many durations there are of each size."""
 
 
 class Bucket:
@@ -86,12 +90,12 @@ class Bucket:
         self.running = self.waiting = 0
         self.max_wait_s = self.max_ttft_s = self.max_itl_s = 0.0
         self.cpu = self.delay = self.gpu = self.clock = -1.0
-        self.steps: Counter[int] = Counter()
-        self.ttft: Counter[int] = Counter()
-        self.itl: Counter[int] = Counter()
-        self.open: Counter[int] = Counter()
-        self.open_itl: Counter[int] = Counter()
-        self.marks: Counter[str] = Counter()
+        self.steps: Sizes = {}
+        self.ttft: Sizes = {}
+        self.itl: Sizes = {}
+        self.open: Sizes = {}
+        self.open_itl: Sizes = {}
+        self.marks: dict[str, int] = {}
         self.drawn: dict[str, tuple[float, ...]] = {}
 
     def merge(self, other: Bucket) -> None:
@@ -118,9 +122,9 @@ class Bucket:
             min(self.clock, other.clock) if min(self.clock, other.clock) >= 0 else max(self.clock, other.clock)
         )
         for name in ("steps", "ttft", "itl", "marks"):
-            theirs: Counter[object] = getattr(other, name)
-            if theirs:
-                getattr(self, name).update(theirs)
+            mine, theirs = getattr(self, name), getattr(other, name)
+            for key, num in theirs.items():
+                mine[key] = mine.get(key, 0) + num
 
     def packed(self) -> bytes:
         """The bucket as few bytes: many are kept, few are looked at."""
@@ -132,7 +136,7 @@ class Bucket:
         """Undo `packed`."""
         bucket = cls.__new__(cls)
         for name, value in zip(cls.__slots__, msgspec.msgpack.decode(packed), strict=True):
-            setattr(bucket, name, Counter(value) if isinstance(value, dict) else value)
+            setattr(bucket, name, value)
         decode, prefill, draft = bucket.tokens  # a list, as it comes
         bucket.tokens, bucket.drawn = (decode, prefill, draft), {}
         return bucket
@@ -149,7 +153,7 @@ class Bucket:
         """Of the shared cohort: those who got theirs (`ttft` or `itl`) in this time, and those who wait at its end."""
         ended, waits = (self.ttft, self.open) if kind == "ttft" else (self.itl, self.open_itl)
         sizes = sorted({*ended, *waits})
-        known, still = (np.array([part[size] for size in sizes], dtype=np.int64) for part in (ended, waits))
+        known, still = (np.array([part.get(size, 0) for size in sizes], dtype=np.int64) for part in (ended, waits))
         return Cohort(np.array([_seconds(size) for size in sizes]), known, still).quantile(0.95)
 
     @classmethod
@@ -208,14 +212,14 @@ class Bucket:
             self.waiting = record.waiting
         if record.oldest_wait_s is not None and record.oldest_wait_s > self.max_wait_s:
             self.max_wait_s = record.oldest_wait_s
-        if record.admissions:
-            self.marks["A"] += len(record.admissions)
-        if record.preemptions:
-            self.marks["V"] += len(record.preemptions)
-        if record.knobs:
-            self.marks["K"] += len(record.knobs)
-        if record.refusals:
-            self.marks["X"] += len(record.refusals)
+        for mark, events in (
+            ("A", record.admissions),
+            ("V", record.preemptions),
+            ("K", record.knobs),
+            ("X", record.refusals),
+        ):
+            if events:
+                self.marks[mark] = self.marks.get(mark, 0) + len(events)
 
 
 class Grid(NamedTuple):
@@ -328,8 +332,8 @@ class Ladder:
             self._follow(records)
             if self._waits:
                 part.open = _sizes(part.end_s - np.fromiter(self._waits.values(), dtype=np.float64))
-            gaps_s = [part.end_s - last_s for last_s in self._last_s.values() if last_s < part.end_s]
-            part.open_itl = _sizes(np.array(gaps_s))
+            last_s = np.fromiter(self._last_s.values(), dtype=np.float64)
+            part.open_itl = _sizes(part.end_s - last_s[last_s < part.end_s])
             part.begin_s, part.end_s = part.begin_s + shift_s, part.end_s + shift_s
             parts.append((index, part))
         for rung in range(NUM_RUNGS):
@@ -340,20 +344,19 @@ class Ladder:
                 for index, group in groupby(parts, key=lambda part: part[0] // STEPS_UP)
             ]
 
-    def _follow(self, records: Iterable[StepRecord]) -> None:
+    def _follow(self, records: list[StepRecord]) -> None:
         """Who waits for a token after these."""
         waits, last_s = self._waits, self._last_s
         for record in records:
             for arrival in record.arrivals:
                 waits[arrival.number] = arrival.arrival_s
-            if record.rows:
-                rows = row_matrix(record)
-                last_s.update(dict.fromkeys(rows[_NUMBER][rows[_EMITTED] > 0].tolist(), record.end_s))
             for number, _ in record.ttft_s:
                 waits.pop(number, None)
-            for number in [*(gone.number for gone in record.finishes), *(gone.number for gone in record.refusals)]:
-                waits.pop(number, None)
-                last_s.pop(number, None)
+                last_s[number] = record.end_s
+            for gone in (*record.finishes, *record.refusals):
+                waits.pop(gone.number, None)
+                last_s.pop(gone.number, None)
+        last_s.update(newest_deliveries(records, set(last_s)))
 
     def _merge(self, rung: int, index: int, part: Bucket) -> None:
         newest = self._newest[rung]
@@ -443,19 +446,19 @@ def _whole(parts: list[Bucket]) -> Bucket:
     return whole
 
 
-def _sizes(seconds: npt.NDArray[np.floating]) -> Counter[int]:
+def _sizes(seconds: npt.NDArray[np.floating]) -> Sizes:
     """How many of each size: sixteen sizes for each doubling."""
     if not len(seconds):
-        return Counter()
+        return {}
     sizes = np.rint(np.log2(np.maximum(seconds, _LEAST_S) / _LEAST_S) * _BINS_PER_OCTAVE).astype(np.int64)
     counts = np.bincount(sizes)
     found = np.flatnonzero(counts)
-    return Counter(dict(zip(found.tolist(), counts[found].tolist(), strict=True)))
+    return dict(zip(found.tolist(), counts[found].tolist(), strict=True))
 
 
-def quantile(sizes: Counter[int], share: float) -> float | None:
+def quantile(sizes: Sizes, share: float) -> float | None:
     """The duration in seconds that this share of them does not exceed, to 5 %; None of none."""
-    left = share * sizes.total()
+    left = share * sum(sizes.values())
     for size in sorted(sizes):
         left -= sizes[size]
         if left <= 0:

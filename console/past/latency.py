@@ -247,6 +247,12 @@ def column_of(at_s: float, end_s: float, window_s: float, num_columns: int) -> i
     return index // per - first // per if first <= index <= last else None
 
 
+def last_column_s(end_s: float, window_s: float, num_columns: int) -> float:
+    """Seconds in the last of `LatencyBuckets.columns`."""
+    first, last, per = _span(end_s, window_s, num_columns)
+    return (last - max(first, last // per * per) + 1) * BUCKET_S
+
+
 def _span(end_s: float, window_s: float, num_columns: int) -> tuple[int, int, int]:
     """First and last second of a window, and seconds per column."""
     num_buckets = max(1, round(window_s / BUCKET_S))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -131,7 +131,6 @@ class State:
         return self._delivered_s
 
     def _settle_deliveries(self) -> None:
-        """From the newest record back: most requests are served in each step."""
         records, self._unread = self._unread, []
         missing = {number for number, item in self.requests.items() if item.first_token_s is not None}
         found: dict[int, float] = {}
@@ -139,13 +138,7 @@ class State:
             since_s = self._delivered_s.get(number, self.requests[number].first_token_s)
             assert since_s is not None
             found[number] = since_s
-        for record in reversed(records):
-            if not missing:
-                break
-            rows = row_matrix(record)
-            here = missing.intersection(rows[NUMBER][rows[EMITTED] > 0].tolist())
-            found.update(dict.fromkeys(here, record.end_s))
-            missing -= here
+        found.update(newest_deliveries(records, missing))
         self._delivered_s = found
 
     @property
@@ -173,15 +166,17 @@ class State:
             return
         owner = pairs[:, 0].astype(np.int64) << 8 | np.frombuffer(places, dtype=np.uint8)
         owners = np.repeat(owner, pairs[:, 1])
+        here = np.isin(owners >> 8, np.fromiter(self.requests, dtype=np.int64))  # most have ended by now
+        owners, ids = owners[here], ids[here]
         order = np.argsort(owners, kind="stable")
         found, starts = np.unique(owners[order], return_index=True)
         for key, part in zip(found.tolist(), np.split(ids[order], starts[1:]), strict=False):
             number, group = key >> 8, key & 255
-            if number in self.requests and group:
+            if group:
                 tables = dict(self._further.get(number, {}))
                 tables[group] = tables.get(group, b"") + part.tobytes()
                 self._further[number] = tables
-            elif number in self.requests:
+            else:
                 self._tables[number] = self._tables.get(number, b"") + part.tobytes()
 
     @property
@@ -437,6 +432,23 @@ class State:
             (number for number in waiting if number in requests),
             key=lambda n: (requests[n].arrival.priority, requests[n].arrival.arrival_s, n),
         )
+
+
+def newest_deliveries(records: Sequence[StepRecord], numbers: set[int]) -> dict[int, float]:
+    """When these requests got their newest outputs, of those that got one in these records.
+
+    From the newest record back: most requests are served in each step.
+    """
+    found: dict[int, float] = {}
+    for record in reversed(records):
+        if not numbers:
+            break
+        if record.rows:
+            rows = row_matrix(record)
+            here = numbers.intersection(rows[NUMBER][rows[EMITTED] > 0].tolist())
+            found.update(dict.fromkeys(here, record.end_s))
+            numbers = numbers - here
+    return found
 
 
 def _tracked(item: RequestState, waiting: bool) -> Tracked:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from itertools import count
+from itertools import compress, count, repeat
+from operator import ne
 from typing import NamedTuple
 
 from rich.cells import cell_len
@@ -17,6 +18,10 @@ Cell = tuple[str, str]
 _UNKNOWN: Cell = ("", "?")
 _NEAR = 3
 """Unchanged cells that are written again where stepping over them takes as many bytes."""
+
+_GLYPHS = (*range(0x20, 0x7F), *range(0x2010, 0x2030), *range(0x2190, 0x2200), *range(0x2500, 0x2600))
+_NARROW = frozenset(char for char in map(chr, _GLYPHS) if cell_len(char) == 1)
+"""What most of the screen is made of."""
 
 _COLOURS = frozenset(map(str, (*range(30, 38), 39, *range(90, 98))))
 _GROUNDS = frozenset(map(str, (*range(40, 48), 49, *range(100, 108))))
@@ -71,8 +76,8 @@ class Frames:
             if ansi is None and style is not None:
                 ansi = Strip.render_ansi(style, colours)
             codes = ansi or ""
-            if words.isascii():
-                cells += [(char, codes) for char in words]
+            if words.isascii() or _NARROW.issuperset(words):
+                cells += zip(words, repeat(codes))
             else:
                 for char in words:
                     width = cell_len(char)
@@ -185,8 +190,8 @@ def _pieces(update: ChopsUpdate | LayoutUpdate) -> Iterator[tuple[int, int, Stri
 def _differing(wanted: list[Cell], shown: list[Cell]) -> Iterable[int]:
     """The cells to write: those that differ, and the few between two of them."""
     last = -1
-    for x, new, old in zip(count(), wanted, shown, strict=False):
-        if new == old or not new[0]:
+    for x in compress(count(), map(ne, wanted, shown)):
+        if not wanted[x][0]:
             continue
         if 0 <= last < x - 1 <= last + _NEAR and all(wanted[at][0] for at in range(last + 1, x)):
             yield from range(last + 1, x)

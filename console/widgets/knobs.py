@@ -73,8 +73,11 @@ can only be set at start-up can be staged there too, for a re-run from the start
             return [Line().add(" no knobs yet", self.view.palette["muted"])]
         self.cursor = max(0, min(self.cursor, len(live) - 1))
         notes = self._notes(live, width)[: max(0, height - 3)]
-        rows = [self._line(knob, index, width) for index, knob in enumerate(live)]
-        rows += [self._start_up_line(knob, value, width) for knob, value in self.staging.start_up_knobs()]
+        fixed = self.staging.start_up_knobs()
+        longest = max(30, *(len(knob.name) for knob in (*live, *(knob for knob, _ in fixed))))
+        cells = min(longest, max(12, width - 26))  # all of the longest name, where the values leave so much
+        rows = [self._line(knob, index, width, cells) for index, knob in enumerate(live)]
+        rows += [self._start_up_line(knob, value, width, cells) for knob, value in fixed]
         room = height - len(notes)
         if len(rows) < room - 1:
             return [*rows, Line(), *notes]
@@ -83,11 +86,10 @@ can only be set at start-up can be staged there too, for a re-run from the start
         shown = rows[self.top : self.top + room]
         return [*shown, *[Line() for _ in range(room - len(shown))], *notes]
 
-    def _line(self, knob: Knob, index: int, width: int) -> Line:
+    def _line(self, knob: Knob, index: int, width: int, name_width: int) -> Line:
         view, palette, staging = self.view, self.view.palette, self.staging
-        selected = self.active and index == self.cursor
+        selected = index == self.cursor and self.active
         under = "cursor" if selected else "background"
-        name_width = self._name_width(width)
         line = Line().add(view.glyphs.cursor if selected else " ", palette.on("accent", under))
         line.add(text.fit(knob.name, name_width) + " ", palette.on("text", under))
         state = view.moment.state
@@ -113,18 +115,11 @@ can only be set at start-up can be staged there too, for a re-run from the start
         line.right(width, bounds, palette.on("text", under))
         return line.pad(width, palette.on("text", under))
 
-    def _start_up_line(self, knob: Knob, value: object, width: int) -> Line:
+    def _start_up_line(self, knob: Knob, value: object, width: int, name_width: int) -> Line:
         palette = self.view.palette
-        name_width = self._name_width(width)
         line = Line().add(f" {text.fit(knob.name, name_width)} ", palette["muted"])
         line.add(text.value(value), palette["muted"])
         return line.right(width, Line().add("start-up only ", palette["faint"]), palette["text"])
-
-    def _name_width(self, width: int) -> int:
-        """Cells of the names' column: all of the longest, where the values leave so much."""
-        staging = self.staging
-        names = [knob.name for knob in staging.live_knobs()] + [knob.name for knob, _ in staging.start_up_knobs()]
-        return min(max(30, *map(len, names)), max(12, width - 26))
 
     def _notes(self, live: list[Knob], width: int) -> list[Line]:
         """What the engine said, or what the selected knob does."""

@@ -10,8 +10,8 @@ from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
 from schedtop.console.past import sample_sizes as enough
 from schedtop.console.past.client import ClientLatencies
-from schedtop.console.past.latency import Samples, column_of, merge
-from schedtop.console.past.unended import Floats, cohort_of, unended
+from schedtop.console.past.latency import BUCKET_S, Samples, column_of, last_column_s, merge
+from schedtop.console.past.unended import cohort_of, unended
 from schedtop.console.view import WINDOWS_S, View
 from schedtop.console.widgets.panel import Panel, Pieces
 from schedtop.engine.contract.latencies.cohort import Cohort
@@ -43,6 +43,9 @@ simulated or requests report that time. They begin with the last 8,192 steps bef
     def __init__(self, view: View, *, id: str) -> None:
         super().__init__(view, id=id)
         self._client = ClientLatencies()
+        # By kind, of all columns but the newest, which a second that is over leaves as they are: what they are of, all
+        # samples, and the p95 of each.
+        self._earlier: dict[str, tuple[tuple[object, ...], Samples, list[float | None]]] = {}
 
     def headline(self) -> Pieces:
         view = self.view
@@ -76,15 +79,24 @@ simulated or requests report that time. They begin with the last 8,192 steps bef
             lines.append(line.right(width, Line().add(f"{_size(whole)} ", palette["muted"]), palette["text"]))
         return lines
 
-    def _columns(self, kind: str, num_columns: int) -> list[Samples]:
-        view = self.view
-        return view.history.latency_columns(kind, view.moment, view.window_s, num_columns)
+    def _window(self, kind: str, num_columns: int) -> tuple[Cohort, list[float | None]]:
+        """All samples of the window with those still open, and the p95 of each column."""
+        view, moment, open_s = self.view, self.view.moment, self._open_s[kind]
+        history, clock_s = view.history, moment.clock_s
+        key = history.latency, int(clock_s // BUCKET_S), view.window_s, num_columns
+        if self._earlier.get(kind, ((),))[0] != key:
+            *earlier, _ = history.latency_columns(kind, moment, view.window_s, num_columns)
+            self._earlier[kind] = key, merge(earlier), [samples.quantile(0.95) for samples in earlier]
+        _, before, earlier_s = self._earlier[kind]
+        newest_s = last_column_s(clock_s, view.window_s, num_columns)
+        newest = merge(history.latency_columns(kind, moment, newest_s, num_columns))
+        now = cohort_of(newest, open_s).quantile(0.95)
+        return cohort_of(merge([before, newest]), open_s), [*earlier_s, None if now is None else now.least]
 
     def _full(self, kind: str, slo_s: float | None, width: int, rows: int) -> list[Line]:
         """Figures, then a graph with its scale and SLO at the right."""
         palette = self.view.palette
-        columns = self._columns(kind, width - GUTTER)
-        whole, p95_s = cohort_of(merge(columns), self._open_s[kind]), _p95_s(columns, self._open_s[kind])
+        whole, p95_s = self._window(kind, width - GUTTER)
         line = self._figures(kind.upper(), whole, slo_s)
         line.right(width, Line().add(f"{_size(whole)} ", palette["muted"]), palette["text"])
         top_s, slo_row = _scale(p95_s, slo_s, rows)
@@ -99,8 +111,7 @@ simulated or requests report that time. They begin with the last 8,192 steps bef
         """Everything in one line."""
         palette = self.view.palette
         room = min(30, max(0, width - 50 - (25 if felt is not None else 0)))
-        columns = self._columns(kind, max(room, 10))
-        whole = cohort_of(merge(columns), self._open_s[kind])
+        whole, p95_s = self._window(kind, max(room, 10))
         line = self._figures(kind.upper(), whole, slo_s, names=False)
         line.add(f" {_size(whole)}", palette["muted"])
         if felt is not None:
@@ -110,7 +121,7 @@ simulated or requests report that time. They begin with the last 8,192 steps bef
             line.add(f" {met} ok" if (met := _met(whole, slo_s)) else "", palette["muted"])
         if room < 10:
             return line
-        graph = self._graph(_p95_s(columns, self._open_s[kind]), slo_s, room, 1)[0]
+        graph = self._graph(p95_s, slo_s, room, 1)[0]
         return line.right(width, graph, palette["text"])
 
     def _figures(self, title: str, whole: Cohort, slo_s: float | None, names: bool = True) -> Line:
@@ -200,12 +211,6 @@ def _met(whole: Cohort, slo_s: float) -> str:
     """The SLO share; empty while nobody is judged."""
     within, past = whole.judged(slo_s)
     return text.share(within, within + past) if within + past else ""
-
-
-def _p95_s(columns: list[Samples], open_s: Floats) -> list[float | None]:
-    *earlier, newest = columns
-    now = cohort_of(newest, open_s).quantile(0.95)
-    return [*(samples.quantile(0.95) for samples in earlier), None if now is None else now.least]
 
 
 def _scale(p95_s: list[float | None], slo_s: float | None, rows: int) -> tuple[float, int | None]:

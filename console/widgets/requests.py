@@ -86,7 +86,7 @@ f keeps the selected request in sight, F keeps the order while values go on chan
         self.list = RequestList(self.view.history, self.view.moment, everyone=bool(self.filter))
         self.listed = self._order(self.list)
         shown = self.listed[self.top : self.top + height]
-        longest = max((len(self.list.row(number).id) for number in shown), default=0)
+        longest = max((len(self.list.id(number)) for number in shown), default=0)
         self._id_cells = max(_ID_CELLS[0], min(_ID_CELLS[1], longest + 1))
         return super().lines(width, height)
 
@@ -202,19 +202,21 @@ f keeps the selected request in sight, F keeps the order while values go on chan
         under = "cursor" if selected else "late" if mark else "background"
         line = Line().add(self.view.glyphs.cursor if selected else " ", palette.on("accent", under))
         line.add(f"{mark:{_GUTTER - 1}}", palette.on("breach", under))
+        plain = palette.on("text", under)
         for name, _, size in columns:
             if name == "progress":
                 self._progress(line, row, size - 2, under)
                 continue
             words, role = self._cell(name, row)
             words = text.identity(words, size - 1) if name == "id" else words
-            align = "<" if name in _LEFT else ">"
-            words = text.fit(words, size - 1, align)
+            words = text.fit(words, size - 1, "<" if name in _LEFT else ">")
+            if role == "text":
+                line.add(words + " ", plain)
+                continue
             inner = words.strip()
             lead, _, trail = words.partition(inner) if inner else ("", "", words)
-            plain = palette.on("text", under)
             line.add(lead, plain).add(inner, palette.on(role, under)).add(trail + " ", plain)
-        return line.pad(width, palette.on("text", under))
+        return line.pad(width, plain)
 
     def _mark(self, row: RequestRow) -> str:
         """The letter of a row that is stalled or past its SLO; empty for any other."""

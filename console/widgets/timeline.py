@@ -203,6 +203,8 @@ class Timeline:
     def __init__(self, view: View) -> None:
         self.view = view
         self.range_index = 1
+        # By lane, what its rows were drawn from and the rows: most peaks stay while their column is the newest.
+        self._drawn: dict[str, tuple[tuple[object, ...], list[Line]]] = {}
 
     # What another timeline shows otherwise
 
@@ -344,27 +346,32 @@ class Timeline:
     def _lane(self, lane: Lane, found: list[list[Bucket | None]], cursor: int, width: int, rows: int) -> list[Line]:
         """A lane's rows of every run, all to the same scale."""
         none = (0.0,) * len(lane.layers)
-        parts = [
-            np.array(
-                [none if bucket is None else _parts(lane, bucket) for bucket in buckets], dtype=np.float64
-            ).reshape(len(buckets), len(lane.layers))
-            for buckets in found
-        ]
-        top = (
-            1.0
-            if lane.top is None
-            else max(lane.top, *(float(part.sum(axis=1).max(initial=0.0)) for part in parts))
-        )
+        drawn = [[none if bucket is None else _parts(lane, bucket) for bucket in buckets] for buckets in found]
+        palette, top = self.view.palette, lane.top or 1.0
         if lane.name == "tokens":
             top = max(top, *(bucket.budget for buckets in found for bucket in buckets if bucket is not None), 1)
-        lines = []
-        for place, (run, part, buckets) in enumerate(zip(self.runs, parts, found, strict=True)):
-            label = self._label(run.name) if place else self._label(lane.name, lane.scale(top))
+        names = [run.name for run in self.runs]
+        key = (names, drawn, top, lane.limit, cursor, width, rows, palette, self.view.glyphs)
+        if self._drawn.get(lane.name, ((), []))[0] != key:
+            self._drawn[lane.name] = key, self._rows_of(lane, drawn, top, cursor, width, rows)
+        lines = [line.copy() for line in self._drawn[lane.name][1]]
+        for first, buckets in zip(lines[::rows], found, strict=True):
             value = text.NONE if not buckets or (bucket := buckets[cursor]) is None else lane.value(bucket)
+            first.add(value, palette["text"])
+        return lines
+
+    def _rows_of(
+        self, lane: Lane, drawn: list[list[Parts]], top: float, cursor: int, width: int, rows: int
+    ) -> list[Line]:
+        """A lane's rows of every run without the values beside them."""
+        parts = [np.array(columns, dtype=np.float64).reshape(len(columns), len(lane.layers)) for columns in drawn]
+        if lane.top is not None:
+            top = max(top, *(float(part.sum(axis=1).max(initial=0.0)) for part in parts))
+        lines = []
+        for place, (run, part) in enumerate(zip(self.runs, parts, strict=True)):
+            label = self._label(run.name) if place else self._label(lane.name, lane.scale(top))
             for row, plot in enumerate(self._plot(lane, part / top, lane.limit and lane.limit / top, rows)):
-                first = row == 0
-                lines.append(self._framed(label if first else Line(), plot, len(buckets), cursor, width))
-                lines[-1].add(value if first else "", self.view.palette["text"])
+                lines.append(self._framed(Line() if row else label, plot, len(part), cursor, width))
         return lines
 
     def _label(self, name: str, scale: str = "") -> Line:
@@ -404,12 +411,12 @@ class Timeline:
         self, name: str, found: list[Bucket | None], letters: dict[int, str], cursor: int, width: int
     ) -> Line:
         palette, glyphs = self.view.palette, self.view.glyphs
-        chars, styles = [], []
-        for index, bucket in enumerate(found):
-            mark = next((mark for mark in MARKS if bucket is not None and bucket.marks[mark]), "")
-            mark = letters.get(index, mark)
-            chars.append(mark or (glyphs.up if index == cursor else glyphs.rule))
-            styles.append(palette[MARKS[mark]] if mark else palette["accent" if index == cursor else "rule"])
+        marks = ["" if bucket is None else next(filter(bucket.marks.get, MARKS), "") for bucket in found]
+        marks = [letters.get(index, mark) for index, mark in enumerate(marks)]
+        colours = {mark: palette[role] for mark, role in MARKS.items()} | {"": palette["rule"]}
+        chars, styles = [mark or glyphs.rule for mark in marks], [colours[mark] for mark in marks]
+        if marks and not marks[cursor]:
+            chars[cursor], styles[cursor] = glyphs.up, palette["accent"]
         label = Line().add(name, palette["text"] + Style(bold=True))
         return self._framed(label, Line().cells(chars, styles), len(found), cursor, width)
 
