@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from schedtop.console.drawing import text
 from schedtop.console.drawing.glyphs import Glyphs
 from schedtop.console.drawing.styles import Palette
 from schedtop.console.explain.log import Entry
@@ -142,6 +143,13 @@ class View:
         """The engine is in a vLLM server: a pause holds admissions only, and there are no single steps."""
         header = self.present.header
         return header is not None and header.source == "vllm"
+
+    @property
+    def forgotten(self) -> str:
+        """Why a step cannot be shown, and which ones can."""
+        records = self.present.records
+        kept = f"; the last {text.plural(len(records), 'record')} are, from step {records[0].step} on"
+        return "that step is no longer kept" + (kept if records else "")
 
     @property
     def behind(self) -> int:
