@@ -134,6 +134,16 @@ class View:
         return None
 
     @property
+    def findings_there(self) -> list[Entry]:
+        """Findings about the shown moment: of the run before there are none, of a past step those that hold since."""
+        if self.history is not self.present:
+            return []
+        if self.pinned is None:
+            return self.findings
+        held = (entry for entry in self.findings if entry.active)
+        return [entry for entry in held if entry.episodes[-1].from_s <= self.moment.clock_s]
+
+    @property
     def axis_s(self) -> float:
         """Where the shown moment lies on the timeline."""
         return self.moment.clock_s - self.history.earlier_s
