@@ -266,6 +266,9 @@ def key_name(key: str) -> str:
     return _NAMES.get(key, key)
 
 
+_ONLY_IN = {LIVE: "only on a running engine; this is a recording", REPLAY: "only in a replay of a recording"}
+
+
 class Registry:
     """A mode's actions with a user's keys. Raises `ActionError` when two actions would answer to one key."""
 
@@ -275,6 +278,7 @@ class Registry:
             if name not in by_id:
                 raise ActionError(f"no action is called {name!r}; the actions are {', '.join(by_id)}")
             by_id[name] = replace(by_id[name], keys=tuple(_key(key) for key in keys))
+        self._elsewhere = [action for action in by_id.values() if action.mode not in ("", mode)]
         by_id = {name: action for name, action in by_id.items() if action.mode in ("", mode)}
         self.actions = tuple(by_id.values())
         self._by_key = _index(self.actions)
@@ -289,6 +293,13 @@ class Registry:
             action = self._by_key.get((place, key))
             if action is not None:
                 return action
+        return None
+
+    def why_nothing(self, key: str, scope: str) -> str | None:
+        """Why a key does nothing here that does something in the other mode."""
+        for action in self._elsewhere:
+            if key in action.keys and action.scope in (scope, PANEL, GLOBAL):
+                return f"{action.title}: {_ONLY_IN[action.mode]}"
         return None
 
     def of_scope(self, scope: str) -> list[Action]:

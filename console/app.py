@@ -329,8 +329,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
     def _take_findings(self) -> None:
         """Look for symptoms, at most once a second."""
         with self.history.lock:
-            looked = self.explain.look_if_due(self.view)
-        if looked:
+            self.explain.look_if_due(self.view)
             keys = self.registry["explain"].keys
             self.view.findings = self.explain.entries
             self.view.badge = self.explain.badge(key_name(keys[0]) if keys else "")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from schedtop.console.drawing import text
 from schedtop.console.drawing.glyphs import Glyphs
 from schedtop.console.drawing.styles import Palette
 from schedtop.console.explain.log import Entry
@@ -133,6 +134,16 @@ class View:
         return None
 
     @property
+    def findings_there(self) -> list[Entry]:
+        """Findings about the shown moment: of the run before there are none, of a past step those that hold since."""
+        if self.history is not self.present:
+            return []
+        if self.pinned is None:
+            return self.findings
+        held = (entry for entry in self.findings if entry.active)
+        return [entry for entry in held if entry.episodes[-1].from_s <= self.moment.clock_s]
+
+    @property
     def axis_s(self) -> float:
         """Where the shown moment lies on the timeline."""
         return self.moment.clock_s - self.history.earlier_s
@@ -142,6 +153,13 @@ class View:
         """The engine is in a vLLM server: a pause holds admissions only, and there are no single steps."""
         header = self.present.header
         return header is not None and header.source == "vllm"
+
+    @property
+    def forgotten(self) -> str:
+        """Why a step cannot be shown, and which ones can."""
+        records = self.present.records
+        kept = f"; the last {text.plural(len(records), 'record')} are, from step {records[0].step} on"
+        return "that step is no longer kept" + (kept if records else "")
 
     @property
     def behind(self) -> int:

@@ -43,7 +43,11 @@ def command(
         if len(addresses) != 1:
             raise CommandError("--plain follows one engine: give one address")
         slo = parse_slo(flags["slo"]) if flags["slo"] is not None else Slo()
-        link = ChannelClient.connect(addresses[0], token_file=token_file, read_only=True)
+        if is_page(addresses[0]):
+            from schedtop.console.cli.page_status import PageStatus
+
+            ctx.exit(PageStatus(addresses[0]).follow())
+        link = ChannelClient.connect(addresses[0], token_file=token_file, read_only=True, recent=True)
         link.await_welcome()
         ctx.exit(follow(link, slo))
     if not (sys.stdin.isatty() and sys.stdout.isatty()):

@@ -12,7 +12,6 @@ from schedtop.console.cli.errors import FAILED, CommandError, say
 from schedtop.console.cli.fleet import expand, is_page
 from schedtop.console.cli.output import show, show_json
 from schedtop.console.cli.set_limits import (
-    CONFIRM_WITHIN_S,
     RunningEngine,
     follow_trials,
     open_engines,
@@ -21,6 +20,7 @@ from schedtop.console.cli.set_limits import (
 )
 from schedtop.engine.contract.knobs import BY_NAME, bounds
 from schedtop.engine.contract.latencies.slo import Slo, parse_slo
+from schedtop.engine.contract.telemetry import CONFIRM_WITHIN_S, MAX_TRIAL_S
 
 
 @click.command("knobs")
@@ -31,7 +31,7 @@ from schedtop.engine.contract.latencies.slo import Slo, parse_slo
 @click.option(
     "--trial",
     "trial_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=click.FloatRange(min=0, min_open=True, max=MAX_TRIAL_S),
     metavar="SECONDS",
     help="Set them on trial, and wait: they revert after SECONDS, or at once if an SLO breaks.",
 )

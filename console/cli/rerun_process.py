@@ -56,8 +56,7 @@ class RerunProcess:
                     if failed is not None:
                         raise RerunError(failed)
                     if found is not None:
-                        base, variant = map(Ladder.unpacked, courses)
-                        yield Answer(found, base, variant)
+                        yield Answer(found, *map(Ladder.unpacked, courses))
                         return
                     yield what, share
         except OSError:
@@ -110,7 +109,7 @@ def main() -> None:
             next_s = time.monotonic() + TOLD_EVERY_S
             tell(what, share)
 
-    ladders = Ladder(), Ladder()
+    ladders = Ladder(), Ladder(), Ladder()
     try:
         found = rerun(msgspec.msgpack.decode(body, type=Question), on_progress, ladders)
     except Exception as error:  # whatever it is, it is why there is no outcome

@@ -26,8 +26,6 @@ from schedtop.engine.contract.telemetry import (
 
 ANSWER_WITHIN_S = 30.0
 """An engine that is still loading its model answers late."""
-CONFIRM_WITHIN_S = 30.0
-"""A trial that is to be kept reverts by itself only this long after its time: the confirmation may take a while."""
 LOOK_S = 0.1
 BY = "schedtop knobs"
 SURVIVED = "confirmed"
@@ -58,8 +56,8 @@ class RunningEngine:
         self.link.send(make(number))
         return self._await(Reply, lambda reply: reply.command == number)
 
-    def set(self, values: Mapping[str, Any], version: int | None, **how: Any) -> Reply:
-        return self.ask(lambda number: SetKnobs(number, dict(values), version, f"{BY} {who()}", **how))
+    def set(self, values: Mapping[str, Any], version: int | None, by: str = BY, **how: Any) -> Reply:
+        return self.ask(lambda number: SetKnobs(number, dict(values), version, f"{by} {who()}", **how))
 
     def look(self, timeout_s: float) -> Outgoing | None:
         """The next message; a trial's beginning and end are noted."""
@@ -107,7 +105,8 @@ def set_everywhere(addresses: Sequence[str], words: str, token_file: str | None 
     try:
         changes = parse_changes(words.split())
         with ExitStack() as links:
-            warnings, refused = set_all(open_engines(links, addresses, token_file, read_only=False), changes)
+            engines = open_engines(links, addresses, token_file, read_only=False)
+            warnings, refused = set_all(engines, changes, by="fleet console")
     except (KnobError, ChannelError) as error:
         return "", str(error)
     done = "; ".join([f"set on {len(addresses)} engine{'' if len(addresses) == 1 else 's'}: {words}", *warnings])
@@ -125,7 +124,8 @@ def set_all(engines: Sequence[RunningEngine], values: Mapping[str, Any], **how: 
         reply = engine.set(values, engine.snapshot.knobs_version, **how)
         if not reply.ok:
             for changed in engines[:place]:
-                changed.set({name: changed.snapshot.knobs[name] for name in values}, None)
+                before = {name: changed.snapshot.knobs[name] for name in values}
+                changed.set(before, None, how.get("by", BY))
             return [], _of(engine, engines, reply.text)
         warnings += [_of(engine, engines, warning) for warning in reply.warnings]
     return warnings, ""

@@ -15,7 +15,8 @@ from schedtop.engine.contract.latencies.slo import Slo, parse_slo
 from schedtop.engine.contract.telemetry import Bye
 
 LISTEN_S = 2.0
-"""So long the engine is listened to: rates and findings need some steps."""
+"""So long the engine is listened to: where it keeps no minutes, rates and findings need some steps."""
+CATCH_UP_S = 30.0
 
 
 class Listener:
@@ -32,18 +33,24 @@ class Listener:
         limits = {"ttft": slo.ttft_s, "itl": slo.itl_s}
         self.slos_s = {kind: limit_s for kind, limit_s in limits.items() if limit_s is not None}
 
-    def listen(self, until: Callable[[], bool]) -> bool:
-        """Take in what comes until then; False once the engine has ended."""
+    def listen(self, until: Callable[[], bool], wait_s: float = 0.1) -> bool:
+        """Take in what comes until then, or until nothing is there where it does not wait; False at the engine's end."""
         try:
             while not until():
-                message = self.link.receive(0.1)
+                message = self.link.receive(wait_s)
                 if message is not None:
                     self.history.apply(message)
                     if isinstance(message, Bye):
                         return False
+                elif not wait_s:
+                    break
         except ChannelError:
             return False
         return True
+
+    def listen_long(self, seconds: float) -> bool:
+        """Listen so long, and longer if the engine's last minutes are still being read; False at its end."""
+        return self.listen(after(seconds)) and self.listen(after(CATCH_UP_S), wait_s=0.0)
 
     def facts(self, last: bool = False) -> dict[str, object]:
         """What is known now; `last`: nobody looks again, so what every look found counts."""
@@ -65,7 +72,7 @@ def follow(link: ChannelClient, slo: Slo) -> int:
 
     listener = Listener(link, slo)
     try:
-        while listener.listen(after(1.0)):
+        while listener.listen_long(1.0):
             show(brief(listener.facts()))
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -79,14 +86,20 @@ def follow(link: ChannelClient, slo: Slo) -> int:
 @click.option("--slo", metavar="SLO", help="ttft=1s,itl=50ms: says how many samples were within it.")
 @TOKEN_FILE
 def command(address: str, as_json: bool, slo: str | None, token_file: str | None) -> None:
-    """Print the state of the engine at ADDRESS once, as plain lines."""
+    """Print the state of the engine at ADDRESS once, as plain lines.
+
+    http://HOST:PORT is the metrics page of a vLLM or SGLang server, which tells less.
+    """
+    from schedtop.console.cli.fleet import is_page
     from schedtop.console.status import page
 
-    link = ChannelClient.connect(address, token_file=token_file, read_only=True)
+    if is_page(address):
+        _show_page(address, as_json)
+        return
+    link = ChannelClient.connect(address, token_file=token_file, read_only=True, recent=True)
     link.await_welcome()
     listener = Listener(link, parse_slo(slo) if slo is not None else Slo())
-    done = after(LISTEN_S)
-    alive = listener.listen(done)
+    alive = listener.listen_long(LISTEN_S)
     if listener.history.header is None or not listener.history.synced:
         raise CommandError(f"no state from {address}" + ("; it is still loading" if alive else ": it has ended"))
     found = listener.facts(last=True)
@@ -94,3 +107,15 @@ def command(address: str, as_json: bool, slo: str | None, token_file: str | None
         show_json(found)
     else:
         show("\n".join(page(found)))
+
+
+def _show_page(address: str, as_json: bool) -> None:
+    from schedtop.console.cli.page_status import PageStatus
+
+    status = PageStatus(address)
+    time.sleep(LISTEN_S)
+    status.look()
+    if as_json:
+        show_json(status.document())
+    else:
+        show("\n".join(status.page()))

@@ -8,6 +8,7 @@ from schedtop.console.explain.log import Entry, Log
 from schedtop.console.explain.window import Bounds
 from schedtop.console.past.past import Past
 from schedtop.console.view import View
+from schedtop.engine.contract.telemetry import Header, Outgoing
 
 EVERY_S = 1.0
 
@@ -20,18 +21,23 @@ class Watch:
         self.entries: list[Entry] = []
         self._looked_at_s: float | None = None
         self._looked_seq, self._looks_there = -1, 0
-        history.watchers.append(self.log.take)
+        self._started_at: float | None = None
+        history.watchers.append(self._take)
 
-    def look_if_due(self, view: View) -> bool:
-        """Look if a second has passed on the console's clock; whether it did."""
+    def _take(self, message: Outgoing) -> None:
+        """What was found in another engine's run is nothing of this one, from its first message on."""
+        if isinstance(message, Header) and message.started_at != self._started_at:
+            self.entries, self._started_at, self._looked_seq = [], message.started_at, -1
+        self.log.take(message)
+
+    def look_if_due(self, view: View) -> None:
+        """Look if a second has passed on the console's clock."""
         now_s = view.now()
         if self._looked_at_s is None:
             self._looked_at_s = now_s
-        if now_s - self._looked_at_s < EVERY_S:
-            return False
-        self._looked_at_s = now_s
-        self.look(view)
-        return True
+        if now_s - self._looked_at_s >= EVERY_S:
+            self._looked_at_s = now_s
+            self.look(view)
 
     def look(self, view: View) -> None:
         """Look now. A live engine that says nothing is itself a symptom; one that has ended is not."""

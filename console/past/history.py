@@ -11,7 +11,6 @@ from bisect import bisect_left
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from copy import copy
-from itertools import islice
 
 from msgspec.structs import replace
 from schedtop.console.drawing import text
@@ -35,6 +34,10 @@ from schedtop.engine.contract.telemetry import (
 )
 
 MAX_BYTES = 96 << 20
+KEPT_S = 600.0
+"""On the engine's clock, as long as an engine keeps its own; of slow engines longer, up to `MAX_RECORDS`."""
+KEPT_RECORDS = 1 << 16
+"""Whatever their bytes: all that an engine sends of its last minutes."""
 KEYFRAME_EVERY = 256
 MAX_RARE = 1024
 RARE = "KVXEPNG"
@@ -46,18 +49,22 @@ LEAST_GAP_S = 1.0
 """Between the runs of two engines; a simulated one's clock may have outrun the wall's."""
 
 _RECORD_BYTES = 1500
+_KEYFRAME_BYTES, _REQUEST_BYTES = 4000, 300
 
 
 class History(Past):
-    """The console's memory of one engine: at most `max_records` records of `max_bytes`, forgotten in blocks."""
+    """The console's memory of one engine: the last `KEPT_S`, but at most `max_records` records of `max_bytes`.
 
-    records: deque[StepRecord]
+    They are forgotten in blocks, from one keyframe to the next.
+    """
+
+    records: list[StepRecord]
     gaps: deque[Gap]
     events: deque[Event]
     finished: OrderedDict[int, tuple[Arrival, Finish]]
     texts: OrderedDict[int, str]
 
-    def __init__(self, max_records: int = MAX_RECORDS, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, max_records: int = KEPT_RECORDS, max_bytes: int = MAX_BYTES) -> None:
         self.lock = threading.RLock()
         self.header: Header | None = None
         self.stage: Stage | None = None
@@ -72,7 +79,7 @@ class History(Past):
     def _forget(self) -> None:
         self.live = State()
         self.synced = False
-        self.records = deque()
+        self.records = []
         self.gaps = deque(maxlen=256)
         self.events = deque(maxlen=MAX_EVENTS)
         # Changes and preemptions are few and asked for often; admissions must not push them out.
@@ -155,7 +162,7 @@ class History(Past):
             pass
         for number in list(sealed.texts)[: -round(MAX_FINISHED * BEFORE_SHARE)]:
             del sealed.texts[number]
-        sealed.records = deque(replace(record, seq=record.seq - EARLIER) for record in sealed.records)
+        sealed.records = [replace(record, seq=record.seq - EARLIER) for record in sealed.records]
         sealed.gaps = deque(Gap(gap.seq - EARLIER, gap.missing) for gap in sealed.gaps)
         sealed.events = deque(_earlier(event) for event in sealed.events)
         sealed._rare = {kind: deque(map(_earlier, known)) for kind, known in sealed._rare.items()}
@@ -206,7 +213,12 @@ class History(Past):
             self._forget_oldest()
 
     def _is_full(self) -> bool:
-        return len(self.records) > self.max_records or self._num_bytes > self.max_bytes
+        num = len(self.records)
+        if num > self.max_records or self._num_bytes > self.max_bytes:
+            return True
+        if num <= MAX_RECORDS or len(self._keyframes) < 2:
+            return False
+        return self._keyframes[1].clock_s < self.live.clock_s - KEPT_S
 
     def _note_gap(self, seq: int, missing: int) -> None:
         self.gaps.append(Gap(seq, missing))
@@ -214,7 +226,9 @@ class History(Past):
         self._happened(Event("G", seq, self.live.step, self.live.clock_s, words))
 
     def _add_keyframe(self) -> None:
-        self._keyframes.append(self.live.copy())
+        frame = self.live.copy()
+        self._keyframes.append(frame)
+        self._num_bytes += _keyframe_size(frame)
         self._bytes.append(0)
         self._since_keyframe = 0
 
@@ -222,11 +236,10 @@ class History(Past):
         """Drop the records before the second keyframe, so that every kept one can still be reached from a state."""
         if len(self._keyframes) < 2:
             return False
-        self._keyframes.popleft()
+        self._num_bytes -= _keyframe_size(self._keyframes.popleft())
         self._num_bytes -= self._bytes.popleft() + self._bytes.popleft()
         self._bytes.appendleft(0)
-        while self.records and self.records[0].seq <= self._keyframes[0].seq:
-            self.records.popleft()
+        del self.records[: self._place(self._keyframes[0].seq + 1)]
         return True
 
     def _keep_finished(self, tracked: Tracked | None, finish: Finish, record: StepRecord) -> None:
@@ -283,7 +296,7 @@ class History(Past):
         return bisect_left(self.records, clock_s, key=_end)
 
     def _slice(self, start: int, stop: int) -> Iterator[StepRecord]:
-        return islice(self.records, start, stop)
+        return iter(self.records[start:stop])
 
     def latency_columns(self, kind: str, moment: Moment, window_s: float, num_columns: int) -> list[Samples]:
         newest = None if moment.live else of_records(self._same_second(moment))
@@ -304,6 +317,10 @@ def _end(record: StepRecord) -> float:
 
 def _size(record: StepRecord) -> int:
     return _RECORD_BYTES + len(record.rows) + len(record.itl_s) + len(record.changed_blocks)
+
+
+def _keyframe_size(state: State) -> int:
+    return _KEYFRAME_BYTES + len(state.classes) + _REQUEST_BYTES * len(state.requests)
 
 
 def _eventful(record: StepRecord, was_paused: bool) -> bool:

@@ -36,22 +36,27 @@ class ReplayWatch(Watch):
         """True while there is more to read and the position has stood still for long enough."""
         return self._work is not None and now_s - self._since_s >= STILL_S
 
-    def look_if_due(self, view: View) -> bool:
-        """Read on; whether the findings changed. Those of another step are taken down at once."""
+    def look_if_due(self, view: View) -> None:
+        """Read on. Findings of another step are taken down at once."""
         position, now_s = self.history.position, view.now()
         if position != self._position:
             self._position, self._since_s = position, now_s
+<<<<<<< HEAD
             self._work = self._read()
             had, self.entries = bool(self.entries), []
             return had
         if self._work is None or not self.is_due(now_s):
             return False
+=======
+            self._work, self.entries = self._read(), []
+        if self._work is None or now_s - self._since_s < STILL_S:
+            return
+>>>>>>> any
         until_s = time.monotonic() + _SLICE_S
         while time.monotonic() < until_s:
             if next(self._work, self) is self:
                 self._finish()
-                return True
-        return False
+                return
 
     def look(self, view: View) -> None:
         """Read to the end, now."""

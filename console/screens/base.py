@@ -177,6 +177,8 @@ class ConsoleScreen(Screen[None]):
             event.stop()
             event.prevent_default()
             self.action_act(action.id)
+        elif reason := self.registry.why_nothing(event.key, self.scope):
+            self.say(reason, "warn")
         elif event.character is not None and event.character.isalpha() and not event.character.isascii():
             self.say(f"{event.character}: the keys are Latin letters; switch the keyboard layout", "warn")
 

@@ -66,7 +66,7 @@ class ExplainCommands:
         if view.pin(steps.first_seq) or view.pin(steps.last_seq):
             self.screen.console.back_to_live("panel_1")
         else:
-            self.screen.say(f"{steps.label}: no longer kept", "warn")
+            self.screen.say(f"{steps.label}: {view.forgotten}", "warn")
 
     def do_next_panel(self) -> None:
         self.screen.focus_panel(1)

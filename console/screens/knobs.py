@@ -117,7 +117,7 @@ class KnobsScreenCommands:
     def do_change_step(self) -> None:
         change = self.screen.changes.selected()
         if change is None or not self.screen.view.pin(change.seq):
-            self.screen.say("that step is no longer kept", "warn")
+            self.screen.say(self.screen.view.forgotten, "warn")
             return
         self.screen.app.pop_screen()
 

@@ -74,7 +74,7 @@ def _show_step(screen: ConsoleScreen, seq: int) -> None:
     if screen.view.pin(seq):
         screen.console.back_to_live("panel_1")
     else:
-        screen.say("that step is no longer kept", "warn")
+        screen.say(screen.view.forgotten, "warn")
 
 
 def _keys(action: Action) -> str:

@@ -51,7 +51,7 @@ class RequestCommands:
     def do_request_step(self) -> None:
         seq = self.life.chosen_seq()
         if seq is None or not self.screen.view.pin(seq):
-            self.screen.say("that step is no longer kept", "warn")
+            self.screen.say(self.screen.view.forgotten, "warn")
             return
         self.screen.app.pop_screen()
 

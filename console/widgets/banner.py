@@ -70,5 +70,5 @@ class BannerBar(Drawn):
             words, role = found
             style = palette.on(role, "surface") + Style(bold=True)
             return [Line().add(f" {words}", style).pad(width, style)]
-        words, role = sentence(self.view.history, self.view.moment, self.view.findings)
+        words, role = sentence(self.view.history, self.view.moment, self.view.findings_there)
         return [Line().add(f" {words}", palette[role])]

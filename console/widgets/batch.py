@@ -265,6 +265,9 @@ tokens are then averaged. End returns to the present."""
         line.add(f"  full height {budget:.0f} tokens", muted)
         last, known = history.records[newest].step, history.live.step
         words = f"newest {last}" if last >= known else f"up to {last}, newest {known}"
+        kept = f"  kept: from step {history.records[0].step} on"
+        if line.length + len(kept) + len(words) < width:
+            line.add(kept, muted)
         return line.right(width, Line().add(words, muted), muted)
 
     # Keys

@@ -71,7 +71,11 @@ class FindingsPanel(_ExplainPanel):
 
     def headline(self) -> Pieces:
         earlier = len(self.explain.entries) - self.explain.num_active
-        return [(f"{self.explain.num_active} now", "text"), *([(f"{earlier} earlier", "muted")] if earlier else [])]
+        pieces = [
+            (f"{self.explain.num_active} now", "text"),
+            *([(f"{earlier} earlier", "muted")] if earlier else []),
+        ]
+        return pieces if self.view.history is self.view.present else [*pieces, ("not of the run before", "warn")]
 
     def body(self, width: int, height: int) -> list[Line]:
         shown, cursor = max(1, height // _LINES_EACH), self.cursor

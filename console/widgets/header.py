@@ -111,7 +111,7 @@ the engine's last message. REC: a recording is being written (W). A simulated en
             found += age
         if self.paused and view.pinned is not None:
             found.append(("", "engine paused", "warn"))
-        if view.badge:
+        if view.badge and view.history is view.present:
             found.append(("", view.badge, "breach"))
         if view.recording:
             found.append(("", "REC", "breach"))

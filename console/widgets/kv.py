@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 from rich.style import Style
 from schedtop.console.drawing import text
+from schedtop.console.drawing.layout import COMPACT
 from schedtop.console.drawing.line import Line
 from schedtop.console.drawing.stacked_columns import shares
 from schedtop.console.past.state import Classes
@@ -68,6 +69,8 @@ the map; it shows the class most of them are in."""
             more.append((f"{header.block_size} tok/blk", "muted"))
         if after != used:
             more.insert(0, (f"after the step {after}", "muted"))
+            if self.size.width < COMPACT[0]:  # what is reclaimable is the difference
+                pieces[2:] = [more.pop(0)]
         if self.size.height <= _NO_ROOM_BELOW:
             more[:0] = [(f"{kind} {held}", "text") for kind, held in self._held_by_kind(moment.record.group_blocks)]
             if host := moment.record.host_blocks:

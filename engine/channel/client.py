@@ -19,7 +19,7 @@ from schedtop.engine.channel.protocol import (
     frame,
     parse_address,
 )
-from schedtop.engine.channel.token_file import read_token, token_path
+from schedtop.engine.channel.token_file import token_for
 from schedtop.engine.contract.telemetry import PROTOCOL, Bye, Command, Join, Outgoing
 
 _READ_BYTES = 1 << 18
@@ -70,7 +70,7 @@ class ChannelClient:
         Raises `ChannelError` when nobody listens there.
         """
         place = parse_address(address)
-        token = read_token(token_path(token_file)) if isinstance(place, Loopback) else ""
+        token = token_for(token_file) if isinstance(place, Loopback) else ""
         ipv6 = isinstance(place, Loopback) and ":" in place.host
         family = socket.AF_UNIX if not isinstance(place, Loopback) else socket.AF_INET6 if ipv6 else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)

@@ -39,6 +39,14 @@ def read_token(path: Path) -> str:
     return token
 
 
+def token_for(named: str | None) -> str:
+    """What a client gives; empty if it has no file. Raises `ChannelError` where the named file is not there."""
+    token = read_token(token_path(named))
+    if named and not token:
+        raise ChannelError(f"there is no token file {named}: the engine says at its start where its own lies")
+    return token
+
+
 def ensure_token(path: Path) -> str:
     """The token in `path`, made with mode 0600 at first use. Raises `ChannelError`."""
     if token := read_token(path):

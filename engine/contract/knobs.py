@@ -385,7 +385,7 @@ KNOBS: tuple[Knob, ...] = (
         low=0,
         high=1 << 16,
         unit="adapters",
-        effect="LoRA adapters that one step can compute together; 0 is no limit. For simulated devices.",
+        effect="LoRA adapters that one step can compute together; 0: they are not counted. For simulated devices.",
         up="Fewer requests wait for a slot of their adapter.",
         down="Fewer adapters share a step; others are passed over.",
     ),

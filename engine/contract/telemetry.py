@@ -677,6 +677,11 @@ class Command(Message, frozen=True):
     """Base of what a console may ask. `id` is chosen by the sender and returned in the `Reply`."""
 
 
+MAX_TRIAL_S = 86_400.0
+CONFIRM_WITHIN_S = 30.0
+"""Of wall time, for who confirms a trial once it is over: it reverts by itself only so much later."""
+
+
 class SetKnobs(Command, tag=101, frozen=True):
     """Change limits. Refused as a whole if any value is refused or `expected_version` is not the present one.
 

@@ -7,11 +7,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
-from schedtop.engine.contract.telemetry import EndTrial, Notice, SetKnobs, StepRecord, Trial
+from schedtop.engine.contract.telemetry import (
+    CONFIRM_WITHIN_S,
+    MAX_TRIAL_S,
+    EndTrial,
+    Notice,
+    SetKnobs,
+    StepRecord,
+    Trial,
+)
 from schedtop.engine.serving.steppable import KnobOutcome, Tunable
 from schedtop.engine.serving.watched import KINDS, SETTLE_S, Recent, Watched
 
-MAX_TRIAL_S = 86_400.0
 JUDGE_EVERY_S = 0.25
 
 
@@ -98,7 +105,7 @@ class Trials:
         seconds = command.trial_s or 0.0
         if self._trial is not None:
             raise ValueError(f"{_words(self._trial.values)} is on trial: confirm it or take it back first")
-        if not 0 < seconds <= MAX_TRIAL_S:
+        if not 0 < seconds <= MAX_TRIAL_S + CONFIRM_WITHIN_S:
             raise ValueError(f"a trial of {seconds:g} s: must be above 0 and at most {MAX_TRIAL_S:g}")
         for kind, bound_s in command.slo_s.items():
             if kind not in KINDS or not bound_s > 0:

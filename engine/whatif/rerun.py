@@ -50,8 +50,8 @@ class Follower(Protocol):
     def take(self, record: StepRecord) -> None: ...
 
 
-Followers = tuple[Follower, Follower]
-"""Of base and variant."""
+Followers = tuple[Follower, Follower, Follower]
+"""Of what is recorded, base and variant."""
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,8 +181,8 @@ def rerun(
             stage = _from_start(recording, scenario, changes, slo)
         else:
             stage = _from_step(recording, scenario, changes, slo, question, on_progress)
-        for run, follower in zip((stage.base, stage.variant), followers or (), strict=False):
-            follower.begin(run.start, stage.shift_s)
+        for run, follower in zip(stage.runs, followers or (), strict=False):
+            follower.begin(run.start, stage.recorded.start_s - run.start_s)
             run.follower = follower
         return _play(recording, scenario, stage, question, on_progress)
 
@@ -207,6 +207,10 @@ class Stage:
         if self.unfinished:
             for run in (self.base, self.variant):
                 run.count_until(run.start_s + self.span_s)
+
+    @property
+    def runs(self) -> tuple[Run, Run, Run]:
+        return self.recorded, self.base, self.variant
 
     @property
     def shift_s(self) -> float:
@@ -347,18 +351,12 @@ def _run_both(stage: Stage, beside: _Beside, on_progress: OnProgress) -> Diverge
         for place, (run, record) in enumerate(((stage.base, one), (stage.variant, other))):
             if record is not None:
                 run.take(record)
-                shares[place] = _share(stage, run, record)
+                ended = _ended(record.totals) - _ended(run.start.totals)
+                shares[place] = min(1.0, ended / max(1, stage.num_requests))
         if one is not None and one.executed:
             beside.step(one)
         on_progress("running both", sum(shares) / 2)
     return divergence
-
-
-def _share(stage: Stage, run: Run, record: StepRecord) -> float:
-    """How far a run has come: in time where that ends it, else in requests."""
-    if stage.unfinished:
-        return min(1.0, (record.end_s - run.start_s) / stage.span_s) if stage.span_s > 0 else 1.0
-    return (_ended(record.totals) - _ended(run.start.totals)) / max(1, stage.num_requests)
 
 
 def _ended(totals: Totals) -> int:
@@ -410,7 +408,7 @@ class _Beside:
 
 
 def _rows(stage: Stage) -> list[Row]:
-    recorded, base, variant = (run.document() for run in (stage.recorded, stage.base, stage.variant))
+    recorded, base, variant = (run.document() for run in stage.runs)
     cohorts = stage.base.whole.cohorts(), stage.variant.whole.cohorts()
     rows = []
     for figure in shown_in(base, variant):

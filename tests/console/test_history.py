@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from schedtop.console.past import history as past
 from schedtop.console.past.history import KEYFRAME_EVERY, History
 from schedtop.console.past.ladder import EARLIER
 from schedtop.console.past.latency import LatencyBuckets, Samples, collect, merge, packed, unpacked
@@ -90,6 +91,20 @@ def test_the_ring_forgets_the_oldest_and_stays_exact() -> None:
         history.apply(record)
     assert 170 <= len(history.records) <= 200
     assert history.at(100) is None
+    same_as(history, history.records[0].seq)
+
+
+def test_all_steps_of_the_last_minutes_are_kept_however_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(past, "MAX_RECORDS", 100)
+    monkeypatch.setattr(past, "KEPT_S", 8.0)
+    engine = SyntheticEngine(**BUSY)
+    history = History()
+    for message in (engine.header(), engine.snapshot(), *engine.records(1200)):
+        history.apply(message)
+        if len(history.records) > 100:
+            kept_s = history.live.clock_s - history.records[0].start_s
+            assert kept_s >= min(8.0, history.live.clock_s), "what is younger is not forgotten"
+    assert 8.0 <= kept_s < 20.0 and len(history.records) > 300
     same_as(history, history.records[0].seq)
 
 

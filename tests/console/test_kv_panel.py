@@ -8,6 +8,7 @@ import pytest
 from links import PlayedLink
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
+from schedtop.engine.contract.telemetry import blocks_in_use
 from seat import seated
 
 
@@ -24,6 +25,19 @@ async def test_each_kind_of_group_is_there(size: tuple[int, int]) -> None:
     async with seated(size, link=PlayedLink(messages)) as seat:
         shown = " ".join(seat.text.split())
         assert f"full {full}" in shown and f"window 128 {windowed}" in shown
+
+
+@pytest.mark.parametrize("size", [(60, 15), (80, 24), (160, 45)])
+async def test_what_the_step_leaves_is_told_where_it_differs(size: tuple[int, int]) -> None:
+    messages = played("sim:llama-3.1-8b@h100", {"max_num_seqs": 4})
+    blocks = next(
+        index
+        for index, record in enumerate(messages[2:], start=3)
+        if blocks_in_use(record) != record.blocks.held + record.blocks.shared
+    )
+    async with seated(size, link=PlayedLink(messages[:blocks])) as seat:
+        left = messages[blocks - 1].blocks
+        assert f"after the step {left.held + left.shared}" in await seat.press("2")
 
 
 @pytest.mark.parametrize("size", [(160, 45), (160, 100)])

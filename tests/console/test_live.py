@@ -172,7 +172,7 @@ async def test_pauses_name_who_asked_for_them() -> None:
         assert isinstance(seat.link, EngineLink)
         await seat.press("P")
         [asked] = seat.asked(Pause)
-        assert asked.by == "key ann@pts/1"
+        assert asked.by == "console ann@pts/1"
         seat.link.push(
             msgspec.structs.replace(seat.link.engine.run_step(), paused=False, paused_by="key bob@pts/2")
         )

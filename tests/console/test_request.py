@@ -10,7 +10,15 @@ from schedtop.console.life.reader import read_life, sharers
 from schedtop.console.past.history import History
 from schedtop.console.screens.live import LiveScreen
 from schedtop.console.screens.request import RequestScreen
-from schedtop.engine.contract.telemetry import Abort, StepRecord, TextDelta, describe_head, row_matrix
+from schedtop.engine.contract.telemetry import (
+    Abort,
+    Incoming,
+    Reply,
+    StepRecord,
+    TextDelta,
+    describe_head,
+    row_matrix,
+)
 from seat import COMPACT, WIDE, seated
 from synthetic import SyntheticEngine
 
@@ -261,3 +269,18 @@ async def test_a_request_is_aborted_once_the_operator_means_it(opened: bool) -> 
         await seat.press("y")
         assert [(type(command), command.number) for command in seat.link.sent] == [(Abort, row.number)]
         assert "aborted" in seat.text
+
+
+async def test_a_request_that_was_gone_is_named_as_its_client_names_it() -> None:
+    async with seated(steps=300) as seat:
+        await seat.press("3")
+        row = seat.live.requests.selected_row()
+        assert row is not None
+
+        def gone(command: Incoming) -> None:
+            assert isinstance(command, Abort)
+            seat.link.push(Reply(command.id, False, f"request {command.number} is not in flight", 0))
+
+        seat.link.answer = gone  # type: ignore[method-assign]
+        await seat.press("delete", "y")
+        assert f"{seat.app.history.name(row.number)} is not in flight" in seat.text

@@ -145,7 +145,7 @@ def test_start_change_a_knob_see_the_mark_and_quit(home: str) -> None:
     child.press(b"-", b"1 staged")
     child.press(b"\r", b"max_num_batched_tokens 2048")
     child.wait_for(b"K max_num_batched_tokens")
-    child.press(b"7z", b"by=key ")
+    child.press(b"7z", b"by=console ")
     child.wait_for(b"@pts/")
     child.press(b"z", b"Requests")
     child.wait_for(b"decode")  # something is in flight, and more follows it all the time

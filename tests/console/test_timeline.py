@@ -13,7 +13,7 @@ from schedtop.console.past import ladder as past
 from schedtop.console.past.ladder import Bucket, Ladder, quantile
 from schedtop.engine.contract.latencies.cohort import cohort
 from schedtop.engine.contract.telemetry import Host, StepRecord, itl_column
-from seat import COMPACT, WIDE, seated
+from seat import COMPACT, WIDE, Clock, seated
 from synthetic import SyntheticEngine
 
 from tests.engine.harness import ask, engine_of, step
@@ -133,6 +133,43 @@ async def test_a_step_of_the_run_before_a_restart_is_a_column_and_a_key_away() -
         assert not second.sent
         text = await seat.press("2", "end")
         assert view.pinned is None and view.history is view.present and "RUN BEFORE" not in text
+
+
+async def test_of_the_run_before_nothing_is_said_that_was_found_in_this_one() -> None:
+    first = EngineLink(SyntheticEngine(rate=12.0, num_blocks=300), 150)
+    engine = SyntheticEngine(seed=8, rate=12.0, num_blocks=300)
+    second = EngineLink(engine, 20)
+    second.messages[0] = engine.header(started_at=1_760_000_010.0)
+    now = Clock()
+    async with seated(link=first, reopen=lambda: second, now=now) as seat:
+        view, explain = seat.app.view, seat.app.explain
+        for _ in range(200):
+            await seat.steps(5)
+            explain.look(view)
+            if explain.num_active:
+                break
+        text = await seat.press("2")
+        title = view.findings[0].shown.title
+        assert title[:40] in text and "finding" in seat.lines[0]
+        seat.link = second
+        first.break_off("the connection was closed")
+        while not second.taken:
+            await seat.pilot.pause(0.01)
+        await seat.settle()
+        assert not explain.entries, "they are of an engine that is gone"
+        now.now_s += 60.0  # the new engine has been told of
+        for _ in range(200):
+            await seat.steps(5)
+            explain.look(view)
+            if explain.num_active:
+                break
+        text = await seat.press("2")
+        title = view.findings[0].shown.title
+        assert title[:40] in text and "finding" in seat.lines[0]
+        view.pin(view.present.before.records[-1].seq)  # type: ignore[union-attr]
+        text = await seat.press("2")
+        assert "RUN BEFORE" in text and title[:40] not in text and "finding" not in seat.lines[0]
+        assert "not of the run before" in await seat.press("x")
 
 
 def test_a_ladder_that_was_sent_is_the_same() -> None:

@@ -34,11 +34,13 @@ class Overlay:
     def parting_s(self) -> float | None:
         return None if self.outcome is None else self.outcome.parting_s
 
-    def extent(self, recorded_end_s: float) -> tuple[float, float]:
+    @property
+    def extent(self) -> tuple[float, float]:
         """First and last moment of all runs."""
-        assert self.answer is not None
-        ends_s = (ladder.ends_s for ladder in (self.answer.base, self.answer.variant))
-        return self.answer.outcome.start_s, max(recorded_end_s, *ends_s)
+        answer = self.answer
+        assert answer is not None
+        begin_s, runs = answer.outcome.start_s, (answer.recorded, answer.base, answer.variant)
+        return begin_s, max(begin_s, *(run.ends_s for run in runs))
 
     # Names
 
@@ -64,7 +66,8 @@ class Overlay:
             f"{name} {text.value(old)}→{text.value(new)}" for name, (old, new) in self.outcome.changes.items()
         )
 
-    def base(self, recorded: Ladder) -> Ladder:
+    @property
+    def base(self) -> Ladder:
         """What the changed run is compared with."""
         assert self.answer is not None
-        return recorded if self.over_recorded else self.answer.base
+        return self.answer.recorded if self.over_recorded else self.answer.base

@@ -91,9 +91,10 @@ class Outcome(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An outcome, and the course of both runs over the recording's clock."""
+    """An outcome, and the course of all three runs from where they begin, over the recording's clock."""
 
     outcome: Outcome
+    recorded: Ladder
     base: Ladder
     variant: Ladder
 

@@ -29,14 +29,14 @@ class RunsTimeline(Timeline):
         overlay = self.overlay
         assert overlay.answer is not None
         base = "recorded" if overlay.over_recorded else "as recorded"
-        return Run(base, overlay.base(self.view.history.ladder)), Run("re-run", overlay.answer.variant)
+        return Run(base, overlay.base), Run("re-run", overlay.answer.variant)
 
     @property
     def lanes(self) -> tuple[Lane, ...]:
         return tuple(lane for lane in lanes(self.view) if lane not in (HOST, GPU))
 
     def extent(self) -> tuple[float, float]:
-        return self.overlay.extent(self.view.history.extent()[1])
+        return self.overlay.extent
 
     def put(self, at_s: float) -> None:
         begin_s, end_s = self.extent()
@@ -67,10 +67,10 @@ fairly: above is then the recording run again as it was, and o puts the recorded
         if overlay.outcome is None:
             return []
         end_s = self.timeline.extent()[1]
-        pieces = [*overlay.page_note, (overlay.base_name, "muted"), (overlay.variant_name, "accent")]
-        if self.view.cursor_s is not None:
-            pieces.append((f"at {clock(self.view.cursor_s, end_s)}", "text"))
-        return [*pieces, *self.timeline.headline(self.size.width)[:2]]
+        at_s = self.view.cursor_s
+        at = [] if at_s is None else [(f"at {clock(at_s, end_s)}", "text")]  # first: it is the one that moves
+        runs = [(overlay.base_name, "muted"), (overlay.variant_name, "accent")]
+        return [*overlay.page_note, *at, *runs, *self.timeline.headline(self.size.width)[:2]]
 
     def body(self, width: int, height: int) -> list[Line]:
         return [] if self.overlay.outcome is None else self.timeline.lines(width, height)

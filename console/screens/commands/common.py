@@ -48,7 +48,8 @@ def ask_abort(screen: ConsoleScreen, number: int) -> None:
     name, asked_of = screen.view.present.name(number), screen.view.present.header
 
     def told(reply: Reply) -> None:
-        screen.say(f"{name} aborted" if reply.ok else reply.text, "ok" if reply.ok else "breach")
+        why_not = reply.text.replace(f"request {number} ", f"{name} ")  # a gone request has no id for the engine
+        screen.say(f"{name} aborted" if reply.ok else why_not, "ok" if reply.ok else "breach")
 
     def answered(yes: bool | None) -> None:
         header = screen.view.present.header
@@ -142,7 +143,7 @@ class CommonCommands:
         if self.view.is_a_server:  # what runs goes on
             held = "admissions paused; P resumes them"
         self.console.command(
-            lambda id: command(id, f"key {self.view.options.who}".strip()),
+            lambda id: command(id, f"console {self.view.options.who}".strip()),
             self._told("resumed" if paused else held),
         )
 

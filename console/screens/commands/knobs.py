@@ -108,7 +108,7 @@ class KnobCommands:
         if not self.staging.staged:
             self.do_knob_type()
             return
-        self._apply("key")
+        self._apply("console")
 
     def do_knob_try(self) -> None:
         """Confirm what is on trial; without that, apply the staged values on trial."""
@@ -129,7 +129,7 @@ class KnobCommands:
     def _try(self, words: str) -> None:
         seconds = _seconds(words)
         assert seconds is not None
-        self._apply("trial", seconds)
+        self._apply("console", seconds)
 
     def do_knob_untry(self) -> None:
         self._end_trial(keep=False)
@@ -141,7 +141,7 @@ class KnobCommands:
         def replied(reply: Reply) -> None:
             self.screen.say(reply.text, "ok" if reply.ok else "breach")
 
-        by = f"key {self.screen.view.options.who}".strip()
+        by = f"console {self.screen.view.options.who}".strip()
         self.console.command(lambda id: EndTrial(id, trial.number, keep, by=by), replied)
 
     def _apply(self, by: str, trial_s: float | None = None) -> None:
@@ -191,7 +191,7 @@ class KnobCommands:
                 self.staging.warnings = list(reply.warnings)
                 self.staging.refused = "" if reply.ok else reply.text
 
-        self.console.command(lambda id: SetKnobs(id, values, by="key", dry_run=True), replied)
+        self.console.command(lambda id: SetKnobs(id, values, by="console", dry_run=True), replied)
         self.console.forecaster.want(values)
 
 

@@ -133,7 +133,7 @@ class LiveCommands:
         batch = self.screen.batch_panel
         seq = batch.timeline.worst_seq(batch.size.width)
         if seq is None or not self.view.pin(seq):
-            self.screen.say("that step is no longer kept" if seq is not None else "no step ended there", "warn")
+            self.screen.say(self.view.forgotten if seq is not None else "no step ended there", "warn")
             return
         self.view.cursor_s = None
         self.screen.zoomed = "batch"
@@ -191,7 +191,7 @@ class LiveCommands:
     def do_event_step(self) -> None:
         event = self.screen.events.selected()
         if event is None or not self.view.pin(event.seq):
-            self.screen.say("that step is no longer kept", "warn")
+            self.screen.say(self.view.forgotten, "warn")
 
     def do_event_level(self) -> None:
         events = self.screen.events

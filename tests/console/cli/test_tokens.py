@@ -49,3 +49,13 @@ def test_the_token_is_named(
     assert (end.value.code, out, err.count("\n")) == (2, "", 1)
     assert f"asks for the token in {tmp_path / 'own' / 'token'} (none was given)" in err
     assert not (tmp_path / "out.rec").exists()
+
+
+def test_a_named_file_that_is_not_there_is_what_is_missing(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["status", address, "--token-file", str(tmp_path / "nofile")])
+    out, err = capsys.readouterr()
+    assert (end.value.code, out, err.count("\n")) == (2, "", 1)
+    assert f"there is no token file {tmp_path / 'nofile'}" in err

@@ -24,8 +24,8 @@ class Here:
         yield "running both", 0.25
         key = msgspec.msgpack.encode(self.question)
         if key not in ANSWERS:
-            base, variant = Ladder(), Ladder()
-            ANSWERS[key] = Answer(rerun(self.question, followers=(base, variant)), base, variant)
+            runs = Ladder(), Ladder(), Ladder()
+            ANSWERS[key] = Answer(rerun(self.question, followers=runs), *runs)
         yield ANSWERS[key]
 
     def cancel(self) -> None:

@@ -161,6 +161,14 @@ async def test_a_recording_takes_no_commands_and_says_so(recording: Recording) -
         assert seat.app.live_screen.staging.staged and not seat.app.history.live.paused
 
 
+async def test_keys_of_a_running_engine_say_why_they_do_nothing(recording: Recording) -> None:
+    async with seated(recording) as seat:
+        assert "Record, or end the recording: only on a running engine" in await seat.press("W")
+        assert "Abort the request: only on a running engine" in await seat.press("3", "delete")
+        await seat.press("enter")
+        assert "Abort the request: only on a running engine" in await seat.press("delete")
+
+
 async def test_quitting_does_not_ask(recording: Recording) -> None:
     async with seated(recording) as seat:
         await seat.press("end")

@@ -146,6 +146,22 @@ async def test_from_a_step_on_and_back(recording: Recording) -> None:
         assert "Both runs" in await seat.press("v")
 
 
+async def test_all_lanes_begin_with_the_first_step_that_is_run_again(recording: Recording) -> None:
+    async with seated(recording) as seat:
+        await seat.go(150)
+        await seat.stage("max_num_seqs", "2")
+        await seat.press("r")
+        await seat.outcome()
+        screen, outcome = seat.app.screen, seat.app.reruns.outcome
+        assert isinstance(screen, RerunScreen) and outcome is not None and outcome.divergence is not None
+        assert outcome.divergence.step > 150 and outcome.exact
+        for _ in range(5):
+            grid = screen.timeline.grid(screen.both.size.width)
+            first, other = (screen.timeline.filled(run.ladder, grid)[0] for run in screen.timeline.runs)
+            assert first is not None and other is not None and first.begin_s == other.begin_s
+            await seat.press("minus", "g")
+
+
 async def test_too_small_says_what_is_needed_and_comes_back(recording: Recording) -> None:
     async with seated(recording) as seat:
         await seat.go(300)
@@ -161,6 +177,14 @@ async def test_too_small_says_what_is_needed_and_comes_back(recording: Recording
         await seat.pilot.resize_terminal(*WIDE)
         await seat.pilot.pause()
         assert seat.text == before
+
+
+async def test_where_the_cursor_stands_is_told_at_any_size(recording: Recording) -> None:
+    async with seated(recording, size=(60, 15)) as seat:
+        await seat.go(300)
+        await seat.stage("max_num_seqs", "2")
+        await seat.press("r")
+        assert " at " in (await seat.outcome()).splitlines()[1]
 
 
 async def test_the_first_difference_is_one_key_away_and_leads_to_its_step(recording: Recording) -> None:

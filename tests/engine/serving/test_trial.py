@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
-from schedtop.engine.contract.telemetry import SetKnobs
+from schedtop.engine.contract.telemetry import CONFIRM_WITHIN_S, MAX_TRIAL_S, SetKnobs
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.serving.trial import Trials
 from schedtop.engine.serving.watched import MIN_SAMPLES, SETTLE_S, WATCH_S
@@ -51,6 +51,13 @@ def test_requests_that_wait_for_their_first_token_break_a_ttft_slo() -> None:
     assert "TTFT p95" in words and "broke its SLO of 2 s" in words and "still without a token" in words
     assert engine.knobs["max_num_seqs"] == 128
     assert len(engine.scheduler.state.waiting) >= MIN_SAMPLES
+
+
+def test_a_day_is_the_longest_and_leaves_time_to_confirm_it() -> None:
+    trials = Trials(decoding(2), lambda notice: None, now=lambda: 0.0)
+    with pytest.raises(ValueError, match="at most 86400"):
+        trials.set_knobs(SetKnobs(1, {"max_num_seqs": 5}, trial_s=MAX_TRIAL_S + CONFIRM_WITHIN_S + 1.0))
+    assert trials.set_knobs(SetKnobs(2, {"max_num_seqs": 5}, trial_s=MAX_TRIAL_S + CONFIRM_WITHIN_S)).ok
 
 
 def test_a_few_that_wait_are_too_few() -> None:

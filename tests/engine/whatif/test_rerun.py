@@ -105,20 +105,21 @@ class Seen:
         self.records.append(record)
 
 
-def both(path: Path, index: int | None, **changes: Any) -> tuple[Rerun, Seen, Seen]:
-    base, variant = Seen(), Seen()
+def followed(path: Path, index: int | None, **changes: Any) -> tuple[Rerun, Seen, Seen, Seen]:
+    recorded, base, variant = Seen(), Seen(), Seen()
     question = Question(path=str(path), changes=changes, index=index)
-    return rerun(question, followers=(base, variant)), base, variant
+    return rerun(question, followers=(recorded, base, variant)), recorded, base, variant
 
 
 @pytest.mark.parametrize("index", [None, 99])
 def test_who_follows_sees_what_is_recorded_and_no_more(busy: Path, index: int | None) -> None:
-    found, base, variant = both(busy, index, max_num_seqs=8)
+    found, shown, base, variant = followed(busy, index, max_num_seqs=8)
     with Recording(busy) as recording:
         recorded = [record for record in recording.records(0 if index is None else index + 1) if record.executed]
     seen = [record for record in base.records if record.executed]
+    assert [record for record in shown.records if record.executed] == recorded and shown.shift_s == 0.0
     assert len(seen) == len(recorded) == found.num_steps
-    assert base.start_s == variant.start_s == found.start_s
+    assert shown.start_s == base.start_s == variant.start_s == found.start_s
     for one, other in zip(seen, recorded, strict=True):
         assert one.end_s + base.shift_s == pytest.approx(other.end_s)
         assert (one.decode_tokens, one.prefill_tokens, one.ttft_s) == (
@@ -174,7 +175,7 @@ def decided(records: list[StepRecord]) -> list[StepRecord]:
 
 @pytest.mark.parametrize("index", [None, 100])
 def test_no_change(busy: Path, index: int | None) -> None:
-    found, base, variant = both(busy, index, num_speculative_tokens=2)
+    found, _, base, variant = followed(busy, index, num_speculative_tokens=2)
     assert found.divergence is None and found.parting_s is None
     assert {row.verdict for row in found.rows} == {"same"} and {row.change for row in found.rows} <= {"=", ""}
     assert decided(base.records) == decided(variant.records)
@@ -202,7 +203,7 @@ def test_values_that_no_engine_takes_are_refused(busy: Path, changes: dict[str, 
 
 
 def test_arrivals_keep_their_times_unless_their_rate_is_changed(busy: Path) -> None:
-    found, base, variant = both(busy, 60, rate=0.0)
+    found, _, base, variant = followed(busy, 60, rate=0.0)
     assert found.exact and found.divergence is not None
     assert sum(record.waiting for record in variant.records) < sum(record.waiting for record in base.records)
 
@@ -283,6 +284,8 @@ def test_progress_comes_to_its_end(busy: Path) -> None:
     for what in words:
         shares = [share for told, share in seen if told == what]
         assert shares == sorted(shares)
+    # Full when the last request is served, not where the recording ends.
+    assert shares.count(1.0) == 1
 
 
 def test_a_recording_without_a_step(tmp_path: Path) -> None:
