@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.contract.telemetry import Arrival, StepRecord
+from schedtop.engine.contract.latencies.lives import Moves
+from schedtop.engine.contract.telemetry import Arrival
 
 Paths = npt.NDArray[np.uint64]
 
@@ -102,7 +103,7 @@ class PrefixMemory:
         self._seen = _Seen()
         self._paths: dict[int, tuple[Arrival, Paths]] = {}
 
-    def add(self, record: StepRecord) -> None:
+    def add(self, record: Moves) -> None:
         """Take in the next record."""
         for arrival in record.arrivals:
             if arrival.prefix_keys:
