@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from schedtop.engine.contract.latencies.lives import Lives
+from schedtop.engine.contract.latencies.lives import Lives, Moves
 from schedtop.engine.contract.latencies.percentiles import Percentiles
-from schedtop.engine.contract.telemetry import Arrival, Snapshot, StepRecord
+from schedtop.engine.contract.telemetry import Arrival, Snapshot
 
 Key = int | str
 
@@ -35,7 +35,7 @@ class Classes:
     def _open(self, key: Key | None) -> _Class | None:
         return None if key is None else self._of.setdefault(key, _Class())
 
-    def add(self, record: StepRecord, lives: Lives) -> None:
+    def add(self, record: Moves, lives: Lives) -> None:
         """Take in a record before `lives` does."""
         keys = {arrival.number: self._key(arrival) for arrival in record.arrivals}
         for key in keys.values():

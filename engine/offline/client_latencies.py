@@ -12,7 +12,7 @@ from schedtop.engine.contract.latencies.slo import served
 from schedtop.engine.contract.telemetry import Arrival, Snapshot, StepRecord
 
 if TYPE_CHECKING:
-    from schedtop.engine.step.stretch import Stretch
+    from schedtop.engine.step.stretch import Requests
 
 
 class ClientLatencies:
@@ -32,13 +32,12 @@ class ClientLatencies:
         if self._front_end is not None or arrival.client_wait_s is not None:
             self._arrivals[arrival.number] = arrival
 
-    def add(self, record: StepRecord | Stretch) -> None:
-        """Take in the next record, or many steps at once."""
-        if isinstance(record, StepRecord):
-            for arrival in record.arrivals:
-                self._note(arrival)
-            for refusal in record.refusals:
-                self._arrivals.pop(refusal.number, None)
+    def add(self, record: StepRecord | Requests) -> None:
+        """Take in the next record."""
+        for arrival in record.arrivals:
+            self._note(arrival)
+        for refusal in record.refusals:
+            self._arrivals.pop(refusal.number, None)
         if not self._arrivals:
             return
         for number, ttft_s in record.ttft_s:
@@ -63,10 +62,10 @@ class ClientLatencies:
             for name, values in found.items()
         }
 
-    def _wait_s(self, arrival: Arrival, record: StepRecord | Stretch) -> float:
+    def _wait_s(self, arrival: Arrival, record: StepRecord | Requests) -> float:
         """The time outside the scheduler of a request that is noted, for a token of this record's step."""
         if arrival.client_wait_s is not None:
             return arrival.client_wait_s
         assert self._front_end is not None
-        rows = num_rows(record) if isinstance(record, StepRecord) else record.columns.shape[1]
+        rows = num_rows(record) if isinstance(record, StepRecord) else record.num_rows
         return self._front_end.wait_s(rows, arrival.prompt_tokens)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from schedtop.engine.contract.telemetry import FinishReason, Refusal, StepRecord
 
 if TYPE_CHECKING:
-    from schedtop.engine.step.stretch import Stretch
+    from schedtop.engine.step.stretch import Requests
 
 _NUMBER = re.compile(r"\d[\d,]*")
 
@@ -26,13 +26,12 @@ class HeldBack:
         self._counts: dict[str, int] = {}
         self._num_cut = self._most_tokens = self._cut_at_tokens = 0
 
-    def add(self, record: StepRecord | Stretch) -> None:
-        """Take in the next record, or many steps at once, in which nobody arrives."""
-        if isinstance(record, StepRecord):
-            self._asked.update((item.number, (item.prompt_tokens, item.max_tokens)) for item in record.arrivals)
-            for refusal in record.refusals:
-                self._asked.pop(refusal.number, None)
-                self._refuse(refusal)
+    def add(self, record: StepRecord | Requests) -> None:
+        """Take in the next record."""
+        self._asked.update((item.number, (item.prompt_tokens, item.max_tokens)) for item in record.arrivals)
+        for refusal in record.refusals:
+            self._asked.pop(refusal.number, None)
+            self._refuse(refusal)
         for finish in record.finishes:
             prompt, most = self._asked.pop(finish.number, (0, 0))
             if finish.reason == FinishReason.LENGTH and finish.output_tokens < most:

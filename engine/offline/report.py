@@ -31,7 +31,7 @@ from schedtop.engine.offline.held_back import HeldBack
 from schedtop.engine.offline.report_text import duration_text, percent_text, report_text
 
 if TYPE_CHECKING:
-    from schedtop.engine.step.stretch import Stretch
+    from schedtop.engine.step.stretch import Requests, Stretch
 
 __all__ = ["SHARES", "Report", "duration_text", "percent_text", "report_text"]
 
@@ -116,22 +116,35 @@ class Report:
         self.clock_s = record.end_s
         if record.itl_s:
             self._itl_s.add_bytes(record.itl_s)
-        for _, ttft_s in record.ttft_s:
-            self._ttft_s.add(ttft_s)
-        self._held_back.add(record)
-        self._clients.add(record)
-        if record.finishes:
-            self._add_finishes(record)
         self._running = record.running
         if isinstance(record, StepRecord):
+            self._add_requests(record)
             self._add_step(record)
         else:
+            for requests in record.requests():
+                self._add_requests(requests)
             self._add_stretch(record)
         blocks = record.blocks
         used = blocks_in_use(record) if isinstance(record, StepRecord) else record.blocks_in_use
         if used >= self._peak_blocks:
             self._peak_blocks = used
             self._pool_blocks = blocks.held + blocks.shared + blocks.cached_free + blocks.empty
+
+    def _add_requests(self, record: StepRecord | Requests) -> None:
+        """Take in who came, started and went."""
+        for _, ttft_s in record.ttft_s:
+            self._ttft_s.add(ttft_s)
+        self._held_back.add(record)
+        self._clients.add(record)
+        if record.finishes:
+            self._add_finishes(record)
+        if record.arrivals or record.ttft_s or record.admissions:
+            self._classes.add(record, self._lives)
+            self._adapters.add(record, self._lives)
+            self._askers.add(record, self._lives)
+        if self._prefixes is not None:
+            self._prefixes.add(record)
+        self._lives.move(record)
 
     def _add_step(self, record: StepRecord) -> None:
         self._waiting = record.waiting
@@ -141,29 +154,22 @@ class Report:
             self._host_blocks = record.host_blocks[1]
         if record.draft_tokens:
             self._drafts += draft_positions(record)
-        if record.arrivals or record.ttft_s or record.admissions:
-            self._classes.add(record, self._lives)
-            self._adapters.add(record, self._lives)
-            self._askers.add(record, self._lives)
-            if self._prefixes is not None:
-                self._prefixes.add(record)
-        self._lives.add(record)
+        self._lives.deliver_rows(record)
 
     def _add_stretch(self, stretch: Stretch) -> None:
-        """Rows got one output in each step; nobody came, and who ended did so in the last."""
+        """Rows got one output in each step."""
+        self._waiting = stretch.common.waiting
         for delivered, end_s in stretch.deliveries():
             self._lives.deliver(delivered, end_s)
         if self.slo is not None and self.slo.itl_s is not None:
             numbers, gaps_s = stretch.columns[0], np.frombuffer(stretch.itl_s, dtype=np.float32)
             self._lives.keep(np.tile(numbers, len(gaps_s) // max(1, len(numbers))), gaps_s)
-        for finish in stretch.finishes:
-            self._lives.of.pop(finish.number, None)
 
     def close(self, clock_s: float) -> None:
         """The run went on to `clock_s`, if it did not end later than that."""
         self.clock_s = max(self.clock_s, clock_s)
 
-    def _add_finishes(self, record: StepRecord | Stretch) -> None:
+    def _add_finishes(self, record: StepRecord | Requests) -> None:
         for finish in record.finishes:
             if not served(finish):
                 continue

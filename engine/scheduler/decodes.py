@@ -1,9 +1,10 @@
 """Turns in which nothing but decoding happens: how many lie ahead, and many of them at once.
 
 A turn plans a step and applies the results of the oldest one under way; steps that do not overlap are planned and
-applied in the same turn. What comes of many turns is what the running pass and `settle` make of them one by one. Blocks
-may be taken and registered out of turn, each group in its own order: nobody looks in the cache meanwhile, and nothing
-is freed.
+applied in the same turn. What is under way in the beginning may end prompts, too, and the first turn's step may be
+among it: then that turn only applies. What comes of many turns is what the running pass and `settle` make of them one
+by one. Blocks may be taken and registered out of turn, each group in its own order: nobody looks in the cache
+meanwhile, and nothing is freed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from schedtop.engine.handoff.plan import StepPlan
 from schedtop.engine.scheduler.books.register import register
 from schedtop.engine.scheduler.books.request_table import IntArray, RequestTable, RowArray
 from schedtop.engine.scheduler.books.state import Batch, Limits, PlannedStep, State
-from schedtop.engine.scheduler.late_results import find_present
+from schedtop.engine.scheduler.late_results import Present, find_present
 from schedtop.engine.scheduler.passes.admission import AdmissionPass
 from schedtop.engine.scheduler.passes.deferral import deferred_head
 from schedtop.engine.scheduler.settle import finish
@@ -36,32 +37,42 @@ class Outlook(msgspec.Struct, frozen=True):
     """What lies ahead if nobody arrives or intervenes and blocks last: `turns` turns in which rows decode.
 
     Row i is planned in turn `plans[i]` and again every `period` turns, `left[i]` times at most, and told in turn
-    `tells[i]` and every `period` turns, one token each time. A request ends in the last turn only. `head` waits all
-    the while, for its reason. `ahead`: rows are planned before their results are here.
+    `tells[i]` and every `period` turns, one token each time; `coming[i]` of these were planned before. A request ends
+    in the last turn only. `head` waits all the while, for its reason. `ahead`: rows are planned before their results
+    are here. A step is told `lag` turns after it was planned; `presents` are the rows of those under way.
     """
 
     turns: int
     period: int
+    lag: int
+    presents: list[Present]
     plans: IntArray
     tells: IntArray
+    coming: IntArray
     left: IntArray
     ahead: bool
     head: Head | None
 
     def rounds(self) -> Iterator[tuple[int, slice | RowArray]]:
         """The rows that are reported together, and in which turn first."""
-        if self.period == 1:
+        latest = int(np.maximum.reduce(self.tells))
+        if not latest:
             yield 0, slice(0, len(self.tells))
             return
-        for turn in range(self.period):
+        for turn in range(latest + 1):
             rows = (self.tells == turn).nonzero()[0]
             if rows.size:
                 yield turn, rows
 
+    @property
+    def first(self) -> int:
+        """The first turn whose step is not yet planned."""
+        return len(self.presents) - self.lag
+
     def times_planned(self, turns: int) -> IntArray:
         """How often each row is planned in the first `turns` turns."""
         if self.period == 1:
-            return np.minimum(turns, self.left)
+            return np.minimum(max(turns - self.first, 0), self.left)
         return np.minimum((turns - self.plans + (self.period - 1)) // self.period, self.left)
 
     def times_told(self, turns: int) -> IntArray:
@@ -82,17 +93,29 @@ class Needs(msgspec.Struct, frozen=True):
 def decodes_ahead(state: State) -> Outlook | None:
     """What lies ahead between two turns; None if the next one does not decode one token of every row, or does more."""
     table, limits, size = state.table, state.limits, state.table.size
-    if not size or np.count_nonzero(table.decoding[:size]) < size:
+    if not size or state.config.pooling:
         return None
     if table.has_drafts or limits.num_speculative_tokens or table.num_with_stops or not state.kv.at_once:
         return None
     if state.encoder is not None and state.encoder.is_holding:
         return None
-    tells = _tells(state)
-    if tells is None:
+    presents = _presents(state)
+    if presents is None:
         return None
     ahead, period = state.config.async_scheduling, state.config.pipeline_depth
-    plans = tells if ahead or period == 1 else (tells + 1) % period
+    tells, coming = _results(size, presents)
+    if np.count_nonzero(table.decoding[:size] | coming) < size:
+        return None
+    if ahead and np.count_nonzero(coming) < size:
+        return None
+    lag = state.config.max_concurrent_batches - 1
+    first = len(presents) - lag
+    if period == 1:
+        if np.count_nonzero(tells + coming != len(presents)):  # held back by a budget meanwhile
+            return None
+        plans = np.full(size, first, dtype=np.int32)
+    else:
+        plans = tells if ahead else (tells + 1) % period
     most = size if period == 1 else int(np.bincount(plans).max())
     if most > limits.token_budget or most * (1 + state.config.draft_slots) > limits.input_budget:
         return None
@@ -103,40 +126,57 @@ def decodes_ahead(state: State) -> Outlook | None:
         head = AdmissionPass(state, PlannedStep(0.0)).stop_before_look()
         if head is None or (state.under_way and head.reason is not Limiter.SEQUENCE_CAP):
             return None
-    left = table.stop_at[:size] - table.num_tokens[:size] - table.in_flight[:size]
+    left = table.stop_at[:size] - table.num_tokens[:size] - coming
     # Planned ahead, a row whose last output is under way is passed over, in the turn that ends it.
-    turns = int(np.minimum.reduce(left if period == 1 else plans + period * left)) + ahead
-    return Outlook(turns, period, plans, tells, left, ahead, head)
+    turns = int(np.minimum.reduce(left + len(presents) if period == 1 else plans + period * left + ahead))
+    return Outlook(turns, period, lag, presents, plans, tells, coming, left, ahead, head)
 
 
-def _tells(state: State) -> IntArray | None:
-    """In which turn each row's next result is told, if all that is under way decodes one token a row."""
-    table, config = state.table, state.config
-    if len(state.under_way) != config.max_concurrent_batches - 1:
+def _presents(state: State) -> list[Present] | None:
+    """Where the rows of the steps under way are now; None if there are too few, or one has more to tell than tokens."""
+    table, config, presents = state.table, state.config, []
+    if len(state.under_way) < config.max_concurrent_batches - 1:
         return None
-    tells: IntArray = np.full(table.size, config.max_concurrent_batches - 1, dtype=np.int32)
-    for turn, batch in enumerate(state.under_way):
-        if not _only_decodes(batch, state.limits):
+    several = config.pipeline_depth > 1 or state.loads is not None
+    for batch in state.under_way:
+        if not _ends_in_tokens(batch, state.limits):
+            return None
+        if not (_only_decodes(batch) if several else batch.plan.num_rows):
             return None
         present = find_present(table, batch)
         if present.late:
             return None
-        tells[present.rows] = turn
-    return None if config.async_scheduling and np.maximum.reduce(tells) == len(state.under_way) else tells
+        presents.append(present)
+    return presents
 
 
-def _only_decodes(batch: Batch, limits: Limits) -> bool:
-    """Whether a step decodes one token a row and does nothing else, planned under the present budgets."""
+def _results(size: int, presents: list[Present]) -> tuple[IntArray, IntArray]:
+    """In which turn each row's next result is told, and how many are under way."""
+    tells: IntArray = np.full(size, len(presents), dtype=np.int32)
+    coming: IntArray = np.zeros(size, dtype=np.int32)
+    for turn in range(len(presents) - 1, -1, -1):
+        rows = presents[turn].rows
+        tells[rows] = turn
+        coming[rows] += 1
+    return tells, coming
+
+
+def _ends_in_tokens(batch: Batch, limits: Limits) -> bool:
+    """Whether a step gives every row one token and sends nobody away, planned under the present budgets."""
     planned, plan = batch.planned, batch.plan
     if (planned.token_budget, planned.input_budget) != (limits.token_budget, limits.input_budget):
         return False
-    if planned.admissions or planned.preemptions or planned.ended or plan.draft_token_ids is not None:
+    if planned.preemptions or planned.ended or planned.recomputed_tokens:
         return False
-    if plan.tokens.size and np.maximum.reduce(plan.tokens) > 1:
+    if plan.draft_token_ids is not None or plan.encoder_tokens:
         return False
-    if np.count_nonzero(batch.columns[FLAGS, batch.busy] != DECODED):
-        return False
-    return not planned.recomputed_tokens
+    return np.count_nonzero(plan.samples) == len(plan.samples)
+
+
+def _only_decodes(batch: Batch) -> bool:
+    """Whether a step admits nobody and decodes one token of each row."""
+    decoded = batch.columns[FLAGS, batch.busy] == DECODED
+    return not batch.planned.admissions and np.count_nonzero(decoded) == batch.plan.num_rows
 
 
 def block_needs(state: State, outlook: Outlook, turns: int) -> Needs:
@@ -170,7 +210,7 @@ def _crossings(first: IntArray, counts: IntArray, every: int) -> tuple[RowArray,
 
 def _in_turn(outlook: Outlook, nth: RowArray, rows: RowArray) -> tuple[RowArray, RowArray]:
     """The turns in which the `nth` decodes of rows are planned, and the rows, in order."""
-    at = nth if outlook.period == 1 else outlook.plans[rows] + outlook.period * nth
+    at = outlook.first + nth if outlook.period == 1 else outlook.plans[rows] + outlook.period * nth
     order = at.argsort(kind="stable")
     return at[order], rows[order]
 
@@ -199,6 +239,7 @@ def deliver(table: RequestTable, outlook: Outlook, sampled: list[IntArray], gaps
     for ids, (turn, rows) in zip(sampled, outlook.rounds(), strict=True):
         table.append_steps(rows, ids, gaps_s[turn::period, rows])
         table.last_s[rows] = ends_s[turn::period][-1]
+    table.decoding[: table.size] = 1
 
 
 def advance(state: State, outlook: Outlook, turns: int) -> None:
@@ -213,13 +254,14 @@ def advance(state: State, outlook: Outlook, turns: int) -> None:
     known = known[rows] + nth + 1
     order = (first[rows] + outlook.period * nth).argsort(kind="stable")
     computed += planned
-    if state.under_way:
-        table.in_flight[:size] += planned - told
+    if outlook.lag:
+        np.subtract(outlook.coming + planned, told, out=table.in_flight[:size])
     if ahead:
         table.num_expected[:size] += planned
+    if ahead and outlook.period > 1:
         newest = outlook.plans + outlook.period * (planned - 1)
         np.copyto(table.next_step[:size], state.num_planned + 1 + newest + outlook.period, where=planned > 0)
-    state.num_planned += turns
+    state.num_planned += turns - outlook.first
     register(state, rows[order], known[order])
 
 

@@ -80,7 +80,7 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
         _keep_drafts(table, rows, own, present.of(result.num_drafts), emitted)
     if state.overlaps:
         table.in_flight[rows] -= present.of(batch.plan.tokens)
-    first_tokens = _first_tokens(table, first_rows, now_s)
+    first_tokens = note_first_tokens(table, first_rows, now_s)
     cut_off = None
     if state.loads is not None and drafts is not None:
         cut_off = np.zeros(table.size, dtype=np.int32)
@@ -200,7 +200,8 @@ def _keep_drafts(
     table.has_drafts = True
 
 
-def _first_tokens(table: RequestTable, rows: list[int], now_s: float) -> list[tuple[int, float]]:
+def note_first_tokens(table: RequestTable, rows: list[int], now_s: float) -> list[tuple[int, float]]:
+    """The requests of these rows got their first outputs; returns their numbers and TTFTs."""
     firsts = []
     for row in rows:
         request = table.requests[row]

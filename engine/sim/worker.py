@@ -54,9 +54,7 @@ class SimWorker:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Outputs, drafts and the step's seconds. All arrays are new."""
-        elapsed_s = float(self.cost.step_s(step_features(plan.tokens, plan.computed)))
-        if plan.encoder_tokens and self._encode_s is not None:
-            elapsed_s += self._encode_s(plan.encoder_tokens)
+        elapsed_s = self.elapsed_s(plan)
         first = plan.computed + plan.tokens  # position of each row's first output
         if plan.draft_token_ids is None:
             sampled = self.token_ids(plan.numbers, first)[:, None]
@@ -74,6 +72,13 @@ class SimWorker:
             result.drafts = self._propose(plan.numbers, first + num_sampled, self.num_speculative_tokens)
             result.num_drafts = np.where(num_sampled > 0, np.int32(self.num_speculative_tokens), np.int32(0))
         return result
+
+    def elapsed_s(self, plan: StepPlan) -> float:
+        """Seconds that a plan takes."""
+        elapsed_s = float(self.cost.step_s(step_features(plan.tokens, plan.computed)))
+        if plan.encoder_tokens and self._encode_s is not None:
+            elapsed_s += self._encode_s(plan.encoder_tokens)
+        return elapsed_s
 
     def decode_s(self, computed: IntArray, steps: int) -> Floats:
         """Seconds of each of the next `steps` steps of rows that decode one token in every one of them."""

@@ -118,11 +118,23 @@ class Engine:
 
     def _turn(self) -> StepRecord | None:
         self.num_turns += 1
-        if self.num_unfinished:
+        if self.num_unfinished and len(self._schedule_s) < self._max_under_way:
             self.plan_step()
             if len(self._schedule_s) < self._max_under_way:
                 return None
         return self.apply_results()
+
+    @property
+    def may_begin_turn(self) -> bool:
+        """Nothing but planning lies between the arrivals and the results of the next turn."""
+        state = self.scheduler.state
+        ready = self.has_work and len(state.under_way) == self._max_under_way - 1
+        return ready and self.stages is None and self.tier is None and state.loads is None
+
+    def begin_turn(self) -> None:
+        """Take in who has arrived, and plan: half a turn of a busy engine. The next one applies the results."""
+        self._take_arrivals()
+        self.plan_step()
 
     def plan_step(self) -> None:
         """Plan one more step; how many may be under way is the caller's to know."""
@@ -237,6 +249,7 @@ class Engine:
     def skip_turns(self, count: int, end_s: float) -> None:
         """So many turns were taken elsewhere, until `end_s` (see `stretch`)."""
         self.num_turns += count
+        self._schedule_s = deque([None] * len(self.scheduler.state.under_way))
         self.clock.skip_to(end_s)
         self._last_end_s = end_s
         self._told_paused = self.paused

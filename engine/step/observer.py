@@ -124,12 +124,13 @@ class Observer:
             drafts = int(np.add.reduce(plan.drafts))
         self.step += 1
         self._count_step(plan, settled, timing, tokens, drafts)
-        self._move_queue(planned)
+        self.move_queue(planned)
         self._count_finishes([*planned.ended, *settled.finishes])
         decodes = planned.decode_tokens
         state = self.scheduler.state
-        events = self._take_events()
-        grown, grown_blocks, grown_groups = _growth(settled, events.finishes)
+        events = self.take_events()
+        ended = {*settled.ended_before} - {finish.number for finish in events.finishes}
+        grown, grown_blocks, grown_groups = growth(planned, ended)
         return StepRecord(
             seq=self._next_seq(),
             step=self.step,
@@ -169,7 +170,7 @@ class Observer:
             paused=paused,
             blocks_in_use=planned.blocks_in_use,
             totals=self.totals(),
-            deferrals=self._take_deferrals(),
+            deferrals=self.take_deferrals(),
             deferred=self._deferred(),
             planned_s=planned.now_s,
             grown_groups=grown_groups,
@@ -203,7 +204,7 @@ class Observer:
         waiting = self.scheduler.state.waiting
         reason = Limiter.PAUSED if paused and len(waiting) else Limiter.NONE
         head = Head(waiting.first_number, reason) if reason is Limiter.PAUSED else None
-        events = self._take_events()
+        events = self.take_events()
         return msgspec.structs.replace(
             self.blank_record(knobs_version),
             seq=self._next_seq(),
@@ -218,7 +219,7 @@ class Observer:
             finishes=tuple(events.finishes),
             knobs=tuple(events.knobs),
             paused=paused,
-            deferrals=self._take_deferrals(),
+            deferrals=self.take_deferrals(),
             turns=turns,
             paused_by=events.paused_by,
         )
@@ -276,7 +277,7 @@ class Observer:
             host_blocks=self._host(),
         )
 
-    def _take_deferrals(self) -> tuple[Deferral, ...]:
+    def take_deferrals(self) -> tuple[Deferral, ...]:
         waiting = self.scheduler.state.waiting
         deferrals, waiting.deferrals = waiting.deferrals, []
         return tuple(deferrals)
@@ -308,7 +309,8 @@ class Observer:
         self.seq += 1
         return self.seq
 
-    def _take_events(self) -> Events:
+    def take_events(self) -> Events:
+        """What no record has told yet; the caller's record does."""
         events, self._events = self._events, Events()
         return events
 
@@ -359,19 +361,26 @@ class Observer:
             counts["drafts"] += int(np.count_nonzero(plan.drafts))
             counts["accepted_draft_tokens"] += settled.accepted_drafts
         counts["busy_s"] += timing.end_s - timing.start_s
+        for name, more in self.admitted(planned).items():
+            counts[name] += more
+
+    def admitted(self, planned: PlannedStep) -> Counter[str]:
+        """What the totals gain by a step's admissions."""
+        gained = Counter[str]()
         for started in planned.started:
             if started.resumed:
                 continue
-            counts["admitted"] += 1
-            counts["prompt_tokens"] += started.request.num_prompt_tokens
-            counts["cached_tokens"] += started.request.cached_tokens
+            gained["admitted"] += 1
+            gained["prompt_tokens"] += started.request.num_prompt_tokens
+            gained["cached_tokens"] += started.request.cached_tokens
             if self.scheduler.state.kv.caching:
-                counts["cache_queries"] += started.request.num_prompt_tokens
+                gained["cache_queries"] += started.request.num_prompt_tokens
         for entry in planned.admissions:
             if entry.resumed:
-                counts["reused_tokens"] += entry.cached_tokens
+                gained["reused_tokens"] += entry.cached_tokens
             else:
-                counts["external_tokens"] += entry.external_tokens
+                gained["external_tokens"] += entry.external_tokens
+        return gained
 
     def skip(self, steps: int, totals: Totals, finishes: list[Finish]) -> None:
         """Steps were reported elsewhere; `totals` are those after them, but for what finished."""
@@ -385,7 +394,8 @@ class Observer:
             self._queued_s.pop(finish.number, None)
             self.counts[COUNTED_AS.get(finish.reason, "finished")] += 1
 
-    def _move_queue(self, planned: PlannedStep) -> None:
+    def move_queue(self, planned: PlannedStep) -> None:
+        """A step is told that took requests from the queue or sent them back."""
         for admission in planned.admissions:
             self._queued_s.pop(admission.number, None)
         for preemption in planned.preemptions:
@@ -484,11 +494,8 @@ class Observer:
         )
 
 
-def _growth(settled: Settled, ends: list[Finish]) -> tuple[bytes, bytes, bytes]:
-    """`grown`, `grown_blocks` and `grown_groups` of the step, without requests whose end an earlier record has told."""
-    planned, told = settled.planned, set[int]()
-    if settled.ended_before:
-        told = {*settled.ended_before} - {finish.number for finish in ends}
+def growth(planned: PlannedStep, told: set[int]) -> tuple[bytes, bytes, bytes]:
+    """`grown`, `grown_blocks` and `grown_groups` of a step, without requests whose end an earlier record has told."""
     if planned.group_growth or (planned.started and planned.started[0].further):
         return _group_growth(planned, told)
     tables = planned.new_blocks

@@ -1,5 +1,6 @@
 """A stretch: steps in which nothing but decoding happens, computed together, every figure as single steps give it.
 
+Its first steps may have been under way before, and those may end prompts.
 Only a simulated device's steps are known before they run. Between the steps of a stretch there is no state to look
 at: whoever needs that, as a recording does for its keyframes, takes single steps.
 """
@@ -7,12 +8,26 @@ at: whoever needs that, as a recording does for its keyframes, takes single step
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 
 import msgspec
 import numpy as np
-from schedtop.engine.contract.telemetry import ROW_FIELDS, Blocks, Finish, Head, Limiter, StepRecord, Totals
+from schedtop.engine.contract.telemetry import (
+    ROW_FIELDS,
+    Admission,
+    Arrival,
+    Blocks,
+    Deferral,
+    Finish,
+    Head,
+    Limiter,
+    Preemption,
+    Refusal,
+    StepRecord,
+    Totals,
+)
 from schedtop.engine.kv.block_pool import HELD, in_order
 from schedtop.engine.scheduler.books.request_table import COLUMNS, IntArray
 from schedtop.engine.scheduler.books.state import Batch, PlannedStep, State
@@ -32,19 +47,47 @@ from schedtop.engine.scheduler.decodes import (
     take_blocks,
     until,
 )
+from schedtop.engine.scheduler.late_results import Present
+from schedtop.engine.scheduler.settle import note_first_tokens
 from schedtop.engine.sim.worker import SimWorker
 from schedtop.engine.step.engine import Engine
-from schedtop.engine.step.observer import packed
+from schedtop.engine.step.observer import Events, growth, packed
 from schedtop.engine.step.stages import Stages
 
 FEWEST_STEPS = 2
-"""Fewer are as quick one by one."""
+"""Fewer are as quick one by one. The last one was not yet under way before."""
 MOST_OUTPUTS = 1 << 16
 """Of one stretch: bounds its memory, and how long nobody hears of it."""
 
 TOKENS, COMPUTED, NEEDED, EMITTED, BLOCKS, FLAGS = (
     ROW_FIELDS.index(name) for name in ("tokens", "computed", "needed", "emitted", "blocks", "flags")
 )
+
+
+class Requests(msgspec.Struct, frozen=True):
+    """What a step's record says of requests that come, start and go; the fields are a `StepRecord`'s.
+
+    `num_rows`: rows of the record.
+    """
+
+    num_rows: int
+    arrivals: tuple[Arrival, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    admissions: tuple[Admission, ...] = ()
+    preemptions: tuple[Preemption, ...] = ()
+    ttft_s: tuple[tuple[int, float], ...] = ()
+    finishes: tuple[Finish, ...] = ()
+
+
+class Begun(msgspec.Struct, frozen=True):
+    """A step that was under way before, as its record tells it. `gained`: what totals gain besides decoded tokens."""
+
+    batch: Batch
+    present: Present
+    head: Head | None
+    oldest_queued_s: float | None
+    first_tokens: tuple[tuple[int, float], ...]
+    gained: Counter[str]
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -63,19 +106,21 @@ class Times(msgspec.Struct, frozen=True):
 class Stretch(msgspec.Struct, frozen=True):
     """What some turns came to. A `Report` takes it in place of their records.
 
-    `common`: what their records share; `seq`, `step`, `blocks` and `totals` are those before the first. `rows_each`:
-    input rows of a request that decodes. `columns`: the request table before. `told`: the turns in which a step was
-    told, the first `len(under_way)` of them one that was under way before.
-    `heads`: those of the latter. `new_blocks[i]` went to row `needs.rows[i]`. `itl_s`: float32 (turns, rows), NaN where
+    `common`: what their records share; `seq`, `step`, `blocks` and `totals` are those before the first. `slots`: input
+    rows for the drafts of a request. `columns`: the request table before. `told`: the turns in which a step was told,
+    the first of them those of `begun`. The first record tells `events`, `deferrals` and `changed_before`.
+    `new_blocks[i]` went to row `needs.rows[i]`. `itl_s`: float32 (turns, rows), NaN where
     a row was not told. All below is as the last turn left it; a request finishes in no other.
     """
 
     common: StepRecord
-    rows_each: int
+    slots: int
     outlook: Outlook
     columns: IntArray
-    under_way: list[Batch]
-    heads: list[Head | None]
+    begun: list[Begun]
+    events: Events
+    deferrals: tuple[Deferral, ...]
+    changed_before: dict[int, int]
     times: Times
     told: list[int]
     needs: Needs
@@ -95,11 +140,6 @@ class Stretch(msgspec.Struct, frozen=True):
         return self.times.turns_s.item(-1)
 
     @property
-    def ttft_s(self) -> tuple[tuple[int, float], ...]:
-        """Nobody gets a first token."""
-        return ()
-
-    @property
     def blocks(self) -> Blocks:
         """The pool after the last step."""
         return self.last_blocks
@@ -107,8 +147,24 @@ class Stretch(msgspec.Struct, frozen=True):
     @property
     def blocks_in_use(self) -> int:
         """The most that a step told of had in use after scheduling; those planned here free nothing."""
-        before = [batch.planned.blocks_in_use for batch in self.under_way if batch.plan.num_rows]
-        return max(self._in_use(self.told[-1] - len(self.under_way)), *before, 0)
+        before = [begun.batch.planned.blocks_in_use for begun in self.begun if begun.batch.plan.num_rows]
+        return max(self._in_use(self.told[-1] - self.outlook.lag), *before, 0)
+
+    def requests(self) -> Iterator[Requests]:
+        """Who came, started and went, by step; steps in which nobody did are left out."""
+        for turn, begun in enumerate(self.begun):
+            arrivals, refusals = (self.events.arrivals, self.events.refusals) if turn == 0 else ([], [])
+            admissions = begun.batch.planned.admissions
+            if arrivals or refusals or admissions or begun.first_tokens:
+                yield Requests(
+                    begun.batch.columns.shape[1],
+                    tuple(arrivals),
+                    tuple(refusals),
+                    tuple(admissions),
+                    ttft_s=begun.first_tokens,
+                )
+        if self.finishes:
+            yield Requests(self.columns.shape[1], finishes=tuple(self.finishes))
 
     def deliveries(self) -> Iterator[tuple[IntArray, float]]:
         """The requests that got outputs, and when they got their newest."""
@@ -120,14 +176,20 @@ class Stretch(msgspec.Struct, frozen=True):
         common, turns_s = self.common, self.times.turns_s.tolist()
         executed_s, gaps_s = self.times.executed_s.tolist(), np.frombuffer(self.itl_s, np.float32)
         gaps_s = gaps_s.reshape(self.needs.turns, -1)
-        busy_s, outputs, since = common.totals.busy_s, 0, 0
+        busy_s, outputs, since, gained = common.totals.busy_s, 0, 0, Counter[str]()
+        changed = dict(self.changed_before)
         for count, turn in enumerate(self.told, 1):
             start_s, end_s = turns_s[turn : turn + 2]
             rows, itl_s, record = self._step_told(turn, gaps_s[turn])
-            tokens = int(np.add.reduce(rows[TOKENS]))
-            busy_s, outputs = busy_s + (end_s - start_s), outputs + tokens
+            tokens, num_busy = int(np.add.reduce(rows[TOKENS])), int(np.count_nonzero(rows[TOKENS]))
+            busy_s, outputs = busy_s + (end_s - start_s), outputs + num_busy
+            oldest_queued_s = self.oldest_queued_s
+            if turn < len(self.begun):
+                gained += self.begun[turn].gained
+                oldest_queued_s = self.begun[turn].oldest_queued_s
             begin, end = self.needs.at.searchsorted((since, turn + 1)).tolist()
             blocks, since = self._blocks(turn), turn + 1
+            changed |= dict.fromkeys(self.new_blocks[begin:end], HELD)
             record = msgspec.structs.replace(
                 record,
                 seq=common.seq + count,
@@ -136,22 +198,25 @@ class Stretch(msgspec.Struct, frozen=True):
                 end_s=end_s,
                 execute_s=executed_s[turn],
                 scheduled_tokens=tokens,
-                decode_tokens=tokens,
-                input_rows=tokens * self.rows_each,
+                decode_tokens=record.decode_tokens or tokens,
+                input_rows=tokens + num_busy * self.slots,
                 rows=rows.tobytes(),
                 itl_s=itl_s,
-                oldest_wait_s=None if self.oldest_queued_s is None else end_s - self.oldest_queued_s,
+                oldest_wait_s=None if oldest_queued_s is None else end_s - oldest_queued_s,
                 blocks=blocks,
-                changed_blocks=packed(in_order(dict.fromkeys(self.new_blocks[begin:end], HELD))),
-                totals=_counted(common, count, outputs, busy_s, self.rows_each),
+                changed_blocks=packed(in_order(changed)),
+                totals=_counted(common, count, outputs, busy_s, self.slots, gained),
             )
+            changed = {}
+            if count == 1:
+                record = self._opening(record)
             yield self._closing(record) if turn == self.told[-1] else record
 
     def _step_told(self, turn: int, gaps_s: Gaps) -> tuple[IntArray, bytes, StepRecord]:
         """The rows, gaps and record of the step reported in a turn: planned in an earlier one, or before all."""
-        planned_in = turn - len(self.under_way)
-        if planned_in < 0:
-            return self._old_step(self.under_way[turn], gaps_s, self.heads[turn])
+        if turn < len(self.begun):
+            return self._step_begun(self.begun[turn], gaps_s)
+        planned_in = turn - self.outlook.lag
         rows = _columns_at(self.columns, self.outlook, self.needs, planned_in)
         rows[EMITTED] = rows[TOKENS]
         begin, end = self.needs.at.searchsorted((planned_in, planned_in + 1)).tolist()
@@ -165,22 +230,38 @@ class Stretch(msgspec.Struct, frozen=True):
         )
         return rows, gaps_s.tobytes(), record
 
-    def _old_step(self, batch: Batch, gaps_s: Gaps, head: Head | None) -> tuple[IntArray, bytes, StepRecord]:
-        planned, rows = batch.planned, batch.columns.copy()
-        rows[EMITTED] = rows[TOKENS]
+    def _step_begun(self, begun: Begun, gaps_s: Gaps) -> tuple[IntArray, bytes, StepRecord]:
+        planned, present, rows = begun.batch.planned, begun.present, begun.batch.columns.copy()
+        rows[EMITTED] = rows[TOKENS] > 0
         itl_s: Gaps = np.full(rows.shape[1], np.nan, dtype=np.float32)
-        itl_s[rows[TOKENS] > 0] = gaps_s[~np.isnan(gaps_s)]
-        blocks = [block for ids in planned.new_blocks.values() for block in ids]
+        itl_s[present.at] = gaps_s[present.rows]
+        grown, grown_blocks, grown_groups = growth(planned, set())
         record = msgspec.structs.replace(
             self.common,
             planned_s=planned.now_s,
+            decode_tokens=planned.decode_tokens,
+            prefill_tokens=int(np.add.reduce(rows[TOKENS])) - planned.decode_tokens,
             limiter=planned.limiter.value,
-            head=head,
+            head=begun.head,
+            ttft_s=begun.first_tokens,
+            admissions=tuple(planned.admissions),
             blocks_in_use=planned.blocks_in_use,
-            grown=packed([n for number, ids in planned.new_blocks.items() for n in (number, len(ids))]),
-            grown_blocks=packed(blocks),
+            grown=grown,
+            grown_blocks=grown_blocks,
+            grown_groups=grown_groups,
         )
         return rows, itl_s.tobytes(), record
+
+    def _opening(self, record: StepRecord) -> StepRecord:
+        """The first step's record, with what happened before it."""
+        events = self.events
+        return msgspec.structs.replace(
+            record,
+            arrivals=tuple(events.arrivals),
+            refusals=tuple(events.refusals),
+            paused_by=events.paused_by,
+            deferrals=self.deferrals,
+        )
 
     def _in_use(self, turn: int) -> int:
         """Blocks in use once the step of a turn was planned."""
@@ -225,19 +306,23 @@ def _columns_at(columns: IntArray, outlook: Outlook, needs: Needs, turn: int) ->
     return rows
 
 
-def _counted(common: StepRecord, steps: int, outputs: int, busy_s: float, rows_each: int) -> Totals:
-    """The totals after so many steps and outputs."""
+def _counted(
+    common: StepRecord, steps: int, outputs: int, busy_s: float, slots: int, gained: Mapping[str, int]
+) -> Totals:
+    """The totals after so many steps and outputs, and what else steps gained."""
     totals = common.totals
-    return msgspec.structs.replace(
+    decoded = msgspec.structs.replace(
         totals,
         steps=totals.steps + steps,
         scheduled_tokens=totals.scheduled_tokens + outputs,
         output_tokens=totals.output_tokens + outputs,
         token_budget=totals.token_budget + steps * common.token_budget,
-        input_rows=totals.input_rows + outputs * rows_each,
+        input_rows=totals.input_rows + outputs * (1 + slots),
         input_budget=totals.input_budget + steps * common.input_budget,
         busy_s=busy_s,
     )
+    more = {name: getattr(decoded, name) + count for name, count in gained.items()}
+    return msgspec.structs.replace(decoded, **more) if more else decoded
 
 
 def records_of(done: StepRecord | Stretch) -> Iterable[StepRecord]:
@@ -246,16 +331,23 @@ def records_of(done: StepRecord | Stretch) -> Iterable[StepRecord]:
 
 
 def run_stretch(engine: Engine, until_s: float = math.inf, most_steps: int = MOST_OUTPUTS) -> Stretch | None:
-    """Take the next turns that start before `until_s` and do nothing but decode; None, and nothing done, if few do."""
-    worker, state, observer = engine.worker, engine.scheduler.state, engine.observer
-    if not isinstance(worker, SimWorker) or engine.paused or observer.has_events:
+    """Take the next turns that start before `until_s` and do nothing but decode.
+
+    None if few do; then nothing was done, or the next step was planned, with those who have arrived.
+    """
+    worker, state, now_s = engine.worker, engine.scheduler.state, engine.clock_s
+    if not isinstance(worker, SimWorker) or engine.paused or engine.observer.has_events:
+        return None
+    if until_s <= now_s or most_steps <= len(state.under_way) + 1:
         return None
     wake_s = engine.next_wake_s()
+    if wake_s is not None and wake_s <= now_s:
+        if not engine.may_begin_turn:
+            return None
+        engine.begin_turn()
+        wake_s = engine.next_wake_s()
     until_s = until_s if wake_s is None else min(until_s, wake_s)
-    if until_s <= engine.clock_s:
-        return None
-    outlook = decodes_ahead(state)
-    fewest = max(FEWEST_STEPS, state.config.max_concurrent_batches)
+    outlook, fewest = decodes_ahead(state), max(FEWEST_STEPS, len(state.under_way) + 1)
     if outlook is None or outlook.turns < fewest:
         return None
     turns = min(outlook.turns, most_steps, MOST_OUTPUTS // state.table.size)
@@ -282,11 +374,15 @@ def _last_told(outlook: Outlook, turns: int) -> int:
 
 def _foresee(engine: Engine, worker: SimWorker, outlook: Outlook, turns: int) -> Times:
     """When so many turns would begin and end."""
-    before, elapsed_s = _computed_before(engine), np.zeros(turns)
-    for turn, rows in outlook.rounds():
-        elapsed_s[turn :: outlook.period] = worker.decode_s(before[rows], len(range(turn, turns, outlook.period)))
+    elapsed_s, period = np.zeros(turns), outlook.period
     if engine.stages is not None:
+        before = _computed_before(engine, outlook)
+        for turn, rows in outlook.rounds():
+            elapsed_s[turn::period] = worker.decode_s(before[rows], len(range(turn, turns, period)))
         return _staged(engine, elapsed_s, deepcopy(engine.stages))
+    table, begun = engine.scheduler.state.table, engine.scheduler.state.under_way
+    elapsed_s[: len(begun)] = [worker.elapsed_s(batch.plan) for batch in begun]
+    elapsed_s[len(begun) :] = worker.decode_s(table.num_computed[: table.size], turns - len(begun))
     turns_s = np.empty(turns + 1)
     turns_s[0], turns_s[1:] = engine.clock_s, elapsed_s
     np.add.accumulate(turns_s, out=turns_s)
@@ -309,10 +405,10 @@ def _staged(engine: Engine, elapsed_s: Floats, stages: Stages) -> Times:
     return Times(np.array(turns_s), elapsed_s, np.array(executed_s))
 
 
-def _computed_before(engine: Engine) -> IntArray:
-    """Tokens of each row that were computed before what is under way."""
+def _computed_before(engine: Engine, outlook: Outlook) -> IntArray:
+    """Tokens of each row that come before its next output."""
     table = engine.scheduler.state.table
-    before: IntArray = table.num_computed[: table.size] - table.in_flight[: table.size]
+    before: IntArray = table.num_computed[: table.size] - outlook.coming
     return before
 
 
@@ -323,9 +419,11 @@ def _run(engine: Engine, worker: SimWorker, outlook: Outlook, needs: Needs, time
         _staged(engine, times.elapsed_s, engine.stages)
     limiter, head = _limiter(outlook.head), observer.look_at(outlook.head)
     common = observer.blank_record(engine.knobs_version, executed=True, limiter=limiter, head=head)
+    events, deferrals = observer.take_events(), observer.take_deferrals()
     columns = table.data[: len(COLUMNS), :size].copy()
-    under_way = list(state.under_way)
-    heads = [observer.look_at(batch.planned.head) for batch in under_way]
+    begun = _begun(engine, outlook, times)
+    gained = sum([step.gained for step in begun], Counter[str]())
+    changed_before = state.kv.pool.take_changes()
     told = _turns_told(outlook, turns)
     new_blocks = take_blocks(state, needs, told[-2] + 1 if len(told) > 1 else 0)
     sampled, gaps_s = _outputs(engine, worker, outlook, times)
@@ -337,18 +435,20 @@ def _run(engine: Engine, worker: SimWorker, outlook: Outlook, needs: Needs, time
     busy_s = common.totals.busy_s
     for length_s in (times.turns_s[1:] - times.turns_s[:-1]).tolist():  # one by one, as the totals add up
         busy_s += length_s
-    outputs, rows_each = int(np.add.reduce(outlook.times_told(turns))), 1 + state.config.draft_slots
+    outputs, slots = int(np.add.reduce(outlook.times_told(turns))), state.config.draft_slots
     end_s = times.turns_s.item(-1)
     finishes = end_decoded(state, end_s)
-    observer.skip(len(told), _counted(common, len(told), outputs, busy_s, rows_each), finishes)
+    observer.skip(len(told), _counted(common, len(told), outputs, busy_s, slots, gained), finishes)
     engine.skip_turns(turns, end_s)
     return Stretch(
         common=common,
-        rows_each=rows_each,
+        slots=slots,
         outlook=outlook,
         columns=columns,
-        under_way=under_way,
-        heads=heads,
+        begun=begun,
+        events=events,
+        deferrals=deferrals,
+        changed_before=changed_before,
         times=times,
         told=told,
         needs=needs,
@@ -362,6 +462,25 @@ def _run(engine: Engine, worker: SimWorker, outlook: Outlook, needs: Needs, time
         finishes=finishes,
         totals=observer.totals(),
     )
+
+
+def _begun(engine: Engine, outlook: Outlook, times: Times) -> list[Begun]:
+    """The steps that are under way, told in the first turns."""
+    observer, table, steps = engine.observer, engine.scheduler.state.table, []
+    fresh = np.isnan(table.last_s[: table.size])
+    for turn, batch in enumerate(engine.scheduler.state.under_way):
+        planned, plan, firsts = batch.planned, batch.plan, []
+        if fresh.any():
+            rows = (fresh & (outlook.tells == turn)).nonzero()[0].tolist()
+            firsts = note_first_tokens(table, rows, times.turns_s.item(turn + 1))
+        prefilled = int(np.add.reduce(plan.tokens)) - plan.num_rows
+        gained = observer.admitted(planned)
+        gained["scheduled_tokens"] = gained["input_rows"] = prefilled
+        observer.move_queue(planned)
+        head = observer.look_at(planned.head)
+        present, oldest_queued_s = outlook.presents[turn], observer.oldest_queued_s
+        steps.append(Begun(batch, present, head, oldest_queued_s, tuple(firsts), gained))
+    return steps
 
 
 def _turns_told(outlook: Outlook, turns: int) -> list[int]:
@@ -379,9 +498,9 @@ def _limiter(head: Head | None) -> Limiter:
 def _outputs(engine: Engine, worker: SimWorker, outlook: Outlook, times: Times) -> tuple[list[IntArray], Gaps]:
     """The outputs of each round (times, rows), and all gaps (turns, rows), NaN where a row is not told."""
     table, period, ends_s = engine.scheduler.state.table, outlook.period, times.turns_s[1:]
-    before, sampled = _computed_before(engine), []
+    before, sampled = _computed_before(engine, outlook), []
     gaps_s: Gaps = np.empty((len(ends_s), table.size), dtype=np.float32)
-    if period > 1:
+    if period > 1 or outlook.tells.any():
         gaps_s.fill(np.nan)
     for turn, rows in outlook.rounds():
         told_s = ends_s[turn::period]
@@ -402,7 +521,7 @@ def _batches(
     new_blocks: list[int],
 ) -> Iterator[Batch]:
     """The steps that are under way in the end."""
-    for turn in range(needs.turns - len(state.under_way), needs.turns):
+    for turn in range(needs.turns - outlook.lag, needs.turns):
         begin, end = needs.at.searchsorted((turn, turn + 1)).tolist()
         numbers = state.table.request[needs.rows[begin:end]].tolist()
         rows = _columns_at(columns, outlook, needs, turn)

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.latencies.slo import Slo
-from schedtop.engine.contract.telemetry import ROW_FIELDS, Arrival, Snapshot, StepRecord, row_matrix
+from schedtop.engine.contract.telemetry import (
+    ROW_FIELDS,
+    Admission,
+    Arrival,
+    Finish,
+    Preemption,
+    Refusal,
+    Snapshot,
+    StepRecord,
+    row_matrix,
+)
 
 Floats = npt.NDArray[np.float64]
 
@@ -36,6 +48,23 @@ class Unended:
     e2e_s: Floats
 
 
+class Moves(Protocol):
+    """What `Lives` and what counts by request read of a record."""
+
+    @property
+    def arrivals(self) -> Sequence[Arrival]: ...
+    @property
+    def refusals(self) -> Sequence[Refusal]: ...
+    @property
+    def admissions(self) -> Sequence[Admission]: ...
+    @property
+    def preemptions(self) -> Sequence[Preemption]: ...
+    @property
+    def ttft_s(self) -> Sequence[tuple[int, float]]: ...
+    @property
+    def finishes(self) -> Sequence[Finish]: ...
+
+
 class Lives:
     """Takes in records in order. With `keep_gaps` it remembers the gaps of those who are live."""
 
@@ -61,6 +90,11 @@ class Lives:
 
     def add(self, record: StepRecord) -> None:
         """Take in the next record."""
+        self.move(record)
+        self.deliver_rows(record)
+
+    def move(self, record: Moves) -> None:
+        """Take in who came, started and went by a record."""
         for arrival in record.arrivals:
             self.of[arrival.number] = Life(arrival)
         for preemption in record.preemptions:
@@ -70,15 +104,18 @@ class Lives:
         for number, ttft_s in record.ttft_s:
             if (life := self.of.get(number)) is not None:
                 life.first_s = life.last_s = life.arrival.arrival_s + ttft_s
+        for finish in record.finishes:
+            self.of.pop(finish.number, None)
+        for refusal in record.refusals:
+            self.of.pop(refusal.number, None)
+
+    def deliver_rows(self, record: StepRecord) -> None:
+        """Take in what its rows got."""
         if record.rows:
             rows = row_matrix(record)
             self.deliver(rows[0][rows[_EMITTED] > 0], record.end_s)
             if self._keep_gaps:
                 self.keep(rows[0], np.frombuffer(record.itl_s, dtype=np.float32))
-        for finish in record.finishes:
-            self.of.pop(finish.number, None)
-        for refusal in record.refusals:
-            self.of.pop(refusal.number, None)
 
     def _move(self, number: int, waiting: bool) -> None:
         life = self.of.get(number)

@@ -192,9 +192,7 @@ class AdmissionPass:
 
 
 def _started(state: State, row: int, request: Request, resumed: bool) -> Started:
-    """Where steps overlap, the tables grow before this one is told of."""
-    if state.config.max_concurrent_batches == 1 and not request.further:
-        return Started(row, request, request.block_ids, resumed)
+    """The tables may grow before the step is told of."""
     table, *further = (table.copy() for table in state.kv.tables(request))
     return Started(row, request, table, resumed, further)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
-from schedtop.engine.contract.latencies.front_end import front_end_of
+from schedtop.engine.contract.latencies.front_end import FrontEnd, front_end_of
 from schedtop.engine.contract.latencies.slo import parse_slo
 from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.golden.case import Case, prompt_tokens
@@ -51,7 +51,7 @@ class Run:
         ]
         self.engine = self._engine(vocab)
         self.log: list[bytes] = []
-        self.report = Report(SLO)
+        self.report = Report(SLO, block_size=case.config.block_size, front_end=FrontEnd(0.1, 0.01, 0.001))
         self.num_stretched = 0
         self._serve()
 
@@ -165,14 +165,42 @@ def test_a_report_sees_the_fullest_pool_of_a_stretch() -> None:
     assert report.as_dict()["peak_kv_usage"] == 2 * 3 / 16
 
 
-def test_a_stretch_ends_before_an_arrival() -> None:
-    """Steps take half a second: the one that starts at 2.0 takes the arrival in."""
-    source = Script([ask("a", 3, outputs=20), ask("b", 3, arrival_s=2.0)])
+def test_a_stretch_ends_before_an_arrival_and_the_next_begins_with_it() -> None:
+    """Steps take half a second: the one that starts at 2.0 takes the arrival in, with its whole prompt."""
+    source = Script([ask("a", 3, outputs=20), ask("b", 3, outputs=8, arrival_s=2.0)])
     engine = engine_of(source=source, num_blocks=32)
     step(engine)
     assert stretch_of(engine).end_s == 2.0
+    first, *others = stretch_of(engine).records()
+    assert [arrival.number for arrival in first.arrivals] == [1]
+    assert [admission.number for admission in first.admissions] == [1]
+    assert first.ttft_s == ((1, 0.5),)
+    assert (first.prefill_tokens, first.decode_tokens, first.running) == (3, 1, 2)
+    assert [record.scheduled_tokens for record in others] == [2] * 7
+    assert not any(record.arrivals or record.admissions or record.ttft_s for record in others)
+
+
+def test_an_arrival_whose_prompt_takes_several_steps_is_planned_once() -> None:
+    source = Script([ask("a", 3, outputs=20), ask("b", 30, arrival_s=2.0)])
+    engine = engine_of(source=source, num_blocks=32, max_num_batched_tokens=10)
+    step(engine)
+    stretch_of(engine)
     assert run_stretch(engine) is None
-    assert step(engine).arrivals
+    record = step(engine)
+    assert (len(record.arrivals), len(record.admissions), record.scheduled_tokens) == (1, 1, 10)
+    assert record.end_s == 2.5
+
+
+def test_planned_ahead_a_stretch_begins_with_the_prompts_under_way() -> None:
+    source = Script([ask("a", 3, outputs=20), ask("b", 3, outputs=8, arrival_s=2.0)])
+    engine = engine_of(source=source, num_blocks=32, async_scheduling=True)
+    step(engine)
+    stretch_of(engine)
+    records = list(stretch_of(engine).records())
+    assert [len(record.arrivals) for record in records[:2]] == [1, 0]
+    assert [len(record.admissions) for record in records[:2]] == [0, 1]
+    assert [record.ttft_s for record in records[:2]] == [(), ((1, 1.0),)]
+    assert [record.scheduled_tokens for record in records[:3]] == [1, 4, 2]
 
 
 def test_a_stretch_ends_before_a_preemption() -> None:
