@@ -77,6 +77,7 @@ def _as_rows(arrivals: dict[int, Arrival], stopped: dict[int, int]) -> Iterator[
             id=arrival.id,
             adapter=arrival.adapter_label,
             skip_reading_prefix_cache=arrival.skip_reading_prefix_cache,
+            parent=arrival.parent,
         )
 
 

@@ -65,6 +65,17 @@ def cache_salt(value: object) -> str | None:
     return str(text).strip() or None if text is not None else None
 
 
+PARENT_COLUMN = "parent"
+
+
+def parent(value: object) -> str:
+    """What the children of one request have in common; empty for none. Raises `BadRowError` for what is no name."""
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    if isinstance(text, bool) or not isinstance(text, str | int | None) or len(str(text)) > 200:
+        raise BadRowError(f"{PARENT_COLUMN} is not a name", value)
+    return "" if text is None else str(text).strip()
+
+
 SKIP_COLUMN = "skip_reading_prefix_cache"
 _TRUTH = {"": False, "0": False, "false": False, "1": True, "true": True}
 

@@ -9,11 +9,13 @@ from typing import Any
 
 from schedtop.engine.workload.fields import (
     ADAPTER_COLUMNS,
+    PARENT_COLUMN,
     PRIORITY_COLUMN,
     SALT_COLUMN,
     SKIP_COLUMN,
     adapter_name,
     cache_salt,
+    parent,
     priority,
     seconds,
     skips_prefix_cache,
@@ -156,5 +158,6 @@ def _also(row: dict[str, Any]) -> dict[str, Any]:
         "priority": priority(row.get(PRIORITY_COLUMN)),
         "adapter": adapter,
         "cache_salt": cache_salt(row.get(SALT_COLUMN)),
+        PARENT_COLUMN: parent(row.get(PARENT_COLUMN)),
         SKIP_COLUMN: skips_prefix_cache(row.get(SKIP_COLUMN)),
     }

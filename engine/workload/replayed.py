@@ -211,6 +211,7 @@ def _ask(row: TraceRow, own_s: float, spec: WorkloadSpec, width: int | None, pre
         images,
         row.cache_salt,
         row.skip_reading_prefix_cache,
+        row.parent,
     )
 
 
