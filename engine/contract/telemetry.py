@@ -779,7 +779,8 @@ class Submit(Command, tag=109, frozen=True):
 
     `prompt` is token ids, int32. `arrived_s` is when the client got it, on this machine's monotonic clock. The model's
     end tokens end it unless `ignore_eos`; `stop_token_ids` do in any case. Prefixes are shared with requests of the
-    same `cache_salt` and `adapter` (its name, empty for none) only; those of one `parent` answer one question. A client that hangs up ends its requests.
+    same `cache_salt` and `adapter` (its name, empty for none) only; those of one `parent` answer one question. A client
+    that hangs up ends its requests.
     """
 
     id: int

@@ -9,6 +9,7 @@ from typing import Any
 
 from schedtop.engine.workload.fields import (
     ADAPTER_COLUMNS,
+    IMAGE_COLUMNS,
     PARENT_COLUMN,
     PRIORITY_COLUMN,
     SALT_COLUMN,
@@ -34,8 +35,6 @@ from schedtop.engine.workload.trace import (
     TraceRow,
     note_unused,
 )
-
-IMAGE_COLUMNS = ("numimages", "num_images")
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,9 @@ def adapter_name(value: object, name: str) -> str:
     return "" if text.lower() in NO_ADAPTER else text
 
 
+IMAGE_COLUMNS = ("numimages", "num_images")
+"""Lower-case, as a format's own columns are."""
+
 SALT_COLUMN = "cache_salt"
 
 
