@@ -56,6 +56,7 @@ def facts(history: Past, entries: list[Entry], slos_s: dict[str, float]) -> dict
         "paused": state.paused,
         "running": state.num_running,
         "waiting": state.num_waiting,
+        "parents": len({known.arrival.parent for known in state.requests.values()} - {""}),
         "oldest_wait_s": record.oldest_wait_s if record is not None else None,
         "head": describe_head(record.head) if record is not None and record.head is not None else None,
         "kv_in_use": blocks.held + blocks.shared if blocks is not None else None,
@@ -90,7 +91,8 @@ def page(found: dict[str, Any]) -> Iterator[str]:
     yield f"status: {found['status']}"
     yield f"engine: {text.clean(found['model'])} on {text.clean(found['device'])}, step {found['step']}"
     wait = f", oldest wait {text.duration(found['oldest_wait_s'])}" if found["waiting"] else ""
-    yield f"requests: {found['running']} running, {found['waiting']} waiting{wait}"
+    whose = f", children of {text.plural(found['parents'], 'parent')}" if found["parents"] else ""
+    yield f"requests: {found['running']} running, {found['waiting']} waiting{wait}{whose}"
     if found["kv_blocks"]:
         share = text.share(found["kv_in_use"], found["kv_blocks"])
         yield f"KV: {found['kv_in_use']} of {found['kv_blocks']} blocks in use ({share})"

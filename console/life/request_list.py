@@ -33,7 +33,7 @@ class RequestRow(NamedTuple):
 
     `done` are tokens of the prompt that have state; `computed` of `needed` all that have, outputs too: what a recompute
     has to get back. `adapter` is what its LoRA adapter is called, empty for none. `full` are
-    those of the `kv` blocks that full attention holds, where other layers forget.
+    those of the `kv` blocks that full attention holds, where other layers forget. `parent` is whose child it is.
     """
 
     number: int
@@ -54,6 +54,7 @@ class RequestRow(NamedTuple):
     needed: int
     adapter: str = ""
     full: int = 0
+    parent: str = ""
 
     @property
     def progress(self) -> float:
@@ -76,6 +77,7 @@ COLUMNS: tuple[tuple[str, str, int], ...] = (
     ("preempt", "PREEMPT", 8),
     ("priority", "PRIO", 6),
     ("adapter", "ADAPTER", 12),
+    ("parent", "PARENT", 12),
 )
 """Field of `RequestRow`, title, and width in cells. The id takes what room is left."""
 
@@ -133,6 +135,7 @@ class RequestList:
             needed=needed,
             adapter=text.identity(arrival.adapter_label, 40),
             full=self._full_blocks(number),
+            parent=text.identity(arrival.parent, 40),
         )
 
     def id(self, number: int) -> str:
@@ -154,6 +157,11 @@ class RequestList:
     def has_adapters(self) -> bool:
         """Whether anybody asks for a LoRA adapter."""
         return any(self._state.requests[number].arrival.adapter for number in self.numbers)
+
+    @property
+    def has_parents(self) -> bool:
+        """Whether anybody is the child of a request for several answers."""
+        return any(self._state.requests[number].arrival.parent for number in self.numbers)
 
     def ordered(self, numbers: list[int], column: str, descending: bool) -> list[int]:
         """Sorted by a column; equal ones stay as they were, and unknown values come last either way."""
@@ -210,7 +218,7 @@ class FilterError(ValueError):
 
 
 class Filter:
-    """Words that must all hold: a piece of id, state or adapter, `kv>40`, `age>2s`; `!` before one for its contrary.
+    """Words that must all hold: a piece of id, state, adapter or parent, `kv>40`, `age>2s`; `!` excludes.
 
     What is not understood keeps everything and is reported in `problems`.
     """
@@ -241,12 +249,12 @@ def _test(word: str) -> Test:
     found = _COMPARISON.fullmatch(word)
     if found is not None:
         return _comparison(word, *found.groups())
-    return lambda row: word in row.id.lower() or word in row.state or word in row.adapter.lower()
+    return lambda row: any(word in said.lower() for said in (row.id, row.state, row.adapter, row.parent))
 
 
 def _comparison(word: str, name: str, sign: str, limit: str) -> Test:
     field = "priority" if name == "prio" else name
-    if field in ("id", "state", "adapter"):
+    if field in ("id", "state", "adapter", "parent"):
         raise FilterError(f"{word}: write {limit or 'a piece of it'} alone")
     if field not in _UNITS:
         raise FilterError(f"{word}: compare {', '.join(_UNITS)}")

@@ -384,6 +384,8 @@ def _figures_of_life(life: Life) -> list[tuple[str, str]]:
         figures.append(("computed again", f"{life.recomputed_tokens} tok"))
     if life.arrival.adapter:
         figures.append(("adapter", text.identity(life.arrival.adapter_label, 20)))
+    if life.arrival.parent:
+        figures.append(("parent", text.identity(life.arrival.parent, 20)))
     if life.arrival.images:
         figures.append(("images", str(len(life.arrival.images))))
     if life.arrival.client:

@@ -18,8 +18,8 @@ _STATE_ROLES = {
     "wait": "muted",
     "preempted": "breach",
 }
-_LEFT = ("id", "state", "progress", "adapter")
-_MAKE_ROOM = ("progress", "cached", "prompt", "out", "preempt", "full", "adapter")
+_LEFT = ("id", "state", "progress", "adapter", "parent")
+_MAKE_ROOM = ("progress", "cached", "prompt", "out", "preempt", "full", "adapter", "parent")
 """Columns that are left out where there is no room, in this order."""
 
 _ID_CELLS = 13, 30
@@ -43,10 +43,11 @@ PROGRESS cached prompt (broken line), computed prompt (thin), outputs (thick), a
 KV       blocks held, FULL those of full attention where other layers forget
 AGE      since arrival      TTFT, ITL  in ms; ITL is the newest gap
 PREEMPT  how often it was preempted     PRIO  lower is more urgent     ADAPTER  its LoRA adapter
+PARENT   whose child it is, where a request asked for several answers
 A letter before the id marks a row, which is tinted: T past its TTFT SLO, I its newest gap is past the ITL SLO,
 V preempted, 0 starved.
-< and > choose the sorting column, I inverts it. / filters: words match id, state or adapter, kv>40, out<10,
-age>2s, itl>80ms, prompt>=1000, progress>50% compare, ! before one excludes; all must hold. Esc clears it.
+< and > choose the sorting column, I inverts it. / filters: words match id, state, adapter or parent, kv>40,
+out<10, age>2s, itl>80ms, prompt>=1000, progress>50% compare, ! before one excludes; all must hold. Esc clears it.
 f keeps the selected request in sight, F keeps the order while values go on changing. Enter shows its life."""
 
     def __init__(self, view: View, *, id: str) -> None:
@@ -171,6 +172,7 @@ f keeps the selected request in sight, F keeps the order while values go on chan
             "priority": self.view.history.policy == "priority",
             "adapter": self.list.has_adapters,
             "full": self.list.has_groups,
+            "parent": self.list.has_parents,
         }
         listed = [
             (name, title, self._id_cells if name == "id" else size)

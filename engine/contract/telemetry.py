@@ -110,7 +110,8 @@ class Arrival(Message, frozen=True):
     """A request the scheduler received. `prefix_keys` joins `PREFIX_KEY_BYTES` of each full prompt block's key.
 
     `client` is who asked, where the request says so. `images` are offsets, lengths and names; `adapter` 0 is none,
-    `adapter_name` what its workload calls it.
+    `adapter_name` what its workload calls it. `parent` is the same for requests that answer one question, as vLLM makes
+    them of `n`.
     """
 
     number: int
@@ -127,6 +128,7 @@ class Arrival(Message, frozen=True):
     skip_reading_prefix_cache: bool = False
     images: tuple[tuple[int, int, str], ...] = ()
     adapter_name: str = ""
+    parent: str = ""
 
     @property
     def adapter_label(self) -> str:
@@ -782,7 +784,8 @@ class Submit(Command, tag=109, frozen=True):
 
     `prompt` is token ids, int32. `arrived_s` is when the client got it, on this machine's monotonic clock. The model's
     end tokens end it unless `ignore_eos`; `stop_token_ids` do in any case. Prefixes are shared with requests of the
-    same `cache_salt` and `adapter` (its name, empty for none) only. A client that hangs up ends its requests.
+    same `cache_salt` and `adapter` (its name, empty for none) only; those of one `parent` answer one question. A client
+    that hangs up ends its requests.
     """
 
     id: int
@@ -797,6 +800,7 @@ class Submit(Command, tag=109, frozen=True):
     client: str = ""
     cache_salt: str = ""
     adapter: str = ""
+    parent: str = ""
 
 
 Incoming = SetKnobs | Pause | Resume | StepOnce | Abort | Drain | Join | EndTrial | Submit

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
+from schedtop.engine.contract.harmless import page
 from schedtop.engine.contract.telemetry import StepRecord, describe_head, row_columns
 
 
@@ -20,7 +21,7 @@ class Part(msgspec.Struct, frozen=True):
 class Divergence(msgspec.Struct, frozen=True):
     """The first step that is not the same in both runs; `parts` says in what, most telling first.
 
-    Its text has a line for each part and run.
+    Its text has a line for each part and run, whatever the names in it.
     """
 
     step: int
@@ -33,7 +34,7 @@ class Divergence(msgspec.Struct, frozen=True):
         for part in self.parts:
             lines.append(f"  {part.field:<{width}}  base     {part.base}")
             lines.append(f"  {'':<{width}}  variant  {part.variant}")
-        return "\n".join(lines)
+        return page(lines)
 
 
 Ids = Mapping[int, str]

@@ -242,6 +242,7 @@ def request_of(arrival: Arrival) -> Request:
         client=arrival.client,
         adapter=arrival.adapter,
         adapter_name=arrival.adapter_name,
+        parent=arrival.parent,
         skip_reading_prefix_cache=arrival.skip_reading_prefix_cache,
         images=tuple(Image(*image) for image in arrival.images),
         block_keys=path_keys(arrival.prefix_keys),

@@ -135,6 +135,7 @@ def ask_of(arrival: Arrival, block_size: int, ordinal: int, own_s: float) -> Ask
         adapter=arrival.adapter_label,
         images=tuple(Image(*image) for image in arrival.images),
         skip_reading_prefix_cache=arrival.skip_reading_prefix_cache,
+        parent=arrival.parent,
     )
 
 

@@ -46,6 +46,7 @@ class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     cache_salt: str | None = None
     skip_reading_prefix_cache: bool = False
     lora: int | None = None
+    parent: str = ""
     images: list[CaseImage] = []
     external: CaseExternal | None = None
     send_steps: int | None = None

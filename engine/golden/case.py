@@ -228,6 +228,7 @@ def make_request(asked: CaseRequest, arrival_s: float) -> Request:
         adapter=asked.lora or 0,
         images=_images(asked),
         skip_reading_prefix_cache=asked.skip_reading_prefix_cache,
+        parent=asked.parent,
     )
     if asked.ready_step > asked.arrival_step:
         request.deferred = Limiter.GRAMMAR

@@ -78,6 +78,7 @@ class Request:
 
     `prompt_token_ids` is int32; equal prompts share state only where `adapter` (0: none) and `cache_salt` are equal,
     too, and never with `skip_reading_prefix_cache`; `adapter_name` is what the workload calls the adapter;
+    `parent` is what the requests that answer one question have in common;
     `stop_token_ids` end it when sampled; times are seconds on the
     engine's clock. `block_ids` is its block table (-1: no longer needed) in the first KV group, `further` are those
     of the other groups. `block_keys` are the keys of its full blocks, whose tokens `key_hasher` has seen; the first
@@ -102,6 +103,7 @@ class Request:
     cache_salt: str | None = None
     adapter: int = 0
     adapter_name: str = ""
+    parent: str = ""
     images: tuple[Image, ...] = ()
 
     number: int = -1

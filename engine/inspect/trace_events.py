@@ -187,7 +187,9 @@ def _name(kind: str, pid: int, tid: int, name: str) -> Event:
 
 
 def _asked(arrival: Arrival) -> Event:
-    return {"prompt": arrival.prompt_tokens, "max": arrival.max_tokens, "priority": arrival.priority}
+    asked: Event = {"prompt": arrival.prompt_tokens, "max": arrival.max_tokens, "priority": arrival.priority}
+    also = {"adapter": arrival.adapter_label, "parent": arrival.parent, "images": len(arrival.images)}
+    return asked | {name: value for name, value in also.items() if value}
 
 
 def trace_events(snapshot: Snapshot, records: Iterable[StepRecord], model: str) -> Iterator[Event]:

@@ -54,7 +54,7 @@ HISTOGRAM_TEXTS = {
     "vllm:request_generation_tokens": "Output tokens of ended requests.",
     "vllm:request_max_num_generation_tokens": "Output tokens of the longest output of a request.",
     "vllm:request_params_max_tokens": "Output tokens asked for.",
-    "vllm:request_params_n": "Outputs asked for.",
+    "vllm:request_params_n": "Answers asked for: children of one parent are one request.",
     "vllm:request_prefill_kv_computed_tokens": "Prompt tokens computed, not cached.",
     "vllm:request_num_preemptions": "Preemptions of a request.",
     "vllm:iteration_tokens_total": "Tokens per step: outputs, and prompts in the step that ends them.",

@@ -11,7 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.kv_groups import has_windows
+<<<<<<< HEAD
 from schedtop.engine.contract.prefixes.lost_hits import PrefixMemory
+=======
+from schedtop.engine.contract.latencies.families import Families, Family
+from schedtop.engine.contract.lost_hits import PrefixMemory
+>>>>>>> rest
 from schedtop.engine.contract.telemetry import (
     MOST_DRAFTS,
     ROW_FIELDS,
@@ -80,13 +85,25 @@ class Buckets:
 class _Live:
     """What the page must remember of a request until it ends."""
 
-    __slots__ = ("adapter", "admitted", "cached_tokens", "client_wait_s", "max_tokens", "prompt_tokens", "runs")
+    __slots__ = (
+        *(
+            "adapter",
+            "admitted",
+            "cached_tokens",
+            "client_wait_s",
+            "is_child",
+            "max_tokens",
+            "prompt_tokens",
+            "runs",
+        ),
+    )
 
     def __init__(self, arrival: Arrival) -> None:
         self.prompt_tokens = arrival.prompt_tokens
         self.max_tokens = arrival.max_tokens
         self.client_wait_s = arrival.client_wait_s or 0.0
         self.adapter = arrival.adapter_label
+        self.is_child = bool(arrival.parent)
         self.admitted = self.runs = False
         self.cached_tokens = 0
 
@@ -108,6 +125,7 @@ class Counts:
         self.loops = self.knob_changes = 0
         self.starved = 0
         self._prefixes = PrefixMemory(header.block_size, has_windows(header.config))
+        self._families = Families(self._count_family)
         self.drafts = np.zeros((2, MOST_DRAFTS), dtype=np.int64)
         self.histograms = {
             "vllm:request_prompt_tokens": Buckets(tokens),
@@ -144,6 +162,7 @@ class Counts:
             self._count_moves(record)
             if record.arrivals or record.admissions or record.ttft_s or record.finishes or record.refusals:
                 self._prefixes.add(record)
+                self._families.add(record)
             for admission in record.admissions:
                 if not admission.resumed and admission.number in self._live:
                     self._live[admission.number].cached_tokens = admission.cached_tokens
@@ -207,9 +226,7 @@ class Counts:
         add = {name: buckets.add for name, buckets in self.histograms.items()}
         add["vllm:request_prompt_tokens"](live.prompt_tokens)
         add["vllm:request_generation_tokens"](finish.output_tokens)
-        add["vllm:request_max_num_generation_tokens"](finish.output_tokens)
         add["vllm:request_params_max_tokens"](live.max_tokens)
-        add["vllm:request_params_n"](1)
         add["vllm:request_num_preemptions"](finish.preemptions)
         add["vllm:request_queue_time_seconds"](finish.queue_s)
         add["vllm:request_time_per_output_token_seconds"](finish.tpot_s)
@@ -218,8 +235,18 @@ class Counts:
         add["vllm:request_prefill_time_seconds"](_less(finish.ttft_s, finish.queue_s))
         add["vllm:request_decode_time_seconds"](_less(finish.e2e_s, finish.ttft_s))
         add["schedtop_request_requeued_seconds"](finish.requeued_s if finish.preemptions else None)
+        if not live.is_child:
+            self._count_asked(1, finish.output_tokens)
         if finish.ttft_s is not None:
             add["vllm:request_prefill_kv_computed_tokens"](live.prompt_tokens - live.cached_tokens)
+
+    def _count_family(self, family: Family) -> None:
+        self._count_asked(family.children, family.most_outputs)
+
+    def _count_asked(self, answers: int, most_outputs: int) -> None:
+        """What a client asked for as one, as on vLLM's page."""
+        self.histograms["vllm:request_params_n"].add(answers)
+        self.histograms["vllm:request_max_num_generation_tokens"].add(most_outputs)
 
     @property
     def lost_hit_tokens(self) -> int:

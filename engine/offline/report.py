@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from schedtop.engine.contract.kv_groups import has_windows
 from schedtop.engine.contract.latencies.cohort import SHARES, Cohort
+from schedtop.engine.contract.latencies.families import Families, Family
 from schedtop.engine.contract.latencies.front_end import FrontEnd, front_end_of
 from schedtop.engine.contract.latencies.lives import Lives
 from schedtop.engine.contract.latencies.percentiles import Percentiles
@@ -73,6 +74,9 @@ class Report:
         self._classes = Classes()
         self._adapters = Classes(lambda arrival: arrival.adapter_label or None)
         self._askers = Classes(lambda arrival: arrival.client or None)
+        self._families = Families(self._add_family)
+        self._num_families = self._num_children = 0
+        self._family_e2e_s = Percentiles()
         self._prefixes = None if block_size is None else PrefixMemory(block_size, windows)
         self._ttft_s, self._tpot_s, self._e2e_s = Percentiles(), Percentiles(), Percentiles()
         self._itl_s = Percentiles("f")
@@ -108,6 +112,7 @@ class Report:
         self._classes.begin(snapshot)
         self._adapters.begin(snapshot)
         self._askers.begin(snapshot)
+        self._families.begin(snapshot)
         self._running, self._waiting = len(snapshot.running), len(snapshot.waiting)
 
     def add(self, record: StepRecord | Stretch) -> None:
@@ -154,7 +159,18 @@ class Report:
             self._host_blocks = record.host_blocks[1]
         if record.draft_tokens:
             self._drafts += draft_positions(record)
+<<<<<<< HEAD
         self._lives.deliver_rows(record)
+=======
+        if record.arrivals or record.ttft_s or record.admissions:
+            self._classes.add(record, self._lives)
+            self._adapters.add(record, self._lives)
+            self._askers.add(record, self._lives)
+            if self._prefixes is not None:
+                self._prefixes.add(record)
+        self._families.add(record)
+        self._lives.add(record)
+>>>>>>> rest
 
     def _add_stretch(self, stretch: Stretch) -> None:
         """Rows got one output in each step."""
@@ -164,6 +180,12 @@ class Report:
         if self.slo is not None and self.slo.itl_s is not None:
             numbers, gaps_s = stretch.columns[0], np.frombuffer(stretch.itl_s, dtype=np.float32)
             self._lives.keep(np.tile(numbers, len(gaps_s) // max(1, len(numbers))), gaps_s)
+<<<<<<< HEAD
+=======
+        for finish in stretch.finishes:
+            self._lives.of.pop(finish.number, None)
+        self._families.end(stretch.finishes)
+>>>>>>> rest
 
     def close(self, clock_s: float) -> None:
         """The run went on to `clock_s`, if it did not end later than that."""
@@ -179,6 +201,22 @@ class Report:
                 self._tpot_s.add(finish.tpot_s)
             if finish.e2e_s is not None:
                 self._e2e_s.add(finish.e2e_s)
+
+    def _add_family(self, family: Family) -> None:
+        self._num_families += 1
+        self._num_children += family.children
+        if family.last_s is not None:
+            self._family_e2e_s.add(family.last_s - family.first_s)
+
+    def _describe_families(self) -> dict[str, Any]:
+        """Children of a parent are one request to who asked: it ends with the last of them."""
+        unended = [max(0.0, self.clock_s - family.first_s) for family in self._families.open.values()]
+        return {
+            "ended": self._num_families,
+            "open": len(unended),
+            "children": self._num_children + sum(family.children for family in self._families.open.values()),
+            "e2e_s": self._family_e2e_s.cohort(unended).document(),
+        }
 
     def as_dict(self, since: Totals | None = None, start_s: float = 0.0) -> dict[str, Any]:
         """Plain JSON values; what cannot be known is None. `goodput` is there if an SLO was given.
@@ -234,6 +272,8 @@ class Report:
             document["requests"]["by_adapter"] = adapters
         if askers := self._askers.document(self._lives, self.clock_s):
             document["requests"]["by_client"] = askers
+        if self._num_families or self._families.open:
+            document["requests"]["parents"] = self._describe_families()
         if self.workload:
             document["workload"] = as_document(self.workload)
         if "client_waits_s" in self.workload:

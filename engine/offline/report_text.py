@@ -32,6 +32,7 @@ def report_text(document: dict[str, Any]) -> str:
         *_classes("priority", document["requests"]["by_class"]),
         *_classes("adapter", _busiest(document["requests"].get("by_adapter", {}))),
         *_classes("client", _busiest(document["requests"].get("by_client", {}))),
+        *_parents(document["requests"].get("parents")),
     ]
     if "goodput" in document:
         lines.append(_line("goodput", _goodput(document["goodput"])))
@@ -94,6 +95,14 @@ def _classes(kind: str, by_class: dict[str, Any]) -> list[str]:
         )
         for name, found in by_class.items()
     ]
+
+
+def _parents(found: dict[str, Any] | None) -> list[str]:
+    if found is None:
+        return []
+    e2e = ", ".join(f"{share} {bounded_text(found['e2e_s'], share)}" for share in ("p50", "p95"))
+    counts = f"{found['ended']:,} ended, {found['open']:,} open, of {found['children']:,} children"
+    return [_line("parents", f"{counts}; E2E to the last child {e2e}")]
 
 
 def _goodput(good: dict[str, Any]) -> str:

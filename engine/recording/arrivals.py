@@ -9,6 +9,7 @@ import numpy as np
 from schedtop.engine.contract.files.inputs import odd_file
 from schedtop.engine.contract.prefixes.paths import path_keys
 from schedtop.engine.contract.telemetry import Arrival, FinishReason
+from schedtop.engine.handoff.request import Image
 from schedtop.engine.recording.frames import MARK, MARK_BYTES, RecordingError
 from schedtop.engine.recording.reader import Recording
 from schedtop.engine.workload.trace import (
@@ -42,6 +43,10 @@ def read_arrivals(path: Path, tally: Tally) -> Trace:
         with Recording(path) as recording:
             rows = _rows(recording)
             notes = [recording.truncated] if recording.truncated else []
+            if any(row.placed_images for row in rows):
+                notes.append(
+                    "it has images: --encoder-budget N encodes N of their tokens in a step, else they cost nothing"
+                )
             return Trace("schedtop recording", iter(rows), block_tokens=recording.header.block_size, notes=notes)
     except RecordingError as error:
         raise TraceError(str(error)) from None
@@ -77,6 +82,8 @@ def _as_rows(arrivals: dict[int, Arrival], stopped: dict[int, int]) -> Iterator[
             id=arrival.id,
             adapter=arrival.adapter_label,
             skip_reading_prefix_cache=arrival.skip_reading_prefix_cache,
+            parent=arrival.parent,
+            placed_images=tuple(Image(*image) for image in arrival.images),
         )
 
 

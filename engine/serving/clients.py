@@ -88,6 +88,7 @@ class Clients:
             cache_salt=command.cache_salt or None,
             adapter=self._adapters.get(command.adapter, 0),
             adapter_name=command.adapter,
+            parent=command.parent,
         )
 
     def _token_ids(self, prompt: bytes) -> TokenIds:

@@ -542,6 +542,7 @@ def describe_arrival(request: Request, block_size: int) -> Arrival:
         skip_reading_prefix_cache=request.skip_reading_prefix_cache,
         images=tuple((image.offset, image.length, image.name) for image in request.images),
         adapter_name=request.adapter_name,
+        parent=request.parent,
     )
 
 

@@ -72,7 +72,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             f"{name:<{widths[0]}}  {base:>{widths[1]}}  {variant:>{widths[2]}}  {step}".rstrip()
             for name, base, variant, step in rows
         ]
-        return page([*lines, "", self.verdict(), *self._told()])
+        return page([*lines, "", *self.verdict().split("\n"), *self._told()])
 
     def _told(self) -> list[str]:
         """What to know of the base, and of the variant where it is not the same."""

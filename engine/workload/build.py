@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 
 import numpy as np
 from schedtop.engine.handoff.request import Request, SamplingParams, TokenIds
@@ -55,6 +56,7 @@ class RequestBuilder:
             adapter_name=adapter,
             cache_salt=ask.cache_salt,
             skip_reading_prefix_cache=ask.skip_reading_prefix_cache,
+            parent=ask.parent,
             images=tuple(image for image in ask.images if image.end <= len(prompt)),
         )
 
@@ -74,10 +76,11 @@ class RequestBuilder:
             keys = mixed(ask.shared[:pieces], self._seed)
             tokens[:shared] = key_tokens(keys, ask.shared_width, self._vocab_size)[:shared]
         if shared < ask.prompt_tokens:
-            key = mixed_number(ask.ordinal, ~self._seed)
+            ordinal = _ordinal_of(ask.parent) if ask.parent else ask.ordinal
+            key = mixed_number(ordinal, ~self._seed)
             tokens[shared:] = own_tokens(key, ask.prompt_tokens - shared, self._vocab_size)
             # Requests differ from the first token on, whatever the block size, until the vocabulary is used up.
-            tokens[shared] = ask.ordinal % self._vocab_size
+            tokens[shared] = ordinal % self._vocab_size
         return tokens
 
     def _from_text(self, text: bytes) -> TokenIds:
@@ -86,3 +89,8 @@ class RequestBuilder:
         else:
             tokens = np.asarray(self._encode(text.decode()), dtype=np.int32)
         return tokens[: self._max_prompt_tokens]
+
+
+def _ordinal_of(parent: str) -> int:
+    """The children of a parent have its prompt, so what is theirs alone follows from its name."""
+    return int.from_bytes(sha256(parent.encode()).digest()[:8])

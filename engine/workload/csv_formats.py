@@ -9,6 +9,8 @@ from typing import Any
 
 from schedtop.engine.workload.fields import (
     ADAPTER_COLUMNS,
+    IMAGE_COLUMNS,
+    PARENT_COLUMN,
     PRIORITY_COLUMN,
     SALT_COLUMN,
     SKIP_COLUMN,
@@ -16,6 +18,7 @@ from schedtop.engine.workload.fields import (
     adapter_name,
     cache_salt,
     date_stamps,
+    parent,
     plain_milliseconds,
     plain_seconds,
     priority,
@@ -32,8 +35,6 @@ from schedtop.engine.workload.trace import (
     TraceRow,
     note_unused,
 )
-
-IMAGE_COLUMNS = ("numimages", "num_images")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +142,11 @@ def csv_trace(header: Line, lines: Iterator[Line], tally: Tally) -> Trace | None
             places = {column: (lower.index(column), names[lower.index(column)]) for column in lower}
             rows = _rows(fmt, places, len(names), lines, tally)
             trace = Trace(fmt.name, rows, timed=fmt.time is not None, times=_TIMES[fmt.parser])
-            used = fmt.columns | {PRIORITY_COLUMN, SALT_COLUMN, SKIP_COLUMN, *ADAPTER_COLUMNS, *IMAGE_COLUMNS}
+            used = fmt.columns | {
+                *(PRIORITY_COLUMN, SALT_COLUMN, SKIP_COLUMN, PARENT_COLUMN),
+                *ADAPTER_COLUMNS,
+                *IMAGE_COLUMNS,
+            }
             trace.image_column = next((places[name][1] for name in IMAGE_COLUMNS if name in places), "")
             note_unused((name for name in names if name.lower() not in used), trace.notes)
             return trace
@@ -171,6 +176,7 @@ def _rows(
     priority_at, _ = places.get(PRIORITY_COLUMN, (None, ""))
     waits_at, waits_name = places.get(fmt.waits or "", (None, ""))
     salt_at, _ = places.get(SALT_COLUMN, (None, ""))
+    parent_at, _ = places.get(PARENT_COLUMN, (None, ""))
     skip_at, _ = places.get(SKIP_COLUMN, (None, ""))
     image_at, image_name = next((places[name] for name in IMAGE_COLUMNS if name in places), (None, ""))
     for number, line in lines:
@@ -190,6 +196,7 @@ def _rows(
             also: dict[str, Any] = {
                 "priority": 0 if priority_at is None else priority(cells[priority_at]),
                 "cache_salt": None if salt_at is None else cache_salt(cells[salt_at]),
+                PARENT_COLUMN: "" if parent_at is None else parent(cells[parent_at]),
                 SKIP_COLUMN: skip_at is not None and skips_prefix_cache(cells[skip_at]),
             }
             if prompt and (output or tally.pooling):

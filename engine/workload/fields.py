@@ -54,6 +54,9 @@ def adapter_name(value: object, name: str) -> str:
     return "" if text.lower() in NO_ADAPTER else text
 
 
+IMAGE_COLUMNS = ("numimages", "num_images")
+"""Lower-case, as a format's own columns are."""
+
 SALT_COLUMN = "cache_salt"
 
 
@@ -63,6 +66,17 @@ def cache_salt(value: object) -> str | None:
     if isinstance(text, bool) or not isinstance(text, str | int | None):
         raise BadRowError(f"{SALT_COLUMN} is not text", value)
     return str(text).strip() or None if text is not None else None
+
+
+PARENT_COLUMN = "parent"
+
+
+def parent(value: object) -> str:
+    """What the children of one request have in common; empty for none. Raises `BadRowError` for what is no name."""
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+    if isinstance(text, bool) or not isinstance(text, str | int | None) or len(str(text)) > 200:
+        raise BadRowError(f"{PARENT_COLUMN} is not a name", value)
+    return "" if text is None else str(text).strip()
 
 
 SKIP_COLUMN = "skip_reading_prefix_cache"

@@ -9,11 +9,14 @@ from typing import Any
 
 from schedtop.engine.workload.fields import (
     ADAPTER_COLUMNS,
+    IMAGE_COLUMNS,
+    PARENT_COLUMN,
     PRIORITY_COLUMN,
     SALT_COLUMN,
     SKIP_COLUMN,
     adapter_name,
     cache_salt,
+    parent,
     priority,
     seconds,
     skips_prefix_cache,
@@ -94,6 +97,7 @@ def json_trace(first: Line, lines: Iterator[Line], tally: Tally) -> Trace | None
         name = fmt.name if timed else f"{fmt.name} without times"
         rows = _id_rows(fmt, timed, every, tally)
         trace = Trace(name, rows, timed, block_tokens=fmt.block_tokens, exact_ids=True, times=fmt.times)
+        trace.image_column = next((key for key in keys if key.lower() in IMAGE_COLUMNS), "")
         note_unused(keys, trace.notes)
         return trace
     texts = next((fmt for fmt in TEXT_FORMATS if fmt.text in keys), None)
@@ -122,7 +126,8 @@ def _id_rows(fmt: IdFormat, timed: bool, lines: Iterator[Line], tally: Tally) ->
             name = "output_length"
             output = token_count(row.get(name), name) if tally.pooling else positive(row, name)
             ids = prefix_ids(row.get("hash_ids"))
-            yield TraceRow(number, time_s, prompt, output, ids, **_also(row))
+            images = next((token_count(row[key], key) for key in row if key.lower() in IMAGE_COLUMNS), 0)
+            yield TraceRow(number, time_s, prompt, output, ids, images=images, **_also(row))
         except BadRowError as error:
             tally.reject(number, error)
 
@@ -156,5 +161,6 @@ def _also(row: dict[str, Any]) -> dict[str, Any]:
         "priority": priority(row.get(PRIORITY_COLUMN)),
         "adapter": adapter,
         "cache_salt": cache_salt(row.get(SALT_COLUMN)),
+        PARENT_COLUMN: parent(row.get(PARENT_COLUMN)),
         SKIP_COLUMN: skips_prefix_cache(row.get(SKIP_COLUMN)),
     }

@@ -17,7 +17,8 @@ class Ask:
     """A request before its tokens exist. `own_s` is its arrival on the source's own clock, which starts at 0.
 
     `shared` keys name leading pieces of `shared_width` tokens each; what follows is this request's own. `text`
-    takes the place of both. `adapter` names its LoRA adapter.
+    takes the place of both. `adapter` names its LoRA adapter. Asks of one `parent` have the
+    same prompt, as far as they are of one length.
     """
 
     own_s: float
@@ -33,6 +34,7 @@ class Ask:
     images: tuple[Image, ...] = ()
     cache_salt: str | None = None
     skip_reading_prefix_cache: bool = False
+    parent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -195,6 +195,7 @@ def _ask(row: TraceRow, own_s: float, spec: WorkloadSpec, width: int | None, pre
         prompt = round(prompt * scale)
     images = _images(row, spec, f"{prefix}-{row.line}")
     prompt += sum(image.length for image in images)
+    images = images or row.placed_images
     if spec.max_prompt_tokens is not None and prompt > spec.max_prompt_tokens:
         tally.notice(f"prompt cut to {shown(spec, 'max_prompt_tokens')}", row.line)
     return Ask(
@@ -211,6 +212,7 @@ def _ask(row: TraceRow, own_s: float, spec: WorkloadSpec, width: int | None, pre
         images,
         row.cache_salt,
         row.skip_reading_prefix_cache,
+        row.parent,
     )
 
 

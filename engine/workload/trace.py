@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.config import ConfigError
+from schedtop.engine.handoff.request import Image
 
 PrefixIds = npt.NDArray[np.uint64]
 
@@ -33,7 +34,8 @@ class TraceRow:
     `time_s` counts from any zero; None where the format has no times. `prefix_ids` names the prompt's leading
     blocks: equal ids in equal places are equal tokens. `text` is the prompt as UTF-8, where the trace has one;
     `prompt_tokens` is then 0, the text decides. `place` is the request's among several of its line. `adapter` names its
-    LoRA adapter.
+    LoRA adapter; rows of one `parent` are its
+    children. `images` are a number; where their places are known, they are in `placed_images`.
     """
 
     line: int
@@ -49,6 +51,8 @@ class TraceRow:
     images: int = 0
     cache_salt: str | None = None
     skip_reading_prefix_cache: bool = False
+    parent: str = ""
+    placed_images: tuple[Image, ...] = ()
 
 
 @dataclass(slots=True)

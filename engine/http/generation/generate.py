@@ -119,6 +119,7 @@ class Generation:
             client=asked.user or "",
             cache_salt=asked.cache_salt or "",
             adapter=self._state.adapter(asked.model),
+            parent=asked.parent or "",
         )
 
     async def _encode(self, asked: GenerationRequest) -> tuple[TokenIds, str]:

@@ -94,6 +94,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)] | None = None
     cache_salt: Annotated[str, Meta(min_length=1, max_length=1000)] | None = None
     user: Annotated[str, Meta(max_length=1000)] | None = None
+    parent: Annotated[str, Meta(max_length=MAX_ID_CHARS)] | None = None
     request_id: Annotated[str, Meta(max_length=MAX_ID_CHARS)] | None = None
 
     @property

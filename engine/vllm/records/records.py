@@ -6,6 +6,7 @@ of the requests is always what the records so far have told, however many steps 
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Container
 from dataclasses import dataclass, field
@@ -57,6 +58,9 @@ COUNTED = (
     "input_budget",
 )
 """Fields of a record that are summed into the totals of the same name."""
+
+_CHILD = re.compile(r"\d+_(.+)")
+"""vLLM names each child of a request for several answers by its place, before the request's id."""
 
 _BLANK: dict[str, Any] = {
     **dict.fromkeys((*COUNTED, "decode_tokens", "prefill_tokens"), 0),
@@ -174,6 +178,7 @@ class Records:
             event.priority,
             keys,
             event.client_wait_s,
+            parent=child[1] if (child := _CHILD.fullmatch(event.id)) else "",
         )
         self.lives.add(arrival, event.has_stop_strings)
         self._told.arrivals.append(arrival)

@@ -32,6 +32,7 @@ def test_whatif_shows_both_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert (code, err) == (0, "")
     assert "max_num_seqs 128 → 2" in out and "goodput" in out
     assert "first difference at step" in out and "sequence cap 2, 2 running" in out
+    assert "\n  limiter " in out, "a line for each part"
 
 
 def test_whatif_as_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:

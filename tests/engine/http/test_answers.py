@@ -116,12 +116,12 @@ def test_a_stop_string_ends_the_answer_before_it_and_frees_the_request(served: S
 
 
 def test_a_clients_own_id_is_the_requests(served: Served) -> None:
-    body = {"prompt": "x", "max_tokens": 1, "user": "somebody"}
+    body = {"prompt": "x", "max_tokens": 1, "user": "somebody", "parent": "ask-7"}
     response = served.post("/v1/completions", body, headers={"x-request-id": "bench-7"})
     assert response.json()["id"] == "cmpl-bench-7"
     for record in served.records():
         if found := [arrival for arrival in record.arrivals if arrival.id == "cmpl-bench-7"]:
-            assert found[0].client == "somebody"
+            assert (found[0].client, found[0].parent) == ("somebody", "ask-7")
             break
 
 

@@ -110,6 +110,28 @@ def test_a_recording_with_images_is_decided_again(trace: str, tmp_path: Path) ->
         assert verify_recording(recording).equal
 
 
+def test_a_recording_as_a_workload_keeps_its_images(trace: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "run.rec")
+    limits = {"encoder_budget": 600}
+    first = EngineConfig(workload=WorkloadSpec(source=trace, image_tokens=576), scheduler=limits, record=path)
+    again = EngineConfig(workload=WorkloadSpec(source=path), scheduler=limits)
+    told, repeated = (run_headless(config, None, lambda line: None).as_dict() for config in (first, again))
+    assert told["tokens"]["encoder"] == repeated["tokens"]["encoder"] == 8 * 576
+    assert told["steps"] == repeated["steps"]
+    left_out = run_headless(EngineConfig(workload=WorkloadSpec(source=path)), None, lambda line: None).as_dict()
+    assert any("--encoder-budget" in notice for notice in left_out["workload"]["notices"])
+
+
+def test_json_traces_have_images_too(replay: Replay, opened: Open, tmp_path: Path) -> None:
+    row = '{"timestamp": 0, "input_length": 100, "output_length": 5, "hash_ids": [1], "num_images": 2}\n'
+    (request,) = replay(row, image_tokens=50)
+    assert request.num_prompt_tokens == 200
+    assert [(image.offset, image.end) for image in request.images] == [(0, 50), (50, 100)]
+    path = tmp_path / "images.jsonl"
+    path.write_text(row)
+    assert "not used: num_images" in opened(str(path)).description["notes"][0]
+
+
 def test_images_beside_adapter_slots_are_refused(trace: str) -> None:
     with pytest.raises(ConfigError, match="max_loras=2: adapters cannot be served beside images"):
         records(trace, max_loras=2)
