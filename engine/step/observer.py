@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import Counter
+from collections.abc import Set
 from itertools import chain
 
 import msgspec
@@ -129,7 +130,10 @@ class Observer:
         decodes = planned.decode_tokens
         state = self.scheduler.state
         events = self._take_events()
-        grown, grown_blocks, grown_groups = _growth(settled, events.finishes)
+        told: Set[int] = frozenset()
+        if settled.ended_before:
+            told = {*settled.ended_before} - {finish.number for finish in events.finishes}
+        grown, grown_blocks, grown_groups = growth(planned, told)
         return StepRecord(
             seq=self._next_seq(),
             step=self.step,
@@ -484,11 +488,8 @@ class Observer:
         )
 
 
-def _growth(settled: Settled, ends: list[Finish]) -> tuple[bytes, bytes, bytes]:
-    """`grown`, `grown_blocks` and `grown_groups` of the step, without requests whose end an earlier record has told."""
-    planned, told = settled.planned, set[int]()
-    if settled.ended_before:
-        told = {*settled.ended_before} - {finish.number for finish in ends}
+def growth(planned: PlannedStep, told: Set[int]) -> tuple[bytes, bytes, bytes]:
+    """`grown`, `grown_blocks` and `grown_groups` of the step, without requests whose end has been `told`."""
     if planned.group_growth or (planned.started and planned.started[0].further):
         return _group_growth(planned, told)
     tables = planned.new_blocks
@@ -499,7 +500,7 @@ def _growth(settled: Settled, ends: list[Finish]) -> tuple[bytes, bytes, bytes]:
     return packed(pairs), packed([*chain.from_iterable(tables.values())]), b""
 
 
-def _group_growth(planned: PlannedStep, told: set[int]) -> tuple[bytes, bytes, bytes]:
+def _group_growth(planned: PlannedStep, told: Set[int]) -> tuple[bytes, bytes, bytes]:
     """As `_growth`, with an entry for each KV group of a request."""
     entries: list[tuple[int, int, list[int]]] = []
     for number, ids in planned.new_blocks.items():
