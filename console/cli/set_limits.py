@@ -135,8 +135,9 @@ def set_everywhere(addresses: Sequence[str], words: str, token_file: str | None 
 def set_all(engines: Sequence[RunningEngine], values: Mapping[str, Any], **how: Any) -> tuple[list[str], str]:
     """Set the same limits everywhere: the engines' warnings, and why one refused (then nothing is changed)."""
     for engine in engines:  # asked first, so that a change is undone only where something came between
-        reply = engine.set(values, engine.knobs_version, dry_run=True)
-        if not reply.ok and reply.knobs_version > engine.knobs_version:
+        known = engine.knobs_version
+        reply = engine.set(values, known, dry_run=True)
+        if not reply.ok and reply.knobs_version > known:
             engine.catch_up(reply.knobs_version)
             reply = engine.set(values, engine.knobs_version, dry_run=True)
         if not reply.ok:
