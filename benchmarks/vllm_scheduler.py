@@ -14,17 +14,19 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 def build(model: str, base: type | None = None, **limits: Any) -> Any:
     """A scheduler of class `base` (vLLM's synchronous one unless given). `limits` are vLLM's names and
-    `num_blocks`, `block_size`, `enable_prefix_caching`, `num_speculative_tokens` (n-gram drafts)."""
+    `num_blocks`, `block_size`, `enable_prefix_caching`, `num_speculative_tokens` (n-gram drafts), and `windows`: for
+    each KV group its sliding window in tokens, None for full attention (one such group unless given)."""
     import torch
     from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
     from vllm.v1.core.sched.scheduler import Scheduler
-    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
     from vllm.v1.structured_output import StructuredOutputManager
 
     logging.disable(logging.WARNING)
     block_size, length = limits.pop("block_size", 16), limits.pop("max_model_len", 8192)
     num_blocks, caching = limits.pop("num_blocks", 10_000) + 1, limits.pop("enable_prefix_caching", True)
     overlaps, drafts = limits.pop("async_scheduling", False), limits.pop("num_speculative_tokens", 0)
+    windows = limits.pop("windows", (None,))
     scheduler_config = SchedulerConfig(
         max_model_len=length, is_encoder_decoder=False, async_scheduling=False, **limits
     )
@@ -41,10 +43,13 @@ def build(model: str, base: type | None = None, **limits: Any) -> Any:
         )
     scheduler_config.async_scheduling = overlaps
     cache_config.num_gpu_blocks = num_blocks
-    spec = FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float32)
-    pool = KVCacheConfig(
-        num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
-    )
+    shape: dict[str, Any] = {"block_size": block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    specs = [
+        SlidingWindowSpec(sliding_window=window, **shape) if window else FullAttentionSpec(**shape)
+        for window in windows
+    ]
+    groups = [KVCacheGroupSpec([f"layer{place}"], spec) for place, spec in enumerate(specs)]
+    pool = KVCacheConfig(num_blocks=num_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
     return (base or Scheduler)(
         vllm_config=config,
         kv_cache_config=pool,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from itertools import zip_longest
 from typing import Any
 
 import click
@@ -64,6 +65,7 @@ def command(
         raise CommandError(f"{'--keep' if keep else '--slo'} is about a trial: add --trial SECONDS")
     found = _engines_at(addresses)
     warnings: list[str] = []
+    versions: list[int] = []
     held = True
     if changes:
         with ExitStack() as links:
@@ -82,10 +84,12 @@ def command(
                 ends, held = follow_trials(engines, trial_s, keep)
                 for end in ends or ["nothing to try: these are the values in force"]:
                     say(end)
+            versions = [engine.set(changes, None, dry_run=True).knobs_version for engine in engines]
     with ExitStack() as links:  # what was set may move other limits: the engine tells
-        tables = [
-            (engine.address, _rows(engine)) for engine in open_engines(links, found, token_file, read_only=True)
-        ]
+        tables = []
+        for engine, version in zip_longest(open_engines(links, found, token_file, read_only=True), versions):
+            engine.catch_up(version or 0)
+            tables.append((engine.address, _rows(engine)))
     _show(tables, warnings, as_json)
     ctx.exit(0 if held else FAILED)
 
@@ -108,8 +112,8 @@ def _engines_at(addresses: Sequence[str]) -> list[str]:
 
 
 def _rows(engine: RunningEngine) -> list[dict[str, Any]]:
-    knobs, ceilings = engine.snapshot.knobs, engine.header.config
-    return [_row(name, value, ceilings) for name, value in knobs.items() if name in BY_NAME]
+    ceilings = engine.header.config
+    return [_row(name, value, ceilings) for name, value in engine.knobs.items() if name in BY_NAME]
 
 
 def _show(tables: list[tuple[str, list[dict[str, Any]]]], warnings: list[str], as_json: bool) -> None:

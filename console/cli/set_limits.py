@@ -21,11 +21,18 @@ from schedtop.engine.contract.telemetry import (
     Reply,
     SetKnobs,
     Snapshot,
+    StepRecord,
     Trial,
 )
 
 ANSWER_WITHIN_S = 30.0
 """An engine that is still loading its model answers late."""
+<<<<<<< HEAD
+=======
+CONFIRM_WITHIN_S = 30.0
+"""A trial that is to be kept reverts by itself only this long after its time: the confirmation may take a while."""
+CATCH_UP_WITHIN_S = 10.0
+>>>>>>> real
 LOOK_S = 0.1
 BY = "schedtop knobs"
 SURVIVED = "confirmed"
@@ -35,12 +42,17 @@ Kind = TypeVar("Kind", bound=Outgoing)
 
 
 class RunningEngine:
-    """One engine whose limits are read and set. Raises `ChannelError` with the engine's reason if it hangs up."""
+    """One engine whose limits are read and set. Raises `ChannelError` with the engine's reason if it hangs up.
+
+    `knobs` are those that its records told last: a server's engine may have been told others for its next step.
+    """
 
     def __init__(self, link: ChannelClient) -> None:
         self.link = link
+        self.knobs: dict[str, Any] = {}
+        self.knobs_version = 0
         self.header = self._await(Header)
-        self.snapshot = self._await(Snapshot)
+        self._await(Snapshot)
         self.trial: Trial | None = None
         self.trial_end = ""
         self._command = 0
@@ -60,19 +72,30 @@ class RunningEngine:
         return self.ask(lambda number: SetKnobs(number, dict(values), version, f"{by} {who()}", **how))
 
     def look(self, timeout_s: float) -> Outgoing | None:
-        """The next message; a trial's beginning and end are noted."""
+        """The next message; changes of knobs, and a trial's beginning and end, are noted."""
         try:
             message = self.link.receive(timeout_s)
         except ChannelClosedError as error:
             raise ChannelError(f"{self.address}: {error}") from None
         if isinstance(message, Bye):
             raise ChannelError(f"{self.address}: {message.reason}")
+        if isinstance(message, Snapshot):  # also where records were left out
+            self.knobs, self.knobs_version = dict(message.knobs), message.knobs_version
+        if isinstance(message, StepRecord):
+            self.knobs.update({change.name: change.new for change in message.knobs})
+            self.knobs_version = max(self.knobs_version, message.knobs_version)
         if isinstance(message, Notice) and message.trial is not None:
             if message.trial.left_s > 0:
                 self.trial = self.trial or message.trial
             elif self.trial is not None and message.trial.number == self.trial.number:
                 self.trial_end = message.text
         return message
+
+    def catch_up(self, version: int) -> None:
+        """Wait until its records have told this version of the knobs, if they do within a few steps."""
+        until_s = time.monotonic() + CATCH_UP_WITHIN_S
+        while self.knobs_version < version and (left_s := until_s - time.monotonic()) > 0:
+            self.look(left_s)
 
     def _await(self, kind: type[Kind], wanted: Callable[[Any], bool] = lambda message: True) -> Kind:
         until_s = time.monotonic() + ANSWER_WITHIN_S
@@ -116,16 +139,26 @@ def set_everywhere(addresses: Sequence[str], words: str, token_file: str | None 
 def set_all(engines: Sequence[RunningEngine], values: Mapping[str, Any], **how: Any) -> tuple[list[str], str]:
     """Set the same limits everywhere: the engines' warnings, and why one refused (then nothing is changed)."""
     for engine in engines:  # asked first, so that a change is undone only where something came between
-        reply = engine.set(values, engine.snapshot.knobs_version, dry_run=True)
+        known = engine.knobs_version
+        reply = engine.set(values, known, dry_run=True)
+        if not reply.ok and reply.knobs_version > known:
+            engine.catch_up(reply.knobs_version)
+            reply = engine.set(values, engine.knobs_version, dry_run=True)
         if not reply.ok:
             return [], _of(engine, engines, reply.text)
     warnings: list[str] = []
+    before = [{name: engine.knobs[name] for name in values} for engine in engines]
     for place, engine in enumerate(engines):
-        reply = engine.set(values, engine.snapshot.knobs_version, **how)
+        reply = engine.set(values, engine.knobs_version, **how)
         if not reply.ok:
+<<<<<<< HEAD
             for changed in engines[:place]:
                 before = {name: changed.snapshot.knobs[name] for name in values}
                 changed.set(before, None, how.get("by", BY))
+=======
+            for changed, old in zip(engines[:place], before, strict=False):
+                changed.set(old, None)
+>>>>>>> real
             return [], _of(engine, engines, reply.text)
         warnings += [_of(engine, engines, warning) for warning in reply.warnings]
     return warnings, ""

@@ -37,6 +37,8 @@ def check_late_start(header: Header, path: str, step: int) -> None:
     where = f"{path} begins at step {step} of its engine, "
     if header.config.get("async_scheduling"):
         raise RecordingError(where + "while another one was under way: record it from its start")
+    if header.config.get("kv_groups") or header.config.get("sliding_window"):
+        raise RecordingError(where + "which has layers that do not keep all blocks: record it from its start")
     if header.config.get("num_speculative_tokens"):
         raise RecordingError(where + "which had drafts from before: record it from its start")
 

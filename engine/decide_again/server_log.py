@@ -31,7 +31,7 @@ from schedtop.engine.handoff.plan import StepPlan
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.books.state import PlannedStep
 from schedtop.engine.scheduler.scheduler import Scheduler
-from schedtop.engine.step.observer import Observer, packed
+from schedtop.engine.step.observer import Observer, growth
 
 
 class ServerDriver(Driver):
@@ -156,15 +156,14 @@ class ServerDriver(Driver):
         self, decided: StepRecord, record: StepRecord, plan: StepPlan, planned: PlannedStep, last: bool
     ) -> StepRecord:
         """What was decided, with what a hook tells in another place or cannot know put as in `record`."""
-        tables = [*planned.new_blocks.items()]
-        tables += [(started.request.number, started.block_table) for started in planned.started]
-        tables = [(number, ids) for number, ids in tables if number not in self._told_ended]
+        grown, grown_blocks, grown_groups = growth(planned, self._told_ended)
         settled = [finish for finish in decided.finishes if finish.number not in self._ended]
         changes: dict[str, Any] = {
             "head": _as_seen(decided.head, record.head),
             "finishes": self._finishes(record, settled),
-            "grown": packed([number for name, ids in tables for number in (name, len(ids))]),
-            "grown_blocks": packed([block for _, ids in tables for block in ids]),
+            "grown": grown,
+            "grown_blocks": grown_blocks,
+            "grown_groups": grown_groups,
         }
         if self._known_late:
             changes |= self._figures_of(record, decided, changes)

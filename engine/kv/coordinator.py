@@ -12,7 +12,7 @@ from schedtop.engine.contract.config import SchedulerConfig
 from schedtop.engine.contract.kv_groups import KVGroup, common_size, hash_size
 from schedtop.engine.contract.telemetry import Limiter
 from schedtop.engine.handoff.request import GroupBlocks, Request
-from schedtop.engine.kv.groups import Group, Holding, StateGroup, WholeStateGroup, WindowGroup
+from schedtop.engine.kv.groups import Group, Holding, StateGroup, WholeStateGroup, WindowGroup, fresh_need
 from schedtop.engine.kv.hybrid_look_up import Kind, look_up_kinds
 from schedtop.engine.kv.manager import NO_HIT, Hit, KVManager, Shortage, Standing
 from schedtop.engine.kv.prefix_cache import extend_keys
@@ -29,7 +29,7 @@ class KVCoordinator(KVManager):
         self.at_once = False
         self.specs = specs
         drafts = config.num_speculative_tokens
-        self.groups = [_open_group(spec, config.max_model_len, drafts) for spec in specs]
+        self.groups = [open_group(spec, config.max_model_len, drafts) for spec in specs]
         self.keeps_states = any(spec.mamba == "align" for spec in specs)
         self.keeps_nothing = any(spec.mamba == "none" for spec in specs)
         self.stride = hash_size(specs)
@@ -133,14 +133,7 @@ class KVCoordinator(KVManager):
     ) -> int:
         """New blocks for an admission that holds the hit `tables`."""
         main, ahead = min(num_tokens, self.max_model_len), min(num_tokens + lookahead, self.max_model_len)
-        total = 0
-        for place, (group, table) in enumerate(self._pair(tables)):
-            required = group.required(main, ahead)
-            if capped:
-                required = min(required, self.caps[place])
-            held = max(len(table), min(group.num_skipped(num_computed), required))
-            total += group.num_new(held, required, fresh=True)
-        return total
+        return fresh_need(self.groups, map(len, tables), num_computed, main, ahead, self.caps if capped else None)
 
     def _missing(self, request: Request, num_tokens: int) -> int:
         """New blocks with which a running request can hold `num_tokens`."""
@@ -325,10 +318,9 @@ class KVCoordinator(KVManager):
     def stored_tokens(self, num_computed: int, num_released: int) -> int:
         stored = -self.pool.num_extra_refs * self.groups[0].size
         for group, held, released in zip(self.groups, self._held, self._released, strict=True):
-            states = isinstance(group, WholeStateGroup)
             # A state fills its block, whatever length it stands for.
             filled = held * min(group.size, self.block_size)
-            stored += filled if states else num_computed - released * group.size
+            stored += filled if group.is_state else num_computed - released * group.size
         return max(stored, 0)
 
     def key_of(self, request: Request, group: int, place: int) -> bytes | None:
@@ -376,7 +368,8 @@ def _num_held(holding: Holding) -> int:
     return len(holding.block_ids) - holding.block_ids.count(-1)
 
 
-def _open_group(spec: KVGroup, max_model_len: int, num_drafts: int) -> Group:
+def open_group(spec: KVGroup, max_model_len: int, num_drafts: int) -> Group:
+    """What such a group needs, keeps and finds; its block size has been read."""
     if spec.full:
         return Group(spec, max_model_len)
     if spec.window is not None:

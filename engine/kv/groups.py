@@ -6,7 +6,7 @@ A look-up is given `find(i)`: the blocks that carry the i-th block's key, or Non
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from schedtop.engine.contract.kv_groups import KVGroup, size_of
@@ -31,6 +31,7 @@ class Group:
     """Full attention: everything is kept, and found from the start."""
 
     looks_once = True
+    is_state = False
     num_draft_blocks = 0
 
     def __init__(self, spec: KVGroup, max_model_len: int) -> None:
@@ -91,6 +92,28 @@ class Group:
         return rows[: len(rows) * self.size // align * align // self.size]
 
 
+def fresh_need(
+    groups: Sequence[Group],
+    held: Iterable[int],
+    num_computed: int,
+    main: int,
+    ahead: int,
+    caps: Sequence[int] | None = None,
+) -> int:
+    """New blocks for an admission that holds a hit of `num_computed` tokens, in so many places of each group's table.
+
+    `main` and `ahead` are the tokens to hold, without and with look-ahead.
+    """
+    total = 0
+    for place, (group, num_held) in enumerate(zip(groups, held, strict=True)):
+        required = group.required(main, ahead)
+        if caps is not None:
+            required = min(required, caps[place])
+        num_held = max(num_held, min(group.num_skipped(num_computed), required))
+        total += group.num_new(num_held, required, fresh=True)
+    return total
+
+
 class WindowGroup(Group):
     """A sliding window: blocks before it are given back, and a hit needs only those inside it."""
 
@@ -139,6 +162,7 @@ class WholeStateGroup(Group):
     """Mamba with one state for the whole request: nothing is cached."""
 
     looks_once = False
+    is_state = True
 
     def __init__(self, spec: KVGroup, max_model_len: int, num_drafts: int) -> None:
         super().__init__(spec, max_model_len)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import Counter
+from collections.abc import Set
 from itertools import chain
 
 import msgspec
@@ -128,9 +129,17 @@ class Observer:
         self._count_finishes([*planned.ended, *settled.finishes])
         decodes = planned.decode_tokens
         state = self.scheduler.state
+<<<<<<< HEAD
         events = self.take_events()
         ended = {*settled.ended_before} - {finish.number for finish in events.finishes}
         grown, grown_blocks, grown_groups = growth(planned, ended)
+=======
+        events = self._take_events()
+        told: Set[int] = frozenset()
+        if settled.ended_before:
+            told = {*settled.ended_before} - {finish.number for finish in events.finishes}
+        grown, grown_blocks, grown_groups = growth(planned, told)
+>>>>>>> real
         return StepRecord(
             seq=self._next_seq(),
             step=self.step,
@@ -494,8 +503,13 @@ class Observer:
         )
 
 
+<<<<<<< HEAD
 def growth(planned: PlannedStep, told: set[int]) -> tuple[bytes, bytes, bytes]:
     """`grown`, `grown_blocks` and `grown_groups` of a step, without requests whose end an earlier record has told."""
+=======
+def growth(planned: PlannedStep, told: Set[int]) -> tuple[bytes, bytes, bytes]:
+    """`grown`, `grown_blocks` and `grown_groups` of the step, without requests whose end has been `told`."""
+>>>>>>> real
     if planned.group_growth or (planned.started and planned.started[0].further):
         return _group_growth(planned, told)
     tables = planned.new_blocks
@@ -506,7 +520,7 @@ def growth(planned: PlannedStep, told: set[int]) -> tuple[bytes, bytes, bytes]:
     return packed(pairs), packed([*chain.from_iterable(tables.values())]), b""
 
 
-def _group_growth(planned: PlannedStep, told: set[int]) -> tuple[bytes, bytes, bytes]:
+def _group_growth(planned: PlannedStep, told: Set[int]) -> tuple[bytes, bytes, bytes]:
     """As `_growth`, with an entry for each KV group of a request."""
     entries: list[tuple[int, int, list[int]]] = []
     for number, ids in planned.new_blocks.items():

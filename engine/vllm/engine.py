@@ -37,6 +37,7 @@ from schedtop.engine.serving.loop import ServiceLoop
 from schedtop.engine.vllm.asked import log
 from schedtop.engine.vllm.changes import check_change, foresee, with_consequences
 from schedtop.engine.vllm.events import Updated
+from schedtop.engine.vllm.groups import groups_of
 from schedtop.engine.vllm.hook import Hook
 from schedtop.engine.vllm.limits import set_limits
 from schedtop.engine.vllm.records.reasons import Fixed
@@ -200,7 +201,8 @@ class HookedEngine:
 
 def fixed_of(header: Header) -> Fixed:
     """What of the engine never changes."""
-    config = header.config
+    config, groups = header.config, groups_of(header)
+    most_tokens = config["max_num_batched_tokens"] * (1 + config["async_scheduling"])
     return Fixed(
         config["block_size"],
         config["draft_slots"],
@@ -208,7 +210,8 @@ def fixed_of(header: Header) -> Fixed:
         "multimodal inputs" in header.settings["undecidable"],
         config["num_speculative_tokens"],
         config["async_scheduling"],
-        header.settings["kv_groups"],
+        groups,
+        tuple(group.cap(most_tokens) for group in groups),
     )
 
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 class HeadSeen(NamedTuple):
     """The first waiting request that was not skipped (else the first), as a schedule left it.
 
-    `hit_tokens`: found in the prefix cache, in `hit_blocks` blocks of which `revived` were free.
+    `hit_tokens`: found in the prefix cache, in `hit_blocks` places of each KV group's table; `revived` of their blocks
+    were free.
     """
 
     id: str
@@ -18,7 +19,7 @@ class HeadSeen(NamedTuple):
     stale: bool
     lora: bool
     hit_tokens: int
-    hit_blocks: int
+    hit_blocks: tuple[int, ...]
     revived: int
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from schedtop.engine.contract.telemetry import PROTOCOL, Header
 from schedtop.engine.vllm.events import Applied
+from schedtop.engine.vllm.groups import block_size_of, keys_are_blocks, settings_of, undecided_of
 
 QUEUES = ("kv_holding_waiting", "skipped_waiting", "waiting")
 """In the order in which they are served; no version has all."""
@@ -44,13 +45,12 @@ class Facts:
         missing = [words for name, words in _CAPABILITIES.items() if not hasattr(scheduler, name)]
         if not hasattr(scheduler.kv_cache_manager, "watermark_blocks"):
             missing.append("there is no watermark")
-        hash_size = getattr(scheduler, "hash_block_size", scheduler.block_size)
         config = scheduler_settings(scheduler)
         return cls(
             header=_header(scheduler, config, missing),
             knobs=_knobs(scheduler, config),
             tells_preemptions=hasattr(scheduler, "_preempt_request"),
-            keys_are_blocks=hash_size == scheduler.block_size,
+            keys_are_blocks=keys_are_blocks(scheduler),
             missing=missing,
         )
 
@@ -92,7 +92,7 @@ def scheduler_settings(scheduler: Any) -> dict[str, Any]:
     cap = getattr(scheduler, "max_num_active_reqs", most_seqs)
     return {
         "num_blocks": scheduler.kv_cache_manager.block_pool.num_gpu_blocks - 1,  # block 0 is never handed out
-        "block_size": scheduler.block_size,
+        "block_size": block_size_of(scheduler),
         "max_num_batched_tokens": most_tokens,
         "max_num_scheduled_tokens": None if token_budget == most_tokens else token_budget,
         "max_num_seqs": most_seqs,
@@ -110,6 +110,7 @@ def scheduler_settings(scheduler: Any) -> dict[str, Any]:
         "async_scheduling": is_async(scheduler),
         "max_batched_tokens_ceiling": most_tokens,
         "max_seqs_ceiling": most_seqs,
+        **settings_of(scheduler),
     }
 
 
@@ -148,7 +149,6 @@ def _header(scheduler: Any, config: dict[str, Any], missing: list[str]) -> Heade
             "pipeline_parallel_size": getattr(parallel, "pipeline_parallel_size", 1),
             "vocab_size": int(getattr(getattr(model, "hf_text_config", None), "vocab_size", 0) or 0),
             "rank": rank_of(vllm_config),
-            "kv_groups": num_groups_of(scheduler),
             "missing": missing,
             "undecidable": _undecidable(scheduler),
         },
@@ -167,16 +167,9 @@ def rank_of(vllm_config: Any) -> int:
     return int(getattr(parallel, "data_parallel_rank", 0) if rank is None else rank)
 
 
-def num_groups_of(scheduler: Any) -> int:
-    """How many groups of KV blocks a request has: several in a hybrid model."""
-    return len(getattr(scheduler.kv_cache_config, "kv_cache_groups", [0]))
-
-
 def _undecidable(scheduler: Any) -> list[str]:
     """What this server does that a recording of it cannot be decided again with."""
-    vllm_config, found = scheduler.vllm_config, []
-    if num_groups_of(scheduler) > 1:
-        found.append("several KV cache groups")
+    vllm_config, found = scheduler.vllm_config, undecided_of(scheduler)
     if getattr(scheduler, "connector", None) is not None:
         found.append("a KV connector")
     if getattr(vllm_config, "lora_config", None) is not None:

@@ -103,13 +103,15 @@ class LookUps:
 
         manager.get_computed_blocks = watched
 
-    def last_of(self, request: Any) -> tuple[int, int, int]:
-        """Tokens found for a request, in how many blocks, and how many of those are free; zeros if nobody looked."""
+    def last_of(self, request: Any) -> tuple[int, tuple[int, ...], int]:
+        """Tokens found for a request, in how many places of each KV group, and how many of those blocks are free;
+        nothing if nobody looked."""
         looked, found, self._request, self._found = self._request, self._found, None, None
         if looked is not request:
-            return 0, 0, 0
-        blocks = found[0].blocks[0] if found[0].blocks else ()
-        return found[1], len(blocks), sum(not block.ref_cnt for block in blocks)
+            return 0, (), 0
+        groups = found[0].blocks
+        free = sum(not block.ref_cnt and bool(block.block_id) for blocks in groups for block in blocks)
+        return found[1], tuple(map(len, groups)), free
 
     def release(self) -> None:
         """Give the manager its own method back."""

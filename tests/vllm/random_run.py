@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from schedtop.console.past.state import State
 from schedtop.engine.recording import RecordingWriter
@@ -27,7 +28,9 @@ class RandomRun:
     """As vLLM's engine does it: a step is planned while the one before is under way, if the scheduler is
     asynchronous; aborts may come right before results."""
 
-    def __init__(self, seed: int, path: Path, overlaps: bool, drafts: int = 0) -> None:
+    def __init__(
+        self, seed: int, path: Path, overlaps: bool, drafts: int = 0, windows: tuple[int | None, ...] = (None,)
+    ) -> None:
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -35,7 +38,7 @@ class RandomRun:
         self.limits: dict[str, Any] = {
             "max_num_seqs": rng.choice([4, 8, 16]),
             "max_num_batched_tokens": rng.choice([64, 128, 256]),
-            "num_blocks": rng.choice([20, 40, 80, 300]),
+            "num_blocks": rng.choice([20, 40, 80, 300]) * len(windows),
             "block_size": rng.choice([4, 16]),
             "long_prefill_token_threshold": rng.choice([0, 32]),
             "scheduler_reserve_full_isl": rng.random() < 0.5,
@@ -43,6 +46,7 @@ class RandomRun:
             "policy": rng.choice(["fcfs", "fcfs", "priority"]),
             "max_model_len": 1024,
             "num_speculative_tokens": drafts,
+            "windows": windows,
         }
         with pytest.MonkeyPatch.context() as patch:  # no thread: what the hook notes is taken here
             patch.setattr("schedtop.engine.vllm.plugin._begin", Hook)
@@ -53,7 +57,7 @@ class RandomRun:
         self.records = Records(header, self.hook.facts.knobs, fixed_of(header))
         self.writer = RecordingWriter(str(path), header, lambda: self.records.snapshot(0.0))
         self._requests, self._made, self._total = Requests(self.scheduler), 0, rng.randint(10, 60)
-        self._most_tokens = self.limits["num_blocks"] * self.limits["block_size"] // 3
+        self._most_tokens = self.limits["num_blocks"] // len(windows) * self.limits["block_size"] // 3
         self._drafts = drafts
         self._depth, self._under_way = 1 + overlaps, list[tuple[Any, Any]]()
 
@@ -152,6 +156,24 @@ class RandomRun:
         if record is not None:
             self.writer.write(record)
         assert not self.hook.errors
+        if idle and not self._under_way:
+            self._compare_tables()
+
+    def _compare_tables(self) -> None:
+        """What the records tell of block tables is what vLLM's managers hold."""
+        managers = self.scheduler.kv_cache_manager.coordinator.single_type_managers
+        for state in self.records.snapshot(0.0).requests:
+            told = [np.frombuffer(table, dtype=np.int32).tolist() for table in (state.table, *state.further)]
+            held = [
+                [block.block_id - 1 for block in manager.req_to_blocks.get(state.arrival.id, ())]
+                for manager in managers
+            ]
+            assert told == held or not any(held + told)
+        counts = [
+            sum(not block.is_null for table in manager.req_to_blocks.values() for block in table)
+            for manager in managers
+        ]
+        assert len(counts) == 1 or self.records.pool.group_blocks == tuple(counts)
 
 
 class LateRun(RandomRun):

@@ -116,6 +116,23 @@ def test_whatever_happens_is_decided_alike(overlaps: bool, drafts: int, seed: in
     assert verdict.steps == recording.num_steps > 0
 
 
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("drafts", [0, 3])
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("windows", [(48,), (None, 32, 64)])
+def test_windows_and_several_groups_are_decided_alike(
+    windows: tuple[int | None, ...], overlaps: bool, drafts: int, seed: int, tmp_path: Path
+) -> None:
+    run = RandomRun(seed, tmp_path / "run.rec", overlaps, drafts, windows)
+    run.go()
+    with Recording(tmp_path / "run.rec") as recording:
+        verdict = verify_recording(recording)
+        grown = [record.grown_groups for record in recording.records() if record.grown]
+    assert verdict.equal, str(verdict.difference)
+    assert verdict.steps == recording.num_steps > 0
+    assert {group for groups in grown for group in groups} == (set() if len(windows) == 1 else {0, 1, 2})
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_a_recording_that_begins_late_is_decided_from_there(seed: int, tmp_path: Path) -> None:
     run = LateRun(seed, tmp_path / "run.rec", overlaps=False)

@@ -16,6 +16,7 @@ from schedtop.engine.vllm.records.requests import (
     DECODING,
     GONE,
     HIGH_WATER,
+    LAST,
     NUMBER,
     OUTPUTS,
     PROMPT,
@@ -26,6 +27,7 @@ from schedtop.engine.vllm.records.requests import (
     Lives,
     Slots,
 )
+from schedtop.engine.vllm.records.tables import Growth, give_back, grow
 
 SAMPLED, NEW, RESUMED, LATE = (int(RowFlag[name]) for name in ("SAMPLED", "NEW", "RESUMED", "LATE"))
 
@@ -47,17 +49,16 @@ class Batch:
     flags: Ints
     admissions: list[Admission]
     admitted: list[Life]
-    grown: list[int]
-    grown_blocks: list[int]
+    growth: Growth
     recomputed: int
     was_cut: bool
 
 
 def take_batch(
-    lives: Lives, output: Any, running: list[str] | None, now_s: float, fixed: Fixed, threshold: int
+    lives: Lives, output: Any, running: list[str] | None, now_s: float, fixed: Fixed, threshold: int, overlaps: bool
 ) -> Batch:
     """Carry out what a scheduler output says; `running` are all that ran where some got no tokens, `threshold` the most
-    that one request got (0: no such limit).
+    that one request got (0: no such limit). `overlaps`: the results of the step before were still to come.
 
     With drafts, an output planned ahead counts them all as computed; what was rejected since is taken off here.
 
@@ -75,8 +76,12 @@ def take_batch(
         )
         computed = np.where(runs, known, computed)
     admissions, fresh = _admit(lives, slots, computed, now_s)
-    grown, grown_blocks = _grow(lives, output, {life.id for life in fresh})
     columns = lives.columns
+    growth = grow(lives, output, _goes_on(output), {life.id for life in fresh})
+    if fixed.gives_back:
+        give_back(lives, slots, planned - columns[LAST, slots] * overlaps, fixed.groups)
+        columns[LAST] = 0
+        columns[LAST, slots] = tokens
     needed = np.maximum(columns[PROMPT, slots] + columns[OUTPUTS, slots], computed + tokens - drafts)
     samples = computed + tokens - drafts >= needed
     flags = columns[DECODING, slots] + samples * SAMPLED
@@ -103,8 +108,7 @@ def take_batch(
         flags,
         admissions,
         fresh,
-        grown,
-        grown_blocks,
+        growth,
         recomputed,
         was_cut,
     )
@@ -160,47 +164,13 @@ def _admit(lives: Lives, slots: Slots, computed: Ints, now_s: float) -> tuple[li
     return admissions, fresh
 
 
-def _grow(lives: Lives, output: Any, fresh: set[str]) -> tuple[list[int], list[int]]:
-    """`grown` pairs and `grown_blocks` of the step; tables and their lengths follow."""
-    pairs: list[int] = []
-    blocks: list[int] = []
-    tables = dict(new_tables(output))
-    names = tables if _goes_on(output) else [name for name in output.num_scheduled_tokens if name in tables]
-    for name in names:
-        ids, life = tables[name], lives.by_id.get(name)
-        if life is None:  # it ended since; its row tells what it was given
-            lives.columns[BLOCKS, lives.slots([name])] += len(ids)
-            continue
-        if name in fresh:
-            life.table = ids
-        else:
-            life.table += ids
-        lives.columns[BLOCKS, life.slot] = len(life.table)
-        pairs += (life.number, len(ids))
-        blocks += ids
-    return pairs, blocks
-
-
-def new_tables(output: Any) -> Iterable[tuple[str, list[int]]]:
-    """Whose tables a step made longer, by which blocks; of several KV groups the first."""
-    cached = output.scheduled_cached_reqs
-    for name, groups in zip(cached.req_ids, cached.new_block_ids, strict=True):
-        if groups and groups[0]:
-            yield name, [block - 1 for block in groups[0]]
-    for new in output.scheduled_new_reqs:
-        if new.block_ids and new.block_ids[0]:
-            yield new.req_id, [block - 1 for block in new.block_ids[0]]
-
-
 def _recomputed(lives: Lives, slots: Slots, computed: Ints, tokens: Ints) -> int:
     high = lives.columns[HIGH_WATER, slots]
     if not high.any():
         return 0
     again = np.maximum(np.minimum(high, computed + tokens) - computed, 0)
     for place in again.nonzero()[0].tolist():
-        life = lives.by_slot.get(int(slots[place]))
-        if life is not None:
-            life.recomputed_tokens += int(again[place])
+        lives.by_slot[int(slots[place])].recomputed_tokens += int(again[place])
     return int(again.sum())
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.telemetry import BlockClass, Blocks
@@ -12,8 +14,9 @@ EMPTY, CACHED_FREE, HELD, SHARED = (int(kind) for kind in BlockClass)
 class Pool:
     """`num_blocks` usable blocks, numbered from 0: vLLM's block 0 is never handed out, so its ids are one higher."""
 
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
+    def __init__(self, num_blocks: int, num_groups: int = 1) -> None:
+        self.num_blocks, self._num_groups = num_blocks, num_groups
+        self._group: npt.NDArray[np.uint8] = np.zeros(num_blocks, dtype=np.uint8)
         self.classes: npt.NDArray[np.uint8] = np.zeros(num_blocks, dtype=np.uint8)
         self._references: npt.NDArray[np.int32] = np.zeros(num_blocks, dtype=np.int32)
         self._counts = np.zeros(len(BlockClass), dtype=np.int64)
@@ -41,6 +44,19 @@ class Pool:
         self.classes[ids] = classes
         self._changed.append((ids * 4 + classes).astype(np.int32))
 
+    def belong(self, tables: Iterable[list[int]]) -> None:
+        """Blocks go to the KV groups' tables (-1: none)."""
+        for group, ids in enumerate(tables):
+            self._group[[block for block in ids if 0 <= block < self.num_blocks]] = group
+
+    @property
+    def group_blocks(self) -> tuple[int, ...]:
+        """Blocks in the tables of each KV group, a shared one counted by each holder; none of a single group."""
+        if self._num_groups == 1:
+            return ()
+        held = np.bincount(self._group, weights=self._references, minlength=self._num_groups)
+        return tuple(held.astype(int).tolist())
+
     def drain(self) -> bytes:
         """`changed_blocks` of the next record."""
         changed, self._changed = self._changed, []
@@ -50,14 +66,14 @@ class Pool:
     def num_free(self) -> int:
         return int(self._counts[EMPTY] + self._counts[CACHED_FREE])
 
-    def counts(self, computed_tokens: int, block_size: int, watermark: int) -> Blocks:
-        """The pool by class. `computed_tokens` of all running requests, shared ones counted by each."""
+    def counts(self, stored_tokens: int, block_size: int, watermark: int) -> Blocks:
+        """The pool by class. `stored_tokens` of all running requests, shared ones counted by each."""
         empty, cached_free, held, shared = self._counts.tolist()
         return Blocks(
             held=held,
             shared=shared,
             cached_free=cached_free,
             empty=empty,
-            stored_tokens=max(0, computed_tokens - self._extra * block_size),
+            stored_tokens=max(0, stored_tokens - self._extra * block_size),
             watermark=watermark,
         )

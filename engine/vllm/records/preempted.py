@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from schedtop.engine.contract.telemetry import Preemption
 from schedtop.engine.vllm.events import PreemptSeen, Scheduled
-from schedtop.engine.vllm.records.batch import new_tables
 from schedtop.engine.vllm.records.requests import COMPUTED, ENTERED, NUMBER, STOP_AT, Lives
+from schedtop.engine.vllm.records.tables import new_tables
 
 LOOP_LENGTH = 3
 """Preemptions of one request, with nothing finishing in between, that make a loop."""
@@ -45,5 +45,7 @@ def _taker(seen: Scheduled, victim: PreemptSeen) -> str:
     """Who got blocks next; if nobody did, whoever wanted them became the last victim itself."""
     if victim.num_given < len(seen.given):
         first = seen.given[victim.num_given] - 1
-        return next((name for name, ids in new_tables(seen.output) if ids[0] == first), seen.preempted[-1].id)
+        tables = new_tables(seen.output)
+        taken = (name for name, groups in tables if any(ids[:1] == [first] for ids in groups))
+        return next(taken, seen.preempted[-1].id)
     return seen.preempted[-1].id

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from schedtop.engine.contract.telemetry import Head, Limiter
+from schedtop.engine.kv.groups import Group, fresh_need
 from schedtop.engine.vllm.events import HeadSeen, Scheduled
 
 _STATUSES = (
@@ -16,15 +17,21 @@ _STATUSES = (
 
 
 class Fixed(NamedTuple):
-    """What of a scheduler never changes."""
+    """What of a scheduler never changes. `caps` are the most blocks of each KV group that the full-sequence check asks
+    for; `gives_back`: some group does not keep all of its blocks."""
 
     block_size: int
     draft_slots: int
     chunked: bool
     has_encoder: bool
-    drafts: int = 0
-    overlaps: bool = False
-    groups: int = 1
+    drafts: int
+    overlaps: bool
+    groups: tuple[Group, ...]
+    caps: tuple[int, ...]
+
+    @property
+    def gives_back(self) -> bool:
+        return any(type(group) is not Group for group in self.groups)
 
 
 def head_of(seen: Scheduled, number: int, fixed: Fixed, prefills: bool = False) -> Head:
@@ -57,7 +64,7 @@ def head_of(seen: Scheduled, number: int, fixed: Fixed, prefills: bool = False) 
         return Head(number, Limiter.INPUT_BUDGET, seen.input_budget, input_left)
     if chunk > room and not fixed.chunked:
         return Head(number, Limiter.CHUNKING_OFF, chunk, room)
-    return _short_of_blocks(seen, number, min(chunk, room), fixed)
+    return _short_of_blocks(seen, head, number, min(chunk, room), fixed)
 
 
 def _deferred(head: HeadSeen) -> Limiter | None:
@@ -67,12 +74,14 @@ def _deferred(head: HeadSeen) -> Limiter | None:
     return Limiter.STALE_OUTPUT if head.stale else None
 
 
-def _short_of_blocks(seen: Scheduled, number: int, chunk: int, fixed: Fixed) -> Head:
-    head, free = seen.head, seen.num_free
-    assert head is not None
-    spared = head.hit_blocks - head.revived
-    need = -(-(head.hit_tokens + chunk) // fixed.block_size) - spared
-    whole = -(-head.num_tokens // fixed.block_size) - spared
+def _short_of_blocks(seen: Scheduled, head: HeadSeen, number: int, chunk: int, fixed: Fixed) -> Head:
+    free = seen.num_free
+    held = head.hit_blocks or (0,) * len(fixed.groups)
+
+    def needed(num_tokens: int, caps: tuple[int, ...] | None = None) -> int:
+        return head.revived + fresh_need(fixed.groups, held, head.hit_tokens, num_tokens, num_tokens, caps)
+
+    need, whole = needed(head.hit_tokens + chunk), needed(head.num_tokens, fixed.caps)
     most = max(need, whole) if seen.full_sequence else need
     watermark = seen.watermark_blocks if seen.num_running else 0
     if need > free:

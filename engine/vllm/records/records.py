@@ -47,7 +47,8 @@ from schedtop.engine.vllm.records.blocks import Pool
 from schedtop.engine.vllm.records.deliveries import deliver, outside_reason
 from schedtop.engine.vllm.records.preempted import give_way
 from schedtop.engine.vllm.records.reasons import Fixed, head_of
-from schedtop.engine.vllm.records.requests import COMPUTED, GONE, HIGH_WATER, NUMBER, WAITING, Life, Lives
+from schedtop.engine.vllm.records.requests import COMPUTED, GONE, HIGH_WATER, NUMBER, RELEASED, WAITING, Life, Lives
+from schedtop.engine.vllm.records.tables import new_tables
 
 COUNTED = (
     "scheduled_tokens",
@@ -96,7 +97,7 @@ class Records:
 
     def __init__(self, header: Header, knobs: dict[str, Any], fixed: Fixed) -> None:
         self.lives = Lives()
-        self.pool = Pool(header.num_blocks)
+        self.pool = Pool(header.num_blocks, len(fixed.groups))
         self.knobs, self.knobs_version = dict(knobs), 0
         self.paused = False
         self.seq = self.step = 0
@@ -118,6 +119,9 @@ class Records:
         """One more note; the record that it completes."""
         if not isinstance(event, Updated):
             self._pending.append(event)
+            if isinstance(event, Scheduled) and len(self._fixed.groups) > 1:
+                for _, tables in new_tables(event.output):
+                    self.pool.belong(tables)
             return None
         scheduled = self._reach(event.output)
         self._take_blocks(event)
@@ -227,11 +231,11 @@ class Records:
 
     def _record(self, seen: Scheduled, updated: Updated) -> StepRecord:
         lives, now_s = self.lives, updated.ended_s
-        planned_s = seen.began_s
+        planned_s, overlaps = seen.began_s, seen.began_s < self._updated_s
         start_s, self._updated_s = max(planned_s, self._updated_s), now_s
         if seen.preempted:
             self._preempt(seen, planned_s)
-        batch = take_batch(lives, seen.output, seen.running, planned_s, self._fixed, seen.threshold)
+        batch = take_batch(lives, seen.output, seen.running, planned_s, self._fixed, seen.threshold, overlaps)
         flag_late(lives, batch, left_of(self._pending))
         self.step += 1
         self.paused, self._watermark = seen.paused, seen.watermark_blocks
@@ -261,8 +265,9 @@ class Records:
             blocks_in_use=self.pool.num_blocks - seen.num_free,
             running=updated.num_running,
             waiting=updated.num_waiting,
-            grown=np.array(batch.grown, dtype=np.int32).tobytes(),
-            grown_blocks=np.array(batch.grown_blocks, dtype=np.int32).tobytes(),
+            grown=np.array(batch.growth.pairs, dtype=np.int32).tobytes(),
+            grown_blocks=np.array(batch.growth.blocks, dtype=np.int32).tobytes(),
+            grown_groups=bytes(batch.growth.groups) if len(self._fixed.groups) > 1 else b"",
             admissions=tuple(batch.admissions),
             proposed=self._cut_drafts(batch),
         )
@@ -388,6 +393,7 @@ class Records:
             end_s=now_s,
             oldest_wait_s=None if oldest is None else max(0.0, now_s - oldest),
             blocks=self._blocks(),
+            group_blocks=self.pool.group_blocks,
             changed_blocks=self.pool.drain(),
             arrivals=tuple(told.arrivals),
             finishes=tuple(told.finishes),
@@ -407,17 +413,18 @@ class Records:
         return [lives.by_id[name] for name in ends if name is not None]
 
     def _blocks(self) -> Blocks:
-        columns = self.lives.columns
-        held = columns[COMPUTED] * (columns[WAITING] + columns[GONE] == 0)
+        columns, groups = self.lives.columns, self._fixed.groups
+        runs = columns[WAITING] + columns[GONE] == 0
         if self._pending:
-            held[self.lives.slots(filter(self.lives.knows, left_of(self._pending)))] = 0
-        stored = int(held.sum()) * self._fixed.groups
-        blocks = self.pool.counts(stored, self._fixed.block_size, self._watermark)
-        if self._fixed.groups == 1:
-            return blocks
-        # What lies before a group's window was given back: nothing tells how much, but no block holds more than all.
-        most = (blocks.held + blocks.shared) * self._fixed.block_size
-        return msgspec.structs.replace(blocks, stored_tokens=min(blocks.stored_tokens, most))
+            runs[self.lives.slots(filter(self.lives.knows, left_of(self._pending)))] = False
+        size, keep_tokens = self._fixed.block_size, sum(not group.is_state for group in groups)
+        stored = int((columns[COMPUTED] * runs).sum()) * keep_tokens
+        if self._fixed.gives_back:
+            stored -= int((columns[RELEASED] * runs).sum())
+            for group, held in zip(groups, self.pool.group_blocks, strict=False):
+                # A state fills its block, whatever length it stands for.
+                stored += held * min(group.size, size) if group.is_state else 0
+        return self.pool.counts(stored, size, self._watermark)
 
     def totals(self) -> Totals:
         return Totals(*self._counts.values())  # type: ignore[arg-type]

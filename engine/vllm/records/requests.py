@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.telemetry import Arrival, Finish, RequestState
+from schedtop.engine.handoff.request import GroupBlocks
 from schedtop.engine.scheduler.books.ending import percentile_of_gaps
 from schedtop.engine.vllm.records.gaps import Gaps
 
@@ -25,14 +26,19 @@ COLUMNS = (
     "gone",
     "stop_at",
     "entered",
+    "release",
+    "released",
+    "last",
     "scratch",
 )
-NUMBER, PROMPT, OUTPUTS, COMPUTED, BLOCKS, HIGH_WATER, DECODING, WAITING, GONE, STOP_AT, ENTERED, SCRATCH = range(
+NUMBER, PROMPT, OUTPUTS, COMPUTED, BLOCKS, HIGH_WATER, DECODING, WAITING, GONE, STOP_AT, ENTERED, *_REST = range(
     len(COLUMNS)
 )
+RELEASE, RELEASED, LAST, SCRATCH = _REST
 """`decoding`: it was due an output since it was admitted; `gone`: it ended, but a step with it may be under way;
 `stop_at`: tokens at which it ends by length; `entered`: how many were admitted before it, so the place of running
-ones in a step."""
+ones in a step; `blocks`: held in all KV groups; `release`: computed tokens from which a block before a window is given
+back; `released`: tokens of the blocks that were, in all groups; `last`: tokens of the newest step."""
 
 KEPT_STEPS = 16
 """For which the numbers of an ended request are kept: more than any vLLM has under way."""
@@ -42,7 +48,7 @@ Slots = npt.NDArray[np.intp]
 
 @dataclass(slots=True, eq=False)
 class Life:
-    """What is not a column. `table` is its block ids."""
+    """What is not a column. `tables` are its block ids by KV group."""
 
     slot: int
     id: str
@@ -57,7 +63,7 @@ class Life:
     first_token_s: float | None = None
     queued_s: float = 0.0
     requeued_s: float = 0.0
-    table: list[int] = field(default_factory=list)
+    tables: list[GroupBlocks] = field(default_factory=list)
 
     @property
     def number(self) -> int:
@@ -139,12 +145,13 @@ class Lives:
         columns, slot = self.columns, life.slot
         columns[HIGH_WATER, slot] = max(columns[HIGH_WATER, slot], computed)
         columns[COMPUTED, slot] = columns[BLOCKS, slot] = columns[DECODING, slot] = 0
+        columns[RELEASE, slot] = columns[RELEASED, slot] = columns[LAST, slot] = 0
         columns[WAITING, slot] = 1
         life.preemptions += 1
         same = life.finished_before == self.num_finished
         life.loop_length = life.loop_length + 1 if same else 1
         life.finished_before = self.num_finished
-        life.queued_s, life.table = now_s, []
+        life.queued_s, life.tables = now_s, []
         self.running.pop(life.id, None)
         self.front[life.id] = None
 
@@ -154,7 +161,7 @@ class Lives:
         outputs, last_s = int(self.columns[OUTPUTS, slot]), float(self.last_s[slot])
         self.columns[GONE, slot] = 1
         self.num_finished += 1
-        del self.by_id[life.id], self.by_slot[slot]
+        del self.by_id[life.id]
         self.running.pop(life.id, None)
         self._leave_queue(life.id)
         self._gone.append((step, life.id, slot))
@@ -169,6 +176,7 @@ class Lives:
         while self._gone and self._gone[0][0] < step - KEPT_STEPS:
             _, name, slot = self._gone.popleft()
             self._free.append(slot)
+            del self.by_slot[slot]
             if self._slot_of.get(name) == slot:
                 del self._slot_of[name]
 
@@ -187,6 +195,7 @@ class Lives:
         """One request for a snapshot."""
         column = self.columns[:, life.slot]
         last_s, waiting = float(self.last_s[life.slot]), bool(column[WAITING])
+        tables = [np.array(held.block_ids, dtype=np.int32).tobytes() for held in life.tables] or [b""]
         return RequestState(
             arrival=life.arrival,
             status="running" if not waiting else "preempted" if life.preemptions else "waiting",
@@ -197,9 +206,10 @@ class Lives:
             first_scheduled_s=life.first_scheduled_s,
             first_token_s=life.first_token_s,
             last_token_s=None if last_s != last_s else last_s,
-            table=np.array(life.table, dtype=np.int32).tobytes(),
+            table=tables[0],
             queued_s=life.queued_s if waiting else None,
             requeued_s=life.requeued_s,
+            further=tuple(tables[1:]),
         )
 
 

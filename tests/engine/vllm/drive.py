@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from schedtop.engine.contract.telemetry import StepRecord
+from schedtop.engine.vllm.engine import fixed_of
 from schedtop.engine.vllm.hook import Hook
 from schedtop.engine.vllm.plugin import hooked
-from schedtop.engine.vllm.records.reasons import Fixed
 from schedtop.engine.vllm.records.records import Records
 
 from tests.engine.vllm.stub import Request, scheduler_of
@@ -23,7 +23,7 @@ class Run:
             self.scheduler: Any = hooked(scheduler_of(version, **settings))()
         self.hook: Hook = self.scheduler.schedtop_hook
         facts = self.hook.facts
-        self.maker = Records(facts.header, facts.knobs, Fixed(facts.header.block_size, 0, True, False))
+        self.maker = Records(facts.header, facts.knobs, fixed_of(facts.header))
         self.records: list[StepRecord] = []
         self.last_outputs: Any = None
 

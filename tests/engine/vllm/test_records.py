@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +14,9 @@ from schedtop.console.past.state import State
 from schedtop.engine.channel.protocol import decode_outgoing, encode
 from schedtop.engine.contract.telemetry import BlockClass, StepRecord, row_columns
 from schedtop.engine.decide_again.recorded_inputs import Driver
-from schedtop.engine.vllm.records.reasons import Fixed
+from schedtop.engine.vllm.engine import fixed_of
+from schedtop.engine.vllm.events import Added, Scheduled, Updated
+from schedtop.engine.vllm.groups import block_size_of, entry_of, settings_of, undecided_of
 from schedtop.engine.vllm.records.records import Records
 
 from tests.engine.vllm.drive import Run
@@ -209,15 +213,71 @@ def keys(place: int, count: int) -> list[bytes]:
     return [bytes([place, block]) * 16 for block in range(count)]
 
 
-@pytest.mark.parametrize(("groups", "stored"), [(1, 10), (2, 12)])
-def test_tokens_stored_are_those_of_every_group_and_fit_their_blocks(groups: int, stored: int) -> None:
+def test_the_groups_of_a_hybrid_model_are_told_one_by_one() -> None:
+    """Full attention and a window of six tokens, in blocks of four: the second group gives its first block back."""
     run = Run("0.32")
-    fixed = Fixed(run.hook.facts.header.block_size, 0, True, False, groups=groups)
-    run.maker = Records(run.hook.facts.header, run.hook.facts.knobs, fixed)
-    run.add("one", 10, 3)
-    run.step()
-    blocks = run.records[-1].blocks
-    assert (blocks.held, blocks.stored_tokens) == (3, stored)
+    header = run.hook.facts.header
+    header = msgspec.structs.replace(header, config={**header.config, "kv_groups": [{"full": True}, {"window": 6}]})
+    records, state = Records(header, run.hook.facts.knobs, fixed_of(header)), State()
+    state.start_afresh(records.snapshot(0.0))
+    records.take(Added(0.0, "one", 10, 3, 0, (), None, False))
+    told = []
+    for step, (tokens, before, new) in enumerate([(10, 0, ([1, 2, 3], [4, 5, 6])), (1, 10, None), (1, 11, None)]):
+        output = output_of("one", tokens, before, new)
+        records.take(scheduled(output, step))
+        blocks = [part for block in range(1, 7) for part in (block, int(step == 0 or block != 4), 0)]
+        record = records.take(Updated(output, {}, step + 0.5, step + 0.6, blocks, False, 34 + (step > 0), 1, 0))
+        assert record is not None
+        state.apply(record)
+        told.append((record.group_blocks, int(row_columns(record)["blocks"][0]), record.blocks.stored_tokens))
+    assert told == [((3, 3), 6, 20), ((3, 2), 5, 18), ((3, 2), 5, 20)]
+    assert [np.frombuffer(table, dtype=np.int32).tolist() for table in state.group_tables(0)] == [
+        [0, 1, 2],
+        [3, 4, 5],
+    ]
+    (one,) = records.snapshot(3.0).requests
+    assert np.frombuffer(one.further[0], dtype=np.int32).tolist() == [-1, 4, 5]
+
+
+def output_of(name: str, tokens: int, before: int, new: Any) -> Any:
+    """A scheduler's output with one request, which is a new one if none of it is computed."""
+    fresh = SimpleNamespace(req_id=name, block_ids=new, num_computed_tokens=before)
+    later = SimpleNamespace(req_ids=[name], new_block_ids=[new], num_computed_tokens=[before], resumed_req_ids=())
+    nobody = SimpleNamespace(req_ids=[], new_block_ids=[], num_computed_tokens=[], resumed_req_ids=())
+    return SimpleNamespace(
+        num_scheduled_tokens={name: tokens},
+        scheduled_spec_decode_tokens={},
+        scheduled_new_reqs=[] if before else [fresh],
+        scheduled_cached_reqs=later if before else nobody,
+    )
+
+
+def scheduled(output: Any, at_s: float) -> Scheduled:
+    """A schedule of the stub's limits in which nobody waits."""
+    limits = (16, 16, 4, 0, False, 0)
+    return Scheduled(output, at_s, at_s + 0.1, *limits, 1, 0, 34, None, None, [], [], False, False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "entry"),
+    [
+        ("FullAttentionSpec", {"block_size": 16}, {"full": True}),
+        ("SlidingWindowSpec", {"block_size": 32, "sliding_window": 512}, {"window": 512, "block_size": 32}),
+        ("MambaSpec", {"block_size": 4096, "mamba_cache_mode": "none"}, {"mamba": "none"}),
+        ("MambaSpec", {"block_size": 16, "mamba_cache_mode": "align"}, {"mamba": "align"}),
+        ("ChunkedLocalAttentionSpec", {"block_size": 16, "attention_chunk_size": 64}, {"window": 64}),
+        ("Unheard", {"block_size": 16}, {"full": True}),
+    ],
+)
+def test_kinds_of_layers_have_their_names_here(kind: str, fields: dict[str, Any], entry: dict[str, Any]) -> None:
+    spec = type(kind, (), fields)()
+    assert entry_of(spec, 16) == entry
+    scheduler = SimpleNamespace(
+        block_size=16, kv_cache_config=SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)] * 2)
+    )
+    decided = kind not in ("ChunkedLocalAttentionSpec", "Unheard")
+    assert undecided_of(scheduler) == ([] if decided else [f"layers of the kind {kind}"])
+    assert settings_of(scheduler)["kv_groups"] == [entry_of(spec, block_size_of(scheduler))] * 2
 
 
 def test_drafts_that_a_step_did_not_take_are_told() -> None:

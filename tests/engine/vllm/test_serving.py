@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from schedtop.console.cli.set_limits import RunningEngine, set_all, set_everywhere
 from schedtop.engine.channel.client import ChannelClient
 from schedtop.engine.channel.protocol import ChannelError
 from schedtop.engine.contract.telemetry import (
@@ -88,6 +89,21 @@ def test_a_console_gets_header_snapshot_and_every_step(serve: Callable[..., Any]
     assert (last.step, last.finishes[0].output_tokens) == (5, 5)
     scheduler.shutdown()
     assert console.until(lambda message: isinstance(message, Bye)).reason == "vLLM is shutting down"
+
+
+def test_a_script_that_comes_before_the_step_of_the_last_change_waits_for_it(
+    serve: Callable[..., Any], tmp_path: Path
+) -> None:
+    scheduler, address = serve(), f"unix:{tmp_path}/0.sock"
+    assert set_everywhere([address], "max_num_seqs=2") == ("set on 1 engine: max_num_seqs=2", "")
+    scheduler.add_request(Request("one", 10, 100))
+    engine = RunningEngine(ChannelClient.connect(address))
+    assert engine.knobs["max_num_seqs"] == 4, "no step has taken it up"
+    steps = threading.Thread(target=step, args=(scheduler, 100))
+    steps.start()
+    assert set_all([engine], {"max_num_seqs": 3}) == ([], "")
+    steps.join()
+    engine.link.close()
 
 
 def test_limits_are_checked_before_the_engine_hears_of_them(serve: Callable[..., Any], tmp_path: Path) -> None:
