@@ -88,9 +88,13 @@ class _StandInOutput:
 
 
 def message_text(message: Message) -> Message:
-    """A message whose content is one text; parts are joined by line ends. Raises `ConfigError` for other parts."""
-    content = message.get("content")
+    """A message whose content is one text; parts are joined by line ends. Raises `ConfigError` for what is none."""
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str):
+        raise ConfigError("a message has no role: name one, such as user")
     if not isinstance(content, list):
+        if content is not None and not isinstance(content, str):
+            raise ConfigError(f"a message's content is {type(content).__name__}: only text is served")
         return message
     for part in content:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):

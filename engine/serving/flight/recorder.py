@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from msgspec.structs import replace
 from schedtop.engine.channel.protocol import Sink, encode, frame
@@ -13,27 +14,17 @@ from schedtop.engine.serving.flight.files import FlightFiles
 KEEP_S = 600.0
 """On the engine's clock."""
 KEEP_BYTES = 16 << 20
+"""Of records, in memory that is taken at the start: taken as they come, it would grow for minutes."""
 SEGMENT_S = 15.0
 SEGMENT_BYTES = KEEP_BYTES // 16
 
 
-class Segment:
-    """A snapshot and the records after it, as they are sent."""
+class Segment(NamedTuple):
+    """A snapshot, as it is sent, and where the records after it begin in the stream of all records."""
 
-    def __init__(self, snapshot: Snapshot) -> None:
-        self.begin_s = snapshot.clock_s
-        self.snapshot = b"".join(frame(encode(snapshot)))
-        self.records: list[bytes] = []
-        self.num_bytes = len(self.snapshot)
-
-    def add(self, encoded: bytes) -> None:
-        for chunk in frame(encoded):
-            self.records.append(chunk)
-            self.num_bytes += len(chunk)
-
-    def close(self) -> None:
-        """No record follows: one piece is quicker to send than thousands."""
-        self.records = [b"".join(self.records)]
+    begin_s: float
+    snapshot: bytes
+    begin: int
 
 
 class FlightRecorder(Sink):
@@ -50,23 +41,33 @@ class FlightRecorder(Sink):
     ) -> None:
         self._snapshot, self._files, self._notice = snapshot, files, notice
         self._segments: deque[Segment] = deque()
+        self._held = bytearray(b"\xff") * KEEP_BYTES  # memory that was never written to is not there yet
+        self._end = 0
         self._begin()
 
     def _begin(self) -> None:
         snapshot = self._snapshot()
-        self._segments.append(Segment(snapshot))
+        self._segments.append(Segment(snapshot.clock_s, b"".join(frame(encode(snapshot))), self._end))
         if self._files is not None:
             self._files.begin(encode(_without_prompts(snapshot)))
 
     def write(self, record: StepRecord, encoded: bytes) -> None:
-        newest = self._segments[-1]
-        newest.add(encoded)
+        for chunk in frame(encoded):
+            self._keep(chunk)
         if self._files is not None:
             self._write_file(self._files, record, encoded)
-        if record.end_s - newest.begin_s >= SEGMENT_S or newest.num_bytes >= SEGMENT_BYTES:
-            newest.close()
+        newest = self._segments[-1]
+        if record.end_s - newest.begin_s >= SEGMENT_S or self._end - newest.begin >= SEGMENT_BYTES:
             self._begin()
-            self._forget(record.end_s)
+        self._forget(record.end_s)
+
+    def _keep(self, chunk: bytes) -> None:
+        """Write over the oldest bytes. Of a chunk that is longer than all memory nothing counts: it ends a segment."""
+        size = len(self._held)
+        place, first = self._end % size, size - self._end % size
+        self._held[place : place + len(chunk)] = chunk[:first]
+        self._held[: max(0, len(chunk) - first)] = chunk[first:][:size]
+        self._end += len(chunk)
 
     def _write_file(self, files: FlightFiles, record: StepRecord, encoded: bytes) -> None:
         if files.error:
@@ -79,17 +80,23 @@ class FlightRecorder(Sink):
         files.add(frame(encoded))
 
     def _forget(self, now_s: float) -> None:
-        segments = self._segments
+        segments, oldest = self._segments, self._end - len(self._held)
         while len(segments) > 1 and (
-            segments[1].begin_s < now_s - KEEP_S or sum(part.num_bytes for part in segments) > KEEP_BYTES
+            segments[0].begin < oldest
+            or segments[1].begin_s < now_s - KEEP_S
+            or sum(len(part.snapshot) for part in segments) > len(self._held)
         ):
             segments.popleft()
             if self._files is not None:
                 self._files.forget()
 
     def recent(self) -> Sequence[bytes]:
-        """The frames of a snapshot and all records since, in few pieces."""
-        return [self._segments[0].snapshot, *(chunk for part in self._segments for chunk in part.records)]
+        """The frames of a snapshot and all records since, in pieces of any length."""
+        first, size = self._segments[0], len(self._held)
+        begin, end = first.begin % size, self._end % size
+        if self._end - first.begin <= end:
+            return [first.snapshot, bytes(self._held[begin:end])]
+        return [first.snapshot, bytes(self._held[begin:]), bytes(self._held[:end])]
 
 
 def _without_prompts(snapshot: Snapshot) -> Snapshot:

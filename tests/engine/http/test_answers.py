@@ -80,9 +80,11 @@ def test_parts_of_a_message_are_joined_and_others_than_text_refused(served: Serv
     joined = served.post("/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": parts}]})
     plain = served.post("/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": "one\ntwo"}]})
     assert joined.json()["usage"]["prompt_tokens"] == plain.json()["usage"]["prompt_tokens"]
-    parts = [{"type": "image_url", "image_url": {"url": "x"}}]
-    error = served.post("/v1/chat/completions", {**CHAT, "messages": [{"role": "user", "content": parts}]})
-    assert error.status_code == 400 and error.json()["error"]["param"] == "messages"
+    image = [{"type": "image_url", "image_url": {"url": "x"}}]
+    for wrong in ({"role": "user", "content": image}, {"role": "user", "content": 5}, {"role": 5}, {}):
+        for route in ("/v1/chat/completions", "/tokenize"):
+            error = served.post(route, {**CHAT, "messages": [wrong]})
+            assert error.status_code == 400 and error.json()["error"]["param"] == "messages"
 
 
 def test_what_the_cache_had_is_told(served: Served) -> None:
@@ -147,6 +149,8 @@ def test_what_asks_for_nothing_is_accepted(served: Served, neutral: dict[str, An
         ({"logprobs": 6}, "logprobs"),
         ({"echo": True}, "echo"),
         ({"tools": [{"type": "function"}]}, "tools"),
+        ({"guided_json": {"type": "object"}}, "guided_json"),
+        ({"return_tokens_as_token_ids": True}, "return_tokens_as_token_ids"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"temperature": -1}, "temperature"),
         ({"temperature": "warm"}, "temperature"),

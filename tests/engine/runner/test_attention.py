@@ -57,7 +57,7 @@ def by_definition(
 SHAPES = [(9, 3, 64, 16), (4, 4, 64, 8), (8, 2, 128, 16), (5, 1, 24, 5), (4, 2, 80, 16), (2, 1, 256, 256)]
 """Query heads, key heads, head size, block size."""
 
-INSTRUCTIONS = ("avx512-bf16", "avx512", "avx2", "baseline")
+INSTRUCTIONS = ("avx512-bf16-fma", "avx512-bf16", "avx512", "avx2", "baseline")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
 from schedtop.engine.runner.models.linear import (
@@ -12,28 +15,29 @@ from schedtop.engine.runner.models.linear import (
     load_products,
     make_linear,
 )
+from schedtop.engine.runner.models.native import native_choices
 
 ROWS = (1, 2, 7, 8, 9, 15, 16, 17, 63, 64, 65, 130)
 
 
-def make(kind: type[Linear], weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-    if kind is NativeLinear:
-        products = load_products(weight)
-        if products is None:
-            pytest.skip("this processor does not multiply bfloat16, or the routines are not built")
-        return NativeLinear(weight, bias, products)
-    if kind is PackedLinear and not can_pack(weight):
-        pytest.skip("this processor does not multiply bfloat16")
-    return kind(weight, bias)
+Make = Callable[[torch.Tensor, torch.Tensor | None], Linear]
+
+PACKED = [PackedLinear] if can_pack(torch.zeros(1).bfloat16()) else []
+NATIVE = {
+    choice.instructions: partial(NativeLinear, native=choice)
+    for choice in native_choices(torch.bfloat16)
+    if choice.panel_width
+}
+each_native = [pytest.param(make, id=name) for name, make in NATIVE.items()]
 
 
-@pytest.mark.parametrize("kind", [Linear, PackedLinear, NativeLinear])
-@pytest.mark.parametrize(("inputs", "outputs"), [(64, 48), (576, 100), (2, 1), (34, 960)])
+@pytest.mark.parametrize("kind", [Linear, *PACKED, *each_native])
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 48), (576, 100), (1200, 50), (2, 1), (34, 960)])
 @pytest.mark.parametrize("biased", [False, True])
-def test_products_are_right_for_any_shape(kind: type[Linear], inputs: int, outputs: int, biased: bool) -> None:
+def test_products_are_right_for_any_shape(kind: Make, inputs: int, outputs: int, biased: bool) -> None:
     weight = torch.randn(outputs, inputs).bfloat16()
     bias = torch.randn(outputs).bfloat16() if biased else None
-    linear = make(kind, weight, bias)
+    linear = kind(weight, bias)
     for rows in ROWS:
         x = torch.randn(rows, inputs).bfloat16()
         wanted = x.double() @ weight.double().T + (0 if bias is None else bias.double())
@@ -42,10 +46,10 @@ def test_products_are_right_for_any_shape(kind: type[Linear], inputs: int, outpu
         assert (got - wanted).norm() / wanted.norm() < 4e-3, rows
 
 
-@pytest.mark.parametrize("kind", [Linear, NativeLinear])
-def test_a_row_does_not_depend_on_those_beside_it(kind: type[Linear]) -> None:
+@pytest.mark.parametrize("kind", [Linear, *each_native])
+def test_a_row_does_not_depend_on_those_beside_it(kind: Make) -> None:
     """Rows that are not dense, rows with infinities beside them: each is its own product."""
-    linear = make(kind, torch.randn(96, 64).bfloat16(), None)
+    linear = kind(torch.randn(96, 64).bfloat16(), None)
     wide = torch.randn(9, 128).bfloat16()
     x = wide[:, 32:96]
     alone = torch.cat([linear(x[i : i + 1].contiguous()) for i in range(9)])

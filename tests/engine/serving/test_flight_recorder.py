@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,14 +65,47 @@ def test_a_console_that_comes_late_knows_the_last_minutes(keep_s: float, monkeyp
     assert history.at(kept[len(kept) // 2].seq) is not None
 
 
-def test_it_keeps_no_more_bytes_than_it_may(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flight_recorder, "KEEP_BYTES", 600_000)
-    monkeypatch.setattr(flight_recorder, "SEGMENT_BYTES", 100_000)
+def test_it_keeps_the_newest_records_in_the_bytes_that_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever their lengths, and through many rounds of the same memory."""
+    monkeypatch.setattr(flight_recorder, "KEEP_BYTES", 100_000)
+    monkeypatch.setattr(flight_recorder, "SEGMENT_BYTES", 25_000)
     served = engine()
     recorder = FlightRecorder(served.snapshot)
-    run(recorder, served, 900)
-    assert 100_000 < sum(map(len, recorder.recent())) <= 700_000
-    assert isinstance(next(messages(recorder)), Snapshot)
+    written: list[StepRecord] = []
+    for _ in range(400):
+        written += run(recorder, served, 1)
+        first, *kept = messages(recorder)
+        assert isinstance(first, Snapshot) and kept == written[len(written) - len(kept) :]
+        assert sum(len(encode(record)) for record in kept) <= 100_000
+    assert sum(len(encode(record)) + 4 for record in kept) > 70_000
+
+
+def test_a_record_longer_than_all_memory_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight_recorder, "KEEP_BYTES", 2000)
+    monkeypatch.setattr(flight_recorder, "SEGMENT_BYTES", 1000)
+    served = engine()
+    recorder = FlightRecorder(served.snapshot)
+    (record,) = run(recorder, served, 1)
+    for size in (1990, 1999, 2000, 5000):
+        recorder.write(record, bytes(size))
+        assert [type(message) for message in messages(recorder)] == [Snapshot]
+        assert run(recorder, served, 1) == list(messages(recorder))[1:]
+
+
+def test_its_memory_is_taken_at_the_start() -> None:
+    served = engine()
+    tracemalloc.start()
+    try:
+        recorder = FlightRecorder(served.snapshot)
+        own = tracemalloc.Filter(True, flight_recorder.__file__)
+        sizes = []
+        for steps in (1, 600):
+            run(recorder, served, steps)
+            traces = tracemalloc.take_snapshot().filter_traces([own]).traces
+            sizes.append(sum(trace.size for trace in traces))
+    finally:
+        tracemalloc.stop()
+    assert sizes[0] >= flight_recorder.KEEP_BYTES and sizes[1] < 1.02 * sizes[0]
 
 
 def test_a_link_that_comes_back_fills_what_was_missed_and_repeats_nothing() -> None:

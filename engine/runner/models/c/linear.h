@@ -1,5 +1,6 @@
-/* Products with bfloat16 weights on processors that multiply them (AVX512-BF16): a few rows at the speed of memory,
- * many at the speed of the arithmetic. Sums are float; results are rounded once, to nearest even.
+/* Products with bfloat16 weights (AVX512): a few rows at the speed of memory, many at the speed of the arithmetic.
+ * Sums are float; results are rounded once, to nearest even. With AVX512-BF16 pairs are multiplied as they are, else
+ * as floats.
  */
 #include <stdint.h>
 
@@ -8,21 +9,14 @@
 #define ROWS 8
 #define CHUNK 64 /* rows that one thread takes at a time */
 
-#if defined(BF16) && defined(__AVX512BF16__)
+#if defined(BF16) && defined(__AVX512F__)
 #include <immintrin.h>
 #define HAS_LINEAR
 
-static inline __m512 widen16(const uint16_t *from, __mmask16 mask) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from)), 16));
-}
-
-/* `num` rows of x [.., 2 * pairs] times one panel [pairs, PANEL, 2]; `num` is known where this is inlined. */
-static inline __attribute__((always_inline)) void tile(
-    const uint16_t *x, const uint16_t *panel, const uint16_t *bias, uint16_t *out, int64_t num, int64_t pairs,
-    int64_t outputs, int64_t wide) {
-    __m512 sums[ROWS][WIDTH];
-    for (int64_t r = 0; r < num; r++)
-        for (int64_t v = 0; v < WIDTH; v++) sums[r][v] = _mm512_setzero_ps();
+#ifdef __AVX512BF16__
+#define SPAN 1
+static inline __attribute__((always_inline)) void add_products(
+    const uint16_t *x, const uint16_t *panel, __m512 (*sums)[WIDTH], int64_t num, int64_t pairs) {
     const int32_t *asked = (const int32_t *)x;
     for (int64_t p = 0; p < pairs; p++) {
         const uint16_t *at = panel + p * 2 * PANEL;
@@ -33,13 +27,47 @@ static inline __attribute__((always_inline)) void tile(
             for (int64_t v = 0; v < WIDTH; v++) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], weights[v], pair);
         }
     }
-    for (int64_t v = 0; v < WIDTH && 16 * v < wide; v++) {
-        __mmask16 mask = wide - 16 * v >= 16 ? 0xffff : (1u << (wide - 16 * v)) - 1;
-        __m512 more = bias ? widen16(bias + 16 * v, mask) : _mm512_setzero_ps();
-        for (int64_t r = 0; r < num; r++) {
-            __m256bh low = _mm512_cvtneps_pbh(_mm512_add_ps(sums[r][v], more));
-            _mm256_mask_storeu_epi16(out + r * outputs + 16 * v, mask, (__m256i)low);
+}
+#else
+#define SPAN 256 /* pairs of each row that are widened at once */
+static inline __attribute__((always_inline)) void add_products(
+    const uint16_t *x, const uint16_t *panel, __m512 (*sums)[WIDTH], int64_t num, int64_t pairs) {
+    float asked[ROWS][2 * SPAN];
+    const __m512i high = _mm512_set1_epi32(0xffff0000);
+    for (int64_t begin = 0; begin < pairs; begin += SPAN) {
+        int64_t count = pairs - begin < SPAN ? pairs - begin : SPAN;
+        for (int64_t r = 0; r < num; r++)
+            for (int64_t i = 0; i < 2 * count; i++) asked[r][i] = up(x[2 * (r * pairs + begin) + i]);
+        for (int64_t p = 0; p < count; p++) {
+            const uint16_t *at = panel + (begin + p) * 2 * PANEL;
+            __m512 weights[WIDTH];
+            for (int64_t v = 0; v < WIDTH; v++)
+                weights[v] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_loadu_si512(at + 32 * v), 16));
+            for (int64_t r = 0; r < num; r++)
+                for (int64_t v = 0; v < WIDTH; v++)
+                    sums[r][v] = _mm512_fmadd_ps(weights[v], _mm512_set1_ps(asked[r][2 * p]), sums[r][v]);
+            for (int64_t v = 0; v < WIDTH; v++)
+                weights[v] = _mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(at + 32 * v), high));
+            for (int64_t r = 0; r < num; r++)
+                for (int64_t v = 0; v < WIDTH; v++)
+                    sums[r][v] = _mm512_fmadd_ps(weights[v], _mm512_set1_ps(asked[r][2 * p + 1]), sums[r][v]);
         }
+    }
+}
+#endif
+
+/* `num` rows of x [.., 2 * pairs] times one panel [pairs, PANEL, 2]; `num` is known where this is inlined. */
+static inline __attribute__((always_inline)) void tile(
+    const uint16_t *x, const uint16_t *panel, const uint16_t *bias, uint16_t *out, int64_t num, int64_t pairs,
+    int64_t outputs, int64_t wide) {
+    float totals[ROWS][PANEL];
+    __m512 sums[ROWS][WIDTH];
+    for (int64_t r = 0; r < num; r++)
+        for (int64_t v = 0; v < WIDTH; v++) sums[r][v] = _mm512_setzero_ps();
+    add_products(x, panel, sums, num, pairs);
+    for (int64_t r = 0; r < num; r++) {
+        for (int64_t v = 0; v < WIDTH; v++) _mm512_storeu_ps(totals[r] + 16 * v, sums[r][v]);
+        for (int64_t i = 0; i < wide; i++) out[r * outputs + i] = down(totals[r][i] + (bias ? up(bias[i]) : 0));
     }
 }
 
@@ -64,5 +92,4 @@ static void linear(const uint16_t *x, const uint16_t *packed, const uint16_t *bi
             }
         }
 }
-#define HAS_LINEAR
 #endif

@@ -91,36 +91,43 @@ static int has_avx512(void) {
            && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 static int has_avx512_bf16(void) { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+/* Intel's take two cycles to multiply a vector of pairs; meanwhile they could multiply four of floats. */
+static int has_slow_pairs(void) { return has_avx512_bf16() && __builtin_cpu_is("intel"); }
 #endif
 
-/* Best first. */
-static const struct {
+/* Best first. `linear` may be of another table than the rest. */
+static const struct Choice {
     const char *instructions, *dtype;
-    const struct Routines *routines;
+    const struct Routines *routines, *linear;
     int (*usable)(void);
 } choices[] = {
 #ifdef __x86_64__
-    {"avx512-bf16", "bfloat16", &avx512_bf16_bfloat16, has_avx512_bf16},
-    {"avx512", "bfloat16", &avx512_bfloat16, has_avx512},
-    {"avx512", "float32", &avx512_float32, has_avx512},
-    {"avx2", "bfloat16", &avx2_bfloat16, has_avx2},
-    {"avx2", "float32", &avx2_float32, has_avx2},
+    {"avx512-bf16-fma", "bfloat16", &avx512_bf16_bfloat16, &avx512_bfloat16, has_slow_pairs},
+    {"avx512-bf16", "bfloat16", &avx512_bf16_bfloat16, &avx512_bf16_bfloat16, has_avx512_bf16},
+    {"avx512", "bfloat16", &avx512_bfloat16, &avx512_bfloat16, has_avx512},
+    {"avx512", "float32", &avx512_float32, &avx512_float32, has_avx512},
+    {"avx2", "bfloat16", &avx2_bfloat16, &avx2_bfloat16, has_avx2},
+    {"avx2", "float32", &avx2_float32, &avx2_float32, has_avx2},
 #endif
-    {"baseline", "bfloat16", &baseline_bfloat16, always},
-    {"baseline", "float32", &baseline_float32, always},
+    {"baseline", "bfloat16", &baseline_bfloat16, &baseline_bfloat16, always},
+    {"baseline", "float32", &baseline_float32, &baseline_float32, always},
 };
 
 /* (instructions, panel width, routines by name), each routine bound to the table it calls. */
-static PyObject *describe(const char *instructions, const struct Routines *routines) {
-    PyObject *table = PyCapsule_New((void *)routines, NULL, NULL), *by_name = PyDict_New();
-    int failed = !table || !by_name;
+static PyObject *describe(const struct Choice *choice) {
+    PyObject *by_name = PyDict_New();
+    int failed = !by_name;
     for (size_t i = 0; !failed && i < sizeof routine_methods / sizeof *routine_methods; i++) {
-        PyObject *routine = PyCFunction_New(&routine_methods[i], table);
-        failed = !routine || PyDict_SetItemString(by_name, routine_methods[i].ml_name, routine) < 0;
+        const char *name = routine_methods[i].ml_name;
+        const struct Routines *from = strcmp(name, "linear") ? choice->routines : choice->linear;
+        PyObject *table = PyCapsule_New((void *)from, NULL, NULL);
+        PyObject *routine = table ? PyCFunction_New(&routine_methods[i], table) : NULL;
+        failed = !routine || PyDict_SetItemString(by_name, name, routine) < 0;
+        Py_XDECREF(table);
         Py_XDECREF(routine);
     }
-    PyObject *all = failed ? NULL : Py_BuildValue("sLO", instructions, (long long)routines->panel_width, by_name);
-    Py_XDECREF(table);
+    long long width = choice->linear->panel_width;
+    PyObject *all = failed ? NULL : Py_BuildValue("sLO", choice->instructions, width, by_name);
     Py_XDECREF(by_name);
     return all;
 }
@@ -130,8 +137,9 @@ static PyObject *load(PyObject *module, PyObject *wanted) {
     const char *dtype = PyUnicode_AsUTF8AndSize(wanted, NULL);
     PyObject *found = dtype ? PyList_New(0) : NULL;
     for (size_t i = 0; found && i < sizeof choices / sizeof *choices; i++) {
-        if (strcmp(choices[i].dtype, dtype) || !choices[i].routines->compiled || !choices[i].usable()) continue;
-        PyObject *one = describe(choices[i].instructions, choices[i].routines);
+        const struct Choice *choice = &choices[i];
+        if (strcmp(choice->dtype, dtype) || !choice->routines->compiled || !choice->usable()) continue;
+        PyObject *one = describe(choice);
         if (!one || PyList_Append(found, one) < 0) Py_CLEAR(found);
         Py_XDECREF(one);
     }
