@@ -27,12 +27,9 @@ from schedtop.engine.contract.telemetry import (
 
 ANSWER_WITHIN_S = 30.0
 """An engine that is still loading its model answers late."""
-<<<<<<< HEAD
-=======
 CONFIRM_WITHIN_S = 30.0
 """A trial that is to be kept reverts by itself only this long after its time: the confirmation may take a while."""
 CATCH_UP_WITHIN_S = 10.0
->>>>>>> real
 LOOK_S = 0.1
 BY = "schedtop knobs"
 SURVIVED = "confirmed"
@@ -151,14 +148,8 @@ def set_all(engines: Sequence[RunningEngine], values: Mapping[str, Any], **how: 
     for place, engine in enumerate(engines):
         reply = engine.set(values, engine.knobs_version, **how)
         if not reply.ok:
-<<<<<<< HEAD
-            for changed in engines[:place]:
-                before = {name: changed.snapshot.knobs[name] for name in values}
-                changed.set(before, None, how.get("by", BY))
-=======
             for changed, old in zip(engines[:place], before, strict=False):
-                changed.set(old, None)
->>>>>>> real
+                changed.set(old, None, how.get("by", BY))
             return [], _of(engine, engines, reply.text)
         warnings += [_of(engine, engines, warning) for warning in reply.warnings]
     return warnings, ""

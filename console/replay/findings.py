@@ -41,17 +41,9 @@ class ReplayWatch(Watch):
         position, now_s = self.history.position, view.now()
         if position != self._position:
             self._position, self._since_s = position, now_s
-<<<<<<< HEAD
-            self._work = self._read()
-            had, self.entries = bool(self.entries), []
-            return had
-        if self._work is None or not self.is_due(now_s):
-            return False
-=======
             self._work, self.entries = self._read(), []
-        if self._work is None or now_s - self._since_s < STILL_S:
+        if self._work is None or not self.is_due(now_s):
             return
->>>>>>> any
         until_s = time.monotonic() + _SLICE_S
         while time.monotonic() < until_s:
             if next(self._work, self) is self:

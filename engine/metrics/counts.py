@@ -11,12 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.kv_groups import has_windows
-<<<<<<< HEAD
-from schedtop.engine.contract.prefixes.lost_hits import PrefixMemory
-=======
 from schedtop.engine.contract.latencies.families import Families, Family
-from schedtop.engine.contract.lost_hits import PrefixMemory
->>>>>>> rest
+from schedtop.engine.contract.prefixes.lost_hits import PrefixMemory
 from schedtop.engine.contract.telemetry import (
     MOST_DRAFTS,
     ROW_FIELDS,

@@ -149,6 +149,7 @@ class Report:
             self._askers.add(record, self._lives)
         if self._prefixes is not None:
             self._prefixes.add(record)
+        self._families.add(record)
         self._lives.move(record)
 
     def _add_step(self, record: StepRecord) -> None:
@@ -159,18 +160,7 @@ class Report:
             self._host_blocks = record.host_blocks[1]
         if record.draft_tokens:
             self._drafts += draft_positions(record)
-<<<<<<< HEAD
         self._lives.deliver_rows(record)
-=======
-        if record.arrivals or record.ttft_s or record.admissions:
-            self._classes.add(record, self._lives)
-            self._adapters.add(record, self._lives)
-            self._askers.add(record, self._lives)
-            if self._prefixes is not None:
-                self._prefixes.add(record)
-        self._families.add(record)
-        self._lives.add(record)
->>>>>>> rest
 
     def _add_stretch(self, stretch: Stretch) -> None:
         """Rows got one output in each step."""
@@ -180,12 +170,6 @@ class Report:
         if self.slo is not None and self.slo.itl_s is not None:
             numbers, gaps_s = stretch.columns[0], np.frombuffer(stretch.itl_s, dtype=np.float32)
             self._lives.keep(np.tile(numbers, len(gaps_s) // max(1, len(numbers))), gaps_s)
-<<<<<<< HEAD
-=======
-        for finish in stretch.finishes:
-            self._lives.of.pop(finish.number, None)
-        self._families.end(stretch.finishes)
->>>>>>> rest
 
     def close(self, clock_s: float) -> None:
         """The run went on to `clock_s`, if it did not end later than that."""

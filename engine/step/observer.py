@@ -129,17 +129,11 @@ class Observer:
         self._count_finishes([*planned.ended, *settled.finishes])
         decodes = planned.decode_tokens
         state = self.scheduler.state
-<<<<<<< HEAD
         events = self.take_events()
-        ended = {*settled.ended_before} - {finish.number for finish in events.finishes}
-        grown, grown_blocks, grown_groups = growth(planned, ended)
-=======
-        events = self._take_events()
         told: Set[int] = frozenset()
         if settled.ended_before:
             told = {*settled.ended_before} - {finish.number for finish in events.finishes}
         grown, grown_blocks, grown_groups = growth(planned, told)
->>>>>>> real
         return StepRecord(
             seq=self._next_seq(),
             step=self.step,
@@ -503,13 +497,8 @@ class Observer:
         )
 
 
-<<<<<<< HEAD
-def growth(planned: PlannedStep, told: set[int]) -> tuple[bytes, bytes, bytes]:
-    """`grown`, `grown_blocks` and `grown_groups` of a step, without requests whose end an earlier record has told."""
-=======
 def growth(planned: PlannedStep, told: Set[int]) -> tuple[bytes, bytes, bytes]:
     """`grown`, `grown_blocks` and `grown_groups` of the step, without requests whose end has been `told`."""
->>>>>>> real
     if planned.group_growth or (planned.started and planned.started[0].further):
         return _group_growth(planned, told)
     tables = planned.new_blocks

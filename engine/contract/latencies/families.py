@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from schedtop.engine.contract.telemetry import Arrival, Finish, Snapshot, StepRecord
+from schedtop.engine.contract.latencies.lives import Moves
+from schedtop.engine.contract.telemetry import Arrival, Finish, Snapshot
 
 
 @dataclass(slots=True)
@@ -31,16 +32,12 @@ class Families:
         """Those who are in flight before the first record."""
         self._arrive(item.arrival for item in snapshot.requests)
 
-    def add(self, record: StepRecord) -> None:
+    def add(self, record: Moves) -> None:
         """Take in the next record."""
         self._arrive(record.arrivals)
         for refusal in record.refusals:
             self._leave(refusal.number)
-        self.end(record.finishes)
-
-    def end(self, finishes: Iterable[Finish]) -> None:
-        """These requests have ended."""
-        for finish in finishes:
+        for finish in record.finishes:
             self._leave(finish.number, finish)
 
     def _arrive(self, arrivals: Iterable[Arrival]) -> None:
