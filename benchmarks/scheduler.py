@@ -19,7 +19,8 @@ import time
 from pathlib import Path
 
 import msgspec
-from schedtop.engine.golden.case import Case, CaseModel, CaseRequest, prompt_tokens, read_case
+from schedtop.engine.golden.case import Case, CaseRequest, prompt_tokens, read_case
+from schedtop.engine.golden.replay import CaseModel
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.kv.prefix_cache import extend_keys
 from schedtop.engine.scheduler.scheduler import Scheduler

@@ -118,3 +118,38 @@ def test_a_limiter(copy: Path) -> None:
     assert run(copy, missing) == "none\n"
     shown = run(copy, "from schedtop.console.widgets.queue import QueuePanel; print(QueuePanel.HELP)")
     assert "mood             it does not feel like it" in shown
+
+
+def test_a_device_and_a_workload(copy: Path) -> None:
+    """A GPU, a shape, a generator and a trace format are one row each, and can then be named."""
+    rows = {
+        "sim/devices.py": ("_TABLE = (\n", '    Gpu("abacus", "Abacus", 100, 64, 1000, 64, PCIE_S),\n'),
+        "sim/models.py": (
+            '    ModelShape("llama-3.1-8b"',
+            '    ModelShape("tiny", 2, 64, 4, 2, 16, 128, 512, 4096),\n',
+        ),
+        "workload/presets.py": (
+            "PRESETS: tuple[Preset, ...] = (\n",
+            '    Preset("trickle", "a chat now and then", rate=0.5, kinds=(Kind("chat", 1.0, _CHAT, _ANSWER),)),\n',
+        ),
+        "workload/csv_formats.py": (
+            "CSV_FORMATS: tuple[CsvFormat, ...] = (\n",
+            '    CsvFormat("Toll CSV", "came,asked,said", time="came", prompt="asked", output="said"),\n',
+        ),
+    }
+    for file, (place, row) in rows.items():
+        with_row = row + place if place.startswith(" ") else place + row
+        edit(copy / "engine" / file, lambda text, old=place, new=with_row: text.replace(old, new, 1))
+    trace = copy.parent / "toll.csv"
+    trace.write_text("came,asked,said\n0,20,3\n1,30,4\n")
+    shown = run(
+        copy,
+        "import json, sys\n"
+        "from schedtop.engine.contract.config import EngineConfig, WorkloadSpec\n"
+        "from schedtop.engine.offline.headless import run_headless\n"
+        f"for source in ('trickle', {str(trace)!r}):\n"
+        "    config = EngineConfig(device='sim:tiny@abacus', workload=WorkloadSpec(source=source, limit=2))\n"
+        "    report = run_headless(config, None, lambda line: None).as_dict()\n"
+        "    print(report['requests']['finished'], report['workload'].get('read_as'))\n",
+    )
+    assert shown == "2 None\n2 Toll CSV, times are seconds\n"

@@ -18,7 +18,7 @@ from schedtop.engine.sim.spec import parse_device
 
 if TYPE_CHECKING:
     from schedtop.console.explain.log import Log
-    from schedtop.console.explain.tries import Outcome
+    from schedtop.console.explain.tries import TriedValues
     from schedtop.engine.recording.reader import Recording
 
 
@@ -60,7 +60,7 @@ def command(
     ctx.exit(0)
 
 
-def _measured(recording: Recording, log: Log, device: str | None) -> dict[str, Outcome]:
+def _measured(recording: Recording, log: Log, device: str | None) -> dict[str, TriedValues]:
     """What remedies would do, by finding; each from the last step of its strongest look."""
     from schedtop.console.explain.tries import Tries
     from schedtop.console.knobs.forecast import Forecaster

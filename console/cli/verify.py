@@ -13,8 +13,9 @@ from schedtop.console.cli.output import show, show_json
 from schedtop.console.cli.recording_flags import expected, opened, progress
 from schedtop.engine.contract.files.inputs import odd_file
 from schedtop.engine.contract.harmless import one_line, page
-from schedtop.engine.golden.case import CaseError, Verdict, read_case, verify
+from schedtop.engine.golden.case import CaseError, read_case
 from schedtop.engine.golden.deviations import deviation
+from schedtop.engine.golden.replay import Verdict, verify
 from schedtop.engine.recording.frames import RecordingError
 
 if TYPE_CHECKING:

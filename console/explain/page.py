@@ -8,13 +8,13 @@ from typing import Any
 
 from schedtop.console.explain.finding import Finding, as_dict, seconds, some
 from schedtop.console.explain.log import Entry, Episode, Log
-from schedtop.console.explain.tries import Outcome
+from schedtop.console.explain.tries import TriedValues
 from schedtop.engine.contract.knobs import BY_NAME
 
 _MAX_EPISODES = 4
 
 
-def document(log: Log, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
+def document(log: Log, outcomes: Mapping[str, TriedValues]) -> dict[str, Any]:
     """Everything found, as plain JSON values; findings the most severe first, each the strongest of its looks.
 
     `outcomes` are what the remedies of some findings would do.
@@ -33,7 +33,7 @@ def document(log: Log, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
     }
 
 
-def page(log: Log, outcomes: Mapping[str, Outcome]) -> str:
+def page(log: Log, outcomes: Mapping[str, TriedValues]) -> str:
     """The same for reading; no colour, no escapes, no newline at the end."""
     extent, entries = _extent(log), _by_weight(log)
     span = (
@@ -66,7 +66,7 @@ def _by_weight(log: Log) -> list[Entry]:
     return sorted(log.ranked(), key=lambda entry: (entry.best.id != "overload", -entry.best.severity, -entry.looks))
 
 
-def _entry(number: int, entry: Entry, outcome: Outcome | None) -> str:
+def _entry(number: int, entry: Entry, outcome: TriedValues | None) -> str:
     finding = entry.best
     lines = [
         f"{number}. {finding.severity.word.upper()} {finding.title}",
@@ -79,7 +79,7 @@ def _entry(number: int, entry: Entry, outcome: Outcome | None) -> str:
     return "\n".join(lines)
 
 
-def _remedies(finding: Finding, outcome: Outcome | None) -> list[str]:
+def _remedies(finding: Finding, outcome: TriedValues | None) -> list[str]:
     """What was measured; other remedies by name."""
     if outcome is None:
         return [f"try {advice.title}" for advice in finding.advice]

@@ -36,7 +36,7 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TriedValues:
     """What came of a finding's values: those that help, best first; how many were tried, or why none could be."""
 
     helpful: tuple[Tried, ...]
@@ -50,7 +50,7 @@ class Tries:
     def __init__(self, forecaster: Forecaster, staging: Staging) -> None:
         self._forecaster, self._staging = forecaster, staging
         self._lock = threading.Lock()
-        self._outcomes: dict[str, tuple[int, float, Outcome]] = {}
+        self._outcomes: dict[str, tuple[int, float, TriedValues]] = {}
         self._doing: str | None = None
         self._left = 0
 
@@ -59,7 +59,7 @@ class Tries:
         """There is a forecaster, and an engine to forecast."""
         return self._forecaster.can_ask
 
-    def found(self, finding: Finding) -> Outcome | None:
+    def found(self, finding: Finding) -> TriedValues | None:
         """The newest outcome for a finding; None while the first is being worked out, or nothing can be tried.
 
         The first outcome grows value by value, see `left`; a newer one replaces it once it is complete.
@@ -84,7 +84,7 @@ class Tries:
         with self._lock:
             return self._left if self._doing == finding.id else 0
 
-    def measure(self, finding: Finding) -> Outcome:
+    def measure(self, finding: Finding) -> TriedValues:
         """What the finding's knobs would do from the present state; works it out at once."""
         *_, outcome = self._measuring(list(self._candidates(finding)))
         return outcome
@@ -105,11 +105,11 @@ class Tries:
                     self._doing = None
             self._forecaster.on_done()
 
-    def _measuring(self, candidates: list[tuple[str, KnobValue]]) -> Iterator[Outcome]:
+    def _measuring(self, candidates: list[tuple[str, KnobValue]]) -> Iterator[TriedValues]:
         """Outcomes before the first candidate and after each one, all from one state of the engine."""
         tried: list[Tried] = []
         failed = ""
-        yield Outcome((), ())
+        yield TriedValues((), ())
         present = self._forecaster.present()
         for knob, value in candidates:
             forecast = self._forecaster.ask({knob: value}, present)
@@ -118,7 +118,7 @@ class Tries:
             else:
                 tried.append(judged(knob, value, forecast))
             helpful = sorted((one for one in tried if one.gain > NOTABLE), key=lambda one: -one.gain)
-            yield Outcome(tuple(helpful), tuple(one.title for one in tried), "" if tried else failed)
+            yield TriedValues(tuple(helpful), tuple(one.title for one in tried), "" if tried else failed)
 
 
 def values_of(advice: Advice, staging: Staging) -> list[KnobValue]:

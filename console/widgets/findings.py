@@ -12,7 +12,7 @@ from schedtop.console.explain.catalogue import MIN_STEPS
 from schedtop.console.explain.finding import Finding, Severity, Steps, seconds, some
 from schedtop.console.explain.log import Entry
 from schedtop.console.explain.page import extent_words
-from schedtop.console.explain.tries import Outcome, Tried, Tries
+from schedtop.console.explain.tries import Tried, TriedValues, Tries
 from schedtop.console.explain.watch import Watch
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
@@ -205,7 +205,7 @@ class WhyPanel(_ExplainPanel):
             rows += self._wrap(advice.title, width, "text", "  ", bold=True)
         return rows
 
-    def _measured(self, outcome: Outcome | None, left: int, width: int) -> Rows:
+    def _measured(self, outcome: TriedValues | None, left: int, width: int) -> Rows:
         rows = self._head("Try", "the next seconds by forecast; Enter stages a value")
         if outcome is None:
             return rows + self._wrap("working out what values would do", width, "muted", "  ")

@@ -25,7 +25,7 @@ def notices(workload: Mapping[str, Any]) -> list[str]:
                 f"{count:,} {'line' if count == 1 else 'lines'} {word}: {reason}{_where(workload, reason)}"
             )
     if inversions := workload.get("inversions"):
-        of_all = f" of {workload['requests']:,}" if workload.get("requests") else ""
+        of_all = f" of {workload['rows']:,}" if "rows" in workload else ""
         lines.append(f"{inversions:,}{of_all} rows were out of order: sorted by time")
     return lines
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from schedtop.engine.golden.case import Case, Difference
+from schedtop.engine.golden.case import Case
+from schedtop.engine.golden.replay import Difference
 
 STANDS_STILL = (
     "deliberate: with its drafts a waiting request never fits, and vLLM schedules nothing for ever;"

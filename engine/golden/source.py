@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from schedtop.engine.golden.case import Case, case_model, make_request
+from schedtop.engine.golden.case import Case, make_request
+from schedtop.engine.golden.replay import case_model
 from schedtop.engine.handoff.plan import StepPlan, StepResult
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.step.engine import Engine

@@ -15,7 +15,7 @@ from schedtop.engine.offline.report import Report, duration_text, percent_text
 from schedtop.engine.recording.reader import Recording
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class Checked(msgspec.Struct, frozen=True):
     """One condition's answer. `value` None: the run has no such figure, which keeps no condition. `step` is where
     a breach began, or where what weighs most in it happened; `request` is whose it was."""
 
@@ -122,7 +122,7 @@ class Checker:
     def _name(self, number: int) -> str:
         return self._ids.get(number, f"request {number}")
 
-    def outcomes(self) -> Iterator[Outcome]:
+    def outcomes(self) -> Iterator[Checked]:
         """The answers, in the order of the conditions."""
         figures = self._figures()
         for index, condition in enumerate(self.conditions):
@@ -130,20 +130,20 @@ class Checker:
             value = self.latencies[name].statistic(condition.statistic) if name in LATENCIES else figures[name]
             shown = _shown(condition, value)
             if value is None:
-                yield Outcome(condition.text, False, None, shown)
+                yield Checked(condition.text, False, None, shown)
             elif condition.holds(value):
-                yield Outcome(condition.text, True, value, shown)
+                yield Checked(condition.text, True, value, shown)
             else:
                 yield self._breach(index, condition, value, shown)
 
-    def _breach(self, index: int, condition: Condition, value: float, shown: str) -> Outcome:
+    def _breach(self, index: int, condition: Condition, value: float, shown: str) -> Checked:
         if condition.figure in LATENCIES and condition.statistic != "n" and condition.bounds_above:
             worst = self.latencies[condition.figure]
             detail = f"worst {duration_text(worst.max_s)}"
-            return Outcome(condition.text, False, value, shown, worst.step, worst.request, detail)
+            return Checked(condition.text, False, value, shown, worst.step, worst.request, detail)
         if index in self.broken:
-            return Outcome(condition.text, False, value, shown, *self.broken[index], "broken")
-        return Outcome(condition.text, False, value, shown, self._last_step, None, "judged")
+            return Checked(condition.text, False, value, shown, *self.broken[index], "broken")
+        return Checked(condition.text, False, value, shown, self._last_step, None, "judged")
 
     def _figures(self) -> dict[str, float | None]:
         """Every figure that is one number."""
@@ -205,7 +205,7 @@ def check(
     conditions: Sequence[Condition],
     slo: Slo | None = None,
     on_progress: Callable[[int], None] = lambda index: None,
-) -> list[Outcome]:
+) -> list[Checked]:
     """Every condition's answer. Raises `ConfigError` for goodput without an SLO, `RecordingError` for the file."""
     if slo is None and any(condition.figure == "goodput" for condition in conditions):
         raise ConfigError("goodput needs bounds: give --slo ttft=1s,itl=50ms")

@@ -15,7 +15,7 @@ from schedtop.engine.recording.arrivals import looks_like_recording
 from schedtop.engine.runner.loading.model_files import GGUF_MAGIC
 from schedtop.engine.scrape.recorded import is_page_recording
 from schedtop.engine.sim.linear import read_calibration
-from schedtop.engine.whatif.sweep_results import Outcome
+from schedtop.engine.whatif.sweep_results import SweepRun
 from schedtop.engine.workload.files import packing
 from schedtop.engine.workload.open import READER_MODULES
 from schedtop.engine.workload.recognise import open_trace
@@ -61,7 +61,7 @@ def kind_of(path: Path) -> Kind | None:
         return CASE
     if _reads(read_prompt, head):
         return PROMPTS
-    if _reads(msgspec.json.Decoder(Outcome).decode, head):
+    if _reads(msgspec.json.Decoder(SweepRun).decode, head):
         return RESULTS
     return _trace(path) or _device(path) or _packed(head)
 

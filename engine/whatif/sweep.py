@@ -24,7 +24,7 @@ from schedtop.engine.decide_again.scenario import Scenario, check_changes
 from schedtop.engine.sim.linear import read_calibration
 from schedtop.engine.sim.spec import PREFIX, CalibratedDevice
 from schedtop.engine.whatif.compare import run, setting
-from schedtop.engine.whatif.sweep_results import Outcome, Results
+from schedtop.engine.whatif.sweep_results import Results, SweepRun
 from schedtop.engine.whatif.sweep_table import Sweep
 
 MAX_RUNS = 100_000
@@ -130,14 +130,14 @@ def _digest(path: Path, size: int, mtime_ns: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _outcomes(runs: Mapping[str, Scenario], slo: Slo | None, jobs: int) -> Iterator[Outcome]:
+def _outcomes(runs: Mapping[str, Scenario], slo: Slo | None, jobs: int) -> Iterator[SweepRun]:
     """What each run came to, as they end."""
     if jobs == 1 or len(runs) == 1:
         yield from (_run(key, scenario, slo) for key, scenario in runs.items())
         return
     pool = ProcessPoolExecutor(min(jobs, len(runs) or 1), multiprocessing.get_context("spawn"), _join_parent)
     try:
-        futures: list[Future[Outcome]] = [pool.submit(_run, key, scenario, slo) for key, scenario in runs.items()]
+        futures: list[Future[SweepRun]] = [pool.submit(_run, key, scenario, slo) for key, scenario in runs.items()]
         for future in as_completed(futures):
             yield future.result()
     except BrokenProcessPool:
@@ -152,12 +152,12 @@ def _outcomes(runs: Mapping[str, Scenario], slo: Slo | None, jobs: int) -> Itera
         pool.shutdown(cancel_futures=True)
 
 
-def _run(key: str, scenario: Scenario, slo: Slo | None) -> Outcome:
+def _run(key: str, scenario: Scenario, slo: Slo | None) -> SweepRun:
     try:
         report = run(scenario, slo)
     except ConfigError as error:
-        return Outcome(key, scenario.changes, None, str(error))
-    return Outcome(key, scenario.changes, report)
+        return SweepRun(key, scenario.changes, None, str(error))
+    return SweepRun(key, scenario.changes, report)
 
 
 def _join_parent() -> None:

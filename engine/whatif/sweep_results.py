@@ -10,7 +10,7 @@ from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.contract.files.written import named
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class SweepRun(msgspec.Struct, frozen=True):
     """A run's report document, or why there is none. `key` is a digest of all that decides it."""
 
     key: str
@@ -27,14 +27,14 @@ class Results:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self.outcomes: dict[str, Outcome] = {}
+        self.outcomes: dict[str, SweepRun] = {}
         if path is not None and path.exists():
             self._read(path)
 
     def _read(self, path: Path) -> None:
         content = path.read_bytes()
         whole = content.rfind(b"\n") + 1
-        decoder = msgspec.json.Decoder(Outcome)
+        decoder = msgspec.json.Decoder(SweepRun)
         for number, line in enumerate(content[:whole].splitlines(), 1):
             try:
                 outcome = decoder.decode(line)
@@ -47,11 +47,11 @@ class Results:
             with path.open("r+b") as file:
                 file.truncate(whole)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: SweepRun) -> None:
         """Keep an outcome; it is on disk when this returns."""
         line = msgspec.json.encode(outcome)
         # As a reader would see it, so that an unbroken sweep and a resumed one are the same.
-        self.outcomes[outcome.key] = msgspec.json.decode(line, type=Outcome)
+        self.outcomes[outcome.key] = msgspec.json.decode(line, type=SweepRun)
         if self.path is not None:
             with named(self.path), self.path.open("ab") as file:
                 file.write(line + b"\n")

@@ -21,7 +21,7 @@ from schedtop.engine.whatif.compared_figures import (
     value_text,
 )
 from schedtop.engine.whatif.ranking import decisive, objectives, pareto_set, ranked
-from schedtop.engine.whatif.sweep_results import Outcome
+from schedtop.engine.whatif.sweep_results import SweepRun
 
 SHOWN = (
     "refused",
@@ -49,7 +49,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     names: list[str]
     points: list[dict[str, Any]]
     base: int
-    outcomes: list[Outcome]
+    outcomes: list[SweepRun]
     notes: list[str]
 
     @property
@@ -172,7 +172,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         return " ".join(f"{name}={setting_text(value)}" for name, value in self.points[place].items())
 
 
-def _cells(figures: list[Figure], outcome: Outcome) -> list[str]:
+def _cells(figures: list[Figure], outcome: SweepRun) -> list[str]:
     if outcome.report is None:
         return [f"not run: {outcome.error}"]
     return [figure.text(outcome.report) for figure in figures]

@@ -18,12 +18,12 @@ Timed = tuple[float, int, TraceRow]
 class ByArrival:
     """Iterates once over (time, place in file, row) by time; rows of one time keep the file's order.
 
-    `inversions` counts rows before which a later one stands in the file; one that comes too late for the window is
-    reported to the tally as a bad row.
+    Of `num_rows` read so far, `inversions` counts those before which a later one stands in the file; one that comes
+    too late for the window is reported to the tally as a bad row.
     """
 
     def __init__(self, rows: Iterator[TraceRow], tally: Tally, window: int) -> None:
-        self.inversions = 0
+        self.num_rows = self.inversions = 0
         self._rows = self._counted(rows)
         self._tally = tally
         self._window = window
@@ -44,6 +44,7 @@ class ByArrival:
     def _counted(self, rows: Iterator[TraceRow]) -> Iterator[Timed]:
         latest_s = float("-inf")
         for place, row in enumerate(rows):
+            self.num_rows = place + 1
             time_s = row.time_s or 0.0
             self.inversions += time_s < latest_s
             latest_s = max(latest_s, time_s)

@@ -165,7 +165,7 @@ def _add_counts(description: dict[str, Any], order: ByArrival, tally: Tally) -> 
     if tally.first_lines:
         description["first_lines"] = dict(tally.first_lines)
     if order.inversions:
-        description["inversions"] = order.inversions
+        description |= {"inversions": order.inversions, "rows": order.num_rows}
 
 
 def _closing(asks: Iterator[Ask], description: dict[str, Any], order: ByArrival, tally: Tally) -> Iterator[Ask]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.contract.latencies.slo import parse_slo
-from schedtop.engine.inspect.check import Outcome, check
+from schedtop.engine.inspect.check import Checked, check
 from schedtop.engine.inspect.conditions import ConditionError, parse_condition
 from schedtop.engine.recording import Recording
 
@@ -61,7 +61,7 @@ def test_what_is_no_condition(text: str, says: str) -> None:
         parse_condition(text)
 
 
-def outcome(recording: Recording, text: str) -> Outcome:
+def outcome(recording: Recording, text: str) -> Checked:
     return check(recording, [parse_condition(text)], parse_slo("ttft=1s"))[0]
 
 
@@ -127,7 +127,7 @@ def test_a_bound_from_below_is_judged_at_the_end(recording: Recording) -> None:
 def test_what_is_unknown_keeps_no_condition(recording: Recording, record: object) -> None:
     path = record(3, turned=False)  # type: ignore[operator]
     with Recording(path) as short:
-        assert outcome(short, "e2e.p95<1s") == Outcome(
+        assert outcome(short, "e2e.p95<1s") == Checked(
             "e2e.p95<1s", False, None, "n/a: the recording has none", None, None, ""
         )
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 from schedtop.engine.contract.config import SchedulerConfig
-from schedtop.engine.golden.case import Case, CaseRequest, CaseRun, CaseStep
+from schedtop.engine.golden.case import Case, CaseRequest, CaseStep
+from schedtop.engine.golden.replay import CaseRun
 
 from tests.engine.scheduler.plain import plain_run, plainly
 

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from schedtop.engine.contract.config import SchedulerConfig
 from schedtop.engine.contract.telemetry import ROW_FIELDS, Finish, Limiter
-from schedtop.engine.golden.case import CaseModel, CaseRequest, prompt_tokens
+from schedtop.engine.golden.case import CaseRequest, prompt_tokens
+from schedtop.engine.golden.replay import CaseModel
 from schedtop.engine.handoff.plan import StepPlan
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.scheduler import Scheduler

@@ -9,7 +9,8 @@ import msgspec
 from hypothesis import given, settings
 from schedtop.engine.contract.config import KVConnector, SchedulerConfig
 from schedtop.engine.golden.asked import CaseExternal, CaseRequest
-from schedtop.engine.golden.case import Case, CaseRun, CaseStep, check_case
+from schedtop.engine.golden.case import Case, CaseStep, check_case
+from schedtop.engine.golden.replay import CaseRun
 
 from tests.engine.scheduler.cases import cases, connected, deferred, interrupted, longest_run, overlapped, roomy
 from tests.engine.scheduler.plain import plain_run, plainly
