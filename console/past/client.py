@@ -46,7 +46,7 @@ class ClientLatencies:
             for kind, client_s in waits.latencies(record):
                 second = self._felt.setdefault(int(record.end_s // BUCKET_S), (array("d"), array("d")))
                 second[KINDS.index(kind)].append(client_s)
-        window = list(self._felt.values())
+        window = [felt for second, felt in self._felt.items() if second >= first]
         if not waits.known and not any(map(len, chain(*window))):
             return {}
         now_s, lives = moment.clock_s, moment.state.requests.values()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from links import PlayedLink
 from schedtop.console.app import ConsoleApp
 from schedtop.console.life.reader import read_life
@@ -35,6 +37,9 @@ def served(device: str, until_s: float) -> tuple[Engine, list[Outgoing], History
     for message in messages:
         history.apply(message)
     return engine, messages, history, report
+
+
+_, _, HISTORY, _ = served(SIMULATED, 12.0)
 
 
 def test_they_are_those_of_the_report() -> None:
@@ -121,3 +126,16 @@ def test_seconds_that_are_over_are_kept_as_they_were() -> None:
                 assert {kind: whole.document() for kind, whole in found.items()} == {
                     kind: whole.document() for kind, whole in wanted.items()
                 }
+
+
+@given(shares=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=8), window_s=st.sampled_from([2.0, 10.0, 60.0]))
+def test_looking_here_and_there_reads_the_same_as_looking_once(shares: list[float], window_s: float) -> None:
+    """Forwards, backwards and over seconds: what was read before neither lacks nor counts twice."""
+    again, history = ClientLatencies(), HISTORY
+    for share in shares:
+        moment = history.at(history.records[round(share * (len(history.records) - 1))].seq)
+        assert moment is not None
+        found, wanted = again.window(history, moment, window_s), client_latencies(history, moment, window_s)
+        assert {kind: whole.document() for kind, whole in found.items()} == {
+            kind: whole.document() for kind, whole in wanted.items()
+        }

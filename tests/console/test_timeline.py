@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from links import EngineLink, PlayedLink
+from rich.style import Style
 from schedtop.console.past import ladder as past
 from schedtop.console.past.ladder import Bucket, Ladder, quantile
+from schedtop.console.widgets.latency import LatencyPanel
+from schedtop.console.widgets.timeline import Timeline
 from schedtop.engine.contract.latencies.cohort import cohort
 from schedtop.engine.contract.telemetry import Host, StepRecord, itl_column
 from seat import COMPACT, WIDE, Clock, seated
@@ -314,3 +317,22 @@ def lane_of(lines: list[str], name: str) -> list[str]:
     first = next(index for index, line in enumerate(lines) if line.startswith(name))
     rest = lines[first + 1 :]
     return [lines[first], *rest[: next(index for index, line in enumerate(rest) if line[:1].strip())]]
+
+
+async def test_what_is_kept_from_frame_to_frame_is_what_is_drawn_anew() -> None:
+    """Lanes and windows keep what is over: at every step and in other colours they look the same."""
+    async with seated(WIDE) as seat:
+        view, live = seat.app.view, seat.live
+
+        def drawn(timeline: Timeline, latency: LatencyPanel) -> list[list[tuple[str, Style]]]:
+            with view.history.lock:
+                view.look()
+                return [line.pieces for line in [*timeline.lines(150, 14), *latency.body(79, 14)]]
+
+        seen = set()
+        for key in ("",) * 12 + ("T", "", "left", "left", "end", ""):
+            await (seat.press(key) if key else seat.steps(3))
+            kept = drawn(live.batch_panel.timeline, live.latency)
+            assert kept == drawn(Timeline(view), LatencyPanel(view, id="anew"))
+            seen.add(str(kept))
+        assert len(seen) > 12
