@@ -51,10 +51,10 @@ class View:
     """Shared by a screen's panels. Read and changed by the screen's thread only, with the history locked.
 
     `moment` is what every panel shows: live, or pinned to one step (`pinned` is its seq). `history` is the run that has
-    it: the `present` one, or the one before a restart. `cursor_s` is where the
-    timeline's cursor stands, None at its end. `edge` is the newest step of the batch history, which stands still
-    while the view is pinned. `badge` describes findings in the header; `findings` are those of the last look.
-    `guide` says what to do next.
+    it: the `present` one, or the one before a restart. `cursor_s` is where the timeline's cursor stands, None at its
+    end. `edge` is the newest step of the batch history, `edge_s` the end of the timeline; both stand still while the
+    view is pinned. `badge` describes findings in the header; `findings` are those of the last look. `guide` says what
+    to do next.
 
     `hurried` frames, while records rain in, leave out panels whose figures nobody reads ten times a second; `keyed`
     ones, which a key caused between two others, all panels but those it was meant for, and of these all but the rule
@@ -74,6 +74,7 @@ class View:
     pinned: int | None = None
     cursor_s: float | None = None
     edge: int = -1
+    edge_s: float = 0.0
     received_at_s: float | None = None
     lag_s: float = 0.0
     badge: str = ""
@@ -102,7 +103,7 @@ class View:
         """Take up the newest moment, unless the view is pinned."""
         if self.pinned is None:
             self._moment = self.history.now()
-            self.edge = self._moment.seq
+            self.edge, self.edge_s = self._moment.seq, self.present.live.clock_s
 
     def pin(self, seq: int) -> bool:
         """Show the step `seq` and stay there; False if it is not known any more."""
@@ -111,7 +112,7 @@ class View:
         if moment is None:
             return False
         if self.pinned is None or run is not self.history:
-            self.edge = run.live.seq
+            self.edge, self.edge_s = run.live.seq, self.present.live.clock_s
         self.history, self.pinned, self._moment = run, seq, moment
         self.edge = max(self.edge, seq)
         return True

@@ -34,7 +34,7 @@ class Listener:
         self.slos_s = {kind: limit_s for kind, limit_s in limits.items() if limit_s is not None}
 
     def listen(self, until: Callable[[], bool], wait_s: float = 0.1) -> bool:
-        """Take in what comes until then, or until nothing is there where it does not wait; False at the engine's end."""
+        """Take in what comes until then, or all that is there where it does not wait; False at the engine's end."""
         try:
             while not until():
                 message = self.link.receive(wait_s)

@@ -249,7 +249,7 @@ class Timeline:
         wanted_s = self.view.cursor_s if self.view.cursor_s is not None else self.view.axis_s
         if self.view.replay is not None:  # what is to come is in sight, too: a page at a time
             return self._page(begin_s, wanted_s, range_s)
-        latest_s = min(end_s, max(self.view.present.live.clock_s, wanted_s))
+        latest_s = min(end_s, max(self.view.edge_s, wanted_s))
         if wanted_s < latest_s - range_s:
             latest_s = wanted_s + range_s / 2
         return latest_s - range_s, latest_s

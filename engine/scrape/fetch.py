@@ -37,7 +37,8 @@ class Fetcher:
         except httpx.TimeoutException:
             raise PageError(f"no answer within {WITHIN_S:g} s") from None
         except httpx.HTTPError as error:
-            raise PageError(one_line(str(error)) or type(error).__name__) from None
+            words = one_line(str(error)).rpartition("] ")[2]  # without the system's number
+            raise PageError(words or type(error).__name__) from None
 
     def _text(self) -> str:
         deadline_s, body = time.monotonic() + WITHIN_S, bytearray()

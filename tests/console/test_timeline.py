@@ -138,6 +138,17 @@ async def test_a_step_of_the_run_before_a_restart_is_a_column_and_a_key_away() -
         assert view.pinned is None and view.history is view.present and "RUN BEFORE" not in text
 
 
+async def test_the_timeline_of_a_paused_view_stands_still() -> None:
+    async with seated() as seat:
+        await seat.press("1", "space")
+        timeline = seat.live.batch_panel.timeline
+        before = timeline.span
+        assert "+300 steps" in (await seat.steps(300)).splitlines()[0]
+        assert timeline.span == before
+        await seat.press("space")
+        assert timeline.span > before
+
+
 async def test_of_the_run_before_nothing_is_said_that_was_found_in_this_one() -> None:
     first = EngineLink(SyntheticEngine(rate=12.0, num_blocks=300), 150)
     engine = SyntheticEngine(seed=8, rate=12.0, num_blocks=300)
