@@ -9,8 +9,6 @@ meanwhile, and nothing is freed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -39,30 +37,21 @@ class Outlook(msgspec.Struct, frozen=True):
     Row i is planned in turn `plans[i]` and again every `period` turns, `left[i]` times at most, and told in turn
     `tells[i]` and every `period` turns, one token each time; `coming[i]` of these were planned before. A request ends
     in the last turn only. `head` waits all the while, for its reason. `ahead`: rows are planned before their results
-    are here. A step is told `lag` turns after it was planned; `presents` are the rows of those under way.
+    are here. A step is told `lag` turns after it was planned; `presents` are the rows of those under way. `rounds` are
+    the rows that are told together, and in which turn first.
     """
 
     turns: int
     period: int
     lag: int
     presents: list[Present]
+    rounds: list[tuple[int, slice | RowArray]]
     plans: IntArray
     tells: IntArray
     coming: IntArray
     left: IntArray
     ahead: bool
     head: Head | None
-
-    def rounds(self) -> Iterator[tuple[int, slice | RowArray]]:
-        """The rows that are reported together, and in which turn first."""
-        latest = int(np.maximum.reduce(self.tells))
-        if not latest:
-            yield 0, slice(0, len(self.tells))
-            return
-        for turn in range(latest + 1):
-            rows = (self.tells == turn).nonzero()[0]
-            if rows.size:
-                yield turn, rows
 
     @property
     def first(self) -> int:
@@ -104,18 +93,16 @@ def decodes_ahead(state: State) -> Outlook | None:
         return None
     ahead, period = state.config.async_scheduling, state.config.pipeline_depth
     tells, coming = _results(size, presents)
-    if np.count_nonzero(table.decoding[:size] | coming) < size:
-        return None
-    if ahead and np.count_nonzero(coming) < size:
+    if np.count_nonzero(coming if ahead else table.decoding[:size] | coming) < size:
         return None
     lag = state.config.max_concurrent_batches - 1
     first = len(presents) - lag
-    if period == 1:
-        if np.count_nonzero(tells + coming != len(presents)):  # held back by a budget meanwhile
-            return None
-        plans = np.full(size, first, dtype=np.int32)
-    else:
+    if period > 1:
         plans = tells if ahead else (tells + 1) % period
+    elif len(presents) > 1 and np.count_nonzero(tells + coming != len(presents)):
+        return None  # a budget has held rows back meanwhile
+    else:
+        plans = np.full(size, first, dtype=np.int32)
     most = size if period == 1 else int(np.bincount(plans).max())
     if most > limits.token_budget or most * (1 + state.config.draft_slots) > limits.input_budget:
         return None
@@ -129,7 +116,7 @@ def decodes_ahead(state: State) -> Outlook | None:
     left = table.stop_at[:size] - table.num_tokens[:size] - coming
     # Planned ahead, a row whose last output is under way is passed over, in the turn that ends it.
     turns = int(np.minimum.reduce(left + len(presents) if period == 1 else plans + period * left + ahead))
-    return Outlook(turns, period, lag, presents, plans, tells, coming, left, ahead, head)
+    return Outlook(turns, period, lag, presents, _rounds(tells), plans, tells, coming, left, ahead, head)
 
 
 def _presents(state: State) -> list[Present] | None:
@@ -141,7 +128,7 @@ def _presents(state: State) -> list[Present] | None:
     for batch in state.under_way:
         if not _ends_in_tokens(batch, state.limits):
             return None
-        if not (_only_decodes(batch) if several else batch.plan.num_rows):
+        if not (only_decodes(batch) if several else batch.plan.num_rows):
             return None
         present = find_present(table, batch)
         if present.late:
@@ -161,6 +148,14 @@ def _results(size: int, presents: list[Present]) -> tuple[IntArray, IntArray]:
     return tells, coming
 
 
+def _rounds(tells: IntArray) -> list[tuple[int, slice | RowArray]]:
+    turns = range(int(np.maximum.reduce(tells)) + 1)
+    if len(turns) == 1:
+        return [(0, slice(0, len(tells)))]
+    rounds = [(turn, (tells == turn).nonzero()[0]) for turn in turns]
+    return [(turn, rows) for turn, rows in rounds if rows.size]
+
+
 def _ends_in_tokens(batch: Batch, limits: Limits) -> bool:
     """Whether a step gives every row one token and sends nobody away, planned under the present budgets."""
     planned, plan = batch.planned, batch.plan
@@ -170,10 +165,10 @@ def _ends_in_tokens(batch: Batch, limits: Limits) -> bool:
         return False
     if plan.draft_token_ids is not None or plan.encoder_tokens:
         return False
-    return np.count_nonzero(plan.samples) == len(plan.samples)
+    return bool(plan.samples.all())
 
 
-def _only_decodes(batch: Batch) -> bool:
+def only_decodes(batch: Batch) -> bool:
     """Whether a step admits nobody and decodes one token of each row."""
     decoded = batch.columns[FLAGS, batch.busy] == DECODED
     return not batch.planned.admissions and np.count_nonzero(decoded) == batch.plan.num_rows
@@ -236,7 +231,7 @@ def take_blocks(state: State, needs: Needs, last: int) -> list[int]:
 def deliver(table: RequestTable, outlook: Outlook, sampled: list[IntArray], gaps_s: Gaps, ends_s: Floats) -> None:
     """Give the rows of each round their outputs (times, rows), `gaps_s` (turns, rows) apart, at the ends of turns."""
     period = outlook.period
-    for ids, (turn, rows) in zip(sampled, outlook.rounds(), strict=True):
+    for ids, (turn, rows) in zip(sampled, outlook.rounds, strict=True):
         table.append_steps(rows, ids, gaps_s[turn::period, rows])
         table.last_s[rows] = ends_s[turn::period][-1]
     table.decoding[: table.size] = 1

@@ -43,6 +43,7 @@ from schedtop.engine.scheduler.decodes import (
     decodes_ahead,
     deliver,
     end_decoded,
+    only_decodes,
     set_out_again,
     take_blocks,
     until,
@@ -168,7 +169,7 @@ class Stretch(msgspec.Struct, frozen=True):
 
     def deliveries(self) -> Iterator[tuple[IntArray, float]]:
         """The requests that got outputs, and when they got their newest."""
-        for turn, rows in self.outlook.rounds():
+        for turn, rows in self.outlook.rounds:
             yield self.columns[0, rows], self.times.turns_s[1:][turn :: self.outlook.period].item(-1)
 
     def records(self) -> Iterator[StepRecord]:
@@ -374,15 +375,16 @@ def _last_told(outlook: Outlook, turns: int) -> int:
 
 def _foresee(engine: Engine, worker: SimWorker, outlook: Outlook, turns: int) -> Times:
     """When so many turns would begin and end."""
-    elapsed_s, period = np.zeros(turns), outlook.period
-    if engine.stages is not None:
-        before = _computed_before(engine, outlook)
-        for turn, rows in outlook.rounds():
+    elapsed_s, period, begun = np.zeros(turns), outlook.period, engine.scheduler.state.under_way
+    before = _computed_before(engine, outlook)
+    if period == 1 and not (len(outlook.rounds) == 1 and all(map(only_decodes, begun))):
+        elapsed_s[: len(begun)] = [worker.elapsed_s(batch.plan) for batch in begun]
+        elapsed_s[len(begun) :] = worker.decode_s(before + outlook.coming, turns - len(begun))
+    else:
+        for turn, rows in outlook.rounds:
             elapsed_s[turn::period] = worker.decode_s(before[rows], len(range(turn, turns, period)))
+    if engine.stages is not None:
         return _staged(engine, elapsed_s, deepcopy(engine.stages))
-    table, begun = engine.scheduler.state.table, engine.scheduler.state.under_way
-    elapsed_s[: len(begun)] = [worker.elapsed_s(batch.plan) for batch in begun]
-    elapsed_s[len(begun) :] = worker.decode_s(table.num_computed[: table.size], turns - len(begun))
     turns_s = np.empty(turns + 1)
     turns_s[0], turns_s[1:] = engine.clock_s, elapsed_s
     np.add.accumulate(turns_s, out=turns_s)
@@ -469,13 +471,12 @@ def _begun(engine: Engine, outlook: Outlook, times: Times) -> list[Begun]:
     observer, table, steps = engine.observer, engine.scheduler.state.table, []
     fresh = np.isnan(table.last_s[: table.size])
     for turn, batch in enumerate(engine.scheduler.state.under_way):
-        planned, plan, firsts = batch.planned, batch.plan, []
-        if fresh.any():
+        planned, plan, firsts, gained = batch.planned, batch.plan, [], Counter[str]()
+        if planned.decode_tokens < plan.num_rows:
             rows = (fresh & (outlook.tells == turn)).nonzero()[0].tolist()
             firsts = note_first_tokens(table, rows, times.turns_s.item(turn + 1))
-        prefilled = int(np.add.reduce(plan.tokens)) - plan.num_rows
-        gained = observer.admitted(planned)
-        gained["scheduled_tokens"] = gained["input_rows"] = prefilled
+            gained = observer.admitted(planned)
+            gained["scheduled_tokens"] = gained["input_rows"] = int(np.add.reduce(plan.tokens)) - plan.num_rows
         observer.move_queue(planned)
         head = observer.look_at(planned.head)
         present, oldest_queued_s = outlook.presents[turn], observer.oldest_queued_s
@@ -500,9 +501,9 @@ def _outputs(engine: Engine, worker: SimWorker, outlook: Outlook, times: Times) 
     table, period, ends_s = engine.scheduler.state.table, outlook.period, times.turns_s[1:]
     before, sampled = _computed_before(engine, outlook), []
     gaps_s: Gaps = np.empty((len(ends_s), table.size), dtype=np.float32)
-    if period > 1 or outlook.tells.any():
+    if period > 1 or len(outlook.rounds) > 1:
         gaps_s.fill(np.nan)
-    for turn, rows in outlook.rounds():
+    for turn, rows in outlook.rounds:
         told_s = ends_s[turn::period]
         offsets: IntArray = np.arange(1, len(told_s) + 1, dtype=np.int32)[:, None]
         sampled.append(worker.token_ids(table.request[: table.size][rows], before[rows] + offsets))
