@@ -151,7 +151,7 @@ def _build_simulated(config: EngineConfig, settings: dict[str, Any], device: Sim
     if scheduler.kv_host_memory_bytes:
         link = device.host_link(pool)
         scheduler, tier = with_tier(scheduler), open_host_store(scheduler, link, clock.now_s, config.seed)
-        told |= {"host_link": list(link), "undecidable": ["KV state in the host's memory"]}
+        told["host_link"] = list(link)
     header = make_header(config, scheduler, source, device.model, device.spec, device.vocab_size, simulated=True)
     header = msgspec.structs.replace(header, settings={**header.settings, **told})
     return Engine(Scheduler(scheduler, tier), worker, source, clock, header, tier)
