@@ -207,7 +207,7 @@ def case_engine(case: Case, config: EngineConfig) -> Engine:
     worker = CaseWorker(case)
     source = CaseSource(case, worker)
     header = make_header(config, case.config, source, "case", case.name, CASE_VOCAB_SIZE, simulated=True)
-    if untold := unrecorded(case.config, case.requests):
+    if untold := unrecorded(case.config):
         header = msgspec.structs.replace(header, settings={**header.settings, "undecidable": untold})
     engine = Engine(Scheduler(case.config), worker, source, SimulatedClock(), header)
     source.bind(engine)
