@@ -151,7 +151,7 @@ def _build_simulated(config: EngineConfig, settings: dict[str, Any], device: Sim
     if scheduler.kv_host_memory_bytes:
         link = device.host_link(pool)
         scheduler, tier = with_tier(scheduler), open_host_store(scheduler, link, clock.now_s, config.seed)
-        told |= {"host_link": list(link), "undecidable": ["KV state in the host's memory"]}
+        told["host_link"] = list(link)
     header = make_header(config, scheduler, source, device.model, device.spec, device.vocab_size, simulated=True)
     header = msgspec.structs.replace(header, settings={**header.settings, **told})
     return Engine(Scheduler(scheduler, tier), worker, source, clock, header, tier)
@@ -207,7 +207,7 @@ def case_engine(case: Case, config: EngineConfig) -> Engine:
     worker = CaseWorker(case)
     source = CaseSource(case, worker)
     header = make_header(config, case.config, source, "case", case.name, CASE_VOCAB_SIZE, simulated=True)
-    if untold := unrecorded(case.config, case.requests):
+    if untold := unrecorded(case.config):
         header = msgspec.structs.replace(header, settings={**header.settings, "undecidable": untold})
     engine = Engine(Scheduler(case.config), worker, source, SimulatedClock(), header)
     source.bind(engine)

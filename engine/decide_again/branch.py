@@ -75,6 +75,8 @@ class Fork:
                 engine = copied(self._decided)
                 engine.source = self._source(engine.scheduler, request_of)
                 engine.clock = SimulatedClock()
+                if engine.tier is not None:
+                    engine.tier.go_by(engine.clock.now_s)
             except _NOT_TO_DECIDE as error:
                 if self._snapshot is None:
                     raise ConfigError(f"the state of this step cannot be built again: {error}") from None
@@ -203,6 +205,8 @@ def copied(engine: Engine) -> Engine:
     state = engine.scheduler.state
     started = [entry.request for batch in state.under_way for entry in batch.planned.started]
     requests = [*state.requests.values(), *started]
+    if (loads := state.loads) is not None:
+        requests += [*loads.kept, *loads.failed, *loads.errors, *loads.done, *loads.sent]
     memo: dict[int, Any] = {id(request.key_hasher): request.key_hasher.copy() for request in requests}
     memo |= {id(request.prompt_token_ids): request.prompt_token_ids for request in requests}
     source, engine.source = engine.source, None

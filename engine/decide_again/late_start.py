@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Iterable, Mapping
 
 import numpy as np
-from schedtop.engine.contract.prefixes.paths import path_keys
+from schedtop.engine.contract.prefixes.paths import recorded_keys
 from schedtop.engine.contract.telemetry import (
     Arrival,
     BlockClass,
@@ -144,7 +144,7 @@ class _Later:
         Requests from before the start have made-up keys: where somebody found their blocks, they get his instead.
         """
         found: Contents = {}
-        known = {number: path_keys(arrival.prefix_keys) for number, arrival in self._arrivals.items()}
+        known = {number: recorded_keys(arrival.prefix_keys) for number, arrival in self._arrivals.items()}
         for number, place, block, writer in sorted(self._hits, key=lambda hit: hit[0] not in known):
             own = requests[number].block_keys if number in requests else known.get(number, [])
             if place >= len(own):

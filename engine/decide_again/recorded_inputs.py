@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from schedtop.engine.contract.config import ConfigError, SchedulerConfig
 from schedtop.engine.contract.kv_groups import size_of
-from schedtop.engine.contract.prefixes.paths import path_keys
+from schedtop.engine.contract.prefixes.paths import recorded_keys
 from schedtop.engine.contract.telemetry import (
     Arrival,
     FinishReason,
@@ -97,6 +97,11 @@ class Driver:
         self.engine = Engine(Scheduler(_config_of(header, path)), self.worker, None, self.clock, header)
         self._groups = self.engine.scheduler.config.groups()
         self.drafts_every_time = header.simulated_clock
+
+    @property
+    def doubt(self) -> str:
+        """Why a difference would say nothing; empty where it would."""
+        return ""
 
     @property
     def num_ahead(self) -> int:
@@ -245,7 +250,7 @@ def request_of(arrival: Arrival) -> Request:
         parent=arrival.parent,
         skip_reading_prefix_cache=arrival.skip_reading_prefix_cache,
         images=tuple(Image(*image) for image in arrival.images),
-        block_keys=path_keys(arrival.prefix_keys),
+        block_keys=recorded_keys(arrival.prefix_keys),
         key_hasher=sha256(str(arrival.number).encode()),
     )
 

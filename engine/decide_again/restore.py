@@ -8,6 +8,7 @@ from hashlib import sha256
 
 import msgspec
 from schedtop.engine.contract.config import SchedulerConfig
+from schedtop.engine.contract.prefix_paths import recorded_keys
 from schedtop.engine.contract.telemetry import Arrival, Header, Limiter, RequestState, Snapshot
 from schedtop.engine.decide_again.under_way import set_out_again
 from schedtop.engine.handoff.request import Image, Request, Status
@@ -136,16 +137,17 @@ def ask_of(arrival: Arrival, block_size: int, ordinal: int, own_s: float) -> Ask
         images=tuple(Image(*image) for image in arrival.images),
         skip_reading_prefix_cache=arrival.skip_reading_prefix_cache,
         parent=arrival.parent,
+        block_keys=tuple(recorded_keys(arrival.prefix_keys)),
     )
 
 
 class RecordedBuilder(RequestBuilder):
-    """Blocks of prompts keep the keys by which a recording and its snapshots know them (`prefixes.paths`)."""
+    """Blocks of prompts keep the keys by which a recording and its snapshots know them (`recorded_keys`)."""
 
     def __call__(self, ask: Ask, arrival_s: float) -> Request:
         request = super().__call__(ask, arrival_s)
         if ask.shared is not None:
-            request.block_keys = [key.tobytes() for key in ask.shared]
+            request.block_keys = list(ask.block_keys[: len(ask.shared)])
             request.key_hasher = sha256(str(ask.ordinal).encode())
         return request
 

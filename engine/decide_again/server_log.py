@@ -24,6 +24,7 @@ from schedtop.engine.contract.telemetry import (
     StepRecord,
     table_growth,
 )
+from schedtop.engine.decide_again.host_log import HostDriver
 from schedtop.engine.decide_again.late_start import take_up
 from schedtop.engine.decide_again.recorded_inputs import VLLM, Driver
 from schedtop.engine.decide_again.restore import config_at
@@ -245,4 +246,6 @@ def _as_counted(decided: tuple[Preemption, ...], recorded: tuple[Preemption, ...
 
 def driver_of(header: Header, path: str) -> Driver:
     """The driver for a recording with this header. Raises `RecordingError` for what is not decided here."""
-    return ServerDriver(header, path) if header.source == VLLM else Driver(header, path)
+    if header.source == VLLM:
+        return ServerDriver(header, path)
+    return HostDriver(header, path) if header.settings.get("host_link") else Driver(header, path)

@@ -74,6 +74,10 @@ def verify_recording(
         ids.update((arrival.number, arrival.id) for arrival in record.arrivals)
         difference = _play(driver, classes, record, following, ids)
         if difference is not None:
+            if driver.doubt:
+                raise RecordingError(
+                    f"{recording.path} cannot be decided again from step {record.step} on: {driver.doubt}"
+                )
             break
         counts["steps"] += record.executed
         counts["preemptions"] += len(record.preemptions)
@@ -178,6 +182,7 @@ _EXACT = (
     "token_budget",
     "input_budget",
     "recomputed_tokens",
+    "host_blocks",
     "paused",
 )
 """Fields that must be the same to the last bit: equal decisions leave no room."""

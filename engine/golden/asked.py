@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 from schedtop.engine.contract.config import SchedulerConfig
 
@@ -53,13 +51,6 @@ class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     ready_step: int = 0
 
 
-def unrecorded(config: SchedulerConfig, requests: Sequence[CaseRequest]) -> list[str]:
+def unrecorded(config: SchedulerConfig) -> list[str]:
     """What decides a case and no recording of it tells; empty where the recording can be decided again."""
-    found = {
-        "adapters": any(request.lora is not None for request in requests),
-        "images": any(request.images for request in requests),
-        "requests that skip the prefix cache": any(request.skip_reading_prefix_cache for request in requests),
-        "pooling requests": config.pooling,
-        "a KV connector": config.kv_connector is not None,
-    }
-    return [name for name, is_there in found.items() if is_there]
+    return ["a KV connector"] if config.kv_connector is not None else []

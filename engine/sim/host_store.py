@@ -30,7 +30,7 @@ class HostLink(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """One under way: when it is done, whose it is, the keys it brings with their path keys; a load's failure."""
+    """One under way: when it is done, whose it is, the blocks it brings by name with their path keys; a load's end."""
 
     due_s: float
     request: Request
@@ -107,8 +107,12 @@ class HostStore:
             num_loads=self._num_loads,
         )
 
+    def go_by(self, clock: Callable[[], float]) -> None:
+        """Copies end by this clock."""
+        self._clock = clock
+
     def take_over(self, tier: HostTier) -> None:
-        """Hold what a snapshot tells, under path keys."""
+        """Hold what a snapshot tells: recorded blocks have their path keys as names."""
         self._num_loads = tier.num_loads
         self._free_s = dict(zip(("in", "out"), tier.free_s, strict=True))
         self._swapped = dict(tier.swapped)
@@ -129,15 +133,15 @@ class HostStore:
             return max(self._swapped[request.number] - local, 0)
         # The last token is computed in any case, and with it, sooner than loaded, what its block lacks.
         keys, place = request.block_keys[: (request.num_tokens - 1) // self.block_size], local // self.block_size
-        while place < len(keys) and keys[place] in self._blocks:
+        while place < len(keys) and _name(keys[place]) in self._blocks:
             place += 1
         return max(place * self.block_size - local, 0)
 
     def begin(self, request: Request, local: int, tokens: int) -> None:
         first, end = local // self.block_size, -(-(local + tokens) // self.block_size)
-        for key in request.block_keys[first:end]:
-            if key in self._blocks:
-                self._blocks.move_to_end(key)
+        for name in map(_name, request.block_keys[first:end]):
+            if name in self._blocks:
+                self._blocks.move_to_end(name)
         first_lost = self._first_lost(first, end)
         self._loads.append(Copy(self._copied_s("in", end - first), request, {}, Load(request, first_lost)))
 
@@ -164,10 +168,10 @@ class HostStore:
     def send(self, request: Request) -> bool:
         keys, path = dict[bytes, bytes](), b""
         for key in request.block_keys[: request.num_registered]:
-            held = self._blocks.get(key)
+            held = self._blocks.get(_name(key))
             path = held or next_path(path, key)
             if held is None:
-                keys[key] = path
+                keys[_name(key)] = path
         if not keys:
             return False
         self._sends.append(Copy(self._copied_s("out", len(keys)), request, keys))
@@ -221,6 +225,11 @@ class HostStore:
         now_s = self._clock()
         done = [copy for copy in copies if copy.due_s <= now_s]
         return done, [copy for copy in copies if copy.due_s > now_s]
+
+
+def _name(key: bytes) -> bytes:
+    """What a block is called here: the end of its key, which in a recorded one is its path key."""
+    return key[-PATH_KEY_BYTES:]
 
 
 def _on_its_way(load: HostLoad, copy: Copy) -> HostLoad:

@@ -94,6 +94,8 @@ class Engine:
 
     def step(self) -> StepRecord | None:
         """Advance by one step; None when there is nothing to do and nothing to tell."""
+        if self._told_apart:
+            return self._told_apart.popleft()
         self._take_arrivals()
         if self._told_apart:
             return self._told_apart.popleft()
@@ -109,6 +111,11 @@ class Engine:
         """Called before an event: turns since the last record came before it and get a record of their own."""
         if self._untold_turns:
             self._told_apart.append(self._idle_record())
+
+    def _before_event(self) -> None:
+        """Copies that have ended meanwhile are told first: `verify` must know what came before what."""
+        if self.tier is not None:
+            self.set_apart()
 
     def turn(self) -> StepRecord | None:
         """Plan a step if there is any work, and take the results of the oldest if no more may be under way."""
@@ -214,13 +221,18 @@ class Engine:
             wake_s = self.next_wake_s()
             if wake_s is not None and wake_s < math.inf:
                 self.clock.skip_to(wake_s)
-            if self.tier is not None and self.tier.is_due():
-                self.scheduler.schedule(self.clock_s)
-                self._end_copies(self.scheduler.next_due())
+            self._take_copies()
         if self.source is None:
             return
         for request in self.source.take(self.clock_s, self.observer.step):
             self.submit(request)
+
+    def _take_copies(self) -> None:
+        """While nothing is to be run: what the tier has copied by now."""
+        if self.tier is not None and self.tier.is_due():
+            self.scheduler.schedule(self.clock_s)
+            self._end_copies(self.scheduler.next_due())
+            self._untold_turns += 1
 
     def _may_run(self) -> bool:
         if not self.has_work:
@@ -243,7 +255,10 @@ class Engine:
         return self.observer.idle_record(self.clock_s, self.knobs_version, self.paused, turns)
 
     def skip_to(self, time_s: float) -> None:
-        """Pass time without stepping: nothing was to be done."""
+        """Pass time without stepping: nothing was to be done but to take what was copied."""
+        while self.tier is not None and (copied_s := self.tier.next_event_s()) is not None and copied_s <= time_s:
+            self.clock.skip_to(copied_s)
+            self._take_copies()
         self.skip_turns(0, time_s)
 
     def skip_turns(self, count: int, end_s: float) -> None:
@@ -262,6 +277,7 @@ class Engine:
 
     def abort(self, number: int) -> bool:
         """End one request; False if there is none with this number."""
+        self._before_event()
         prefill_tokens = self.scheduler.prefill_tokens(number)
         finish = self.scheduler.abort(number, self.clock_s)
         if finish is None:
@@ -281,11 +297,13 @@ class Engine:
         return min(arrival_s, copied_s)
 
     def pause(self, by: str = "") -> None:
+        self._before_event()
         self.observer.note_pause(by)
         self.paused = True
         self._steps_allowed = 0
 
     def resume(self, by: str = "") -> None:
+        self._before_event()
         self.observer.note_pause(by)
         self.paused = False
 
@@ -319,6 +337,7 @@ class Engine:
         return self._reply(True, "checked" if dry_run else "applied", warnings)
 
     def _apply(self, typed: dict[str, Any], by: str) -> None:
+        self._before_event()
         typed = with_followers(typed)
         self.scheduler.set_limits(typed)
         if "rate" in typed and self.source is not None:

@@ -18,7 +18,8 @@ class Ask:
 
     `shared` keys name leading pieces of `shared_width` tokens each; what follows is this request's own. `text`
     takes the place of both. `adapter` names its LoRA adapter. Asks of one `parent` have the
-    same prompt, as far as they are of one length.
+    same prompt, as far as they are of one length. `block_keys` are those of
+    `shared`, where its blocks have been recorded.
     """
 
     own_s: float
@@ -35,6 +36,7 @@ class Ask:
     cache_salt: str | None = None
     skip_reading_prefix_cache: bool = False
     parent: str = ""
+    block_keys: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

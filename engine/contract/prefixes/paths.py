@@ -18,6 +18,12 @@ def path_keys(prefix_keys: bytes) -> list[bytes]:
     return keys
 
 
+def recorded_keys(prefix_keys: bytes) -> list[bytes]:
+    """Keys for each full prompt block of a recorded request: what is told of such a request again is the same."""
+    parts = (prefix_keys[at : at + PREFIX_KEY_BYTES] for at in range(0, len(prefix_keys), PREFIX_KEY_BYTES))
+    return [part + path for part, path in zip(parts, path_keys(prefix_keys), strict=True)]
+
+
 def next_path(path: bytes, key: bytes) -> bytes:
     """The path key of a block with `key` behind the block of `path` (empty: the first one)."""
     return blake2b(path + key[:PREFIX_KEY_BYTES], digest_size=PATH_KEY_BYTES).digest()

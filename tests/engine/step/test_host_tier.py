@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from schedtop.console.past.state import State
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
@@ -18,6 +22,7 @@ from schedtop.engine.handoff.request import Request
 from schedtop.engine.offline.headless import run_headless
 from schedtop.engine.recording.frames import RecordingError
 from schedtop.engine.recording.reader import Recording
+from schedtop.engine.recording.writer import RecordingWriter
 from schedtop.engine.sim.host_store import LATENCY_S
 from schedtop.engine.sim.worker import SimWorker
 from schedtop.engine.step.engine import Engine
@@ -207,6 +212,22 @@ def test_what_the_memory_holds_is_in_a_snapshot() -> None:
     assert found == external == 3184
 
 
+def test_a_snapshot_of_what_went_on_from_one_is_that_one() -> None:
+    engine = engine_with()
+    serve(engine, ask("a", 3200, 0))
+    serve(engine, ask("b", 4600, 50_000))
+    engine.submit(ask("d", 640, 90_000, outputs=9))
+    engine.step()
+    restored = again(engine)
+    told, retold = engine.snapshot(), restored.snapshot()
+    assert retold.host == told.host and told.host is not None and told.host.keys
+    assert [item.arrival for item in retold.requests] == [item.arrival for item in told.requests]
+    third = again(restored)
+    serve(third)
+    assert cached(serve(third, as_recorded(engine, ask("c", 3200, 0)))) == [(3184, 3184)]
+    assert again(third).snapshot().host == third.snapshot().host
+
+
 def test_a_load_in_a_snapshot_goes_on() -> None:
     engine = engine_with()
     serve(engine, ask("a", 3200, 0))
@@ -258,40 +279,113 @@ def test_any_moment_can_be_gone_on_from(steps: int, policy: str, swap: bool) -> 
     assert served == engine.num_unfinished
 
 
-def test_a_recording_with_a_tier_cannot_be_decided_again(tmp_path: Any) -> None:
-    path = str(tmp_path / "run.rec")
-    workload = WorkloadSpec(source="shared-prefix", rate=6.0, limit=10)
-    run_headless(
-        EngineConfig(workload=workload, scheduler={"num_blocks": 900, **HOST}, record=path), None, lambda line: None
-    )
-    with Recording(path) as recording, pytest.raises(RecordingError, match="KV state in the host's memory"):
+SETTINGS = st.fixed_dictionaries(
+    {
+        "num_blocks": st.sampled_from([300, 700]),
+        "kv_host_memory_bytes": st.sampled_from(["100MB", "8GiB"]),
+        "kv_load_failure_rate": st.sampled_from([0.0, 0.3]),
+        "kv_load_failure_policy": st.sampled_from(["recompute", "fail"]),
+        "preemption_mode": st.sampled_from(["recompute", "swap"]),
+        "policy": st.sampled_from(["fcfs", "priority"]),
+        "async_scheduling": st.booleans(),
+    }
+)
+ACTS = st.dictionaries(st.integers(0, 400), st.sampled_from(["abort", "knob", "pause"]), max_size=12)
+
+
+@settings(max_examples=25)
+@given(SETTINGS, st.sampled_from(["shared-prefix", "pressure"]), st.sampled_from([1.0, 20.0]), ACTS)
+def test_a_recording_is_decided_again_whatever_was_asked_of_it(
+    scheduler: dict[str, Any], source: str, rate: float, acts: dict[int, str]
+) -> None:
+    workload = WorkloadSpec(source=source, rate=rate, limit=20, scale=0.3)
+    engine = build_engine(EngineConfig(workload=workload, scheduler=scheduler))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.rec"
+        with RecordingWriter(path, engine.header, engine.snapshot) as writer:
+            for turn in range(4000):
+                if engine.paused:
+                    engine.resume("test")
+                act(engine, acts.get(turn, ""))
+                if (record := engine.step()) is not None:
+                    writer.write(record)
+                if engine.exhausted:
+                    break
+        with Recording(path) as recording:
+            verdict = verify_recording(recording)
+    assert verdict.equal, str(verdict.difference)
+    assert verdict.steps == engine.observer.step > 0
+
+
+def act(engine: Engine, what: str) -> None:
+    live = list(engine.scheduler.state.requests)
+    if what == "abort" and live:
+        engine.abort(live[len(live) // 2])
+    if what == "knob":
+        engine.set_knobs({"max_num_batched_tokens": 3000 - engine.knobs["max_num_batched_tokens"]})
+    if what == "pause":
+        engine.pause("test")
+
+
+def test_what_clients_may_have_sent_again_is_said_instead_of_a_difference(tmp_path: Any) -> None:
+    """Outputs have no identity in a recording: a prompt that holds them finds more than can be known."""
+    engine = engine_with()
+    path = tmp_path / "run.rec"
+    with RecordingWriter(path, engine.header, engine.snapshot) as writer:
+        first = ask("a", 320, 0, outputs=65)
+        for record in serve(engine, first):
+            writer.write(record)
+        again = Request("b", first.sequence(), 4, client_wait_s=0.1)
+        for record in serve(engine, again):
+            writer.write(record)
+    with Recording(path) as recording, pytest.raises(RecordingError, match="clients may have sent outputs again"):
         verify_recording(recording)
 
 
-def test_a_recording_goes_on_from_any_of_its_steps(tmp_path: Any) -> None:
-    """On one clock with its copies: on another, they would never end."""
-    path = str(tmp_path / "run.rec")
+def recorded(path: Path, late: int = 0) -> Engine:
+    """A run recorded from a step on, and another engine like it."""
     workload = WorkloadSpec(source="shared-prefix", rate=6.0, limit=20)
-    config = EngineConfig(workload=workload, scheduler={"num_blocks": 900, **HOST}, record=path)
-    run_headless(config, None, lambda line: None)
-    state = State()
+    config = EngineConfig(workload=workload, scheduler={"num_blocks": 900, **HOST})
+    engine = build_engine(config)
+    for _ in range(late):
+        engine.step()
+    with RecordingWriter(path, engine.header, engine.snapshot) as writer:
+        while not engine.exhausted:
+            if (record := engine.step()) is not None:
+                writer.write(record)
+    return build_engine(config)
+
+
+def test_a_recording_goes_on_from_any_of_its_steps_as_it_did(tmp_path: Path) -> None:
+    path = tmp_path / "run.rec"
+    engine = recorded(path)
+    assert isinstance(engine.worker, SimWorker)
+    with Recording(path) as recording:
+        index = recording.num_records // 2
+        fork = Fork(recording, index, engine.worker.cost, 0)
+        rest = serve(fork.engine())
+        told = [record for record in recording.records(index + 1) if record.executed]
+    assert fork.notes == []
+    ran = [record for record in rest if record.executed]
+    assert [(record.rows, record.end_s) for record in ran] == [(record.rows, record.end_s) for record in told]
+    assert sum(entry.external_tokens for record in ran for entry in record.admissions) > 0
+
+
+def test_where_it_began_late_the_memory_is_that_of_a_snapshot(tmp_path: Path) -> None:
+    """On one clock with its copies: on another, they would never end."""
+    path, state = tmp_path / "run.rec", State()
+    engine = recorded(path, late=40)
+    assert isinstance(engine.worker, SimWorker)
     with Recording(path) as recording:
         state.start_afresh(recording.keyframe_before(0)[0])
         index = recording.num_records // 2
         for record in recording.records(0, index + 1):
             state.apply(record)
-        engine = build_engine(config)
-        assert isinstance(engine.worker, SimWorker)
         fork = Fork(recording, index, engine.worker.cost, 0, state.snapshot())
         forked = fork.engine()
     assert "the state is taken from a snapshot" in fork.notes[0]
     unserved = forked.num_unfinished + len(fork.arrivals)
-    for _ in range(5000):
-        if forked.exhausted:
-            break
-        forked.step()
-    assert forked.exhausted and forked.observer.counts["finished"] == unserved
-    forked.scheduler.audit()
+    assert sum(len(record.finishes) for record in serve(forked)) == unserved > 0
 
 
 @pytest.mark.parametrize(

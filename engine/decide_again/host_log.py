@@ -1,0 +1,86 @@
+"""A recording of an engine with the host's memory behind its pool: copies end at times of their own, so time passes
+here as it did there."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+import msgspec
+from schedtop.engine.contract.telemetry import Arrival, Header, StepRecord
+from schedtop.engine.decide_again.recorded_inputs import Driver, RecordedClock, request_of
+from schedtop.engine.handoff.request import Request
+from schedtop.engine.scheduler.scheduler import Scheduler
+from schedtop.engine.sim.host_store import HostLink, open_host_store
+from schedtop.engine.step.engine import Engine
+
+MOST_TURNS = 1000
+"""Without a step, between two records."""
+
+
+class CopyClock(RecordedClock):
+    """Moves on by itself while an engine waits for a copy or a request; a step ends when the recording says."""
+
+    def skip_to(self, time_s: float) -> bool:
+        self.clock_s = max(self.clock_s, time_s)
+        return True
+
+
+class Arrivals:
+    """A source: requests come at the times at which they were recorded, as far as they are known."""
+
+    def __init__(self) -> None:
+        self._due: deque[Arrival] = deque()
+
+    def add(self, arrivals: Sequence[Arrival]) -> None:
+        self._due.extend(arrivals)
+
+    def take(self, clock_s: float, step: int) -> list[Request]:
+        taken = []
+        while self._due and self._due[0].arrival_s <= clock_s:
+            taken.append(request_of(self._due.popleft()))
+        return taken
+
+    def next_arrival_s(self) -> float | None:
+        return self._due[0].arrival_s if self._due else None
+
+    def set_rate(self, rate: float | None, clock_s: float) -> None:
+        """They come as they came."""
+
+
+class HostDriver(Driver):
+    """As `Driver`, with a memory whose link has the recorded speed: what it holds follows from what is decided."""
+
+    def __init__(self, header: Header, path: str) -> None:
+        super().__init__(header, path)
+        self.clock, self.arrivals = CopyClock(), Arrivals()
+        self._has_clients = False
+        config = self.engine.scheduler.config
+        tier = open_host_store(
+            config, HostLink(*header.settings["host_link"]), self.clock.now_s, int(header.settings.get("seed") or 0)
+        )
+        self.engine = Engine(Scheduler(config, tier), self.worker, self.arrivals, self.clock, header, tier)
+
+    @property
+    def doubt(self) -> str:
+        if not self._has_clients:
+            return ""
+        return "clients may have sent outputs again as prompts, of which no recording tells what the memory has"
+
+    def play(self, record: StepRecord, following: Sequence[StepRecord]) -> StepRecord | None:
+        engine, ran = self.engine, [each for each in following if each.executed]
+        self.arrivals.add(record.arrivals)
+        self._has_clients |= any(arrival.client_wait_s is not None for arrival in record.arrivals)
+        self._outside(msgspec.structs.replace(record, arrivals=(), deferrals=()))
+        self.clock.end_s = record.end_s
+        engine.paused = record.paused
+        self._set_results(record, ran[0] if ran else None)
+        if engine.paused and record.executed:
+            engine.step_once()
+        apart = bool(record.turns) and not engine.observer.has_events and not record.arrivals
+        for _ in range(MOST_TURNS):
+            if apart and self.clock.clock_s >= record.start_s:
+                engine.set_apart()
+            if (decided := engine.step()) is not None:
+                return decided
+        return None
