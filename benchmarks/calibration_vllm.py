@@ -8,6 +8,7 @@ import random
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -22,7 +23,7 @@ from schedtop.engine.contract.telemetry import Header, StepRecord
 from schedtop.engine.offline.report import Report
 
 ROOT = Path(__file__).parents[1]
-READY_WITHIN_S = 400.0
+sys.path.insert(0, str(ROOT))
 SETTLES_S = 3.0
 """A load is over once the server has reported nothing for this long."""
 
@@ -96,13 +97,9 @@ class Server:
             )
 
     def await_ready(self) -> None:
-        until_s = time.monotonic() + READY_WITHIN_S
-        while time.monotonic() < until_s and self.process.poll() is None:
-            with suppress(httpx.HTTPError):
-                if httpx.get(f"{self.url}/health", timeout=2).status_code == 200:
-                    return
-            time.sleep(0.5)
-        raise SystemExit(f"the server did not start:\n{self.log.read_text()[-2000:]}")
+        from tests.vllm.waiting import await_ready
+
+        await_ready(self.process, self.url, self.log)
 
     def close(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):

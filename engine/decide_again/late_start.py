@@ -19,9 +19,10 @@ from schedtop.engine.contract.telemetry import (
     RequestState,
     Snapshot,
     StepRecord,
+    block_changes,
     table_growth,
 )
-from schedtop.engine.decide_again.recorded_inputs import request_of
+from schedtop.engine.decide_again.recorded_inputs import request_of, with_following
 from schedtop.engine.handoff.request import Request, Status
 from schedtop.engine.kv.prefix_cache import extend_keys
 from schedtop.engine.recording.frames import RecordingError
@@ -32,15 +33,55 @@ Contents = dict[int, bytes]
 """Keys of blocks that were filled before the start."""
 
 
-def check_late_start(header: Header, path: str, step: int) -> None:
-    """Raises `RecordingError` for a server whose state in the middle no snapshot tells."""
-    where = f"{path} begins at step {step} of its engine, "
-    if header.config.get("async_scheduling"):
-        raise RecordingError(where + "while another one was under way: record it from its start")
-    if header.config.get("kv_groups") or header.config.get("sliding_window"):
+def first_decidable(
+    header: Header, path: str, snapshot: Snapshot, records: Iterable[StepRecord]
+) -> tuple[int, Snapshot]:
+    """How many of `records`, which follow `snapshot`, cannot be decided, and the state after them.
+
+    A snapshot tells of no step under way and of no drafts: servers that have them are decided from the first moment on
+    at which nobody was there. Raises `RecordingError` where there is none, or no state in the middle is told at all.
+    """
+    where, config = f"{path} begins at step {snapshot.step} of its engine, ", header.config
+    if config.get("kv_groups") or config.get("sliding_window"):
         raise RecordingError(where + "which has layers that do not keep all blocks: record it from its start")
-    if header.config.get("num_speculative_tokens"):
-        raise RecordingError(where + "which had drafts from before: record it from its start")
+    if not (config.get("async_scheduling") or config.get("num_speculative_tokens")):
+        return 0, snapshot
+    found = _first_quiet(snapshot, records)
+    if found is None:
+        what = "steps under way" if config.get("async_scheduling") else "drafts"
+        raise RecordingError(
+            f"{where}with {what} from before, and was never idle after it: record it from its start"
+        )
+    return found
+
+
+def _first_quiet(snapshot: Snapshot, records: Iterable[StepRecord]) -> tuple[int, Snapshot] | None:
+    live = {state.arrival.number for state in snapshot.requests}
+    knobs = dict(snapshot.knobs)
+    classes = np.frombuffer(snapshot.block_classes, dtype=np.uint8).copy()
+    for place, (record, following) in enumerate(with_following(records), 1):
+        live.update(arrival.number for arrival in record.arrivals)
+        live.difference_update(finish.number for finish in record.finishes)
+        knobs.update({change.name: change.new for change in record.knobs})
+        blocks, values = block_changes(record)
+        classes[blocks] = values
+        later = next((each.planned_s for each in following if each.executed), None)
+        if not live and later is not None and later >= record.end_s:
+            quiet = Snapshot(
+                seq=record.seq,
+                step=record.step,
+                clock_s=record.end_s,
+                requests=[],
+                waiting=[],
+                running=[],
+                block_classes=classes.tobytes(),
+                knobs=knobs,
+                knobs_version=record.knobs_version,
+                paused=record.paused,
+                totals=record.totals,
+            )
+            return place, quiet
+    return None
 
 
 def take_up(scheduler: Scheduler, snapshot: Snapshot, records: Iterable[StepRecord], block_size: int) -> None:

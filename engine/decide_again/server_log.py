@@ -49,6 +49,7 @@ class ServerDriver(Driver):
         self._newest_seq = 0
         self._ended: dict[int, Finish] = {}
         self._told_ended: set[int] = set()
+        self._late = False
         self._known_late: set[int] = set()
         self._fresh: set[int] = set()
 
@@ -62,7 +63,7 @@ class ServerDriver(Driver):
         engine.knobs.update(snapshot.knobs)
         engine.knobs_version = snapshot.knobs_version
         self._newest_seq = snapshot.seq
-        self._known_late = {state.arrival.number for state in snapshot.requests}
+        self._late, self._known_late = True, {state.arrival.number for state in snapshot.requests}
 
     def play(self, record: StepRecord, following: Sequence[StepRecord]) -> StepRecord | None:
         for each in (record, *following):
@@ -88,7 +89,7 @@ class ServerDriver(Driver):
             heapq.heappop(self._due)[2]()
         decided = self.engine.observer.idle_record(record.start_s, record.knobs_version, record.paused)
         changes: dict[str, Any] = {"head": record.head, "finishes": self._finishes(record, ())}
-        if self._known_late:
+        if self._late:
             changes |= self._figures_of(record, decided, changes)
         return msgspec.structs.replace(decided, **changes)
 
@@ -124,7 +125,7 @@ class ServerDriver(Driver):
 
     def _plan(self, record: StepRecord, planned_s: float) -> None:
         self._turn_knobs(record)
-        if self._known_late:
+        if self._late:
             self._fresh = self._handed_out(record)
         self._learn_contents(record)
         self.clock.clock_s = planned_s
@@ -147,7 +148,7 @@ class ServerDriver(Driver):
     def _learn(self, request: Request, group: int, place: int, block: int) -> None:
         """What was in the cache before the start is known by who found it."""
         kv = self.engine.scheduler.state.kv
-        held = kv.pool.key_of(block) if self._known_late else None
+        held = kv.pool.key_of(block) if self._late else None
         if held is not None and block not in self._fresh:
             kv.learn_key(request, group, place, held)
         else:
@@ -157,7 +158,9 @@ class ServerDriver(Driver):
         self, decided: StepRecord, record: StepRecord, plan: StepPlan, planned: PlannedStep, last: bool
     ) -> StepRecord:
         """What was decided, with what a hook tells in another place or cannot know put as in `record`."""
-        grown, grown_blocks, grown_groups = growth(planned, self._told_ended)
+        # Older hooks left out what those got who have ended since.
+        told = self._told_ended.difference(np.frombuffer(record.grown, dtype=np.int32)[::2].tolist())
+        grown, grown_blocks, grown_groups = growth(planned, told)
         settled = [finish for finish in decided.finishes if finish.number not in self._ended]
         changes: dict[str, Any] = {
             "head": _as_seen(decided.head, record.head),
@@ -166,7 +169,7 @@ class ServerDriver(Driver):
             "grown_blocks": grown_blocks,
             "grown_groups": grown_groups,
         }
-        if self._known_late:
+        if self._late:
             changes |= self._figures_of(record, decided, changes)
         if record.paused:
             changes |= {"paused": True, "head": record.head, "limiter": record.limiter}

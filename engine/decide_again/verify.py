@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from schedtop.engine.contract.telemetry import BlockClass, Snapshot, StepRecord, block_changes
 from schedtop.engine.decide_again.divergence import Part, first_difference
-from schedtop.engine.decide_again.late_start import check_late_start
+from schedtop.engine.decide_again.late_start import first_decidable
 from schedtop.engine.decide_again.recorded_inputs import Driver, with_following
 from schedtop.engine.decide_again.server_log import ServerDriver, driver_of
 from schedtop.engine.recording.frames import RecordingError
@@ -60,15 +60,17 @@ def verify_recording(
     """Feed this scheduler a recording's arrivals, knob changes and results, and compare every decision.
 
     `on_progress` gets the number of records done. Raises `RecordingError` where a recording begins later than its
-    engine, unless it is of a server that takes one step at a time, or holds what no scheduler can be given.
+    engine, unless it is of a server (see `first_decidable`), or holds what no scheduler can be given.
     """
     driver = driver_of(recording.header, recording.path)
-    snapshot = _begin(recording, driver)
+    skipped, snapshot = _begin(recording, driver)
     counts = {"steps": 0, "preemptions": 0, "admissions": 0, "tokens": 0}
     ids: dict[int, str] = {}
     difference: Difference | None = None
     classes = _Classes(driver.engine.scheduler.config.num_blocks, snapshot.block_classes)
-    for index, (record, following) in enumerate(with_following(recording.records(), driver.num_ahead)):
+    for index, (record, following) in enumerate(
+        with_following(recording.records(skipped), driver.num_ahead), skipped
+    ):
         if index % 64 == 0:
             on_progress(index)
         ids.update((arrival.number, arrival.id) for arrival in record.arrivals)
@@ -105,19 +107,19 @@ def verify_recording(
     )
 
 
-def _begin(recording: Recording, driver: Driver) -> Snapshot:
-    """The state before the first record that is decided, which `driver` has taken up."""
+def _begin(recording: Recording, driver: Driver) -> tuple[int, Snapshot]:
+    """How many records are left out, and the state before the first that is decided, which `driver` has taken up."""
     snapshot, first = recording.keyframe_before(0)
     if not (snapshot.step or snapshot.requests or first):
-        return snapshot
+        return 0, snapshot
     if not isinstance(driver, ServerDriver):
         raise RecordingError(
             f"{recording.path} begins at step {snapshot.step} of its engine: only a recording from the start can be"
             " decided again"
         )
-    check_late_start(recording.header, recording.path, snapshot.step)
-    driver.begin_at(snapshot, recording.records())
-    return snapshot
+    skipped, snapshot = first_decidable(recording.header, recording.path, snapshot, recording.records())
+    driver.begin_at(snapshot, recording.records(skipped))
+    return skipped, snapshot
 
 
 class _Classes:

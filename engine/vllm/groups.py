@@ -11,8 +11,8 @@ from schedtop.engine.contract.telemetry import Header
 from schedtop.engine.kv.coordinator import open_group
 from schedtop.engine.kv.groups import Group
 
-_DECIDED = ("FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec", "MambaSpec")
-"""Kinds that this project's scheduler allocates as vLLM does."""
+_DECIDED = ("FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec")
+"""Kinds of which recordings have been decided again."""
 
 
 def specs_of(scheduler: Any) -> list[Any]:
@@ -77,13 +77,12 @@ def settings_of(scheduler: Any) -> dict[str, Any]:
 
 
 def undecided_of(scheduler: Any) -> list[str]:
-    """Kinds of groups that this project does not decide."""
+    """Kinds of groups whose recordings are not decided again."""
     found = []
     for spec in specs_of(scheduler):
         name = type(spec).__name__
-        if spec is None or (name in _DECIDED and getattr(spec, "mamba_cache_mode", "none") != "all"):
-            continue
-        found.append(f"layers of the kind {name}")
+        if spec is not None and name not in _DECIDED:
+            found.append(f"layers of the kind {name}")
     return sorted(set(found))
 
 

@@ -10,15 +10,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import httpx
 import pytest
 
-READY_WITHIN_S = 900.0
+from tests.vllm.waiting import await_ready
+
 MODEL = os.environ.get("SCHEDTOP_TEST_MODEL", "")
 ROOT = Path(__file__).parents[2]
 
@@ -65,15 +64,8 @@ class Server:
             )
 
     def await_ready(self) -> None:
-        """Raises `AssertionError` with the end of its log if it does not come up."""
-        until_s = time.monotonic() + READY_WITHIN_S
-        while time.monotonic() < until_s and self.process.poll() is None:
-            try:
-                if httpx.get(f"{self.url}/health", timeout=2).status_code == 200:
-                    return
-            except httpx.HTTPError:
-                time.sleep(0.5)
-        raise AssertionError(self.log.read_text()[-2000:])
+        """Raises `RuntimeError` with the end of its log if it does not come up."""
+        await_ready(self.process, self.url, self.log)
 
     def close(self, number: int = signal.SIGTERM) -> None:
         with suppress(ProcessLookupError):

@@ -81,7 +81,7 @@ class RandomRun:
 
     def _arrive(self) -> None:
         rng = self.random
-        while self._made < self._total and (rng.random() < 0.5 or not self.scheduler.requests):
+        while self._made < self._total and self._comes_now():
             length, first = rng.randint(1, min(200, self._most_tokens)), 1000 * rng.randint(0, 3)
             prompt = [first + i if i < length // 2 else 977 * self._made + i for i in range(length)]
             more = {"priority": rng.randint(0, 2), "arrival_time": float(self._made)}
@@ -90,6 +90,9 @@ class RandomRun:
             request.sampling_params.stop_token_ids = [STOP]
             self.scheduler.add_request(request)
             self._made += 1
+
+    def _comes_now(self) -> bool:
+        return self.random.random() < 0.5 or not self.scheduler.requests
 
     def _abort(self) -> None:
         from vllm.v1.request import RequestStatus
@@ -177,12 +180,19 @@ class RandomRun:
 
 
 class LateRun(RandomRun):
-    """The same, recorded only from somewhere in the middle on; `recorded` says whether it came to that."""
+    """The same, recorded only from somewhere in the middle on; `recorded` says whether it came to that. `pauses`: now
+    and then everybody has left before the next one comes."""
 
-    def __init__(self, seed: int, path: Path, overlaps: bool) -> None:
-        super().__init__(seed, path.with_suffix(".whole"), overlaps)
+    def __init__(self, seed: int, path: Path, overlaps: bool, drafts: int = 0, pauses: bool = False) -> None:
+        super().__init__(seed, path.with_suffix(".whole"), overlaps, drafts)
+        self._pauses, self._total = pauses, 60
         self.recorded, self._path = False, path
         self._whole, self._late, self._left = self.writer, State(), random.Random(seed).randint(3, 20)
+
+    def _comes_now(self) -> bool:
+        if self._pauses and self._made % 6 == 0 and (self.scheduler.requests or self._under_way):
+            return False
+        return super()._comes_now()
 
     def _take(self, idle: bool) -> None:
         super()._take(idle)

@@ -142,3 +142,17 @@ def test_a_recording_that_begins_late_is_decided_from_there(seed: int, tmp_path:
         verdict = verify_recording(recording)
     assert verdict.equal, str(verdict.difference)
     assert verdict.steps == recording.num_steps - verdict.first_step > 0 and verdict.first_step
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(("overlaps", "drafts"), [(True, 0), (False, 3), (True, 3)])
+def test_a_late_recording_with_steps_under_way_or_drafts_is_decided_once_nobody_was_there(
+    overlaps: bool, drafts: int, seed: int, tmp_path: Path
+) -> None:
+    run = LateRun(seed, tmp_path / "run.rec", overlaps, drafts, pauses=True)
+    run.go()
+    assert run.recorded
+    with Recording(tmp_path / "run.rec") as recording:
+        verdict = verify_recording(recording)
+    assert verdict.equal, str(verdict.difference)
+    assert verdict.steps > 0 and verdict.first_step

@@ -42,7 +42,7 @@ def grow(lives: Lives, output: Any, in_order: bool, fresh: set[str]) -> Growth:
         lives.columns[BLOCKS, life.slot] += sum(len(ids) - ids.count(-1) for ids in gained)
         for group, (held, ids) in enumerate(zip(life.tables, gained, strict=True)):
             held.block_ids += ids
-            if ids and name in lives.by_id:  # else it has ended since, and its row alone tells of it
+            if ids:  # also of those that have ended since: these blocks were handed out
                 found.pairs.extend((life.number, len(ids)))
                 found.blocks.extend(ids)
                 found.groups.append(group)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 import pytest
+from schedtop.console.past.state import State
 from schedtop.engine.decide_again.recorded_inputs import with_following
 from schedtop.engine.decide_again.server_log import driver_of
 from schedtop.engine.decide_again.verify import verify_recording
-from schedtop.engine.recording import Recording
+from schedtop.engine.recording import Recording, RecordingWriter
 from schedtop.engine.recording.frames import RecordingError
 
 SERVERS = sorted((Path(__file__).parent / "servers").glob("*.rec"))
@@ -20,7 +22,9 @@ def test_a_servers_steps_are_decided_alike(path: Path) -> None:
     with Recording(path) as recording:
         verdict = verify_recording(recording)
         assert verdict.equal, str(verdict.difference)
-        assert verdict.steps == recording.num_steps
+        assert verdict.steps == recording.num_steps - verdict.first_step
+        begins = recording.keyframe_before(0)[0].step
+    assert bool(verdict.first_step) == bool(begins) == path.stem.startswith("late")
     assert verdict.preemptions and verdict.aborted
 
 
@@ -48,6 +52,21 @@ def test_an_abort_counts_from_when_it_happened(name: str) -> None:
         )
     ]
     assert not all(rows)
+
+
+def test_a_late_recording_of_a_server_that_was_never_idle_is_refused(tmp_path: Path) -> None:
+    """Its snapshot tells neither of the step under way nor of drafts."""
+    with Recording(Path(__file__).parent / "servers" / "async-20.rec") as recording:
+        state, records = State(), list(recording.records())
+        state.start_afresh(recording.keyframe_before(0)[0])
+        for record in records[:10]:
+            state.apply(record)
+        with closing(RecordingWriter(str(tmp_path / "late.rec"), recording.header, state.snapshot)) as writer:
+            for record in records[10:]:
+                state.apply(record)
+                writer.write(record)
+    with Recording(tmp_path / "late.rec") as recording, pytest.raises(RecordingError, match="was never idle after it"):
+        verify_recording(recording)
 
 
 def test_a_recording_without_the_order_of_things_is_refused() -> None:

@@ -275,7 +275,7 @@ def test_kinds_of_layers_have_their_names_here(kind: str, fields: dict[str, Any]
     scheduler = SimpleNamespace(
         block_size=16, kv_cache_config=SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)] * 2)
     )
-    decided = kind not in ("ChunkedLocalAttentionSpec", "Unheard")
+    decided = kind in ("FullAttentionSpec", "SlidingWindowSpec")
     assert undecided_of(scheduler) == ([] if decided else [f"layers of the kind {kind}"])
     assert settings_of(scheduler)["kv_groups"] == [entry_of(spec, block_size_of(scheduler))] * 2
 
