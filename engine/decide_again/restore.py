@@ -8,7 +8,7 @@ from hashlib import sha256
 
 import msgspec
 from schedtop.engine.contract.config import SchedulerConfig
-from schedtop.engine.contract.prefix_paths import recorded_keys
+from schedtop.engine.contract.prefixes.paths import recorded_keys
 from schedtop.engine.contract.telemetry import Arrival, Header, Limiter, RequestState, Snapshot
 from schedtop.engine.decide_again.under_way import set_out_again
 from schedtop.engine.handoff.request import Image, Request, Status

@@ -76,7 +76,8 @@ static inline __attribute__((always_inline)) void tile(
 static void linear(const uint16_t *x, const uint16_t *packed, const uint16_t *bias, uint16_t *out, int64_t rows,
             int64_t pairs, int64_t outputs, int threads) {
     int64_t panels = (outputs + PANEL - 1) / PANEL, chunks = (rows + CHUNK - 1) / CHUNK;
-#pragma omp parallel for collapse(2) schedule(static) num_threads(threads)
+    /* Dynamic: a thread that loses its core keeps the others waiting for one piece of work, not for half of it. */
+#pragma omp parallel for collapse(2) schedule(dynamic) num_threads(threads)
     for (int64_t n = 0; n < panels; n++)
         for (int64_t chunk = 0; chunk < chunks; chunk++) {
             int64_t end = chunk * CHUNK + CHUNK < rows ? chunk * CHUNK + CHUNK : rows;
