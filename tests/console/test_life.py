@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -44,6 +45,7 @@ def lives(history: History) -> list[Life]:
     return [life for life in found if life is not None]
 
 
+@cache
 def starved() -> History:
     engine = engine_of()
     before = [engine.header, engine.snapshot(), *run(engine, 400)]
@@ -51,23 +53,27 @@ def starved() -> History:
     return told(*before, *run(engine, 60))
 
 
+@cache
 def thrashing() -> History:
     """Without overlap: the engine counts a victim's wait from the plan, while its last output is still to come."""
     engine = engine_of(num_blocks=1000, async_scheduling=False)
     return told(engine.header, engine.snapshot(), *run(engine, 3000))
 
 
+@cache
 def drafting() -> History:
     engine = engine_of(num_blocks=700, num_speculative_tokens=3)
     return told(engine.header, engine.snapshot(), *run(engine, 500))
 
 
+@cache
 def joined_late() -> History:
     engine = engine_of(num_blocks=700)
     run(engine, 600)
     return told(engine.header, engine.snapshot(), *run(engine, 300))
 
 
+@cache
 def with_losses() -> History:
     engine = engine_of(num_blocks=700)
     first = [engine.header, engine.snapshot(), *run(engine, 500)]
@@ -75,6 +81,7 @@ def with_losses() -> History:
     return told(*first, engine.snapshot(), *run(engine, 200))
 
 
+@cache
 def forgetful() -> History:
     engine = engine_of(num_blocks=700)
     return told(engine.header, engine.snapshot(), *run(engine, 1200), max_records=256)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,28 +24,38 @@ def call(*arguments: str) -> int:
     return int(ended.value.code or 0)
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One of each kind, made by the program itself where it makes such files."""
+    folder = tmp_path_factory.mktemp("kinds")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        Path("case.json").write_text(json.dumps(CASE))
+        Path("trace.csv").write_text(TRACE)
+        Path("packed.gz").write_bytes(gzip.compress(b"some text", mtime=0))
+        Path("trace.csv.gz").write_bytes(gzip.compress(TRACE.encode()))
+        Path("in.jsonl").write_text('{"prompt": "a"}\n')
+        Path("ids.jsonl").write_text('{"prompt_token_ids": [1], "max_tokens": 3}\n')
+        Path("bench.jsonl").write_text('{"prompt": "a", "output_tokens": 3}\n')
+        Path("model.gguf").write_bytes(b"GGUF\3\0\0\0")
+        Path("empty").touch()
+        Path("notes.txt").write_text("notes\n")
+        Path("other.json").write_text("{}\n")
+        Path("half.json").write_text("{\n")
+        assert call("run", "--limit", "4", "--record", "a.rec") == 0
+        assert call("calibrate", "a.rec", "-o", "device.toml") == 0
+        assert (
+            call("sweep", "mixed", "--limit", "1", "--vary", "max_num_seqs=1", "--results", "runs", "--jobs", "1")
+            == 0
+        )
+    return folder
+
+
 @pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
-    """One of each kind, made by the program itself where it makes such files, in the working folder."""
+def files(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of them in the working folder."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    Path("case.json").write_text(json.dumps(CASE))
-    Path("trace.csv").write_text(TRACE)
-    Path("packed.gz").write_bytes(gzip.compress(b"some text", mtime=0))
-    Path("trace.csv.gz").write_bytes(gzip.compress(TRACE.encode()))
-    Path("in.jsonl").write_text('{"prompt": "a"}\n')
-    Path("ids.jsonl").write_text('{"prompt_token_ids": [1], "max_tokens": 3}\n')
-    Path("bench.jsonl").write_text('{"prompt": "a", "output_tokens": 3}\n')
-    Path("model.gguf").write_bytes(b"GGUF\3\0\0\0")
-    Path("empty").touch()
-    Path("notes.txt").write_text("notes\n")
-    Path("other.json").write_text("{}\n")
-    Path("half.json").write_text("{\n")
-    assert call("run", "--limit", "4", "--record", "a.rec") == 0
-    assert call("calibrate", "a.rec", "-o", "device.toml") == 0
-    assert (
-        call("sweep", "mixed", "--limit", "1", "--vary", "max_num_seqs=1", "--results", "runs", "--jobs", "1") == 0
-    )
-    capsys.readouterr()
     return tmp_path
 
 
