@@ -119,9 +119,11 @@ class PrefixMemory:
                 self._new_begin.add(prompt.prefix_keys[:PREFIX_KEY_BYTES])
         if len(self._new) >= _AT_ONCE:
             self._settle()
-        for gone in (*record.finishes, *record.refusals):
-            self._prompts.pop(gone.number, None)
-            self._junctions.pop(gone.number, None)
+        for finish in record.finishes:
+            self._prompts.pop(finish.number, None)
+            self._junctions.pop(finish.number, None)
+        for refusal in record.refusals:
+            self._prompts.pop(refusal.number, None)
 
     def _look_up(self, arrival: Arrival, cached_tokens: int) -> None:
         known = self._num_known(arrival)
@@ -175,7 +177,8 @@ def _paths_of(prompts: list[bytes]) -> Paths:
     places = np.arange(1, len(parts) + 1, dtype=np.uint64) - starts.astype(np.uint64)
     parts *= parts + places * np.uint64(_ODD)
     sums = parts.cumsum()
-    return sums - (sums - parts)[starts]
+    paths: Paths = sums - (sums - parts)[starts]
+    return paths
 
 
 def _first_path(begin: bytes) -> int:
