@@ -341,7 +341,7 @@ async def test_what_is_kept_from_frame_to_frame_is_what_is_drawn_anew() -> None:
                 return [line.pieces for line in [*timeline.lines(150, 14), *latency.body(79, 14)]]
 
         seen = set()
-        for key in ("",) * 12 + ("T", "", "left", "left", "end", ""):
+        for key in ("",) * 12 + ("t", "1", "left", "left", "", "end", ""):
             await (seat.press(key) if key else seat.steps(3))
             kept = drawn(live.batch_panel.timeline, live.latency)
             assert kept == drawn(Timeline(view), LatencyPanel(view, id="anew"))

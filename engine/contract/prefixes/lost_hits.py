@@ -7,24 +7,19 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.latencies.lives import Moves
-from schedtop.engine.contract.telemetry import Arrival
+from schedtop.engine.contract.telemetry import PREFIX_KEY_BYTES, Arrival
 
 Paths = npt.NDArray[np.uint64]
 
 _NUM_SETS = 1 << 16
-_SET_SHIFT = np.uint64(48)
-_ODD = np.uint64(0x9E3779B97F4A7C15)
-_ONE = np.uint64(1)
+_SET_SHIFT = 48
+_ODD = 0x9E3779B97F4A7C15
+_64_BITS = (1 << 64) - 1
 _WAYS = 8
 """Blocks remembered are about `_NUM_SETS * _WAYS`, in 6 MiB taken at once. Of a full set the longest unused one goes
 and is taken for never seen."""
-
-
-def _multiples(num: int) -> Paths:
-    return np.arange(1, num + 1, dtype=np.uint64) * _ODD
-
-
-_MULTIPLES = _multiples(4096)
+_AT_ONCE = 64
+"""Prompts. To note that many costs little more than to note one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,31 +55,30 @@ class _Seen:
         self._paths = np.zeros((_NUM_SETS, _WAYS), dtype=np.uint64)
         self._used = np.zeros((_NUM_SETS, _WAYS), dtype=np.int32)
         self._flat_paths, self._flat_used = self._paths.reshape(-1), self._used.reshape(-1)
-        self._now = 0
 
     def has(self, paths: Paths) -> npt.NDArray[np.bool_]:
         """Which of them (n,) are here."""
         found: npt.NDArray[np.bool_] = (self._paths[_sets(paths)] == paths[:, None]).any(axis=1)
         return found
 
-    def has_one(self, path: np.uint64) -> bool:
+    def has_one(self, path: int) -> bool:
         """Whether it is here."""
-        return bool(np.count_nonzero(self._paths[path >> _SET_SHIFT] == path))
+        return path in self._paths[path >> _SET_SHIFT].tolist()
 
-    def add(self, paths: Paths) -> None:
-        """Note that they (n,) were used now."""
-        self._now += 1
+    def add(self, paths: Paths, used: npt.NDArray[np.int32]) -> None:
+        """Note when they (n,) were used, in order."""
         while len(paths):
             sets = _sets(paths)
             # Where it lies already, else where what was unused for longest lies.
             ways = np.where(self._paths[sets] == paths[:, None], -1, self._used[sets]).argmin(axis=1)
             places = sets * _WAYS + ways
-            self._flat_paths[places], self._flat_used[places] = paths, self._now
-            paths = paths[self._flat_paths[places] != paths]  # a set takes one at a time
+            self._flat_paths[places], self._flat_used[places] = paths, used
+            left = self._flat_paths[places] != paths  # a set takes one at a time
+            paths, used = paths[left], used[left]
 
 
 def _sets(paths: Paths) -> npt.NDArray[np.intp]:
-    return (paths >> _SET_SHIFT).astype(np.intp)
+    return (paths >> np.uint64(_SET_SHIFT)).astype(np.intp)
 
 
 class PrefixMemory:
@@ -96,67 +90,99 @@ class PrefixMemory:
     """
 
     def __init__(self, block_size: int, windows: bool = False) -> None:
-        self.found = Lookups()
+        self._prompt_tokens = self._cached_tokens = self._lost_tokens = 0
         self._stops = _Seen() if windows else None
         self._junctions: dict[int, int] = {}
         self._block_size = block_size
         self._seen = _Seen()
-        self._paths: dict[int, tuple[Arrival, Paths]] = {}
+        self._prompts: dict[int, Arrival] = {}
+        # Prompts whose blocks came into the cache, with their junctions, and how they begin: not noted yet.
+        self._new: list[tuple[Arrival, int]] = []
+        self._new_begin: set[bytes] = set()
+        self._now = 0
+
+    @property
+    def found(self) -> Lookups:
+        """All look-ups so far."""
+        return Lookups(self._prompt_tokens, self._cached_tokens, self._lost_tokens)
 
     def add(self, record: Moves) -> None:
         """Take in the next record."""
         for arrival in record.arrivals:
             if arrival.prefix_keys:
-                self._paths[arrival.number] = (arrival, _paths_of(arrival.prefix_keys))
+                self._prompts[arrival.number] = arrival
         for admission in record.admissions:
-            if not admission.resumed and admission.number in self._paths:
-                self._look_up(*self._paths[admission.number], admission.cached_tokens)
+            if not admission.resumed and (prompt := self._prompts.get(admission.number)) is not None:
+                self._look_up(prompt, admission.cached_tokens)
         for number, _ in record.ttft_s:
-            if number in self._paths:
-                self._seen.add(self._paths[number][1])
-                self._keep_stops(*self._paths[number])
+            if (prompt := self._prompts.get(number)) is not None:
+                self._new.append((prompt, self._junctions.pop(number, 0)))
+                self._new_begin.add(prompt.prefix_keys[:PREFIX_KEY_BYTES])
+        if len(self._new) >= _AT_ONCE:
+            self._settle()
         for finish in record.finishes:
-            self._paths.pop(finish.number, None)
+            self._prompts.pop(finish.number, None)
             self._junctions.pop(finish.number, None)
         for refusal in record.refusals:
-            self._paths.pop(refusal.number, None)
+            self._prompts.pop(refusal.number, None)
 
-    def _look_up(self, arrival: Arrival, paths: Paths, cached_tokens: int) -> None:
-        paths = paths[: (arrival.prompt_tokens - 1) // self._block_size]
-        known = self._num_known(paths)
-        if self._stops is not None:
-            self._junctions[arrival.number] = known
-            stops = self._stops.has(paths[:known]).nonzero()[0]
-            known = int(stops[-1]) + 1 if len(stops) else 0
-        lost = max(0, known * self._block_size - cached_tokens)
-        found = self.found
-        self.found = Lookups(
-            found.prompt_tokens + arrival.prompt_tokens,
-            found.cached_tokens + cached_tokens,
-            found.lost_tokens + lost,
-        )
+    def _look_up(self, arrival: Arrival, cached_tokens: int) -> None:
+        known = self._num_known(arrival)
+        self._prompt_tokens += arrival.prompt_tokens
+        self._cached_tokens += cached_tokens
+        self._lost_tokens += max(0, known * self._block_size - cached_tokens)
 
-    def _num_known(self, paths: Paths) -> int:
-        """Blocks from the start that were here before; most prompts differ in the first."""
-        if not len(paths) or not self._seen.has_one(paths[0]):
+    def _num_known(self, arrival: Arrival) -> int:
+        """Blocks from the start that were here before and could be found; most prompts differ in the first."""
+        keys, most = arrival.prefix_keys, (arrival.prompt_tokens - 1) // self._block_size
+        begin = keys[:PREFIX_KEY_BYTES]
+        if not most or not (begin in self._new_begin or self._seen.has_one(_first_path(begin))):
             return 0
+        self._settle()
+        paths = _paths_of([keys])[:most]
         seen = self._seen.has(paths)
-        return len(paths) if seen.all() else int(seen.argmin())
-
-    def _keep_stops(self, arrival: Arrival, paths: Paths) -> None:
-        """What a request leaves behind that can be found again under windows."""
+        known = len(paths) if seen.all() else int(seen.argmin())
         if self._stops is None:
+            return known
+        self._junctions[arrival.number] = known
+        stops = self._stops.has(paths[:known]).nonzero()[0]
+        return int(stops[-1]) + 1 if len(stops) else 0
+
+    def _settle(self) -> None:
+        """Note the blocks of the new prompts."""
+        new, self._new, self._new_begin = self._new, [], set()
+        if not new:
             return
-        ends = {(arrival.prompt_tokens - 1) // self._block_size, self._junctions.pop(arrival.number, 0)}
-        self._stops.add(paths[[end - 1 for end in ends if 0 < end <= len(paths)]])
+        paths = _paths_of([arrival.prefix_keys for arrival, _ in new])
+        sizes = [len(arrival.prefix_keys) // PREFIX_KEY_BYTES for arrival, _ in new]
+        self._seen.add(paths, np.repeat(np.arange(self._now, self._now + len(new), dtype=np.int32), sizes))
+        if self._stops is not None:
+            prompts = zip(new, np.split(paths, np.cumsum(sizes)[:-1]), strict=True)
+            for now, ((arrival, junction), own) in enumerate(prompts, start=self._now):
+                # What a request leaves behind that can be found again under windows.
+                ends = {(arrival.prompt_tokens - 1) // self._block_size, junction}
+                stops = own[[end - 1 for end in ends if 0 < end <= len(own)]]
+                self._stops.add(stops, np.full(len(stops), now, dtype=np.int32))
+        self._now += len(new)
 
 
-def _paths_of(keys: bytes) -> Paths:
-    """One number per block that stands for it and all before it.
+def _paths_of(prompts: list[bytes]) -> Paths:
+    """By prompt, one number per block that stands for it and all before it.
 
     The keys are parts of a digest, so they are mixed as they are; a sum of plain multiples would forget their order.
     """
-    parts = np.frombuffer(keys, dtype=np.uint32).astype(np.uint64)
-    parts += _ONE  # 0 stands for no path
-    parts *= parts + (_MULTIPLES[: len(parts)] if len(parts) <= len(_MULTIPLES) else _multiples(len(parts)))
-    return parts.cumsum()
+    sizes = np.array([len(keys) // PREFIX_KEY_BYTES for keys in prompts])
+    starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
+    parts = np.frombuffer(b"".join(prompts), dtype=np.uint32).astype(np.uint64)
+    parts += np.uint64(1)  # 0 stands for no path
+    places = np.arange(1, len(parts) + 1, dtype=np.uint64) - starts.astype(np.uint64)
+    parts *= parts + places * np.uint64(_ODD)
+    sums = parts.cumsum()
+    paths: Paths = sums - (sums - parts)[starts]
+    return paths
+
+
+def _first_path(begin: bytes) -> int:
+    """As `_paths_of` has it, of a first block's key."""
+    part = int.from_bytes(begin, "little") + 1
+    return part * (part + _ODD) & _64_BITS
