@@ -15,6 +15,8 @@ KEEP_S = 600.0
 KEEP_BYTES = 16 << 20
 SEGMENT_S = 15.0
 SEGMENT_BYTES = KEEP_BYTES // 16
+MOST_SNAPSHOT_BYTES = KEEP_BYTES // 4
+"""A segment's records take as much as its snapshot, or this much: a long queue's is costly to make and to keep."""
 
 
 class Segment:
@@ -24,12 +26,22 @@ class Segment:
         self.begin_s = snapshot.clock_s
         self.snapshot = b"".join(frame(encode(snapshot)))
         self.records: list[bytes] = []
-        self.num_bytes = len(self.snapshot)
+        self.record_bytes = 0
 
     def add(self, encoded: bytes) -> None:
         for chunk in frame(encoded):
             self.records.append(chunk)
-            self.num_bytes += len(chunk)
+            self.record_bytes += len(chunk)
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.snapshot) + self.record_bytes
+
+    def is_full(self, now_s: float) -> bool:
+        """True once the next record belongs to another segment."""
+        if self.record_bytes < min(len(self.snapshot), MOST_SNAPSHOT_BYTES):
+            return False
+        return now_s - self.begin_s >= SEGMENT_S or self.record_bytes >= SEGMENT_BYTES
 
     def close(self) -> None:
         """No record follows: one piece is quicker to send than thousands."""
@@ -63,7 +75,7 @@ class FlightRecorder(Sink):
         newest.add(encoded)
         if self._files is not None:
             self._write_file(self._files, record, encoded)
-        if record.end_s - newest.begin_s >= SEGMENT_S or newest.num_bytes >= SEGMENT_BYTES:
+        if newest.is_full(record.end_s):
             newest.close()
             self._begin()
             self._forget(record.end_s)
