@@ -17,6 +17,8 @@ KEEP_BYTES = 16 << 20
 """Of records, in memory that is taken at the start: taken as they come, it would grow for minutes."""
 SEGMENT_S = 15.0
 SEGMENT_BYTES = KEEP_BYTES // 16
+MOST_SNAPSHOT_BYTES = KEEP_BYTES // 4
+"""A segment's records take as much as its snapshot, or this much: a long queue's is costly to make and to keep."""
 
 
 class Segment(NamedTuple):
@@ -56,10 +58,17 @@ class FlightRecorder(Sink):
             self._keep(chunk)
         if self._files is not None:
             self._write_file(self._files, record, encoded)
-        newest = self._segments[-1]
-        if record.end_s - newest.begin_s >= SEGMENT_S or self._end - newest.begin >= SEGMENT_BYTES:
+        if self._is_full(record.end_s):
             self._begin()
         self._forget(record.end_s)
+
+    def _is_full(self, now_s: float) -> bool:
+        """True once the next record belongs to another segment."""
+        newest = self._segments[-1]
+        num_bytes = self._end - newest.begin
+        if num_bytes < min(len(newest.snapshot), MOST_SNAPSHOT_BYTES):
+            return False
+        return now_s - newest.begin_s >= SEGMENT_S or num_bytes >= SEGMENT_BYTES
 
     def _keep(self, chunk: bytes) -> None:
         """Write over the oldest bytes. Of a chunk that is longer than all memory nothing counts: it ends a segment."""

@@ -108,6 +108,25 @@ def test_its_memory_is_taken_at_the_start() -> None:
     assert sizes[0] >= flight_recorder.KEEP_BYTES and sizes[1] < 1.02 * sizes[0]
 
 
+def test_a_long_queue_leaves_room_for_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The snapshot of a thousand that wait is larger than a segment; it must not be made after each step."""
+    monkeypatch.setattr(flight_recorder, "SEGMENT_BYTES", 2_000)
+    monkeypatch.setattr(flight_recorder, "KEEP_BYTES", 2_000_000)
+    served = engine()
+    num_made = 0
+
+    def snapshot() -> Snapshot:
+        nonlocal num_made
+        num_made += 1
+        return served.snapshot()
+
+    recorder = FlightRecorder(snapshot)
+    records = run(recorder, served, 300)
+    assert len(encode(served.snapshot())) > flight_recorder.SEGMENT_BYTES
+    kept = [message for message in messages(recorder) if isinstance(message, StepRecord)]
+    assert num_made < len(records) / 3 and len(kept) > len(records) / 2
+
+
 def test_a_link_that_comes_back_fills_what_was_missed_and_repeats_nothing() -> None:
     served, history = engine(), History()
     recorder = FlightRecorder(served.snapshot)
