@@ -169,9 +169,8 @@ def _ends_in_tokens(batch: Batch, limits: Limits) -> bool:
 
 
 def only_decodes(batch: Batch) -> bool:
-    """Whether a step admits nobody and decodes one token of each row."""
-    decoded = batch.columns[FLAGS, batch.busy] == DECODED
-    return not batch.planned.admissions and np.count_nonzero(decoded) == batch.plan.num_rows
+    """Whether a step that gives every row one token had but one to compute of each."""
+    return batch.planned.decode_tokens == batch.plan.num_rows
 
 
 def block_needs(state: State, outlook: Outlook, turns: int) -> Needs:

@@ -424,7 +424,9 @@ def _run(engine: Engine, worker: SimWorker, outlook: Outlook, needs: Needs, time
     events, deferrals = observer.take_events(), observer.take_deferrals()
     columns = table.data[: len(COLUMNS), :size].copy()
     begun = _begun(engine, outlook, times)
-    gained = sum([step.gained for step in begun], Counter[str]())
+    gained = Counter[str]()
+    for step in begun:
+        gained.update(step.gained)
     changed_before = state.kv.pool.take_changes()
     told = _turns_told(outlook, turns)
     new_blocks = take_blocks(state, needs, told[-2] + 1 if len(told) > 1 else 0)
@@ -472,7 +474,7 @@ def _begun(engine: Engine, outlook: Outlook, times: Times) -> list[Begun]:
     fresh = np.isnan(table.last_s[: table.size])
     for turn, batch in enumerate(engine.scheduler.state.under_way):
         planned, plan, firsts, gained = batch.planned, batch.plan, [], Counter[str]()
-        if planned.decode_tokens < plan.num_rows:
+        if not only_decodes(batch):
             rows = (fresh & (outlook.tells == turn)).nonzero()[0].tolist()
             firsts = note_first_tokens(table, rows, times.turns_s.item(turn + 1))
             gained = observer.admitted(planned)
