@@ -19,10 +19,20 @@ MOST_TURNS = 1000
 
 
 class CopyClock(RecordedClock):
-    """Moves on by itself while an engine waits for a copy or a request; a step ends when the recording says."""
+    """Moves on by itself while an engine waits for a copy, up to `until_s`, when something came of which no record yet
+    tells; a step ends when the recording says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.until_s = 0.0
+        self.num_in_vain = 0
 
     def skip_to(self, time_s: float) -> bool:
-        self.clock_s = max(self.clock_s, time_s)
+        """Raises `ValueError` where nothing that is recorded ever ends the wait."""
+        before_s, self.clock_s = self.clock_s, max(self.clock_s, min(time_s, self.until_s))
+        self.num_in_vain = self.num_in_vain + 1 if self.clock_s == before_s else 0
+        if self.num_in_vain > MOST_TURNS:
+            raise ValueError("a wait without end")
         return True
 
 
@@ -67,12 +77,16 @@ class HostDriver(Driver):
             return ""
         return "clients may have sent outputs again as prompts, of which no recording tells what the memory has"
 
+    def _abort(self, number: int, at_s: float) -> None:
+        """Time may have passed between it and the record that tells of it."""
+        self.engine.abort(number)
+
     def play(self, record: StepRecord, following: Sequence[StepRecord]) -> StepRecord | None:
         engine, ran = self.engine, [each for each in following if each.executed]
         self.arrivals.add(record.arrivals)
         self._has_clients |= any(arrival.client_wait_s is not None for arrival in record.arrivals)
         self._outside(msgspec.structs.replace(record, arrivals=(), deferrals=()))
-        self.clock.end_s = record.end_s
+        self.clock.until_s, self.clock.end_s = record.start_s, record.end_s
         engine.paused = record.paused
         self._set_results(record, ran[0] if ran else None)
         if engine.paused and record.executed:

@@ -145,12 +145,15 @@ class Driver:
             self._submit(arrival, reasons.get(arrival.number))
         for finish in record.finishes:
             if finish.reason == FinishReason.ABORT:
-                self.clock.clock_s = record.start_s
-                self.engine.abort(finish.number)
+                self._abort(finish.number, record.start_s)
         for deferral in record.deferrals:
             request = self.engine.scheduler.state.requests.get(deferral.number)
             if not deferral.reason and request is not None and request.deferred is not Limiter.STALE_OUTPUT:
                 self.engine.scheduler.make_ready(deferral.number)
+
+    def _abort(self, number: int, at_s: float) -> None:
+        self.clock.clock_s = at_s
+        self.engine.abort(number)
 
     def _turn_knobs(self, record: StepRecord) -> None:
         values = {change.name: change.new for change in record.knobs}

@@ -80,6 +80,11 @@ def test_every_shared_case_of_the_second_set_is_equal(path: Path) -> None:
         ({"kv_groups": ["full", {"mamba": "align", "block_size": 8}]}, [], "all groups need one block size"),
         ({"kv_groups": ["half"]}, [], "'half' is not a group"),
         ({"prefix_cache_retention_interval": 24}, [], "must be 0 or a multiple of 16"),
+        (
+            {"pipeline_depth": 2, "num_speculative_tokens": 2},
+            [],
+            "drafts over pipeline stages need async scheduling",
+        ),
         ({"kv_connector": {"role": "kv_producer"}, "async_scheduling": True}, [], "needs one batch at a time"),
     ],
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from schedtop.engine.contract.config import SchedulerConfig
+from schedtop.engine.contract.kv_groups import KVGroup
 from schedtop.engine.golden.case import Case, CaseRequest, CaseStep
 from schedtop.engine.golden.replay import CaseRun
 
@@ -93,6 +94,15 @@ def test_a_draft_makes_no_request_impossible() -> None:
     """Alone in the pool, the last block it needs is its own even where drafts would need one more."""
     steps = replay([CaseRequest("a", 0, 5, [(1, 12)])], num_blocks=4, num_speculative_tokens=4)
     assert steps[-1].finished == ["a"] and not any(step.preempted for step in steps)
+
+
+def test_a_state_that_no_chunk_reaches_holds_nobody_up() -> None:
+    """A chunk of 8 tokens never holds a block of 16, at whose end a state is kept: it ends where it must."""
+    groups = ("full", KVGroup(mamba="align"))
+    limits = {"kv_groups": groups, "block_size": 16, "max_num_batched_tokens": 8, "max_num_seqs": 2}
+    steps = replay([CaseRequest("a", 0, 2, [(1, 40)])], **limits)
+    assert [tokens for step in steps for _, tokens, _ in step.scheduled] == [8] * 5 + [1]
+    assert steps[-1].finished == ["a"]
 
 
 def test_a_victim_that_got_a_block_in_the_same_step_leaves_nothing_in_the_plan() -> None:
