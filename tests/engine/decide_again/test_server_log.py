@@ -65,7 +65,10 @@ def test_a_late_recording_of_a_server_that_was_never_idle_is_refused(tmp_path: P
             for record in records[10:]:
                 state.apply(record)
                 writer.write(record)
-    with Recording(tmp_path / "late.rec") as recording, pytest.raises(RecordingError, match="was never idle after it"):
+    with (
+        Recording(tmp_path / "late.rec") as recording,
+        pytest.raises(RecordingError, match="was never idle after it"),
+    ):
         verify_recording(recording)
 
 
