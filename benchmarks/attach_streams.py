@@ -7,8 +7,8 @@ pair. Printed: output tokens per second and the gap between tokens (p50) of each
 their quartiles, and whether all texts are identical. Exit code 1: they are not, though those of the server
 without the hook are among themselves.
 
-In bfloat16 a token's rounding depends on who shares its batch, so that a server does not repeat itself. Hence float32
-and no prefix cache: every round computes the same.
+In bfloat16 a token's rounding may depend on who shares its batch, and on what the prefix cache holds. Hence float32
+and no prefix cache.
 """
 
 from __future__ import annotations

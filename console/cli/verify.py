@@ -53,6 +53,10 @@ def command(ctx: click.Context, /, files: tuple[Path, ...], as_json: bool) -> No
 
 
 def _is_recording(path: Path) -> bool:
+    if path.is_dir():
+        from schedtop.console.cli.flights import is_flight
+
+        return is_flight(path)
     if odd_file(path):
         return False
     try:

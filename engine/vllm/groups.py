@@ -54,7 +54,7 @@ def block_size_of(scheduler: Any) -> int:
     """Tokens of a block: of several groups the smallest, as the scheduler's own is a multiple of all."""
     specs = specs_of(scheduler)
     sizes = [spec.block_size for spec in specs if len(specs) > 1 and "mamba" not in entry_of(spec, 0)]
-    return min(sizes, default=scheduler.block_size)
+    return int(min(sizes, default=scheduler.block_size))
 
 
 def keys_are_blocks(scheduler: Any) -> bool:

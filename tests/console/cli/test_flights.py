@@ -91,6 +91,7 @@ def test_a_killed_engine_leaves_all_but_its_last_second(home: Home) -> None:
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in flight.iterdir())
     found = home.run("info", str(flight), "--json")
     assert found.returncode == 0, found.stderr
+    assert " equal (" in home.run("verify", str(flight)).stdout
     with Recording(flight / "flight.schedtop") as recording:
         kept = list(recording.records(0, recording.num_records))
         assert not recording.truncated and kept[0].seq == 1
