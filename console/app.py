@@ -242,7 +242,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
         if outcome is not None:
             self.front.say(outcome.text, "ok" if outcome.level == "info" else "warn")
         self.front.paint()
-        if self.screen is self.front and isinstance(self.focused, Panel):
+        if self.screen_stack[-1:] == [self.front] and isinstance(self.focused, Panel):
             self.cursor_position = self.focused.cursor_place
 
     def answer_key(self, action: str) -> None:

@@ -110,3 +110,10 @@ def test_a_drawn_line_is_freed_without_the_collector_of_cycles() -> None:
         assert kept() == before
     finally:
         gc.enable()
+
+
+async def test_a_frame_that_is_due_when_the_screens_are_gone_is_left_out() -> None:
+    async with seated() as seat:
+        pass
+    assert not seat.app.screen_stack
+    seat.app.paint()
