@@ -137,7 +137,13 @@ def _outcomes(runs: Mapping[str, Scenario], slo: Slo | None, jobs: int) -> Itera
         return
     pool = ProcessPoolExecutor(min(jobs, len(runs) or 1), multiprocessing.get_context("spawn"), _join_parent)
     try:
-        futures: list[Future[SweepRun]] = [pool.submit(_run, key, scenario, slo) for key, scenario in runs.items()]
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # processes start with it blocked, too
+        try:
+            futures: list[Future[SweepRun]] = [
+                pool.submit(_run, key, scenario, slo) for key, scenario in runs.items()
+            ]
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         for future in as_completed(futures):
             yield future.result()
     except BrokenProcessPool:
@@ -161,8 +167,7 @@ def _run(key: str, scenario: Scenario, slo: Slo | None) -> SweepRun:
 
 
 def _join_parent() -> None:
-    """A process of the sweep ends with its parent, however that ends, and leaves Ctrl+C to it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """A process of the sweep ends with its parent, however that ends."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
