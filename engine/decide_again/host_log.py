@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from schedtop.engine.contract.telemetry import Arrival, Header, StepRecord
@@ -40,6 +41,7 @@ class Arrivals:
     """A source: requests come at the times at which they were recorded, as far as they are known."""
 
     def __init__(self) -> None:
+        self.description: dict[str, Any] = {}
         self._due: deque[Arrival] = deque()
 
     def add(self, arrivals: Sequence[Arrival]) -> None:
@@ -60,6 +62,8 @@ class Arrivals:
 
 class HostDriver(Driver):
     """As `Driver`, with a memory whose link has the recorded speed: what it holds follows from what is decided."""
+
+    clock: CopyClock
 
     def __init__(self, header: Header, path: str) -> None:
         super().__init__(header, path)
