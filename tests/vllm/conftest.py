@@ -43,6 +43,7 @@ class Server:
         program = [overlapping] if overlaps else ["-m", "vllm.entrypoints.cli.main"]
         command = [sys.executable, "-P", *program, "serve", MODEL]
         limits = ["--max-model-len", "2048", "--max-num-seqs", "16", "--max-num-batched-tokens", "512"]
+        limits += ["--dtype", "float32"]  # in bfloat16 an answer depends on who shares its batch
         where = ["--served-model-name", "m", "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
         environment = {
             "OMP_NUM_THREADS": "2",

@@ -110,8 +110,13 @@ class RandomRun:
             "watermark": rng.choice([0.0, 0.02]),
         }
         name = rng.choice(list(values))
-        typed = with_consequences({name: values[name]})
-        self.hook.commands.append(lambda hook: set_limits(hook, typed, "test"))
+
+        def turn(hook: Hook) -> None:  # the engine refuses a budget above the rows, which may be fewer by now
+            rows = self.scheduler.scheduler_config.max_num_batched_tokens
+            value = min(values[name], rows) if name == "max_num_scheduled_tokens" else values[name]
+            set_limits(hook, with_consequences({name: value}), "test")
+
+        self.hook.commands.append(turn)
 
     def _turn(self) -> None:
         scheduler = self.scheduler

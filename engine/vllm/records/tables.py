@@ -35,7 +35,7 @@ def grow(lives: Lives, output: Any, in_order: bool, fresh: set[str]) -> Growth:
     found = Growth([], [], [])
     tables = dict(new_tables(output))
     for name in tables if in_order else [name for name in output.num_scheduled_tokens if name in tables]:
-        gained, life = tables[name], lives.by_slot[int(lives.slots([name])[0])]
+        gained, life = tables[name], lives.by_id.get(name) or lives.by_slot[int(lives.slots([name])[0])]
         if name in fresh or not life.tables:
             life.tables = [GroupBlocks() for _ in gained]
             lives.columns[BLOCKS, life.slot] = 0
