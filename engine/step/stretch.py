@@ -199,7 +199,6 @@ class Stretch(msgspec.Struct, frozen=True):
                 end_s=end_s,
                 execute_s=executed_s[turn],
                 scheduled_tokens=tokens,
-                decode_tokens=record.decode_tokens or tokens,
                 input_rows=tokens + num_busy * self.slots,
                 rows=rows.tobytes(),
                 itl_s=itl_s,
@@ -225,6 +224,7 @@ class Stretch(msgspec.Struct, frozen=True):
         record = msgspec.structs.replace(
             self.common,
             planned_s=self.times.turns_s.item(planned_in),
+            decode_tokens=int(np.add.reduce(rows[TOKENS])),
             blocks_in_use=self._in_use(planned_in),
             grown=np.stack([rows[0, grown], np.ones_like(grown)], axis=1).astype(np.int32).tobytes(),
             grown_blocks=packed(self.new_blocks[begin:end]),

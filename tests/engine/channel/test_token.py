@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from schedtop.engine.channel import ChannelClient, ChannelError, ChannelServer
 from schedtop.engine.channel.protocol import Loopback, parse_address
-from schedtop.engine.channel.token_file import ensure_token
+from schedtop.engine.channel.token_file import VARIABLE, ensure_token
 from schedtop.engine.contract import telemetry as t
 
 TCP = "tcp:127.0.0.1:0"
@@ -54,13 +54,14 @@ def test_whoever_gives_the_token_joins(tcp: ChannelServer, tmp_path: Path, own_t
 
 @pytest.mark.parametrize("given", [None, "wrong", "é" * 40])
 def test_without_the_token_nobody_joins_and_the_refusal_names_it(
-    tcp: ChannelServer, tmp_path: Path, own_token: Path, given: str | None
+    tcp: ChannelServer, tmp_path: Path, own_token: Path, given: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / "other"
     if given:
         other.touch(mode=0o600)
         other.write_text(given)
-    with ChannelClient.connect(tcp.address, token_file=str(other)) as client:
+    monkeypatch.setenv(VARIABLE, str(other))
+    with ChannelClient.connect(tcp.address) as client:
         client.send(t.Drain(1, now=True))
         commands: list[object] = []
         for _ in range(20):

@@ -46,7 +46,7 @@ def test_idle_connections_take_neither_descriptors_nor_the_page(port: int) -> No
     for sock in idle[:-MOST_CONNECTIONS]:
         while sock.recv(4096):  # each was hung up on
             pass
-    assert descriptors() <= before + len(idle) + MOST_CONNECTIONS + 2
+    assert descriptors() < before + len(idle) + 2 * MOST_CONNECTIONS  # not one at this end for each of them
     assert sum(thread.name.startswith("Thread-") for thread in threading.enumerate()) <= MOST_CONNECTIONS + 4
     for sock in idle:
         sock.close()

@@ -180,6 +180,14 @@ def test_a_stretch_ends_before_an_arrival_and_the_next_begins_with_it() -> None:
     assert not any(record.arrivals or record.admissions or record.ttft_s for record in others)
 
 
+def test_a_stretch_that_begins_with_prompts_alone_has_no_decode_in_its_first_step() -> None:
+    source = Script([ask("a", 12, outputs=20), ask("b", 3, outputs=20, arrival_s=0.4)])
+    engine = engine_of(source=source, num_blocks=32, max_num_batched_tokens=10)
+    step(engine)
+    first, second, *_ = stretch_of(engine).records()
+    assert [(each.prefill_tokens, each.decode_tokens) for each in (first, second)] == [(5, 0), (0, 2)]
+
+
 def test_an_arrival_whose_prompt_takes_several_steps_is_planned_once() -> None:
     source = Script([ask("a", 3, outputs=20), ask("b", 30, arrival_s=2.0)])
     engine = engine_of(source=source, num_blocks=32, max_num_batched_tokens=10)
