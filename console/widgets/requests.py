@@ -119,7 +119,8 @@ f keeps the selected request in sight, F keeps the order while values go on chan
     def _empty(self) -> list[Line]:
         palette = self.view.palette
         if not self.view.history.synced:
-            return [Line().add(" The engine is loading", palette["muted"])]
+            ended = self.view.history.bye is not None
+            return [Line().add(" No requests" if ended else " The engine is loading", palette["muted"])]
         if self.filter:
             return [Line().add(f" nothing matches {self.filter.words}; Esc clears the filter", palette["muted"])]
         return [

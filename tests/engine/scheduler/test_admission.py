@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
 import pytest
 from schedtop.engine.contract.config import SchedulerConfig
 from schedtop.engine.contract.kv_groups import KVGroup
-from schedtop.engine.golden.case import Case, CaseRequest, CaseStep
+from schedtop.engine.golden.case import Case, CaseKnob, CaseRequest, CaseStep
 from schedtop.engine.golden.replay import CaseRun
 
 from tests.engine.scheduler.plain import plain_run, plainly
@@ -16,10 +17,10 @@ from tests.engine.scheduler.plain import plain_run, plainly
 MOST_STEPS = 200
 
 
-def replay(requests: list[CaseRequest], **config: Any) -> list[CaseStep]:
+def replay(requests: list[CaseRequest], knobs: Sequence[CaseKnob] = (), **config: Any) -> list[CaseStep]:
     """Every step, equal in the real and the plain scheduler."""
     settings = {"block_size": 4, "num_blocks": 16, "max_model_len": 100, **config}
-    case = Case(config=SchedulerConfig(**settings), requests=requests)
+    case = Case(config=SchedulerConfig(**settings), requests=requests, knobs=[*knobs])
     steps = list(islice(CaseRun(case).steps(), MOST_STEPS))
     assert len(steps) < MOST_STEPS, f"{steps[-1].waiting} wait for ever"
     plain = list(islice(plain_run(case).steps(), MOST_STEPS))
@@ -94,6 +95,16 @@ def test_a_draft_makes_no_request_impossible() -> None:
     """Alone in the pool, the last block it needs is its own even where drafts would need one more."""
     steps = replay([CaseRequest("a", 0, 5, [(1, 12)])], num_blocks=4, num_speculative_tokens=4)
     assert steps[-1].finished == ["a"] and not any(step.preempted for step in steps)
+
+
+def test_under_a_window_a_chunk_larger_than_the_pool_is_shortened() -> None:
+    """The budget that began fits the pool beside the window; what it is raised to does not."""
+    raised = CaseKnob(2, {"max_num_batched_tokens": 64})
+    config = {"sliding_window": 8, "num_blocks": 8, "max_num_batched_tokens": 8}
+    steps = replay([CaseRequest("a", 0, 1, [(1, 90)])], [raised], **config)
+    chunks = [tokens for step in steps for _, tokens, _ in step.scheduled]
+    assert chunks[:2] == [8, 8] and sum(chunks) == 90
+    assert 8 < max(chunks) <= 8 * 4
 
 
 def test_a_state_that_no_chunk_reaches_holds_nobody_up() -> None:
