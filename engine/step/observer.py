@@ -364,8 +364,9 @@ class Observer:
             counts["drafts"] += int(np.count_nonzero(plan.drafts))
             counts["accepted_draft_tokens"] += settled.accepted_drafts
         counts["busy_s"] += timing.end_s - timing.start_s
-        for name, more in self.admitted(planned).items():
-            counts[name] += more
+        if planned.started or planned.admissions:
+            for name, more in self.admitted(planned).items():
+                counts[name] += more
 
     def admitted(self, planned: PlannedStep) -> Counter[str]:
         """What the totals gain by a step's admissions."""
