@@ -20,7 +20,8 @@ from schedtop.engine.handoff.request import Request
 from schedtop.engine.offline.headless import Ahead, run_through
 from schedtop.engine.sim.spec import PREFIX, SimDevice
 from schedtop.engine.step.engine import Engine
-from schedtop.engine.step.stretch import MOST_OUTPUTS, Stretch, records_of
+from schedtop.engine.step.stretch.run import MOST_OUTPUTS
+from schedtop.engine.step.stretch.stretch import Stretch, records_of
 from schedtop.engine.workload.source import Source
 
 ROUNDING_S = 1e-9

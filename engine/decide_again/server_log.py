@@ -58,7 +58,7 @@ class ServerDriver(Driver):
         engine = self.engine
         engine.scheduler = Scheduler(config_at(engine.header, snapshot))
         engine.observer = Observer(engine.scheduler)
-        engine.observer.skip(snapshot.step, snapshot.totals, [])
+        engine.observer.begin_at(snapshot.step, snapshot.totals)
         take_up(engine.scheduler, snapshot, records, engine.header.block_size)
         engine.knobs.update(snapshot.knobs)
         engine.knobs_version = snapshot.knobs_version

@@ -12,7 +12,7 @@ from schedtop.engine.contract.latencies.slo import served
 from schedtop.engine.contract.telemetry import Arrival, Snapshot, StepRecord
 
 if TYPE_CHECKING:
-    from schedtop.engine.step.stretch import Requests
+    from schedtop.engine.step.stretch.stretch import Requests
 
 
 class ClientLatencies:

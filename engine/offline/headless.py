@@ -20,7 +20,8 @@ from schedtop.engine.offline.stop_signals import StopSignals
 from schedtop.engine.serving.sinks import open_sinks
 from schedtop.engine.step.engine import Engine
 from schedtop.engine.step.garbage import calm_collector
-from schedtop.engine.step.stretch import MOST_OUTPUTS, Stretch, run_stretch
+from schedtop.engine.step.stretch.run import MOST_OUTPUTS, run_stretch
+from schedtop.engine.step.stretch.stretch import Stretch
 from schedtop.engine.workload.presets import BY_NAME
 
 DEFAULT_DURATION_S = 60.0

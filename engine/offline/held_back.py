@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from schedtop.engine.contract.telemetry import FinishReason, Refusal, StepRecord
 
 if TYPE_CHECKING:
-    from schedtop.engine.step.stretch import Requests
+    from schedtop.engine.step.stretch.stretch import Requests
 
 _NUMBER = re.compile(r"\d[\d,]*")
 

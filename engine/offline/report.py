@@ -32,7 +32,7 @@ from schedtop.engine.offline.held_back import HeldBack
 from schedtop.engine.offline.report_text import duration_text, percent_text, report_text
 
 if TYPE_CHECKING:
-    from schedtop.engine.step.stretch import Requests, Stretch
+    from schedtop.engine.step.stretch.stretch import Requests, Stretch
 
 __all__ = ["SHARES", "Report", "duration_text", "percent_text", "report_text"]
 
@@ -119,10 +119,9 @@ class Report:
         """Take in the next record, or many steps at once."""
         self.totals = record.totals
         self.clock_s = record.end_s
-        if record.itl_s:
-            self._itl_s.add_bytes(record.itl_s)
-        self._running = record.running
+        self._running, self._waiting = record.running, record.waiting
         if isinstance(record, StepRecord):
+            self._itl_s.add_bytes(record.itl_s)
             self._add_requests(record)
             self._add_step(record)
         else:
@@ -153,7 +152,6 @@ class Report:
         self._lives.move(record)
 
     def _add_step(self, record: StepRecord) -> None:
-        self._waiting = record.waiting
         self._encoder_tokens += record.encoder_tokens
         if record.host_blocks:
             self._peak_host_blocks = max(self._peak_host_blocks, record.host_blocks[0])
@@ -164,12 +162,12 @@ class Report:
 
     def _add_stretch(self, stretch: Stretch) -> None:
         """Rows got one output in each step."""
-        self._waiting = stretch.common.waiting
-        for delivered, end_s in stretch.deliveries():
+        for numbers, gaps_s in stretch.gaps():
+            self._itl_s.add_bytes(gaps_s.tobytes())
+            if self.slo is not None and self.slo.itl_s is not None:
+                self._lives.keep(np.tile(numbers, len(gaps_s)), gaps_s.ravel())
+        for delivered, end_s in stretch.delivered:
             self._lives.deliver(delivered, end_s)
-        if self.slo is not None and self.slo.itl_s is not None:
-            numbers, gaps_s = stretch.columns[0], np.frombuffer(stretch.itl_s, dtype=np.float32)
-            self._lives.keep(np.tile(numbers, len(gaps_s) // max(1, len(numbers))), gaps_s)
 
     def close(self, clock_s: float) -> None:
         """The run went on to `clock_s`, if it did not end later than that."""

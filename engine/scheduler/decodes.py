@@ -24,6 +24,7 @@ from schedtop.engine.scheduler.settle import finish
 
 Floats = npt.NDArray[np.float64]
 Gaps = npt.NDArray[np.float32]
+Rounds = list[tuple[int, slice | RowArray]]
 
 NUMBER, TOKENS, DRAFTS, BEFORE, FLAGS = (
     ROW_FIELDS.index(name) for name in ("request", "tokens", "drafts", "computed", "flags")
@@ -34,18 +35,18 @@ DECODED = int(RowFlag.DECODE | RowFlag.SAMPLED)
 class Outlook(msgspec.Struct, frozen=True):
     """What lies ahead if nobody arrives or intervenes and blocks last: `turns` turns in which rows decode.
 
-    Row i is planned in turn `plans[i]` and again every `period` turns, `left[i]` times at most, and told in turn
-    `tells[i]` and every `period` turns, one token each time; `coming[i]` of these were planned before. A request ends
-    in the last turn only. `head` waits all the while, for its reason. `ahead`: rows are planned before their results
-    are here. A step is told `lag` turns after it was planned; `presents` are the rows of those under way. `rounds` are
-    the rows that are told together, and in which turn first.
+    `num_under_way` steps are under way. Row i is planned in turn `plans[i]` and again every `period` turns, `left[i]`
+    times at most, and told in turn `tells[i]` and every `period` turns, one token each time; `coming[i]` of these were
+    planned before. A request ends in the last turn only. `head` waits all the while, for its reason. `ahead`: rows are
+    planned before their results are here. A step is told `lag` turns after it was planned. `rounds` are the rows that
+    are told together, and in which turn first.
     """
 
     turns: int
     period: int
     lag: int
-    presents: list[Present]
-    rounds: list[tuple[int, slice | RowArray]]
+    num_under_way: int
+    rounds: Rounds
     plans: IntArray
     tells: IntArray
     coming: IntArray
@@ -56,7 +57,7 @@ class Outlook(msgspec.Struct, frozen=True):
     @property
     def first(self) -> int:
         """The first turn whose step is not yet planned."""
-        return len(self.presents) - self.lag
+        return self.num_under_way - self.lag
 
     def times_planned(self, turns: int) -> IntArray:
         """How often each row is planned in the first `turns` turns."""
@@ -81,42 +82,84 @@ class Needs(msgspec.Struct, frozen=True):
 
 def decodes_ahead(state: State) -> Outlook | None:
     """What lies ahead between two turns; None if the next one does not decode one token of every row, or does more."""
-    table, limits, size = state.table, state.limits, state.table.size
-    if not size or state.config.pooling:
+    table, size = state.table, state.table.size
+    if not size or state.config.pooling or not state.kv.at_once:
         return None
-    if table.has_drafts or limits.num_speculative_tokens or table.num_with_stops or not state.kv.at_once:
+    if table.has_drafts or state.limits.num_speculative_tokens:
         return None
     if state.encoder is not None and state.encoder.is_holding:
         return None
     presents = _presents(state)
     if presents is None:
         return None
-    ahead, period = state.config.async_scheduling, state.config.pipeline_depth
     tells, coming = _results(size, presents)
-    if np.count_nonzero(coming if ahead else table.decoding[:size] | coming) < size:
+    if np.count_nonzero(coming if state.config.async_scheduling else table.decoding[:size] | coming) < size:
         return None
-    lag = state.config.max_concurrent_batches - 1
-    first = len(presents) - lag
+    return _look_ahead(state, len(presents), tells, coming, _rounds(tells))
+
+
+def go_on(state: State, outlook: Outlook, turns: int, ended: list[int], begun: Batch | None) -> Outlook | None:
+    """What lies ahead after so many turns, in the last of which these rows ended; `begun` was planned with newcomers.
+
+    None as of `decodes_ahead`.
+    """
+    size, lag = state.table.size, outlook.lag
+    if not size:
+        return None
+    if outlook.period > 1:
+        told = outlook.times_told(turns)
+        tells = outlook.tells + outlook.period * told - turns
+        coming = outlook.coming + outlook.times_planned(turns) - told
+        if ended:
+            stays = np.ones(len(tells), dtype=bool)
+            stays[ended] = False
+            tells, coming = tells[stays], coming[stays]
+        return _look_ahead(state, lag, tells, coming, _rounds(tells))
+    tells, coming = np.zeros(size, dtype=np.int32), np.full(size, lag, dtype=np.int32)
+    rounds: Rounds = [(0, slice(0, size))]
+    if begun is None:
+        return _look_ahead(state, lag, tells, coming, rounds)
+    if not ends_in_tokens(begun, state.limits) or not (lag or isinstance(begun.busy, slice)):
+        return None
+    old = size - len(begun.planned.started)
+    coming[old:] = 0
+    coming[begun.busy] += 1
+    if lag and old < size:
+        tells[old:] = lag
+        rounds = [(0, slice(0, old)), (lag, slice(old, size))]
+    return _look_ahead(state, lag + 1, tells, coming, rounds)
+
+
+def _look_ahead(
+    state: State, num_under_way: int, tells: IntArray, coming: IntArray, rounds: Rounds
+) -> Outlook | None:
+    table, limits, config, size = state.table, state.limits, state.config, state.table.size
+    if table.num_with_stops:
+        return None
+    ahead, period, lag = config.async_scheduling, config.pipeline_depth, config.max_concurrent_batches - 1
+    most, plans = size, tells
     if period > 1:
         plans = tells if ahead else (tells + 1) % period
-    elif len(presents) > 1 and np.count_nonzero(tells + coming != len(presents)):
-        return None  # a budget has held rows back meanwhile
-    else:
-        plans = np.full(size, first, dtype=np.int32)
-    most = size if period == 1 else int(np.bincount(plans).max())
-    if most > limits.token_budget or most * (1 + state.config.draft_slots) > limits.input_budget:
+        most = int(np.bincount(plans).max())
+    if most > limits.token_budget or most * (1 + config.draft_slots) > limits.input_budget:
         return None
     head = deferred_head(state)
     if state.waiting.ready:
         table.tokens[:size] = 1 if period == 1 else plans == np.bincount(plans).argmax()
         # Only limits hold still: blocks run out, and the reason with them.
         head = AdmissionPass(state, PlannedStep(0.0)).stop_before_look()
-        if head is None or (state.under_way and head.reason is not Limiter.SEQUENCE_CAP):
+        if head is None or (num_under_way and head.reason is not Limiter.SEQUENCE_CAP):
             return None
-    left = table.stop_at[:size] - table.num_tokens[:size] - coming
-    # Planned ahead, a row whose last output is under way is passed over, in the turn that ends it.
-    turns = int(np.minimum.reduce(left + len(presents) if period == 1 else plans + period * left + ahead))
-    return Outlook(turns, period, lag, presents, _rounds(tells), plans, tells, coming, left, ahead, head)
+    to_come = table.stop_at[:size] - table.num_tokens[:size]
+    left = to_come - coming
+    if period > 1:
+        # Planned ahead, a row whose last output is under way is passed over, in the turn that ends it.
+        turns = int(np.minimum.reduce(plans + period * left + ahead))
+    else:
+        turns = int(np.minimum.reduce(to_come + tells if len(rounds) > 1 else to_come))
+        if num_under_way > 1 and np.count_nonzero((tells + coming < num_under_way) & (left > 0)):
+            return None  # a budget has held rows back meanwhile
+    return Outlook(turns, period, lag, num_under_way, rounds, plans, tells, coming, left, ahead, head)
 
 
 def _presents(state: State) -> list[Present] | None:
@@ -126,7 +169,7 @@ def _presents(state: State) -> list[Present] | None:
         return None
     several = config.pipeline_depth > 1 or state.loads is not None
     for batch in state.under_way:
-        if not _ends_in_tokens(batch, state.limits):
+        if not ends_in_tokens(batch, state.limits):
             return None
         if not (only_decodes(batch) if several else batch.plan.num_rows):
             return None
@@ -148,7 +191,7 @@ def _results(size: int, presents: list[Present]) -> tuple[IntArray, IntArray]:
     return tells, coming
 
 
-def _rounds(tells: IntArray) -> list[tuple[int, slice | RowArray]]:
+def _rounds(tells: IntArray) -> Rounds:
     turns = range(int(np.maximum.reduce(tells)) + 1)
     if len(turns) == 1:
         return [(0, slice(0, len(tells)))]
@@ -156,7 +199,7 @@ def _rounds(tells: IntArray) -> list[tuple[int, slice | RowArray]]:
     return [(turn, rows) for turn, rows in rounds if rows.size]
 
 
-def _ends_in_tokens(batch: Batch, limits: Limits) -> bool:
+def ends_in_tokens(batch: Batch, limits: Limits) -> bool:
     """Whether a step gives every row one token and sends nobody away, planned under the present budgets."""
     planned, plan = batch.planned, batch.plan
     if (planned.token_budget, planned.input_budget) != (limits.token_budget, limits.input_budget):
@@ -165,7 +208,7 @@ def _ends_in_tokens(batch: Batch, limits: Limits) -> bool:
         return False
     if plan.draft_token_ids is not None or plan.encoder_tokens:
         return False
-    return bool(plan.samples.all())
+    return np.count_nonzero(plan.samples) == len(plan.samples)
 
 
 def only_decodes(batch: Batch) -> bool:
@@ -230,10 +273,10 @@ def take_blocks(state: State, needs: Needs, last: int) -> list[int]:
 def deliver(table: RequestTable, outlook: Outlook, sampled: list[IntArray], gaps_s: Gaps, ends_s: Floats) -> None:
     """Give the rows of each round their outputs (times, rows), `gaps_s` (turns, rows) apart, at the ends of turns."""
     period = outlook.period
-    for ids, (turn, rows) in zip(sampled, outlook.rounds, strict=True):
+    for ids, (turn, rows) in zip(sampled, outlook.rounds, strict=False):
         table.append_steps(rows, ids, gaps_s[turn::period, rows])
         table.last_s[rows] = ends_s[turn::period][-1]
-    table.decoding[: table.size] = 1
+        table.decoding[rows] = 1
 
 
 def advance(state: State, outlook: Outlook, turns: int) -> None:
@@ -249,7 +292,7 @@ def advance(state: State, outlook: Outlook, turns: int) -> None:
     order = (first[rows] + outlook.period * nth).argsort(kind="stable")
     computed += planned
     if outlook.lag:
-        np.subtract(outlook.coming + planned, told, out=table.in_flight[:size])
+        table.in_flight[:size] += planned - told
     if ahead:
         table.num_expected[:size] += planned
     if ahead and outlook.period > 1:
@@ -259,20 +302,19 @@ def advance(state: State, outlook: Outlook, turns: int) -> None:
     register(state, rows[order], known[order])
 
 
-def set_out_again(state: State, batches: list[Batch]) -> None:
-    """From now on these steps are under way."""
-    state.under_way.clear()
-    state.under_way.extend(batches)
+def land_prompts(table: RequestTable, batch: Batch) -> None:
+    """A step is told that may compute more than a token of a row: `advance` counts one of each."""
+    present = find_present(table, batch)
+    table.in_flight[present.rows] -= present.of(batch.plan.tokens) - 1
 
 
-def batch_of(table: RequestTable, planned: PlannedStep, columns: IntArray) -> Batch:
-    """The step of nothing but decoding that was planned with these columns."""
-    tokens = columns[TOKENS]
-    all_busy = np.count_nonzero(tokens) == table.size
-    busy: slice | RowArray = slice(0, table.size) if all_busy else tokens.nonzero()[0]
+def batch_of(ids: list[str], planned: PlannedStep, columns: IntArray, slots: IntArray, layout: int) -> Batch:
+    """The step of nothing but decoding that was planned with these columns; `ids` are its busy rows'."""
+    size, tokens = columns.shape[1], columns[TOKENS]
+    busy: slice | RowArray = slice(0, size) if len(ids) == size else tokens.nonzero()[0]
     rows = columns[:, busy]
     plan = StepPlan(
-        ids=table.ids.copy() if isinstance(busy, slice) else [table.ids[row] for row in busy.tolist()],
+        ids=ids,
         numbers=rows[NUMBER],
         tokens=rows[TOKENS],
         drafts=rows[DRAFTS],
@@ -283,12 +325,14 @@ def batch_of(table: RequestTable, planned: PlannedStep, columns: IntArray) -> Ba
         started=planned.started,
         gone=[],
     )
-    return Batch(plan, planned, columns, busy, table.slot[: table.size][busy].copy(), table.layout)
+    return Batch(plan, planned, columns, busy, slots[busy], layout)
 
 
-def end_decoded(state: State, end_s: float) -> list[Finish]:
-    """End those who have all their outputs, the last of which were delivered at `end_s`."""
+def end_decoded(state: State, are_done: bool, end_s: float) -> tuple[list[int], list[Finish]]:
+    """The rows that have all their outputs, if any may, and their ends; the last ones were delivered at `end_s`."""
     table, size = state.table, state.table.size
     state.gone = []  # as far as it was known when the last of the steps was planned
+    if not are_done:
+        return [], []
     ends = (table.num_tokens[:size] >= table.stop_at[:size]).nonzero()[0].tolist()
-    return finish(state, ends, set(), end_s) if ends else []
+    return ends, finish(state, ends, set(), end_s)

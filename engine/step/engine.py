@@ -132,11 +132,20 @@ class Engine:
         return self.apply_results()
 
     @property
+    def wakes_now(self) -> bool:
+        """There is something to take in (see `next_wake_s`)."""
+        wake_s = self.next_wake_s()
+        return wake_s is not None and wake_s <= self.clock_s
+
+    @property
+    def only_plans(self) -> bool:
+        """Nothing but planning lies between the arrivals and the results of a busy engine's turn."""
+        return self.stages is None and self.tier is None and self.scheduler.state.loads is None
+
+    @property
     def may_begin_turn(self) -> bool:
-        """Nothing but planning lies between the arrivals and the results of the next turn."""
-        state = self.scheduler.state
-        ready = self.has_work and len(state.under_way) == self._max_under_way - 1
-        return ready and self.stages is None and self.tier is None and state.loads is None
+        """`begin_turn` is half of the next turn."""
+        return self.only_plans and self.has_work and len(self._schedule_s) == self._max_under_way - 1
 
     def begin_turn(self) -> None:
         """Take in who has arrived, and plan: half a turn of a busy engine. The next one applies the results."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Iterable, Mapping, Set
 from itertools import chain
 
 import msgspec
@@ -156,7 +156,7 @@ class Observer:
             itl_s=settled.itl_s,
             ttft_s=tuple(settled.first_tokens),
             running=state.table.size,
-            waiting=self._num_waiting(),
+            waiting=self.num_waiting,
             oldest_wait_s=self._oldest_wait_s(timing.end_s),
             head=self.look_at(planned.head),
             blocks=self.blocks(),
@@ -174,7 +174,7 @@ class Observer:
             blocks_in_use=planned.blocks_in_use,
             totals=self.totals(),
             deferrals=self.take_deferrals(),
-            deferred=self._deferred(),
+            deferred=self.deferred(),
             planned_s=planned.now_s,
             grown_groups=grown_groups,
             group_blocks=state.kv.group_blocks,
@@ -258,7 +258,7 @@ class Observer:
             itl_s=b"",
             ttft_s=(),
             running=state.table.size,
-            waiting=self._num_waiting(),
+            waiting=self.num_waiting,
             oldest_wait_s=None,
             head=head,
             blocks=self.blocks(),
@@ -275,7 +275,7 @@ class Observer:
             paused=False,
             blocks_in_use=state.kv.pool.num_blocks - state.kv.pool.num_free,
             totals=self.totals(),
-            deferred=self._deferred(),
+            deferred=self.deferred(),
             group_blocks=state.kv.group_blocks,
             host_blocks=self._host(),
         )
@@ -285,7 +285,7 @@ class Observer:
         deferrals, waiting.deferrals = waiting.deferrals, []
         return tuple(deferrals)
 
-    def _deferred(self) -> tuple[tuple[str, int], ...]:
+    def deferred(self) -> tuple[tuple[str, int], ...]:
         """How many wait without being ready, by reason."""
         state = self.scheduler.state
         counts = state.waiting.num_deferred
@@ -293,7 +293,8 @@ class Observer:
             counts = counts + Counter({Limiter.REMOTE_KV.value: state.loads.num_loading})
         return tuple((reason, count) for reason, count in counts.items() if count)
 
-    def _num_waiting(self) -> int:
+    @property
+    def num_waiting(self) -> int:
         """Those in the queue, and before it those that own blocks: loading, or just loaded."""
         state = self.scheduler.state
         return len(state.waiting) + (0 if state.loads is None else len(state.loads.holding))
@@ -386,11 +387,19 @@ class Observer:
                 gained["external_tokens"] += entry.external_tokens
         return gained
 
-    def skip(self, steps: int, totals: Totals, finishes: list[Finish]) -> None:
-        """Steps were reported elsewhere; `totals` are those after them, but for what finished."""
+    def begin_at(self, step: int, totals: Totals) -> None:
+        """So many steps were reported before, with these totals."""
+        self.step = self.seq = step
+        self.counts.update(msgspec.structs.asdict(totals))
+
+    def skip(self, steps: int, gained: Iterable[Mapping[str, int]], busy_s: float, finishes: list[Finish]) -> None:
+        """Steps were reported elsewhere: what totals gained by them, and those who finished."""
         self.step += steps
         self.seq += steps
-        self.counts.update(msgspec.structs.asdict(totals))
+        for part in gained:
+            for name, more in part.items():
+                self.counts[name] += more
+        self.counts["busy_s"] = busy_s
         self._count_finishes(finishes)
 
     def _count_finishes(self, finishes: list[Finish]) -> None:

@@ -18,7 +18,7 @@ from schedtop.engine.offline.held_back import held_back_lines
 from schedtop.engine.offline.report import Report
 from schedtop.engine.offline.report_text import told_lines
 from schedtop.engine.step.engine import Engine
-from schedtop.engine.step.stretch import Stretch, records_of
+from schedtop.engine.step.stretch.stretch import Stretch, records_of
 from schedtop.engine.whatif.compared_figures import change_text, setting_text, shown_in
 
 OnProgress = Callable[[float], None]

@@ -29,7 +29,7 @@ from schedtop.engine.offline.report import LATENCIES, Report
 from schedtop.engine.recording.reader import Recording
 from schedtop.engine.sim.spec import parse_device
 from schedtop.engine.step.engine import Engine
-from schedtop.engine.step.stretch import records_of
+from schedtop.engine.step.stretch.stretch import records_of
 from schedtop.engine.whatif.compare import setting
 from schedtop.engine.whatif.compared_figures import change_text, shown_in
 from schedtop.engine.whatif.verdict import CANNOT_TELL, verdict

@@ -22,7 +22,8 @@ from schedtop.engine.sim.linear import LinearCost
 from schedtop.engine.sim.worker import SimWorker
 from schedtop.engine.step.clock import SimulatedClock
 from schedtop.engine.step.engine import Engine
-from schedtop.engine.step.stretch import MOST_OUTPUTS, Stretch, run_stretch
+from schedtop.engine.step.stretch.run import MOST_OUTPUTS, run_stretch
+from schedtop.engine.step.stretch.stretch import Stretch
 
 from tests.engine.harness import Script, ask, engine_of, header_of, step
 from tests.engine.scheduler.cases import cases, overlapped

@@ -1,0 +1,1 @@
+"""Stretches: steps of nothing but decoding, and those that take arrivals in, computed together."""

@@ -1,0 +1,284 @@
+"""Running a stretch: leg by leg, as long as nothing but decoding happens between arrivals and ends.
+
+Only a simulated device's steps are known before they run. Within a stretch there is no state to look at: whoever needs
+that, as a recording does for its keyframes, takes single steps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+from schedtop.engine.scheduler.books.request_table import COLUMNS, IntArray
+from schedtop.engine.scheduler.books.state import Batch, PlannedStep
+from schedtop.engine.scheduler.decodes import (
+    NUMBER,
+    TOKENS,
+    Gaps,
+    Needs,
+    Outlook,
+    advance,
+    batch_of,
+    block_needs,
+    decodes_ahead,
+    deliver,
+    end_decoded,
+    go_on,
+    land_prompts,
+    only_decodes,
+    take_blocks,
+    until,
+)
+from schedtop.engine.scheduler.settle import note_first_tokens
+from schedtop.engine.sim.worker import SimWorker
+from schedtop.engine.step.engine import Engine
+from schedtop.engine.step.stretch.leg import After, Before, Course, Foreseen, Leg, Times, Told, gained, limiter_of
+from schedtop.engine.step.stretch.stretch import Stretch
+from schedtop.engine.step.stretch.times import elapsed_s, staged, unstaged
+
+SLOT = COLUMNS.index("slot")
+
+MOST_OUTPUTS = 1 << 16
+"""Of one stretch: bounds its memory, and how long nobody hears of it."""
+
+
+def run_stretch(engine: Engine, until_s: float = math.inf, most_steps: int = MOST_OUTPUTS) -> Stretch | None:
+    """Take the next turns that start before `until_s` and do nothing but decode, and take in who arrives.
+
+    None if the next one does more; then nothing was done, or its step was planned, with those who have arrived.
+    """
+    worker = engine.worker
+    if not isinstance(worker, SimWorker) or engine.paused or engine.observer.has_events:
+        return None
+    if until_s <= engine.clock_s or most_steps < 1:
+        return None
+    if engine.wakes_now:
+        if not engine.may_begin_turn:
+            return None
+        engine.begin_turn()
+    outlook = decodes_ahead(engine.scheduler.state)
+    return None if outlook is None else _Run(engine, worker, until_s, most_steps).go(outlook)
+
+
+class _Run:
+    """A stretch while it runs. The books are those of the last turn, but for the steps that are under way."""
+
+    def __init__(self, engine: Engine, worker: SimWorker, until_s: float, most_steps: int) -> None:
+        self.engine, self.worker, self.until_s = engine, worker, until_s
+        self.state, self.observer = engine.scheduler.state, engine.observer
+        self.common = self.observer.blank_record(engine.knobs_version, executed=True)
+        self.slots = self.state.config.draft_slots
+        self.legs: list[Leg] = []
+        self.ended: list[int] = []
+        self.under_way: list[Batch | Foreseen] = list(self.state.under_way)
+        self.steps_left, self.outputs_left = most_steps, MOST_OUTPUTS
+        self.state.under_way.clear()
+
+    def go(self, outlook: Outlook | None) -> Stretch | None:
+        """Leg after leg; None if there was not even one."""
+        while outlook is not None and (leg := self._leg(outlook)) is not None:
+            self.legs.append(leg)
+            outlook = self._outlook_after(leg)
+        self._set_out_again()
+        if not self.legs:
+            return None
+        self.engine.skip_turns(0, self.engine.clock_s)
+        return Stretch(self.common, self.slots, self.legs, self._delivered())
+
+    def _leg(self, outlook: Outlook) -> Leg | None:
+        """The next leg; None if it has no turn."""
+        state, size = self.state, self.state.table.size
+        turns = min(outlook.turns, self.steps_left, max(self.outputs_left // size, 1))
+        times = self._times(outlook, turns)
+        wake_s = self.engine.next_wake_s()
+        until_s = self.until_s if wake_s is None else min(self.until_s, wake_s)
+        turns = _last_told(outlook, int(times.turns_s[:-1].searchsorted(until_s)))
+        if turns < 1:
+            return None
+        needs = block_needs(state, outlook, turns)
+        turns = _last_told(outlook, needs.turns)
+        if turns < 1:
+            return None
+        self.steps_left -= turns
+        self.outputs_left -= turns * size
+        return self._take(outlook, until(needs, turns), times.until(turns))
+
+    def _times(self, outlook: Outlook, turns: int) -> Times:
+        engine = self.engine
+        each_s = elapsed_s(self.worker, outlook, self._computed_before(outlook), self.under_way, turns)
+        if engine.stages is None:
+            return unstaged(engine.clock_s, each_s)
+        return staged(engine.clock_s, each_s, [_planned_s(step) for step in self.under_way], engine.stages)
+
+    def _computed_before(self, outlook: Outlook) -> IntArray:
+        """Tokens of each row that come before its next output."""
+        table = self.state.table
+        before: IntArray = table.num_computed[: table.size] - outlook.coming
+        return before
+
+    def _take(self, outlook: Outlook, needs: Needs, times: Times) -> Leg:
+        """Take the turns of a leg: the books are then those of its end."""
+        state, observer, turns, turns_told = (
+            self.state,
+            self.observer,
+            needs.turns,
+            _turns_told(outlook, needs.turns),
+        )
+        columns, before = state.table.data[: len(COLUMNS), : state.table.size].copy(), self._before()
+        told = [self._tell(step, outlook, turn, times) for turn, step in enumerate(self.under_way[:turns])]
+        head, oldest_queued_s = observer.look_at(outlook.head), observer.oldest_queued_s
+        new_blocks = take_blocks(state, needs, turns_told[-2] + 1 if len(turns_told) > 1 else 0)
+        gaps_s = self._deliver(outlook, times)
+        advance(state, outlook, turns)
+        held = before.blocks.held + before.blocks.shared
+        course = Course(outlook, columns, state.table.layout, times, needs, new_blocks, held)
+        last, *self.under_way = course.steps_from(self.under_way, turns - 1)
+        after = self._end(course, told, len(turns_told), last)
+        return Leg(course, before, told, head, oldest_queued_s, turns_told, gaps_s, after)
+
+    def _before(self) -> Before:
+        observer = self.observer
+        return Before(
+            observer.seq,
+            observer.step,
+            observer.totals(),
+            observer.blocks(),
+            observer.num_waiting,
+            observer.deferred(),
+            observer.take_events(),
+            observer.take_deferrals(),
+            self.state.kv.pool.take_changes(),
+        )
+
+    def _tell(self, step: Batch | Foreseen, outlook: Outlook, turn: int, times: Times) -> Told:
+        """A step that was under way is told in a turn."""
+        observer, table = self.observer, self.state.table
+        if isinstance(step, Foreseen):
+            return Told(step, observer.look_at(step.course.outlook.head), observer.oldest_queued_s)
+        planned, plan, firsts, more = step.planned, step.plan, [], Counter[str]()
+        if not only_decodes(step):
+            rows = (np.isnan(table.last_s[: table.size]) & (outlook.tells == turn)).nonzero()[0].tolist()
+            firsts = note_first_tokens(table, rows, times.turns_s.item(turn + 1))
+            more = observer.admitted(planned)
+            more["scheduled_tokens"] = more["input_rows"] = int(np.add.reduce(plan.tokens)) - plan.num_rows
+            if self.state.overlaps:
+                land_prompts(table, step)
+        observer.move_queue(planned)
+        return Told(step, observer.look_at(planned.head), observer.oldest_queued_s, tuple(firsts), more)
+
+    def _deliver(self, outlook: Outlook, times: Times) -> Gaps:
+        """Give rows their outputs; returns all gaps (turns, rows), NaN where a row is not told."""
+        table, period, ends_s = self.state.table, outlook.period, times.turns_s[1:]
+        before, numbers, last_s = (
+            self._computed_before(outlook),
+            table.request[: table.size],
+            table.last_s[: table.size],
+        )
+        gaps_s: Gaps = np.empty((len(ends_s), table.size), dtype=np.float32)
+        if period > 1 or len(outlook.rounds) > 1:
+            gaps_s.fill(np.nan)
+        sampled = []
+        for turn, rows in outlook.rounds:
+            told_s = ends_s[turn::period]
+            if not told_s.size:
+                break
+            offsets: IntArray = np.arange(1, len(told_s) + 1, dtype=np.int32)[:, None]
+            sampled.append(self.worker.token_ids(numbers[rows], before[rows] + offsets))
+            gaps_s[turn, rows] = told_s[0] - last_s[rows]
+            gaps_s[turn + period :: period, rows] = (told_s[1:] - told_s[:-1])[:, None]
+        deliver(table, outlook, sampled, gaps_s, ends_s)
+        return gaps_s
+
+    def _end(self, course: Course, told: list[Told], steps: int, last: Batch | Foreseen) -> After:
+        """End those who have all their outputs, and count what was told, `last` the last."""
+        state, observer, outlook, turns = self.state, self.observer, course.outlook, course.needs.turns
+        turns_s = course.times.turns_s
+        busy_s = observer.counts["busy_s"]
+        for length_s in (turns_s[1:] - turns_s[:-1]).tolist():  # one by one, as the totals add up
+            busy_s += length_s
+        outputs = int(np.add.reduce(outlook.times_told(turns)))
+        more = [gained(steps, outputs, self.slots, self.common), *(each.gained for each in told)]
+        if state.loads is not None:
+            self._set_out_again()
+        self.ended, finishes = end_decoded(state, turns == outlook.turns, turns_s.item(-1))
+        observer.skip(steps, more, busy_s, finishes)
+        if self.engine.stages is not None and course.times.free_s is not None:
+            self.engine.stages.free_s = course.times.free_s[turns - 1]
+        self.engine.skip_turns(turns, turns_s.item(-1))
+        head = last.course.outlook.head if isinstance(last, Foreseen) else last.planned.head
+        return After(
+            observer.totals(),
+            observer.blocks(),
+            state.table.size,
+            observer.look_at(head),
+            state.kv.pool.take_changes(),
+            finishes,
+        )
+
+    def _outlook_after(self, leg: Leg) -> Outlook | None:
+        """What lies ahead of the next leg; None if there is none."""
+        engine, state, outlook = self.engine, self.state, leg.course.outlook
+        if not state.table.size or engine.clock_s >= self.until_s or self.steps_left < 1 or self.outputs_left < 1:
+            return None
+        if not engine.wakes_now:
+            return go_on(state, outlook, leg.turns, self.ended, None) if leg.turns == outlook.turns else None
+        if not engine.only_plans:
+            return None
+        engine.begin_turn()
+        begun = state.under_way.pop()
+        self.under_way.append(begun)
+        return go_on(state, outlook, leg.turns, self.ended, begun)
+
+    def _set_out_again(self) -> None:
+        """What is under way is so for the scheduler, too."""
+        state = self.state
+        state.under_way.clear()
+        state.under_way.extend(step if isinstance(step, Batch) else self._batch(step) for step in self.under_way)
+
+    def _batch(self, step: Foreseen) -> Batch:
+        state, course, rows = self.state, step.course, step.columns()
+        numbers = rows[NUMBER].tolist()
+        new = course.blocks_grown(step.turn, step.turn)
+        grown = zip(course.needs.rows[new].tolist(), course.new_blocks[new], strict=True)
+        planned = PlannedStep(
+            step.planned_s,
+            state.limits.token_budget,
+            state.limits.input_budget,
+            decode_tokens=int(np.add.reduce(rows[TOKENS])),
+            limiter=limiter_of(course.outlook.head),
+            head=course.outlook.head,
+            new_blocks={numbers[row]: [block] for row, block in grown},
+            blocks_in_use=course.blocks_in_use(step.turn),
+        )
+        ids = [
+            state.requests[number].id for number, busy in zip(numbers, rows[TOKENS].tolist(), strict=True) if busy
+        ]
+        return batch_of(ids, planned, rows, course.columns[SLOT], course.layout)
+
+    def _delivered(self) -> list[tuple[IntArray, float]]:
+        table = self.state.table
+        last_s, numbers = table.last_s[: table.size], table.request[: table.size]
+        return [(numbers[last_s == end_s], end_s) for end_s in np.unique(last_s[~np.isnan(last_s)]).tolist()]
+
+
+def _planned_s(step: Batch | Foreseen) -> float:
+    return step.planned_s if isinstance(step, Foreseen) else step.planned.now_s
+
+
+def _last_told(outlook: Outlook, turns: int) -> int:
+    """At most so many turns, the last of which describes a step."""
+    if outlook.period == 1:
+        return turns
+    told = set(outlook.tells.tolist())
+    while turns and (turns - 1) % outlook.period not in told:
+        turns -= 1
+    return turns
+
+
+def _turns_told(outlook: Outlook, turns: int) -> list[int]:
+    """Those of the first `turns` turns that describe a step."""
+    if outlook.period == 1:
+        return list(range(turns))
+    tells = set(outlook.tells.tolist())
+    return [turn for turn in range(turns) if turn % outlook.period in tells]

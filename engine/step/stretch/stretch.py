@@ -1,0 +1,113 @@
+"""What a stretch came to: its records, and what a report needs in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+from schedtop.engine.contract.telemetry import (
+    Admission,
+    Arrival,
+    Blocks,
+    Finish,
+    Preemption,
+    Refusal,
+    StepRecord,
+    Totals,
+)
+from schedtop.engine.scheduler.books.request_table import IntArray
+from schedtop.engine.scheduler.books.state import Batch
+from schedtop.engine.scheduler.decodes import Gaps
+from schedtop.engine.step.stretch.leg import Leg
+from schedtop.engine.step.stretch.records import records_of_leg
+
+
+class Requests(msgspec.Struct, frozen=True):
+    """What a step's record says of requests that come, start and go; the fields are a `StepRecord`'s.
+
+    `num_rows`: rows of the record.
+    """
+
+    num_rows: int
+    arrivals: tuple[Arrival, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+    admissions: tuple[Admission, ...] = ()
+    preemptions: tuple[Preemption, ...] = ()
+    ttft_s: tuple[tuple[int, float], ...] = ()
+    finishes: tuple[Finish, ...] = ()
+
+
+class Stretch(msgspec.Struct, frozen=True):
+    """What some turns came to. A `Report` takes it in place of their records.
+
+    `common`: what all records share. `slots`: input rows for the drafts of a request. `delivered`: requests that are
+    still there, and when they got their newest outputs.
+    """
+
+    common: StepRecord
+    slots: int
+    legs: list[Leg]
+    delivered: list[tuple[IntArray, float]]
+
+    @property
+    def end_s(self) -> float:
+        return self.legs[-1].course.times.turns_s.item(-1)
+
+    @property
+    def totals(self) -> Totals:
+        return self.legs[-1].after.totals
+
+    @property
+    def running(self) -> int:
+        return self.legs[-1].after.running
+
+    @property
+    def waiting(self) -> int:
+        return self.legs[-1].before.waiting
+
+    @property
+    def blocks(self) -> Blocks:
+        """The pool after the last step."""
+        return self.legs[-1].after.blocks
+
+    @property
+    def blocks_in_use(self) -> int:
+        """The most that a step told of had in use after scheduling; decodes free nothing before they end."""
+        most = 0
+        for leg in self.legs:
+            untold = leg.course.outlook.lag if leg is self.legs[-1] else 0
+            if leg.turns > untold:
+                most = max(most, leg.course.blocks_in_use(leg.turns - 1 - untold))
+            for step in [told.step for told in leg.told]:
+                if isinstance(step, Batch) and step.plan.num_rows:
+                    most = max(most, step.planned.blocks_in_use)
+        return most
+
+    def gaps(self) -> Iterator[tuple[IntArray, Gaps]]:
+        """Requests, and their gaps (turns, requests): float32, NaN where there was none."""
+        for leg in self.legs:
+            yield leg.course.columns[0], leg.gaps_s
+
+    def requests(self) -> Iterator[Requests]:
+        """Who came, started and went, by step; steps in which nobody did are left out."""
+        for leg in self.legs:
+            events, told, after = leg.before.events, leg.told, leg.after
+            if events.arrivals or events.refusals:
+                rows = leg.num_rows(0)
+                yield Requests(rows, arrivals=tuple(events.arrivals), refusals=tuple(events.refusals))
+            for step in told:
+                if isinstance(step.step, Batch) and (step.step.planned.admissions or step.first_tokens):
+                    admissions = tuple(step.step.planned.admissions)
+                    yield Requests(step.num_rows, admissions=admissions, ttft_s=step.first_tokens)
+            if after.finishes:
+                yield Requests(leg.num_rows(leg.turns - 1), finishes=tuple(after.finishes))
+
+    def records(self) -> Iterator[StepRecord]:
+        """The record of every step."""
+        for leg in self.legs:
+            yield from records_of_leg(leg, self.common, self.slots)
+
+
+def records_of(done: StepRecord | Stretch) -> Iterable[StepRecord]:
+    """A record, or each of a stretch."""
+    return done.records() if isinstance(done, Stretch) else (done,)
