@@ -220,29 +220,31 @@ def block_needs(state: State, outlook: Outlook, turns: int) -> Needs:
     """Blocks for the next `turns` turns, or for fewer if the pool has too few."""
     table, kv, size = state.table, state.kv, state.table.size
     first = table.room[:size] - table.num_computed[:size]
-    nth, rows = _crossings(first, outlook.times_planned(turns), kv.block_size)
+    nth, rows = _crossings(first, outlook.times_planned(turns), kv.block_size, turns)
     at, rows = _in_turn(outlook, nth, rows)
-    free = kv.pool.num_free
-    if len(at) > free:
-        turns = int(at[free])
-    return until(Needs(turns, at, rows), turns)
+    needs, free = Needs(turns, at, rows), kv.pool.num_free
+    return needs if len(at) <= free else until(needs, int(at[free]))
 
 
 def until(needs: Needs, turns: int) -> Needs:
     """Those of the first `turns` turns."""
+    if turns == needs.turns:
+        return needs
     count = int(needs.at.searchsorted(turns))
     return Needs(turns, needs.at[:count], needs.rows[:count])
 
 
-def _crossings(first: IntArray, counts: IntArray, every: int) -> tuple[RowArray, RowArray]:
-    """What happens to row i with its decodes `first[i]`, `first[i] + every`, … below `counts[i]`: decodes and rows."""
-    if np.maximum.reduce(counts) <= every:
+def _crossings(first: IntArray, counts: IntArray, every: int, most: int) -> tuple[RowArray, RowArray]:
+    """What happens to row i with its decodes `first[i]`, `first[i] + every`, … below `counts[i]`: decodes and rows.
+
+    No count is above `most`.
+    """
+    if most <= every:
         rows = (first < counts).nonzero()[0]
         return first[rows].astype(np.intp), rows
-    times = np.maximum(counts - first + (every - 1), 0) // every
-    rows = np.repeat(np.arange(len(first)), times)
-    nth = np.arange(len(rows)) - np.repeat(np.cumsum(times) - times, times)
-    return first[rows] + every * nth, rows
+    nth = first[:, None] + np.arange(0, most, every)
+    rows, times = (nth < counts[:, None]).nonzero()
+    return nth[rows, times], rows
 
 
 def _in_turn(outlook: Outlook, nth: RowArray, rows: RowArray) -> tuple[RowArray, RowArray]:
@@ -276,20 +278,24 @@ def deliver(table: RequestTable, outlook: Outlook, sampled: list[IntArray], gaps
     for ids, (turn, rows) in zip(sampled, outlook.rounds, strict=False):
         table.append_steps(rows, ids, gaps_s[turn::period, rows])
         table.last_s[rows] = ends_s[turn::period][-1]
-        table.decoding[rows] = 1
 
 
-def advance(state: State, outlook: Outlook, turns: int) -> None:
-    """Count what so many turns planned and told, and register the blocks that they filled; outputs are delivered."""
-    table, size, config = state.table, state.table.size, state.config
+def advance(state: State, outlook: Outlook, turns: int) -> int:
+    """Count what so many turns planned and told, and register the blocks that they filled; outputs are delivered.
+
+    Returns how many there were.
+    """
+    table, size, ahead = state.table, state.table.size, outlook.ahead
     planned, told = outlook.times_planned(turns), outlook.times_told(turns)
-    computed, ahead = table.num_computed[:size], config.async_scheduling
+    computed = table.num_computed[:size]
     # Planned ahead, a block is registered once its last output is told, else when the step that fills it is planned.
     first, times = (outlook.tells, told) if ahead else (outlook.plans, planned)
-    known = table.num_tokens[:size] - told - 1 if ahead else computed.copy()
-    nth, rows = _crossings(table.next_full[:size] - known - 1, times, state.kv.block_size)
-    known = known[rows] + nth + 1
-    order = (first[rows] + outlook.period * nth).argsort(kind="stable")
+    known = table.num_tokens[:size] - told if ahead else computed + 1
+    nth, rows = _crossings(table.next_full[:size] - known, times, state.kv.block_size, turns)
+    if rows.size:
+        order = (first[rows] + outlook.period * nth).argsort(kind="stable")
+        nth, rows = nth[order], rows[order]
+        known = known[rows] + nth
     computed += planned
     if outlook.lag:
         table.in_flight[:size] += planned - told
@@ -299,13 +305,16 @@ def advance(state: State, outlook: Outlook, turns: int) -> None:
         newest = outlook.plans + outlook.period * (planned - 1)
         np.copyto(table.next_step[:size], state.num_planned + 1 + newest + outlook.period, where=planned > 0)
     state.num_planned += turns - outlook.first
-    register(state, rows[order], known[order])
+    register(state, rows, known)
+    return int(np.add.reduce(told))
 
 
-def land_prompts(table: RequestTable, batch: Batch) -> None:
-    """A step is told that may compute more than a token of a row: `advance` counts one of each."""
-    present = find_present(table, batch)
-    table.in_flight[present.rows] -= present.of(batch.plan.tokens) - 1
+def land_prompts(state: State, batch: Batch) -> None:
+    """A step is told that ends prompts: it may compute more than a token of a row, where `advance` counts one of each."""
+    table, present = state.table, find_present(state.table, batch)
+    table.decoding[present.rows] = 1
+    if state.overlaps:
+        table.in_flight[present.rows] -= present.of(batch.plan.tokens) - 1
 
 
 def batch_of(ids: list[str], planned: PlannedStep, columns: IntArray, slots: IntArray, layout: int) -> Batch:

@@ -88,9 +88,20 @@ class SimWorker:
         elapsed_s += self.cost.step_s(StepFeatures(size, 0, kv_tokens, size))
         return elapsed_s
 
+    def next_decode_s(self, computed: IntArray) -> float:
+        """Seconds of the next step of rows that decode one token."""
+        size = len(computed)
+        return float(self.cost.step_s(StepFeatures(size, 0, int(np.add.reduce(computed)) + size, size)))
+
     def token_ids(self, numbers: IntArray, positions: IntArray) -> IntArray:
         """The model's tokens at `positions` of requests `numbers` (int32, shapes that broadcast)."""
         return (self._spread(numbers, positions, self._token_salt) % self._vocab).view(np.int32)
+
+    def next_ids(self, numbers: IntArray, before: IntArray, steps: int) -> IntArray:
+        """The model's next tokens (steps, requests) behind so many."""
+        offsets = np.arange(1, steps + 1, dtype=np.uint32)[:, None] * _POSITION
+        ids: IntArray = ((self._spread(numbers, before, self._token_salt) + offsets) % self._vocab).view(np.int32)
+        return ids
 
     def _verify(
         self, numbers: IntArray, first: IntArray, drafts: IntArray, draft_token_ids: IntArray

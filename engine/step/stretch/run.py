@@ -119,22 +119,18 @@ class _Run:
 
     def _take(self, outlook: Outlook, needs: Needs, times: Times) -> Leg:
         """Take the turns of a leg: the books are then those of its end."""
-        state, observer, turns, turns_told = (
-            self.state,
-            self.observer,
-            needs.turns,
-            _turns_told(outlook, needs.turns),
-        )
+        state, observer, turns = self.state, self.observer, needs.turns
+        turns_told = _turns_told(outlook, turns)
         columns, before = state.table.data[: len(COLUMNS), : state.table.size].copy(), self._before()
         told = [self._tell(step, outlook, turn, times) for turn, step in enumerate(self.under_way[:turns])]
         head, oldest_queued_s = observer.look_at(outlook.head), observer.oldest_queued_s
         new_blocks = take_blocks(state, needs, turns_told[-2] + 1 if len(turns_told) > 1 else 0)
         gaps_s = self._deliver(outlook, times)
-        advance(state, outlook, turns)
+        outputs = advance(state, outlook, turns)
         held = before.blocks.held + before.blocks.shared
         course = Course(outlook, columns, state.table.layout, times, needs, new_blocks, held)
         last, *self.under_way = course.steps_from(self.under_way, turns - 1)
-        after = self._end(course, told, len(turns_told), last)
+        after = self._end(course, told, len(turns_told), outputs, last)
         return Leg(course, before, told, head, oldest_queued_s, turns_told, gaps_s, after)
 
     def _before(self) -> Before:
@@ -162,42 +158,39 @@ class _Run:
             firsts = note_first_tokens(table, rows, times.turns_s.item(turn + 1))
             more = observer.admitted(planned)
             more["scheduled_tokens"] = more["input_rows"] = int(np.add.reduce(plan.tokens)) - plan.num_rows
-            if self.state.overlaps:
-                land_prompts(table, step)
+            land_prompts(self.state, step)
         observer.move_queue(planned)
         return Told(step, observer.look_at(planned.head), observer.oldest_queued_s, tuple(firsts), more)
 
     def _deliver(self, outlook: Outlook, times: Times) -> Gaps:
         """Give rows their outputs; returns all gaps (turns, rows), NaN where a row is not told."""
-        table, period, ends_s = self.state.table, outlook.period, times.turns_s[1:]
-        before, numbers, last_s = (
+        table, size, period = self.state.table, self.state.table.size, outlook.period
+        ends_s, before, numbers, last_s = (
+            times.turns_s[1:],
             self._computed_before(outlook),
-            table.request[: table.size],
-            table.last_s[: table.size],
+            table.request[:size],
+            table.last_s[:size],
         )
-        gaps_s: Gaps = np.empty((len(ends_s), table.size), dtype=np.float32)
-        if period > 1 or len(outlook.rounds) > 1:
+        gaps_s: Gaps = np.empty((len(ends_s), size), dtype=np.float32)
+        if len(outlook.rounds) > 1 or period > 1:
             gaps_s.fill(np.nan)
         sampled = []
         for turn, rows in outlook.rounds:
             told_s = ends_s[turn::period]
-            if not told_s.size:
-                break
-            offsets: IntArray = np.arange(1, len(told_s) + 1, dtype=np.int32)[:, None]
-            sampled.append(self.worker.token_ids(numbers[rows], before[rows] + offsets))
-            gaps_s[turn, rows] = told_s[0] - last_s[rows]
-            gaps_s[turn + period :: period, rows] = (told_s[1:] - told_s[:-1])[:, None]
+            if told_s.size:
+                sampled.append(self.worker.next_ids(numbers[rows], before[rows], len(told_s)))
+                gaps_s[turn, rows] = told_s[0] - last_s[rows]
+                gaps_s[turn + period :: period, rows] = (told_s[1:] - told_s[:-1])[:, None]
         deliver(table, outlook, sampled, gaps_s, ends_s)
         return gaps_s
 
-    def _end(self, course: Course, told: list[Told], steps: int, last: Batch | Foreseen) -> After:
+    def _end(self, course: Course, told: list[Told], steps: int, outputs: int, last: Batch | Foreseen) -> After:
         """End those who have all their outputs, and count what was told, `last` the last."""
         state, observer, outlook, turns = self.state, self.observer, course.outlook, course.needs.turns
         turns_s = course.times.turns_s
         busy_s = observer.counts["busy_s"]
         for length_s in (turns_s[1:] - turns_s[:-1]).tolist():  # one by one, as the totals add up
             busy_s += length_s
-        outputs = int(np.add.reduce(outlook.times_told(turns)))
         more = [gained(steps, outputs, self.slots, self.common), *(each.gained for each in told)]
         if state.loads is not None:
             self._set_out_again()

@@ -28,14 +28,15 @@ def elapsed_s(worker: SimWorker, outlook: Outlook, before: IntArray, under_way: 
         return each_s
     if len(outlook.rounds) == 1 and all(isinstance(step, Foreseen) or only_decodes(step) for step in under_way):
         return worker.decode_s(before, turns)
-    each_s = np.empty(max(turns, len(under_way)))
-    for turn, step in enumerate(under_way):
-        if isinstance(step, Batch):
-            each_s[turn] = worker.elapsed_s(step.plan)
-        else:
-            each_s[turn] = worker.decode_s(before[outlook.rounds[0][1]] + turn, 1)[0]
-    each_s[len(under_way) :] = worker.decode_s(before + outlook.coming, len(each_s) - len(under_way))
-    return each_s[:turns]
+    known_s = [
+        worker.elapsed_s(step.plan)
+        if isinstance(step, Batch)
+        else worker.next_decode_s(before[outlook.rounds[0][1]])
+        for step in under_way
+    ]  # of several steps, only the first is foreseen
+    if turns <= len(known_s):
+        return np.array(known_s[:turns])
+    return np.concatenate([known_s, worker.decode_s(before + outlook.coming, turns - len(known_s))])
 
 
 def unstaged(start_s: float, each_s: Floats) -> Times:

@@ -147,14 +147,14 @@ def stretch_of(engine: Engine, **limits: Any) -> Stretch:
     return stretch
 
 
-def test_a_stretch_goes_on_to_the_first_end_of_a_request() -> None:
+def test_a_stretch_goes_on_when_requests_end() -> None:
     engine = engine_of(ask("a", 3, outputs=10), ask("b", 3, outputs=14))
     step(engine)  # both prompts, and their first outputs
     records = list(stretch_of(engine).records())
-    assert len(records) == 9
-    assert [finish.number for record in records for finish in record.finishes] == [0]
-    assert [record.running for record in records[-2:]] == [2, 1]
-    assert len(list(stretch_of(engine).records())) == 4
+    assert [[finish.number for finish in record.finishes] for record in records] == [
+        *[[]] * 8, [0], *[[]] * 3, [1],
+    ]  # fmt: skip
+    assert [record.running for record in records] == [2] * 8 + [1] * 4 + [0]
     assert engine.num_unfinished == 0
 
 
@@ -166,18 +166,20 @@ def test_a_report_sees_the_fullest_pool_of_a_stretch() -> None:
     assert report.as_dict()["peak_kv_usage"] == 2 * 3 / 16
 
 
-def test_a_stretch_ends_before_an_arrival_and_the_next_begins_with_it() -> None:
+def test_a_stretch_takes_in_who_arrives() -> None:
     """Steps take half a second: the one that starts at 2.0 takes the arrival in, with its whole prompt."""
     source = Script([ask("a", 3, outputs=20), ask("b", 3, outputs=8, arrival_s=2.0)])
     engine = engine_of(source=source, num_blocks=32)
     step(engine)
-    assert stretch_of(engine).end_s == 2.0
-    first, *others = stretch_of(engine).records()
+    before, records = 3, list(stretch_of(engine).records())
+    first = records[before]
+    assert first.start_s == 2.0
     assert [arrival.number for arrival in first.arrivals] == [1]
     assert [admission.number for admission in first.admissions] == [1]
     assert first.ttft_s == ((1, 0.5),)
     assert (first.prefill_tokens, first.decode_tokens, first.running) == (3, 1, 2)
-    assert [record.scheduled_tokens for record in others] == [2] * 7
+    assert [record.scheduled_tokens for record in records] == [1] * before + [4] + [2] * 7 + [1] * 8
+    others = records[:before] + records[before + 1 :]
     assert not any(record.arrivals or record.admissions or record.ttft_s for record in others)
 
 
@@ -200,16 +202,25 @@ def test_an_arrival_whose_prompt_takes_several_steps_is_planned_once() -> None:
     assert record.end_s == 2.5
 
 
-def test_planned_ahead_a_stretch_begins_with_the_prompts_under_way() -> None:
+def test_planned_ahead_an_arrival_is_computed_a_step_later() -> None:
     source = Script([ask("a", 3, outputs=20), ask("b", 3, outputs=8, arrival_s=2.0)])
     engine = engine_of(source=source, num_blocks=32, async_scheduling=True)
     step(engine)
-    stretch_of(engine)
-    records = list(stretch_of(engine).records())
+    records = [record for record in stretch_of(engine).records() if record.start_s >= 2.0]
     assert [len(record.arrivals) for record in records[:2]] == [1, 0]
     assert [len(record.admissions) for record in records[:2]] == [0, 1]
     assert [record.ttft_s for record in records[:2]] == [(), ((1, 1.0),)]
     assert [record.scheduled_tokens for record in records[:3]] == [1, 4, 2]
+
+
+def test_planned_ahead_who_comes_in_anothers_last_turn_is_taken_in() -> None:
+    """The arrival is planned while the last output of the request before it is under way."""
+    source = Script([ask("a", 3, outputs=5), ask("b", 3, outputs=8, arrival_s=2.0)])
+    engine = engine_of(source=source, num_blocks=32, async_scheduling=True)
+    step(engine)
+    first, second, *_ = [record for record in stretch_of(engine).records() if record.start_s >= 2.0]
+    assert ([finish.number for finish in first.finishes], first.running) == ([0], 1)
+    assert (second.ttft_s, second.scheduled_tokens) == (((1, 1.0),), 3)
 
 
 def test_a_stretch_ends_before_a_preemption() -> None:
