@@ -29,15 +29,6 @@ def _update_with_images(request: Request, start: int, block_size: int) -> None:
             request.key_hasher.update(b"\xff\xff\xff\xff" + repr((image.name, image.offset - start)).encode())
 
 
-def append_key(request: Request, tokens: bytes) -> bytes:
-    """Extend `request.block_keys` by one block, given its tokens as int32 bytes; returns the key."""
-    hasher = request.key_hasher
-    hasher.update(tokens)
-    key: bytes = hasher.digest()
-    request.block_keys.append(key)
-    return key
-
-
 class PrefixIndex:
     """Blocks by key. Several blocks may carry one key; the earliest registered one answers.
 

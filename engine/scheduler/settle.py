@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,7 +16,14 @@ from schedtop.engine.scheduler.books.overlap import newly_known
 from schedtop.engine.scheduler.books.register import register
 from schedtop.engine.scheduler.books.request_table import ONE, ZERO, IntArray, RequestTable, RowArray
 from schedtop.engine.scheduler.books.state import Batch, PlannedStep, State
-from schedtop.engine.scheduler.late_results import NO_LATE, agreed_drafts, find_present, in_order_of, settle_late
+from schedtop.engine.scheduler.late_results import (
+    NO_LATE,
+    Present,
+    agreed_drafts,
+    find_present,
+    in_order_of,
+    settle_late,
+)
 
 ACCEPTED, EMITTED, FLAGS = (ROW_FIELDS.index(name) for name in ("accepted", "emitted", "flags"))
 
@@ -37,66 +45,46 @@ class Settled(msgspec.Struct, frozen=True):
     ended_before: list[int]
 
 
+class Drafts(NamedTuple):
+    """What became of a step's drafts. `cut_off`: those that the model agreed with behind each row's end."""
+
+    accepted: int
+    rejected: int
+    cut_off: IntArray | None
+
+    def without(self, left: list[int]) -> Drafts:
+        """These rows have left the table."""
+        return self if self.cut_off is None else self._replace(cut_off=np.delete(self.cut_off, left))
+
+
+NO_DRAFTS = Drafts(0, 0, None)
+
+
 def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Settled:
     """Apply a worker's result to the rows it was planned for. `now_s`: when the outputs are delivered."""
     table, columns = state.table, batch.columns
     failures, cut = _settle_loads(state, batch, result, now_s)
     present = find_present(table, batch)
-    rows, at = present.rows, present.at
-    drafts = None if batch.plan.draft_token_ids is None else present.of(batch.plan.drafts)
-    sampled, emitted = present.of(result.sampled), present.of(result.num_sampled)
-    if state.config.pooling:
-        emitted = np.zeros_like(emitted)
-    if drafts is not None:
-        emitted = np.minimum(emitted, table.stop_at[rows] - table.num_tokens[rows])
-    stopped: list[int] = []
-    if table.num_with_stops:
-        emitted, stopped = _apply_stop_tokens(table, rows, sampled, emitted)
-    if result.stopped:
-        ended = set(result.stopped)
-        stopped += [row for row, request in enumerate(table.requests) if request.number in ended]
-    rejected = accepted = 0
-    if drafts is not None:
-        columns[ACCEPTED, at] = agreed = np.minimum(np.maximum(present.of(agreed_drafts(result)), ZERO), drafts)
-        accepted = int(np.add.reduce(agreed))
-        missed = drafts - np.minimum(np.maximum(emitted - ONE, ZERO), drafts)
-        if cut:  # their results are not looked at
-            missed[np.isin(present.of(batch.plan.numbers), list(cut))] = 0
-        rejected = _reject_drafts(state, rows, missed)
+    rows = present.rows
+    emitted, stopped = _outputs(state, batch, result, present)
+    drafts = _settle_drafts(state, batch, result, present, emitted, cut)
     num_outputs = int(np.count_nonzero(emitted))
-    all_got = num_outputs == len(emitted)
-    itl_s, first_rows = _note_deliveries(table, rows, emitted, now_s, all_got)
-    table.append_outputs(rows, sampled, emitted, itl_s, one_each=all_got and drafts is None)
-    columns[EMITTED, at] = emitted
-    if drafts is not None:
+    itl_s, first_rows = _note_deliveries(table, rows, emitted, now_s, all_got=num_outputs == len(emitted))
+    if drafts is not NO_DRAFTS:
         num_outputs = int(np.add.reduce(emitted))
+    table.append_outputs(rows, present.of(result.sampled), emitted, itl_s)
+    columns[EMITTED, present.at] = emitted
     if len(itl_s) != columns.shape[1]:
-        itl_s, some = np.full(columns.shape[1], np.nan, dtype=np.float32), itl_s
-        itl_s[at] = some
-    if state.config.async_scheduling:
-        register(state, *newly_known(state))
-    elif result.drafts is not None and result.num_drafts is not None:
-        own = result.drafts if present.places is None else result.drafts[present.places]
-        _keep_drafts(table, rows, own, present.of(result.num_drafts), emitted)
-    if state.overlaps:
-        table.in_flight[rows] -= present.of(batch.plan.tokens)
+        itl_s = _with_others(itl_s, present, columns.shape[1])
+    _go_on(state, batch, result, present, emitted)
     first_tokens = note_first_tokens(table, first_rows, now_s)
-    cut_off = None
-    if state.loads is not None and drafts is not None:
-        cut_off = np.zeros(table.size, dtype=np.int32)
-        cut_off[rows] = agreed - np.minimum(np.maximum(emitted - 1, 0), drafts)
     if cut and state.loads is not None:
         failed, left = state.loads.cut_rows(state, cut, now_s)
         failures += failed
         if left:
             stopped = [row - sum(one < row for one in left) for row in stopped if row not in left]
-            cut_off = None if cut_off is None else np.delete(cut_off, left)
-            there = find_present(table, batch)
-            rows, at = there.rows, there.at
-    ends = _ended_rows(state, rows, columns[FLAGS, at])
-    if state.encoder is not None and state.encoder.is_holding:
-        state.encoder.settle(_computed(state, rows, {*ends, *stopped}))
-    finishes = finish(state, sorted({*ends, *stopped}), set(stopped), now_s, cut_off) if ends or stopped else []
+            present, drafts = find_present(table, batch), drafts.without(left)
+    finishes = _end_rows(state, batch, present, stopped, drafts.cut_off, now_s)
     late = settle_late(state, batch, result, present.late, itl_s, now_s) if present.late else NO_LATE
     if state.loads is not None:
         state.loads.report(state)
@@ -107,10 +95,27 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
         first_tokens=first_tokens + late.first_tokens,
         finishes=[*failures, *in_order_of(batch, finishes, late.finishes)],
         output_tokens=num_outputs + late.output_tokens,
-        rejected_drafts=rejected + late.rejected_drafts,
-        accepted_drafts=accepted + late.accepted_drafts,
+        rejected_drafts=drafts.rejected + late.rejected_drafts,
+        accepted_drafts=drafts.accepted + late.accepted_drafts,
         ended_before=late.ended_before,
     )
+
+
+def _outputs(state: State, batch: Batch, result: StepResult, present: Present) -> tuple[IntArray, list[int]]:
+    """How many of its outputs each row gets, and the table rows that a stop token or a stop string ends."""
+    table, rows = state.table, present.rows
+    emitted = present.of(result.num_sampled)
+    if state.config.pooling:
+        emitted = np.zeros_like(emitted)
+    if batch.plan.draft_token_ids is not None:
+        emitted = np.minimum(emitted, table.stop_at[rows] - table.num_tokens[rows])
+    stopped: list[int] = []
+    if table.num_with_stops:
+        emitted, stopped = _apply_stop_tokens(table, rows, present.of(result.sampled), emitted)
+    if result.stopped:
+        ended = set(result.stopped)
+        stopped += [row for row, request in enumerate(table.requests) if request.number in ended]
+    return emitted, stopped
 
 
 def _settle_loads(
@@ -126,14 +131,21 @@ def _settle_loads(
     return failures, cut
 
 
-def _ended_rows(state: State, rows: RowArray | slice, flags: IntArray) -> list[int]:
-    """The rows that have all their outputs; those without outputs end with their prompt."""
-    table, size = state.table, state.table.size
+def _end_rows(
+    state: State, batch: Batch, present: Present, stopped: list[int], cut_off: IntArray | None, now_s: float
+) -> list[Finish]:
+    """End the rows that have all their outputs, or were `stopped`; those without outputs end with their prompt."""
+    table, size, rows = state.table, state.table.size, present.rows
     if state.config.pooling:
-        found: list[int] = np.arange(size)[rows][(flags & RowFlag.SAMPLED) > 0].tolist()
+        sampled = batch.columns[FLAGS, present.at] & RowFlag.SAMPLED
+        ends: list[int] = np.arange(size)[rows][sampled > 0].tolist()
     else:
-        found = (table.num_tokens[:size] >= table.stop_at[:size]).nonzero()[0].tolist()
-    return found
+        ends = (table.num_tokens[:size] >= table.stop_at[:size]).nonzero()[0].tolist()
+    if state.encoder is not None and state.encoder.is_holding:
+        state.encoder.settle(_computed(state, rows, {*ends, *stopped}))
+    if not ends and not stopped:
+        return []
+    return finish(state, sorted({*ends, *stopped}), set(stopped), now_s, cut_off)
 
 
 def _computed(state: State, rows: RowArray | slice, ends: set[int]) -> Iterator[tuple[Request, int, bool]]:
@@ -163,6 +175,13 @@ def _note_deliveries(
     return gaps_s, (first if isinstance(rows, slice) else rows[first]).tolist()
 
 
+def _with_others(itl_s: npt.NDArray[np.float32], present: Present, num_rows: int) -> npt.NDArray[np.float32]:
+    """The gaps among those of all rows that ran; the others have none."""
+    gaps_s = np.full(num_rows, np.nan, dtype=np.float32)
+    gaps_s[present.at] = itl_s
+    return gaps_s
+
+
 def _apply_stop_tokens(
     table: RequestTable, rows: RowArray | slice, sampled: IntArray, emitted: IntArray
 ) -> tuple[IntArray, list[int]]:
@@ -182,12 +201,39 @@ def _apply_stop_tokens(
     return emitted, stopped
 
 
-def _reject_drafts(state: State, rows: RowArray | slice, rejected: IntArray) -> int:
-    """Take back the positions of drafts that became no output; returns how many there were."""
-    state.table.num_computed[rows] -= rejected
+def _settle_drafts(
+    state: State, batch: Batch, result: StepResult, present: Present, emitted: IntArray, cut: dict[int, int]
+) -> Drafts:
+    """Note the drafts that the model agreed with; the positions of those that became no output are taken back."""
+    if batch.plan.draft_token_ids is None:
+        return NO_DRAFTS
+    table, rows, drafts = state.table, present.rows, present.of(batch.plan.drafts)
+    agreed = np.minimum(np.maximum(present.of(agreed_drafts(result)), ZERO), drafts)
+    batch.columns[ACCEPTED, present.at] = agreed
+    delivered = np.minimum(np.maximum(emitted - ONE, ZERO), drafts)
+    rejected = drafts - delivered
+    if cut:  # their results are not looked at
+        rejected[np.isin(present.of(batch.plan.numbers), list(cut))] = 0
+    table.num_computed[rows] -= rejected
     if state.config.async_scheduling:
-        state.table.num_expected[rows] -= rejected
-    return int(np.add.reduce(rejected))
+        table.num_expected[rows] -= rejected
+    cut_off = None
+    if state.loads is not None:
+        cut_off = np.zeros(table.size, dtype=np.int32)
+        cut_off[rows] = agreed - delivered
+    return Drafts(int(np.add.reduce(agreed)), int(np.add.reduce(rejected)), cut_off)
+
+
+def _go_on(state: State, batch: Batch, result: StepResult, present: Present, emitted: IntArray) -> None:
+    """What the outputs make known is registered, and new drafts wait for the next step."""
+    table, rows = state.table, present.rows
+    if state.config.async_scheduling:
+        register(state, *newly_known(state))
+    elif result.drafts is not None and result.num_drafts is not None:
+        own = result.drafts if present.places is None else result.drafts[present.places]
+        _keep_drafts(table, rows, own, present.of(result.num_drafts), emitted)
+    if state.overlaps:
+        table.in_flight[rows] -= present.of(batch.plan.tokens)
 
 
 def _keep_drafts(

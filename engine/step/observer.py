@@ -291,7 +291,7 @@ class Observer:
         counts = state.waiting.num_deferred
         if state.loads is not None:
             counts = counts + Counter({Limiter.REMOTE_KV.value: state.loads.num_loading})
-        return tuple((reason, count) for reason, count in counts.items() if count)
+        return tuple((reason, count) for reason, count in counts.items() if count) if counts else ()
 
     @property
     def num_waiting(self) -> int:
@@ -371,7 +371,7 @@ class Observer:
 
     def admitted(self, planned: PlannedStep) -> Counter[str]:
         """What the totals gain by a step's admissions."""
-        gained = Counter[str]()
+        gained: Counter[str] = Counter()
         for started in planned.started:
             if started.resumed:
                 continue
@@ -512,8 +512,9 @@ def growth(planned: PlannedStep, told: Set[int]) -> tuple[bytes, bytes, bytes]:
     if planned.group_growth or (planned.started and planned.started[0].further):
         return _group_growth(planned, told)
     tables = planned.new_blocks
-    if planned.started or told:
+    if planned.started:
         tables = tables | {started.request.number: started.block_table for started in planned.started}
+    if told:
         tables = {number: ids for number, ids in tables.items() if number not in told}
     pairs = [*chain.from_iterable(zip(tables, map(len, tables.values()), strict=True))]
     return packed(pairs), packed([*chain.from_iterable(tables.values())]), b""

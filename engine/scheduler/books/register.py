@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from schedtop.engine.kv.prefix_cache import append_key
 from schedtop.engine.scheduler.books.request_table import IntArray, RowArray
 from schedtop.engine.scheduler.books.state import State
 
@@ -28,9 +27,13 @@ def register(state: State, rows: RowArray, num_known: IntArray) -> None:
         request = requests[row]
         end += width
         if stored and request.num_registered == count - 1 == len(request.block_keys):
-            blocks.append(request.block_ids[count - 1])
-            keys.append(append_key(request, newest[end - width : end]))
+            hasher = request.key_hasher
+            hasher.update(newest[end - width : end])
+            key = hasher.digest()
+            request.block_keys.append(key)
             request.num_registered = count
+            blocks.append(request.block_ids[count - 1])
+            keys.append(key)
         else:
             table.flush(row)
             kv.register(request, count * kv.block_size)

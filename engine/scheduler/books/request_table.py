@@ -35,7 +35,7 @@ COLUMNS = (
     "decoding",  # 1: it got an output since it was admitted, so its newest token is all it needs
     "slot",  # which line of the output store is its own
     "flushed",  # place in the store up to which its request knows its outputs
-    "cursor",  # place in the store for its next output
+    "origin",  # place in the store of its first token, were it all there: token i lies i places behind
     "in_flight",  # tokens scheduled in steps under way
     "next_step",  # step before which it is passed over
 )
@@ -77,7 +77,7 @@ class RequestTable:
     decoding: IntArray
     slot: IntArray
     flushed: IntArray
-    cursor: IntArray
+    origin: IntArray
     in_flight: IntArray
     next_step: IntArray
 
@@ -127,10 +127,10 @@ class RequestTable:
         old, self._width = self._width, max(-(-width // self._block_size) * self._block_size, 2 * self._width)
         pad = ((0, 0), (0, self._width - old))
         self._ids = np.pad(self._ids.reshape(-1, old), pad).reshape(-1)
-        self._gaps = np.pad(self._gaps.reshape(-1, old), pad).reshape(-1)
+        self._gaps = np.pad(self._gaps.reshape(-1, old), pad, constant_values=np.nan).reshape(-1)
         shift = self.slot[: self.size] * (self._width - old)
         self.flushed[: self.size] += shift
-        self.cursor[: self.size] += shift
+        self.origin[: self.size] += shift
 
     def append(self, request: Request, num_computed: int, stop_at: int, standing: Standing) -> int:
         """Add a request at rest as the last row, with `num_computed` tokens already in its blocks.
@@ -159,7 +159,9 @@ class RequestTable:
         self.high_water[row] = request.high_water
         self.slot[row] = slot = self._free_slots.pop()
         start = slot * self._width
-        self.flushed[row] = self.cursor[row] = start + begun
+        self.flushed[row] = start + begun
+        self.origin[row] = start + begun - num_tokens
+        self._gaps[start : start + self._width] = np.nan
         if begun:
             tokens = request.token_bytes(num_tokens - begun, num_tokens)
             self._ids[start : start + begun] = np.frombuffer(tokens, dtype=np.int32)
@@ -205,34 +207,25 @@ class RequestTable:
         self.room[rows], self.next_release[rows], self.num_released[rows], self.blocks[rows] = columns
 
     def append_outputs(
-        self,
-        rows: RowArray | slice,
-        sampled: IntArray,
-        emitted: IntArray,
-        gaps_s: npt.NDArray[np.float32],
-        one_each: bool,
+        self, rows: RowArray | slice, sampled: IntArray, emitted: IntArray, gaps_s: npt.NDArray[np.float32]
     ) -> None:
         """Store each row's first `emitted` ids of `sampled`, one delivery per row, `gaps_s` after its last one."""
-        cursor = self.cursor[rows].astype(np.intp)
-        if one_each:
-            self._ids[cursor] = sampled[:, 0]
-            self._gaps[cursor] = gaps_s
+        num_tokens = self.num_tokens[rows]
+        store = (self.origin[rows] + num_tokens).astype(np.intp)
+        self._gaps[store] = gaps_s
+        # What lies behind a row's last output means nothing: later ones overwrite it.
+        if sampled.shape[1] == 1:
+            self._ids[store] = sampled[:, 0]
         else:
-            # What lies behind a row's new cursor means nothing: later outputs overwrite it.
-            store = cursor[:, None] + np.arange(sampled.shape[1])
-            self._ids[store] = sampled
-            self._gaps[store] = np.nan
-            self._gaps[cursor] = gaps_s
-        self.cursor[rows] += emitted
-        self.num_tokens[rows] += emitted
+            self._ids[store[:, None] + np.arange(sampled.shape[1])] = sampled
+        self.num_tokens[rows] = num_tokens + emitted
 
     def append_steps(self, rows: RowArray | slice, sampled: IntArray, gaps_s: npt.NDArray[np.float32]) -> None:
         """Store the outputs (steps, rows) of many steps, each a delivery of its own, of some rows."""
         steps = len(sampled)
-        store = self.cursor[rows] + np.arange(steps)[:, None]
+        store = self.origin[rows] + self.num_tokens[rows] + np.arange(steps)[:, None]
         self._ids[store] = sampled
         self._gaps[store] = gaps_s
-        self.cursor[rows] += steps
         self.num_tokens[rows] += steps
 
     def block_bytes(self, rows: RowArray, starts: IntArray) -> tuple[bytes, BoolArray]:
@@ -240,14 +233,14 @@ class RequestTable:
 
         Also says which rows have them all in the store; the bytes of the others mean nothing.
         """
-        places = self.cursor[rows] - self.num_tokens[rows] + starts
+        places = self.origin[rows] + starts
         blocks = self._ids.reshape(-1, self._block_size)
         stored = places >= self.slot[rows] * self._width
         return blocks.take(places // self._block, axis=0, mode="clip").tobytes(), stored
 
     def flush(self, row: int) -> None:
         """Hand a row's outputs and gaps to its request."""
-        start, end = self.flushed.item(row), self.cursor.item(row)
+        start, end = self.flushed.item(row), self.origin.item(row) + self.num_tokens.item(row)
         if start < end:
             request = self.requests[row]
             request.output_token_ids.frombytes(self._ids[start:end].tobytes())

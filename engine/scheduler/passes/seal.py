@@ -63,7 +63,7 @@ def _take_drafts(table: RequestTable, busy: slice | RowArray) -> IntArray | None
     np.maximum(table.num_computed[:size] - table.num_expected[:size], 0, out=drafts)
     table.num_spec[busy] = 0
     table.has_drafts = not isinstance(busy, slice) and bool(table.num_spec[:size].any())
-    width = int(drafts.max(initial=0))
+    width = int(np.maximum.reduce(drafts, initial=0))
     return table.draft_ids[busy, :width].copy() if width else None
 
 
@@ -71,10 +71,9 @@ def _flag_rows(table: RequestTable, planned: PlannedStep, samples: BoolArray, bu
     size = table.size
     flags = table.flags[:size]
     if isinstance(busy, slice):
-        flags[:] = samples
-        flags *= SAMPLED
+        np.multiply(samples, SAMPLED, out=flags)
         flags += table.decoding[:size]  # DECODE is bit 1, as `decoding` is
-        table.mid_prompt[:size] = ~samples
+        np.logical_not(samples, out=table.mid_prompt[:size])
     else:
         flags[:] = 0
         flags[busy] = samples[busy] * SAMPLED + table.decoding[busy]
