@@ -14,9 +14,9 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 def build(model: str, base: type | None = None, **limits: Any) -> Any:
     """A scheduler of class `base` (vLLM's synchronous one unless given). `limits` are vLLM's names and
-    `num_blocks`, `block_size`, `enable_prefix_caching`, `num_speculative_tokens` (n-gram drafts, or those of `drafter`),
-    and `windows`: for each KV group its sliding window in tokens, None for full attention (one such group unless
-    given)."""
+    `num_blocks`, `block_size`, `enable_prefix_caching`, `num_speculative_tokens` (n-gram drafts, or those of a
+    `drafter`), and `windows`: for each KV group its sliding window in tokens, None for full attention (one such group
+    unless given)."""
     import torch
     from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
     from vllm.v1.core.sched.scheduler import Scheduler

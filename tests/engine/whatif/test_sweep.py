@@ -42,7 +42,10 @@ def test_settings_as_they_are_are_not_run_twice() -> None:
 def test_a_base_that_was_turned_on_the_way_is_no_combination() -> None:
     """What-if and sweep have the same base."""
     turned = replace(SCENARIO, events=(KnobEvent(0.1, {"max_num_seqs": 2}),))
-    comparison, outcome = compare(turned, {"max_num_seqs": 128}, SLO), sweep(turned, {"max_num_seqs": [2, 128]}, SLO)
+    comparison, outcome = (
+        compare(turned, {"max_num_seqs": 128}, SLO),
+        sweep(turned, {"max_num_seqs": [2, 128]}, SLO),
+    )
     base, *others = outcome.as_dict()["runs"]
     assert base["base"] and base["settings"] == {"max_num_seqs": [128, 2]} and base["report"] == comparison.base
     assert [run["settings"]["max_num_seqs"] for run in others] == [2, 128]
