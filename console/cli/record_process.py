@@ -70,7 +70,9 @@ def main(address: str, path: str, token_file: str) -> int:
 
         def finish_with_stdin() -> None:
             with suppress(OSError):
-                while os.read(0, 1 << 12):  # not sys.stdin: a read that holds its lock breaks the interpreter's exit
+                while os.read(
+                    0, 1 << 12
+                ):  # not sys.stdin: a read that holds its lock breaks the interpreter's exit
                     pass
             recorder.finish()
 
