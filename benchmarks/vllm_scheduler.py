@@ -14,8 +14,9 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 def build(model: str, base: type | None = None, **limits: Any) -> Any:
     """A scheduler of class `base` (vLLM's synchronous one unless given). `limits` are vLLM's names and
-    `num_blocks`, `block_size`, `enable_prefix_caching`, `num_speculative_tokens` (n-gram drafts), and `windows`: for
-    each KV group its sliding window in tokens, None for full attention (one such group unless given)."""
+    `num_blocks`, `block_size`, `enable_prefix_caching`, `num_speculative_tokens` (n-gram drafts, or those of a
+    `drafter`), and `windows`: for each KV group its sliding window in tokens, None for full attention (one such group
+    unless given)."""
     import torch
     from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -26,7 +27,7 @@ def build(model: str, base: type | None = None, **limits: Any) -> Any:
     block_size, length = limits.pop("block_size", 16), limits.pop("max_model_len", 8192)
     num_blocks, caching = limits.pop("num_blocks", 10_000) + 1, limits.pop("enable_prefix_caching", True)
     overlaps, drafts = limits.pop("async_scheduling", False), limits.pop("num_speculative_tokens", 0)
-    windows = limits.pop("windows", (None,))
+    windows, drafter = limits.pop("windows", (None,)), limits.pop("drafter", "ngram")
     scheduler_config = SchedulerConfig(
         max_model_len=length, is_encoder_decoder=False, async_scheduling=False, **limits
     )
@@ -41,6 +42,7 @@ def build(model: str, base: type | None = None, **limits: Any) -> Any:
             num_speculative_tokens=drafts,
             prompt_lookup_max=3,
         )
+        config.speculative_config.method = drafter  # EAGLE asks for a draft model at its start
     scheduler_config.async_scheduling = overlaps
     cache_config.num_gpu_blocks = num_blocks
     shape: dict[str, Any] = {"block_size": block_size, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}

@@ -26,10 +26,18 @@ class SeenSteps:
     def __init__(self) -> None:
         self._records: deque[StepRecord] = deque(maxlen=MOST_STEPS)
         self._ends: dict[int, int] = {}
+        self._started_at = 0.0
 
     def through(self, link: Link) -> Link:
         """`link`, with an eye on what comes through it."""
         return _Watched(link, self)
+
+    def begin(self, header: Header) -> None:
+        """Steps of another session say nothing about this one's."""
+        if header.started_at != self._started_at:
+            self._started_at = header.started_at
+            self._records.clear()
+            self._ends.clear()
 
     def take(self, record: StepRecord) -> None:
         self._records.append(record)
@@ -53,6 +61,8 @@ class _Watched:
 
     def receive(self, timeout_s: float) -> Outgoing | None:
         message = self._link.receive(timeout_s)
+        if isinstance(message, Header):
+            self._seen.begin(message)
         if isinstance(message, StepRecord):
             self._seen.take(message)
         return message

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -69,7 +70,10 @@ def main(address: str, path: str, token_file: str) -> int:
 
         def finish_with_stdin() -> None:
             with suppress(OSError):
-                sys.stdin.buffer.read()
+                while os.read(
+                    0, 1 << 12
+                ):  # not sys.stdin: a read that holds its lock breaks the interpreter's exit
+                    pass
             recorder.finish()
 
         threading.Thread(target=finish_with_stdin, daemon=True).start()

@@ -130,6 +130,7 @@ class Facts:
     def __init__(self) -> None:
         self.header: Header | None = None
         self.knobs: dict[str, Any] = {}
+        self.turnable: set[str] = set()
         self.seq = -1
         self.step = 0
         self._forget()
@@ -178,6 +179,7 @@ class Facts:
     def take_snapshot(self, snapshot: Snapshot) -> None:
         """The requests that are live, and the knobs."""
         self.knobs.update(snapshot.knobs)
+        self.turnable = set(snapshot.knobs)
         waiting = set(snapshot.waiting)
         if not self.seconds:
             self._totals = snapshot.totals

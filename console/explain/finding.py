@@ -56,7 +56,8 @@ class Steps:
 class Advice:
     """A knob and which way to turn it. `knob` empty: the remedy is not a knob.
 
-    `then` is its value at the moment of the evidence, where it has changed since.
+    `then` is its value at the moment of the evidence, where it has changed since. `flag` is the server's own flag where
+    it cannot turn the knob so far while it runs.
     """
 
     knob: str
@@ -64,6 +65,12 @@ class Advice:
     now: str = ""
     words: str = ""
     then: str = ""
+    flag: str = ""
+
+    @property
+    def live(self) -> bool:
+        """Whether a change while the engine runs would do it."""
+        return bool(self.knob) and not self.flag and BY_NAME[self.knob].live
 
     @property
     def title(self) -> str:
@@ -71,8 +78,8 @@ class Advice:
         if not self.knob:
             return self.words
         now = f" (now {self.now})" if self.now else ""
-        start_up = "" if BY_NAME[self.knob].live else ", at start-up"
-        return f"{self.knob} {self.direction}{now}{start_up}"
+        start_up = "" if self.live else ", at start-up"
+        return f"{self.knob} {self.direction}{now}{start_up}" + (f": {self.flag}" if self.flag else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +118,8 @@ def as_dict(finding: Finding) -> dict[str, Any]:
                 "now": advice.now,
                 "words": advice.words,
                 "then": advice.then or None,
-                "live": BY_NAME[advice.knob].live if advice.knob else None,
+                "live": advice.live if advice.knob else None,
+                "flag": advice.flag or None,
             }
             for advice in finding.advice
         ],

@@ -9,7 +9,6 @@ from typing import Any
 from schedtop.console.explain.finding import Finding, as_dict, seconds, some
 from schedtop.console.explain.log import Entry, Episode, Log
 from schedtop.console.explain.tries import TriedValues
-from schedtop.engine.contract.knobs import BY_NAME
 
 _MAX_EPISODES = 4
 
@@ -89,7 +88,7 @@ def _remedies(finding: Finding, outcome: TriedValues | None) -> list[str]:
         lines = [f"try {tried.title}: {tried.words}" for tried in outcome.helpful]
     else:
         lines = [f"none of these helps: {', '.join(outcome.tried)}"] if outcome.tried else []
-    others = (advice for advice in finding.advice if not advice.knob or not BY_NAME[advice.knob].live)
+    others = (advice for advice in finding.advice if not advice.live)
     return lines + [f"try {advice.title}" for advice in others]
 
 

@@ -91,7 +91,7 @@ class Tries:
 
     def _candidates(self, finding: Finding) -> Iterator[tuple[str, KnobValue]]:
         for advice in finding.advice:
-            if advice.knob and BY_NAME[advice.knob].live and advice.knob in self._staging.current:
+            if advice.live and advice.knob in self._staging.current:
                 yield from ((advice.knob, value) for value in values_of(advice, self._staging))
 
     def _run(self, name: str, candidates: list[tuple[str, KnobValue]], at: tuple[int, float]) -> None:

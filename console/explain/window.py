@@ -273,7 +273,19 @@ class Window:
 
     def advise(self, *choices: tuple[str, str]) -> tuple[Advice, ...]:
         """Knobs and directions, with the value each knob has now."""
-        return tuple(Advice(name, direction, self.knob_text(name)) for name, direction in choices)
+        return tuple(
+            Advice(name, direction, self.knob_text(name), flag=self._flag(name, direction))
+            for name, direction in choices
+        )
+
+    def _flag(self, name: str, direction: str) -> str:
+        """The flag of a vLLM server that cannot turn this knob, or not beyond what it was started with."""
+        header, knob, now = self.facts.header, BY_NAME[name], self.knob(name)
+        if header is None or header.source != "vllm":
+            return ""
+        most = header.config.get(knob.ceiling) if knob.ceiling else None
+        at_most = direction == "up" and most is not None and now is not None and now >= most
+        return "" if name in self.facts.turnable and not at_most else knob.vllm_option
 
     def knob_text(self, name: str) -> str:
         value = self.knob(name)

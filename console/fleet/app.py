@@ -46,6 +46,7 @@ class FleetApp(App[str]):
     CSS: ClassVar[str] = """
     #title { height: 1; }
     DataTable { height: 1fr; }
+    #causes { height: auto; max-height: 5; }
     #curve-title { height: 1; color: $text-muted; }
     Sparkline { height: 3; }
     #notes { height: auto; max-height: 6; color: $text-muted; }
@@ -80,6 +81,7 @@ class FleetApp(App[str]):
     def compose(self) -> ComposeResult:
         yield Static(id="title")
         yield DataTable(cursor_type="row", zebra_stripes=True)
+        yield Static(id="causes")
         yield Static("output tokens/s of all", id="curve-title")
         yield Sparkline([])
         yield Static(id="notes")
@@ -111,6 +113,8 @@ class FleetApp(App[str]):
             for place, cells in enumerate(shown):
                 for column, cell in enumerate(cells):
                     table.update_cell(str(place), str(column), cell, update_width=True)
+        causes = [f" ! {row.name}: {row.state}" for row in self._rows if row.state]  # a narrow table has no room
+        self.query_one("#causes", Static).update(Text("\n".join(causes)))
         known = [row.output_per_s for row in self._rows if row.output_per_s is not None]
         self._curve = [*self._curve[-HISTORY:], sum(known)]
         self.query_one(Sparkline).data = self._curve
@@ -194,7 +198,7 @@ class ReplayApp(FleetApp):
 
 def _cells(row: Row, mark: str) -> list[Text]:
     if row.state:
-        return [Text(row.name), *[Text("")] * (len(COLUMNS) - 2), Text(row.state, style="bold")]
+        return [Text(row.name), Text("!", style="bold"), *[Text("")] * (len(COLUMNS) - 2)]
     note = f"! {mark}" if mark else ""
     if row.restarts:
         note = f"{note} restarted {row.restarts}x".strip()

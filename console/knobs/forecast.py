@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -12,6 +13,8 @@ from schedtop.engine.contract.knobs import KnobValue
 from schedtop.engine.contract.telemetry import Arrival, Header, Snapshot
 
 RECENT_ARRIVALS = 200
+AGAIN_AFTER_S = 2.0
+"""Where there was no forecast: what was missing may be known by now."""
 
 
 class Estimate(Protocol):
@@ -62,15 +65,20 @@ class Forecaster:
         self._busy = False
         self._of: dict[str, KnobValue] = {}
         self._found: Forecast | str = ""
+        self._found_s = 0.0
 
     @property
     def busy(self) -> bool:
         return self._busy
 
     def found(self, staged: Mapping[str, KnobValue]) -> Forecast | str | None:
-        """The forecast of exactly these values, or why there is none; None while it is not known."""
+        """The forecast of exactly these values, or why there is none (then it is asked for again now and then); None
+        while it is not known."""
         with self._lock:
-            return self._found if staged and self._of == dict(staged) and self._found else None
+            found = self._found if staged and self._of == dict(staged) and self._found else None
+        if isinstance(found, str) and time.monotonic() - self._found_s > AGAIN_AFTER_S:
+            self.want(staged)
+        return found
 
     def want(self, staged: Mapping[str, KnobValue]) -> None:
         """Ask for a forecast."""
@@ -92,7 +100,7 @@ class Forecaster:
                     return
             found = self.ask(values)
             with self._lock:
-                self._of, self._found = values, found
+                self._of, self._found, self._found_s = values, found, time.monotonic()
             self.on_done()
 
     @property

@@ -16,7 +16,6 @@ from schedtop.console.explain.tries import Tried, TriedValues, Tries
 from schedtop.console.explain.watch import Watch
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
-from schedtop.engine.contract.knobs import BY_NAME
 
 MARKS = {Severity.SEVERE: "!!", Severity.WARNING: "! ", Severity.NOTICE: "i "}
 ROLES = {Severity.SEVERE: "breach", Severity.WARNING: "warn", Severity.NOTICE: "muted"}
@@ -193,7 +192,7 @@ class WhyPanel(_ExplainPanel):
         """Measured values where a forecast can be made, then what no forecast can show."""
         finding = entry.shown
         rows: Rows = []
-        measurable = {advice.knob for advice in finding.advice if advice.knob and BY_NAME[advice.knob].live}
+        measurable = {advice.knob for advice in finding.advice if advice.live}
         if entry.active and measurable and self.tries.can_try:
             rows += self._measured(self.tries.found(finding), self.tries.left(finding), width)
         else:

@@ -35,6 +35,7 @@ class Knob:
     choices: tuple[str, ...] = ()
     flag: str = ""
     vllm: bool = True
+    vllm_flag: str = ""
     step: float = 1
     also: str = ""
     follows: str = ""
@@ -43,6 +44,11 @@ class Knob:
     def option(self) -> str:
         """The command-line flag, spelt as vLLM's where it has one."""
         return self.flag or "--" + self.name.replace("_", "-")
+
+    @property
+    def vllm_option(self) -> str:
+        """vLLM's own flag for it; empty where it has none."""
+        return self.vllm_flag or (self.option if self.vllm else "")
 
 
 class KnobError(ValueError):
@@ -164,6 +170,7 @@ KNOBS: tuple[Knob, ...] = (
         high=8,
         unit="tokens",
         live=True,
+        vllm_flag="--spec-tokens",
         effect="Draft tokens verified per request and step.",
         up="Fewer steps per output where drafts are accepted; rejected drafts take budget.",
         down="No wasted rows when text is unpredictable or the batch is large.",
@@ -213,6 +220,7 @@ KNOBS: tuple[Knob, ...] = (
         unit="blocks",
         optional=True,
         vllm=False,
+        vllm_flag="--num-gpu-blocks-override",
         effect="Usable KV blocks; from the device's memory unless set.",
         up="More requests fit at once.",
         down="A smaller pool, to see it under pressure.",

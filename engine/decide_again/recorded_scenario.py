@@ -47,6 +47,10 @@ def recorded_scenario(config: EngineConfig, given: set[str]) -> Scenario:
         else:
             device, note = _fitted(recording)
             notes.append(note)
+            if header.config.get("kv_groups"):
+                notes.append("its KV groups are simulated as one that keeps everything: fewer requests fit")
+        if header.config.get("num_lookahead_tokens") or header.config.get("drop_last_cached_block"):
+            notes.append("its drafter's own cache is not simulated: hits are up to a block longer")
         spec, plain = config.workload, WorkloadSpec()
         same = all(getattr(spec, name) == getattr(plain, name) for name in ("rate", "time_scale", "start_s"))
         events = outside_events(recording, -1, zero_s(recording), given, with_aborts=same)

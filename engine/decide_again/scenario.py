@@ -61,6 +61,14 @@ class Scenario:
     def is_case(self) -> bool:
         return looks_like_case(Path(self.source))
 
+    def turned(self, name: str, first: Any, since_s: float = 0.0) -> Any:
+        """A knob's value in this run: `first`, or a list of it and those it is set to from `since_s` on."""
+        values = [first]
+        for event in self.events:
+            if event.at_s >= since_s and event.values.get(name, values[-1]) != values[-1]:
+                values.append(event.values[name])
+        return values if len(values) > 1 else first
+
     def build(self) -> Engine:
         """An engine that has not stepped. Raises `ConfigError` for settings that cannot be used."""
         engine = self._build({} if self.from_step else self.changes)

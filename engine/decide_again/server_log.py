@@ -53,6 +53,13 @@ class ServerDriver(Driver):
         self._known_late: set[int] = set()
         self._fresh: set[int] = set()
 
+    @property
+    def doubt(self) -> str:
+        config = self.engine.header.config
+        if config.get("num_speculative_tokens") and "num_lookahead_tokens" not in config:
+            return "an older hook did not tell whether the drafter has a cache of its own"
+        return super().doubt
+
     def begin_at(self, snapshot: Snapshot, records: Iterable[StepRecord]) -> None:
         """Go on from `snapshot` instead of from the server's start; `records` are those after it."""
         engine = self.engine

@@ -16,7 +16,11 @@ def check_change(config: Mapping[str, Any], now: Mapping[str, Any], values: Mapp
     for name, value in values.items():
         knob = BY_NAME.get(name)
         if knob is not None and name not in now:
-            way = f"restart vLLM with {knob.option}" if knob.vllm else "a server takes what its clients send"
+            way = "vLLM has no flag for it, either"
+            if name == "rate":
+                way = "a server takes what its clients send"
+            elif knob.vllm_option:
+                way = f"restart vLLM with {knob.vllm_option}"
             raise KnobError(f"{name} cannot be changed on this server: {way}")
         typed[name] = check_value(name, value, {name: config.get(name) for name in _CEILINGS})
     after = {**now, **typed}

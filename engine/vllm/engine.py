@@ -212,6 +212,8 @@ def fixed_of(header: Header) -> Fixed:
         config["async_scheduling"],
         groups,
         tuple(group.cap(most_tokens) for group in groups),
+        config["num_lookahead_tokens"],
+        header.max_model_len,
     )
 
 

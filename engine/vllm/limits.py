@@ -9,7 +9,7 @@ from typing import Any
 
 from schedtop.engine.contract.telemetry import PROTOCOL, Header
 from schedtop.engine.vllm.events import Applied
-from schedtop.engine.vllm.groups import block_size_of, keys_are_blocks, settings_of, undecided_of
+from schedtop.engine.vllm.groups import block_size_of, keys_are_blocks, settings_of, specs_of, undecided_of
 
 QUEUES = ("kv_holding_waiting", "skipped_waiting", "waiting")
 """In the order in which they are served; no version has all."""
@@ -106,11 +106,22 @@ def scheduler_settings(scheduler: Any) -> dict[str, Any]:
         "long_prefill_token_threshold": config.long_prefill_token_threshold,
         "long_prefill_token_threshold_adaptive": bool(getattr(scheduler, "adaptive_long_prefill_threshold", False)),
         "num_speculative_tokens": int(getattr(scheduler, "num_spec_tokens", 0) or 0),
+        **_drafter(scheduler),
         "draft_slots": int(getattr(speculative, "max_num_new_slots_for_drafting", 0) or 0),
         "async_scheduling": is_async(scheduler),
         "max_batched_tokens_ceiling": most_tokens,
         "max_seqs_ceiling": most_seqs,
         **settings_of(scheduler),
+    }
+
+
+def _drafter(scheduler: Any) -> dict[str, Any]:
+    """How far a drafter with a cache of its own (EAGLE, MTP) reaches into the blocks."""
+    drops = getattr(scheduler, "use_eagle_block_drop", getattr(scheduler, "use_eagle", False))
+    return {
+        "drop_last_cached_block": bool(drops),
+        "num_lookahead_tokens": int(getattr(scheduler, "num_lookahead_tokens", 0) or 0),
+        "prefill_lookahead": int(getattr(scheduler, "num_prefill_lookahead", 0) or 0),
     }
 
 
@@ -174,6 +185,14 @@ def _undecidable(scheduler: Any) -> list[str]:
         found.append("a KV connector")
     if getattr(vllm_config, "lora_config", None) is not None:
         found.append("LoRA")
+    if getattr(scheduler, "dynamic_sd_lookup", None) is not None:
+        found.append("a number of drafts that follows the batch")
+    if getattr(vllm_config, "diffusion_config", None) is not None:
+        found.append("diffusion")
+    coordinator = getattr(scheduler.kv_cache_manager, "coordinator", None)
+    marked = getattr(coordinator, "eagle_group_ids", ())
+    if marked and len(marked) < len(specs_of(scheduler)):
+        found.append("a drafter that keeps its state in some of the KV groups")
     if getattr(scheduler, "max_num_encoder_input_tokens", 0):
         found.append("multimodal inputs")
     if getattr(vllm_config.parallel_config, "pipeline_parallel_size", 1) > 1:

@@ -37,7 +37,8 @@ class Difference(msgspec.Struct, frozen=True):
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a change. `base` and `variant` are reports' documents.
 
-    `changes` maps each knob to its value in the base and in the variant. `divergence` None: every step is the same
+    `changes` maps each knob to its value in the base (a list of them where it was turned on the way) and in the
+    variant. `divergence` None: every step is the same
     in both runs, and `changed` is false.
     """
 
@@ -111,10 +112,12 @@ def compare(
     base_run = scenario.pinned()
     variant_run = base_run.changed(typed, from_step)
     base, variant = base_run.build(), variant_run.build()
-    old = {name: setting(base, name) for name in typed}
+    old, since_s = {name: setting(base, name) for name in typed}, 0.0
 
     def on_step(record: StepRecord) -> None:
+        nonlocal since_s
         if record.step == from_step:  # what changed on the way has changed in both
+            since_s = record.end_s
             old.update((name, setting(base, name)) for name in typed)
 
     sides = (
@@ -131,7 +134,7 @@ def compare(
     return Comparison(
         source=scenario.source,
         device=base.header.device,
-        changes={name: (old[name], value) for name, value in typed.items()},
+        changes={name: (base_run.turned(name, old[name], since_s), value) for name, value in typed.items()},
         from_step=from_step,
         base=documents[0],
         variant=documents[1],

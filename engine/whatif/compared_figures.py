@@ -8,6 +8,9 @@ from typing import Any
 
 from schedtop.engine.offline.report_text import duration_text, percent_text
 
+MOST_VALUES = 4
+"""Of one knob, one after the other, that are written out."""
+
 SHARES = ("p50", "p95", "p99")
 """The percentiles that runs are compared by."""
 
@@ -123,7 +126,10 @@ def change_text(figure: Figure, base: float | None, variant: float | None) -> st
 
 
 def setting_text(value: Any) -> str:
-    """A knob's value for reading."""
+    """A knob's value for reading; of a list, its values one after the other."""
+    if isinstance(value, list):
+        shown = value if len(value) <= MOST_VALUES else [value[0], "…", value[-1]]
+        return ", then ".join(map(setting_text, shown))
     if isinstance(value, bool):
         return "on" if value else "off"
     return "unset" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -75,7 +75,7 @@ def sweep(
     """
     base_run = scenario.pinned()
     base = base_run.build()
-    values_now = {name: setting(base, name) for name in vary}
+    values_now = {name: base_run.turned(name, setting(base, name)) for name in vary}
     points = combinations(vary)
     if values_now not in points:
         points.insert(0, {})

@@ -29,7 +29,13 @@ class RandomRun:
     asynchronous; aborts may come right before results."""
 
     def __init__(
-        self, seed: int, path: Path, overlaps: bool, drafts: int = 0, windows: tuple[int | None, ...] = (None,)
+        self,
+        seed: int,
+        path: Path,
+        overlaps: bool,
+        drafts: int = 0,
+        windows: tuple[int | None, ...] = (None,),
+        drafter: str = "ngram",
     ) -> None:
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
@@ -47,6 +53,7 @@ class RandomRun:
             "max_model_len": 1024,
             "num_speculative_tokens": drafts,
             "windows": windows,
+            "drafter": drafter,
         }
         with pytest.MonkeyPatch.context() as patch:  # no thread: what the hook notes is taken here
             patch.setattr("schedtop.engine.vllm.plugin._begin", Hook)

@@ -116,6 +116,23 @@ def test_whatever_happens_is_decided_alike(overlaps: bool, drafts: int, seed: in
     assert verdict.steps == recording.num_steps > 0
 
 
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("windows", [(None,), (48,), (None, 32)])
+def test_a_drafter_with_a_cache_of_its_own_is_decided_alike(
+    windows: tuple[int | None, ...], overlaps: bool, seed: int, tmp_path: Path
+) -> None:
+    """Its header says what EAGLE asks of the blocks."""
+    run = RandomRun(seed, tmp_path / "run.rec", overlaps, 3, windows, "eagle")
+    run.go()
+    with Recording(tmp_path / "run.rec") as recording:
+        config, verdict = recording.header.config, verify_recording(recording)
+    asked = (config["drop_last_cached_block"], config["num_lookahead_tokens"], config["prefill_lookahead"])
+    assert asked == (True, 3, 1)
+    assert verdict.equal, str(verdict.difference)
+    assert verdict.steps == recording.num_steps > 0
+
+
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("drafts", [0, 3])
 @pytest.mark.parametrize("overlaps", [False, True])

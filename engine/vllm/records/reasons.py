@@ -18,7 +18,8 @@ _STATUSES = (
 
 class Fixed(NamedTuple):
     """What of a scheduler never changes. `caps` are the most blocks of each KV group that the full-sequence check asks
-    for; `gives_back`: some group does not keep all of its blocks."""
+    for; `gives_back`: some group does not keep all of its blocks. `lookahead`: tokens behind those of a step that a
+    drafter writes, too, up to the `longest` a request may be."""
 
     block_size: int
     draft_slots: int
@@ -28,6 +29,8 @@ class Fixed(NamedTuple):
     overlaps: bool
     groups: tuple[Group, ...]
     caps: tuple[int, ...]
+    lookahead: int
+    longest: int
 
     @property
     def gives_back(self) -> bool:
@@ -78,10 +81,11 @@ def _short_of_blocks(seen: Scheduled, head: HeadSeen, number: int, chunk: int, f
     free = seen.num_free
     held = head.hit_blocks or (0,) * len(fixed.groups)
 
-    def needed(num_tokens: int, caps: tuple[int, ...] | None = None) -> int:
-        return head.revived + fresh_need(fixed.groups, held, head.hit_tokens, num_tokens, num_tokens, caps)
+    def needed(num_tokens: int, lookahead: int, caps: tuple[int, ...] | None = None) -> int:
+        main, ahead = min(num_tokens, fixed.longest), min(num_tokens + lookahead, fixed.longest)
+        return head.revived + fresh_need(fixed.groups, held, head.hit_tokens, main, ahead, caps)
 
-    need, whole = needed(head.hit_tokens + chunk), needed(head.num_tokens, fixed.caps)
+    need, whole = needed(head.hit_tokens + chunk, fixed.lookahead), needed(head.num_tokens, 0, fixed.caps)
     most = max(need, whole) if seen.full_sequence else need
     watermark = seen.watermark_blocks if seen.num_running else 0
     if need > free:

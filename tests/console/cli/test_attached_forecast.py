@@ -87,3 +87,19 @@ def test_answers_are_as_long_as_they_became(make_forecast: tuple[AttachedForecas
     allowed = msgspec.structs.replace(arrival, number=finish.number, max_tokens=100_000)
     assert seen.as_long(allowed).max_tokens == finish.output_tokens
     assert seen.as_long(arrival) == arrival
+
+
+def test_steps_of_another_session_are_forgotten(
+    engine: Engine, make_forecast: tuple[AttachedForecast, SeenSteps]
+) -> None:
+    """A server that was started again numbers its requests anew."""
+    _, seen = make_forecast
+    record = engine.step()
+    assert record is not None
+    header, _ = as_real(engine)
+    seen.begin(header)
+    seen.take(record)
+    seen.begin(header)  # the same one, after a lost connection
+    assert seen.records() == [record]
+    seen.begin(msgspec.structs.replace(header, started_at=header.started_at + 1))
+    assert not seen.records()

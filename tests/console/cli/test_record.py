@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from schedtop.console.cli.record import Recorder
+from schedtop.console.cli.record_process import RecordProcess
 from schedtop.engine.channel.client import ChannelClient
 from schedtop.engine.channel.protocol import encode
 from schedtop.engine.channel.server import ChannelServer
@@ -57,6 +58,19 @@ def test_ctrl_c_ends_a_recording_that_is_whole(tmp_path: Path) -> None:
             assert process.wait(30) == 0
     with Recording(path) as recording:
         assert recording.truncated is None and not recording.num_records
+
+
+def test_a_consoles_recording_ends_with_the_engine_and_says_so(tmp_path: Path) -> None:
+    address, recording = f"unix:{tmp_path}/e.sock", RecordProcess(f"unix:{tmp_path}/e.sock")
+    source = Run("0.32")
+    with ChannelServer(address) as server:
+        server.ready(source.hook.facts.header, lambda: source.maker.snapshot(0.0))
+        recording.start(tmp_path / "run.rec")
+        while not (tmp_path / "run.rec").exists():
+            server.poll(0.05)
+    while (words := recording.ended()) is None:
+        threading.Event().wait(0.02)
+    assert words == f"{tmp_path}/run.rec: 0 steps, from the engine's start"
 
 
 def test_nobody_there_is_bad_input(tmp_path: Path) -> None:

@@ -169,6 +169,25 @@ def test_advice_is_about_what_holds_the_head(
     assert advised(reason, **scheduler) == advice
 
 
+def test_a_server_is_told_its_own_flags() -> None:
+    """What its start-up values bound, or it cannot turn at all, takes a restart; in the embedded engine it does not."""
+    requests = [ask(i, 20, 4000, priority=1) for i in range(4)]
+    requests += stream(10, 0.2, 50, 20, start_s=0.5, priority=-1)
+    run = serve(requests, 4, max_num_seqs=4, policy="priority")
+    titles = [advice.title for advice in run.findings()["inverted-priority"].advice]
+    assert titles[0] == "max_num_seqs up (now 4)"
+    config = {**run.header.config, "max_seqs_ceiling": 4}
+    run.header = msgspec.structs.replace(run.header, source="vllm", config=config)
+    told = run.findings()["inverted-priority"].advice[0]
+    assert told.title == "max_num_seqs up (now 4), at start-up: --max-num-seqs" and not told.live
+    run.records = [
+        msgspec.structs.replace(r, head=msgspec.structs.replace(r.head, reason="blocks")) if r.head else r
+        for r in run.records
+    ]
+    (blocks,) = run.findings()["inverted-priority"].advice
+    assert blocks.title.endswith("at start-up: --num-gpu-blocks-override")
+
+
 def test_a_head_without_numbers_tells_none() -> None:
     """Who waits after a preemption in the same step was not judged: nothing is known of its need."""
     run = large(300)

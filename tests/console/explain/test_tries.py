@@ -101,6 +101,30 @@ def test_the_first_values_are_known_while_others_are_worked_out() -> None:
     assert found is not None and len(found.tried) == 3 and not tries.left(finding)
 
 
+def test_what_could_not_be_forecast_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that was just joined has seen too few steps, a minute later it has not."""
+    monkeypatch.setattr("schedtop.console.knobs.forecast.AGAIN_AFTER_S", 0.0)
+    same, told, answers = {"ttft_p50_s": Estimate(1.0, 0.0)}, threading.Semaphore(0), 0
+
+    def later(*_: Any) -> Forecast:
+        nonlocal answers
+        answers += 1
+        if answers < 3:
+            raise ValueError(f"only {answers} steps were seen")
+        return Forecast(horizon_s=10.0, replicas=1, rate=1.0, base=same, staged=same, change=same, warnings=[])
+
+    forecaster, staged = Forecaster(staging_of(capped()).history, later, told.release), {"max_num_seqs": 2}
+    forecaster.want(staged)
+    for expected in ("only 1 steps were seen", "only 2 steps were seen"):
+        told.acquire()
+        while forecaster.busy:
+            threading.Event().wait(0.001)
+        assert forecaster.found(staged) == expected
+    told.acquire()
+    assert isinstance(forecaster.found(staged), Forecast)
+    assert answers == 3
+
+
 async def explained(make_forecast: Any) -> tuple[ConsoleApp, list[str]]:
     """The Explain screen on a sequence cap far too low: as it stands once all has been tried, then after Enter."""
     link, clock = PlayedLink(capped().messages), Clock()

@@ -12,7 +12,7 @@ from schedtop.console.fleet.app import FleetApp
 from schedtop.console.fleet.rows import Row, imbalances, summed
 from schedtop.engine.scrape import fetch
 from schedtop.engine.scrape.page import PageError
-from textual.widgets import DataTable
+from textual.widgets import DataTable, Static
 
 from tests.console.fleet.fake_server import PLAIN, Answer, Server, page
 
@@ -155,7 +155,10 @@ async def test_the_screen_shows_a_row_per_engine_and_their_sum(server: Server) -
         server.answer = (503, PLAIN, b"")
         members.pages[0].fetch_once()
         app.look()
-        assert "503" in str(table.get_row_at(0)[-1]) and table.row_count == 2
+        assert str(table.get_row_at(0)[1]) == "!" and table.row_count == 2
+        await pilot.resize_terminal(80, 24)
+        causes = app.query_one("#causes", Static)
+        assert "503" in str(causes.content) and causes.region.bottom <= 24
         await pilot.press("q")
 
 

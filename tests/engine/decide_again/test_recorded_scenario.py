@@ -13,6 +13,7 @@ from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadS
 from schedtop.engine.contract.telemetry import Header, StepRecord
 from schedtop.engine.decide_again.recorded_scenario import recorded_scenario
 from schedtop.engine.recording.arrivals import looks_like_recording
+from schedtop.engine.recording.reader import Recording
 from schedtop.engine.recording.writer import RecordingWriter
 from schedtop.engine.step.engine import Engine
 from schedtop.engine.whatif.compare import compare
@@ -93,7 +94,7 @@ def test_what_changed_in_the_recording_before_a_later_step_changes_in_both_runs(
     comparison = compare(scenario, {"max_num_seqs": 12}, from_step=80)
     assert comparison.divergence is not None and comparison.divergence.step > 80
     assert comparison.changes == {"max_num_seqs": (4, 12)}
-    assert compare(scenario, {"max_num_seqs": 12}).changes == {"max_num_seqs": (24, 12)}
+    assert compare(scenario, {"max_num_seqs": 12}).changes == {"max_num_seqs": ([24, 4], 12)}
     assert not compare(scenario, {"max_num_seqs": 4}, from_step=80).changed
 
 
@@ -139,3 +140,32 @@ def test_headers_say_what_a_run_needs() -> None:
     assert header.settings["seed"] == 9
     assert header.settings["tensor_parallel_size"] == 2
     assert header.settings["vocab_size"] > 1000
+
+
+def test_what_of_a_server_is_not_simulated_is_said(tmp_path: Path) -> None:
+    config = {
+        "num_lookahead_tokens": 3,
+        "drop_last_cached_block": True,
+        "kv_groups": [{"full": True}, {"window": 32}],
+    }
+    record(tmp_path / "plain.rec", header={"device": "cpu", "simulated_clock": False})
+    record(
+        tmp_path / "server.rec",
+        header={
+            "device": "cpu",
+            "simulated_clock": False,
+            "config": {**header_of(tmp_path / "plain.rec"), **config},
+        },
+    )
+    plain, server = (
+        recorded_scenario(EngineConfig(workload=WorkloadSpec(source=str(tmp_path / name))), set()).notes
+        for name in ("plain.rec", "server.rec")
+    )
+    assert not any("not simulated" in note or "KV groups" in note for note in plain)
+    assert any("its drafter's own cache is not simulated" in note for note in server)
+    assert any("its KV groups are simulated as one" in note for note in server)
+
+
+def header_of(path: Path) -> dict[str, Any]:
+    with Recording(path) as recording:
+        return recording.header.config

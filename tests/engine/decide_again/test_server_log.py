@@ -78,3 +78,20 @@ def test_a_recording_without_the_order_of_things_is_refused() -> None:
     config = {name: value for name, value in header.config.items() if name != "async_scheduling"}
     with pytest.raises(RecordingError, match="an older hook, which did not tell in which order"):
         driver_of(msgspec.structs.replace(header, config=config), "old.rec")
+
+
+def test_without_word_of_the_drafters_cache_a_difference_is_a_refusal(tmp_path: Path) -> None:
+    """What EAGLE asks of the blocks was not in the headers of older hooks."""
+    with Recording(Path(__file__).parent / "servers" / "eagle-async.rec") as recording:
+        untold = {"drop_last_cached_block", "num_lookahead_tokens", "prefill_lookahead"}
+        assert untold <= recording.header.config.keys()
+        config = {name: value for name, value in recording.header.config.items() if name not in untold}
+        header, first = msgspec.structs.replace(recording.header, config=config), recording.keyframe_before(0)[0]
+        with closing(RecordingWriter(str(tmp_path / "old.rec"), header, lambda: first)) as writer:
+            for record in recording.records():
+                writer.write(record)
+    with (
+        Recording(tmp_path / "old.rec") as recording,
+        pytest.raises(RecordingError, match="did not tell whether the drafter has a cache"),
+    ):
+        verify_recording(recording)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 from msgspec import structs
 from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
 from schedtop.engine.contract.latencies.slo import Slo
-from schedtop.engine.decide_again.scenario import Scenario
+from schedtop.engine.decide_again.scenario import KnobEvent, Scenario
+from schedtop.engine.whatif.compare import compare
 from schedtop.engine.whatif.ranking import pareto_set, ranked
 from schedtop.engine.whatif.sweep import combinations, parse_vary, run_key, sweep
 
@@ -35,6 +37,21 @@ def test_every_combination_and_the_settings_as_they_are(unbroken: dict[str, Any]
 def test_settings_as_they_are_are_not_run_twice() -> None:
     outcome = sweep(SCENARIO, {"max_num_seqs": [2, 128]}, None)
     assert [run["base"] for run in outcome.as_dict()["runs"]] == [False, True]
+
+
+def test_a_base_that_was_turned_on_the_way_is_no_combination() -> None:
+    """What-if and sweep have the same base."""
+    turned = replace(SCENARIO, events=(KnobEvent(0.1, {"max_num_seqs": 2}),))
+    comparison, outcome = (
+        compare(turned, {"max_num_seqs": 128}, SLO),
+        sweep(turned, {"max_num_seqs": [2, 128]}, SLO),
+    )
+    base, *others = outcome.as_dict()["runs"]
+    assert base["base"] and base["settings"] == {"max_num_seqs": [128, 2]} and base["report"] == comparison.base
+    assert [run["settings"]["max_num_seqs"] for run in others] == [2, 128]
+    assert others[1]["report"] == comparison.variant != comparison.base
+    assert comparison.changes == {"max_num_seqs": ([128, 2], 128)}
+    assert "128, then 2" in comparison.as_text() and "128, then 2" in outcome.as_text()
 
 
 def test_a_killed_sweep_goes_on_and_ends_the_same(tmp_path: Path, unbroken: dict[str, Any]) -> None:
