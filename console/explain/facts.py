@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 from schedtop.console.drawing import text
 from schedtop.engine.contract.knobs import LIVE, live_values
 from schedtop.engine.contract.kv_groups import has_windows
@@ -67,8 +68,7 @@ _MAX_PREFIXES = 8192
 Event = TypeVar("Event", bound=Message)
 
 
-@dataclass(frozen=True, slots=True)
-class Marked(Generic[Event]):
+class Marked(Struct, Generic[Event], frozen=True):
     """An event with its step."""
 
     seq: int
