@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import ClassVar
 
-from rich.style import Style
 from schedtop.console.drawing import text
 from schedtop.console.drawing.layout import COMPACT
 from schedtop.console.drawing.line import Line
+from schedtop.console.drawing.styles import BOLD_REVERSED
 from schedtop.console.view import ReplayStatus, View
 from schedtop.console.widgets.panel import Drawn
 from schedtop.engine.contract.workload_notes import notices
@@ -44,7 +44,7 @@ the engine's last message. REC: a recording is being written (W). A simulated en
         under = palette.on("text", "surface")
         line = Line().add(" schedtop ", palette.on("accent", "surface"))
         word, role = self.mode()
-        line.add(f" {word} ", palette.on(role, "surface") + Style(reverse=True, bold=True)).add(" ", under)
+        line.add(f" {word} ", palette.on(role, "surface") + BOLD_REVERSED).add(" ", under)
         clock = self.clock() if width >= COMPACT[0] else ""
         room = width - len(clock) - 3
         left_out = False
