@@ -24,8 +24,9 @@ class HeaderBar(Drawn):
     HELP: ClassVar[str] = """\
 Fields that do not fit are dropped, findings and read-only last, and … says so. Below 80 columns running and waiting
 requests stand in the place of the clock.
-step/s, out and in are per second of the engine's clock, over the seconds that stand before them; age is the time since
-the engine's last message. REC: a recording is being written (W). A simulated engine's clock (sim) starts at 0."""
+step/s, out and in are per second of the engine's clock, over the seconds that stand before them; age is that of what is
+shown: the time since the engine's last message, more while its last minutes are still being read. REC: a recording is
+being written (W). A simulated engine's clock (sim) starts at 0."""
 
     def __init__(self, view: View, *, id: str) -> None:
         super().__init__(view, id=id)
