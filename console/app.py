@@ -322,6 +322,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
         """How the link stands now."""
         view = self.view
         view.link, view.received_at_s = self.feed.status, self.feed.received_at_s
+        view.behind_s = self.feed.behind_s
         view.lag_s = self._driver.lag_s if isinstance(self._driver, ConsoleDriver) else 0.0
         if view.palette.faded != (view.stale and view.pinned is None):
             view.palette = self._palette(view.palette.theme, faded=not view.palette.faded)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -35,6 +36,7 @@ class Commanded(Protocol):
 
     status: LinkStatus
     received_at_s: float | None
+    behind_s: float
     why_ended: Callable[[], str | None] | None
 
     def start(self) -> None: ...
@@ -75,6 +77,8 @@ class Feed(Commanded):
         self.history = history
         self.status = LinkStatus("connecting", since_s=now())
         self.received_at_s: float | None = None
+        self.behind_s = 0.0  # by so much the record read last is older than it came
+        self._joined_at_s = self._newest_s = -math.inf
         self.why_ended: Callable[[], str | None] | None = None
         self._link = link
         self._on_change, self._on_reply, self._reopen, self._now = on_change, on_reply, reopen, now
@@ -141,7 +145,11 @@ class Feed(Commanded):
             return
         with self.history.lock:
             self.history.apply(message)
-            self.received_at_s = self._now()
+            self.received_at_s = now_s = self._now()
+            if isinstance(message, Header) and message.newest_s is not None:
+                self._joined_at_s, self._newest_s = now_s, message.newest_s
+            left_s = self._newest_s - self.history.live.clock_s
+            self.behind_s = now_s - self._joined_at_s + left_s if left_s > 0 else 0.0
         if self.status.state == "open" and isinstance(message, StepRecord):  # nearly all: thousands a second
             self._tell()
             return

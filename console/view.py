@@ -76,6 +76,7 @@ class View:
     edge: int = -1
     edge_s: float = 0.0
     received_at_s: float | None = None
+    behind_s: float = 0.0
     lag_s: float = 0.0
     badge: str = ""
     guide: str = ""
@@ -174,7 +175,13 @@ class View:
 
     @property
     def age_s(self) -> float | None:
-        """Seconds since the last message of the engine, as far as the terminal shows it; None before the first."""
-        if self.received_at_s is None:
+        """How old what the terminal shows is: the time since the last message of the engine, more while the last
+        minutes are still being read; None before the first."""
+        if self.silent_s is None:
             return None
-        return max(0.0, self.now() - self.received_at_s) + (self.lag_s if self.lag_s > LAG_S else 0.0)
+        return self.silent_s + self.behind_s + (self.lag_s if self.lag_s > LAG_S else 0.0)
+
+    @property
+    def silent_s(self) -> float | None:
+        """Seconds since the last message of the engine; None before the first."""
+        return None if self.received_at_s is None else max(0.0, self.now() - self.received_at_s)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from msgspec.structs import replace
 from schedtop.console.cli.engine_flags import TOKEN_FILE
 from schedtop.console.cli.errors import FAILED, CommandError, check_writable, say
 from schedtop.console.cli.fleet import is_page
@@ -126,7 +127,7 @@ class Recorder:
 
     def _take(self, message: Any) -> None:
         if isinstance(message, Header):
-            self._header = message
+            self._header = replace(message, newest_s=None)
         elif isinstance(message, Snapshot):
             if self._writer is not None:
                 self.lost = f"{message.dropped} records were lost: the recording ends at step {self._state.step}"

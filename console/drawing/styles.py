@@ -8,9 +8,19 @@ from rich.color import Color
 from rich.style import Style
 from schedtop.themes.load import Theme
 
+BOLD, LIGHT, REVERSED = Style(bold=True), Style(bold=False), Style(reverse=True)
+BOLD_REVERSED = BOLD + REVERSED
+"""To be added to others: made anew, each costs more than the line it is for."""
+
 _UNDER = ("background", "surface", "cursor", "late")
 _TINT = 0.85
 """How far the ground of a late row is from the colour of a breach towards the background."""
+
+
+@lru_cache(256)
+def clickable(action: str) -> Style:
+    """Where the mouse carries out an action."""
+    return Style(meta={"@click": f"screen.act('{action}')"})
 
 
 class Palette:

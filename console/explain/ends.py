@@ -57,8 +57,10 @@ def find_refused(window: Window) -> Finding | None:
 def find_aborted(window: Window) -> Finding | None:
     """Prompts are computed for clients who leave before the first output."""
     wasted, scheduled = window.count("aborted_prefill_tokens"), window.count("scheduled_tokens")
+    if not wasted or wasted < table.WASTED.value * max(scheduled, 1):
+        return None
     aborts = [item for item in window.ends if item.event.reason == FinishReason.ABORT and item.event.ttft_s is None]
-    if not aborts or wasted < table.WASTED.value * max(scheduled, 1):
+    if not aborts:
         return None
     links = (
         Link(

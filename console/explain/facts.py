@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 from schedtop.console.drawing import text
 from schedtop.engine.contract.knobs import LIVE, live_values
 from schedtop.engine.contract.kv_groups import has_windows
@@ -67,8 +68,7 @@ _MAX_PREFIXES = 8192
 Event = TypeVar("Event", bound=Message)
 
 
-@dataclass(frozen=True, slots=True)
-class Marked(Generic[Event]):
+class Marked(Struct, Generic[Event], frozen=True):
     """An event with its step."""
 
     seq: int
@@ -301,16 +301,19 @@ class Facts:
             self._dropped += left + (0 if finish.output_tokens else gone.arrival.prompt_tokens)
 
     def _take_deferred(self, record: StepRecord) -> None:
-        self.deferred = dict(record.deferred)
-        if not self.deferred:
-            self._deferred_since_s, self.deferred_s = None, 0.0
+        if not record.deferred:
+            if self.deferred:
+                self.deferred, self._deferred_since_s, self.deferred_s = {}, None, 0.0
             return
+        self.deferred = dict(record.deferred)
         if self._deferred_since_s is None:
             self._deferred_since_s = record.end_s
         self.deferred_s = record.end_s - self._deferred_since_s
 
     def overtaken(self) -> dict[int, int]:
         """By waiting request: how many that came later were admitted while it waited, as far as it is known."""
+        if not any(known.waiting for known in self.known.values()):
+            return {}
         numbers = np.array([number for number, _ in self._admitted], dtype=np.int64)
         at_s = np.array([at_s for _, at_s in self._admitted])
         order = np.sort(numbers)

@@ -13,7 +13,7 @@ _BAD_SHARE = 0.25
 
 def find_prompts(window: Window) -> Finding | None:
     """Gaps stall beside prompts, and only there."""
-    if window.window_s < table.MIN_SPAN.value or len(window.itl_s) < table.MIN_GAPS.value:
+    if window.window_s < table.MIN_SPAN.value or window.num_gaps < table.MIN_GAPS.value:
         return None
     if window.stall_share < table.STALL_SHARE.value:
         return None
@@ -46,9 +46,9 @@ def find_spikes(window: Window) -> Finding | None:
     bound_s = window.bounds.itl_s
     if bound_s is None or not len(window.steps):
         return None
-    past = window.itl_s > bound_s
-    if int(past.sum()) < table.SPIKES.value or window.stall_share >= table.STALL_SHARE.value:
+    if window.gaps_above(bound_s) < table.SPIKES.value or window.stall_share >= table.STALL_SHARE.value:
         return None
+    past = window.itl_s > bound_s
     rows = np.unique(window.itl_step[past])
     slow: Mask = np.zeros(len(window.steps), dtype=np.bool_)
     slow[rows] = True

@@ -42,7 +42,7 @@ class Watch:
     def look(self, view: View) -> None:
         """Look now. A live engine that says nothing is itself a symptom; one that has ended is not."""
         facts = self.log.diagnosis.facts
-        silent_s = view.age_s if view.link.state == "open" else None
+        silent_s = view.silent_s if view.link.state == "open" else None
         self._looks_there = self._looks_there + 1 if facts.seq == self._looked_seq else 1
         self._looked_seq = facts.seq
         if self._looks_there > table.LOOKS.value and (silent_s is None or silent_s < table.SILENT.value):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Reversible
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
+from operator import attrgetter, itemgetter
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,7 +22,7 @@ from schedtop.engine.contract.telemetry import Finish, KnobChange, Limiter, Pree
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp]
 Gaps = npt.NDArray[np.float32]
-Event = TypeVar("Event")
+Item = TypeVar("Item")
 
 _INDEX = {name: index for index, name in enumerate(COLUMNS)}
 _MAX_SPANS = 5
@@ -107,13 +109,13 @@ class Window:
     @cached_property
     def firsts(self) -> FloatArray:
         """First tokens with known queue time: (n, 4) of seq, time, TTFT and queue time in seconds."""
-        found = [item for item in self.facts.firsts if item[0] >= self.first_seq and item[3] == item[3]]
+        found = [item for item in self._since(self.facts.firsts, itemgetter(0)) if item[3] == item[3]]
         return np.array(found, dtype=np.float64).reshape(-1, 4)
 
     @cached_property
     def ttft(self) -> Cohort:
         """TTFT of those who got their first token in the window, and of those who wait for it at its end."""
-        known = [ttft_s for seq, _, ttft_s, _ in self.facts.firsts if seq >= self.first_seq]
+        known = [ttft_s for _, _, ttft_s, _ in self._since(self.facts.firsts, itemgetter(0))]
         waits = [self.end_s - item.arrival.arrival_s for item in self.facts.known.values() if not item.served]
         return cohort(known, waits)
 
@@ -144,8 +146,17 @@ class Window:
         return float("inf") if self.itl_p50_p95 is None else table.STALL.value * self.itl_p50_p95[0]
 
     @cached_property
+    def num_gaps(self) -> int:
+        """How many `itl_s` there are: hundreds of thousands, which need not be copied for that."""
+        return int(np.count_nonzero(self._all_gaps == self._all_gaps))
+
+    def gaps_above(self, bound_s: float) -> int:
+        """How many of `itl_s` are longer."""
+        return int(np.count_nonzero(self._all_gaps > bound_s))
+
+    @cached_property
     def stall_share(self) -> float:
-        return float((self.itl_s > self.stall_s).mean()) if len(self.itl_s) else 0.0
+        return self.gaps_above(self.stall_s) / self.num_gaps if self.num_gaps else 0.0
 
     @property
     def itl_smooth(self) -> bool:
@@ -214,17 +225,21 @@ class Window:
 
     # Events
 
+    def _since(self, items: Reversible[Item], seq: Callable[[Item], int]) -> list[Item]:
+        """The items of the window, from the newest back: it is often the smaller part."""
+        return [*takewhile(lambda item: seq(item) >= self.first_seq, reversed(items))][::-1]
+
     @cached_property
     def preemptions(self) -> list[Marked[Preemption]]:
-        return [item for item in self.facts.preemptions if item.seq >= self.first_seq]
+        return self._since(self.facts.preemptions, attrgetter("seq"))
 
     @cached_property
     def ends(self) -> list[Marked[Finish]]:
-        return [item for item in self.facts.ends if item.seq >= self.first_seq]
+        return self._since(self.facts.ends, attrgetter("seq"))
 
     @cached_property
     def refusals(self) -> list[Marked[Refusal]]:
-        return [item for item in self.facts.refusals if item.seq >= self.first_seq]
+        return self._since(self.facts.refusals, attrgetter("seq"))
 
     def count(self, name: str) -> int:
         """By how much a running total grew over the window."""
@@ -250,7 +265,7 @@ class Window:
 
     @cached_property
     def changes(self) -> list[Marked[KnobChange]]:
-        return [item for item in self.facts.changes if item.seq >= self.first_seq]
+        return self._since(self.facts.changes, attrgetter("seq"))
 
     @property
     def trend(self) -> list[Second]:

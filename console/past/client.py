@@ -37,12 +37,19 @@ class ClientLatencies:
         self._first = 0
         self._read = -1  # the newest record's seq
         self._felt: dict[int, Felt] = {}
+        self._reported = False  # a request's time before the scheduler, so far
 
     def window(self, history: Past, moment: Moment, window_s: float) -> dict[str, Cohort]:
         last = int(moment.clock_s // BUCKET_S)
         first = last - max(1, round(window_s / BUCKET_S)) + 1
         waits = Waits(history, moment)
-        for record in self._unread(history, moment, first, last):
+        goes_on = self._kept_of is history.latency and first >= self._first and moment.seq >= self._read
+        records = list(self._unread(history, moment, first, last))
+        self._reported |= waits.known or any(
+            arrival.client_wait_s is not None for record in records for arrival in record.arrivals
+        )
+        # Whoever ended since the last time was live then, or arrived since.
+        for record in records if self._reported or not goes_on else ():
             for kind, client_s in waits.latencies(record):
                 second = self._felt.setdefault(int(record.end_s // BUCKET_S), (array("d"), array("d")))
                 second[KINDS.index(kind)].append(client_s)

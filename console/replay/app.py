@@ -71,6 +71,7 @@ class PlayerFeed(Commanded):
     def __init__(self) -> None:
         self.status = LinkStatus("replay")
         self.received_at_s = self.why_ended = None
+        self.behind_s = 0.0
 
     def start(self) -> None:
         """Nothing to start: the app plays."""

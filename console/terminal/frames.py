@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import compress, count, repeat
-from operator import ne
+from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 from rich.cells import cell_len
 from rich.color import ColorSystem
 from textual._compositor import ChopsUpdate, LayoutUpdate
 from textual.strip import Strip
 
-Cell = tuple[str, str]
-"""A character and the SGR codes of its style; the second half of a wide one is empty."""
+Cells = npt.NDArray[np.uint64]
+"""By line and column: the number of the style's SGR codes above, the character's code point below `_STYLE` bits. The
+second half of a wide character is 0 there."""
 
-_UNKNOWN: Cell = ("", "?")
+_STYLE = np.uint64(32)
+_CHAR = np.uint64((1 << 32) - 1)
+_UNKNOWN = np.uint64((1 << 64) - 1)
 _NEAR = 3
 """Unchanged cells that are written again where stepping over them takes as many bytes."""
 
@@ -45,69 +48,62 @@ class Frames:
 
     def __init__(self) -> None:
         self.size = (0, 0)
-        self._wanted: list[list[Cell]] = []
-        self._shown: list[list[Cell]] = []
-        self._dirty: set[int] = set()
+        self._wanted: Cells = np.zeros((0, 0), dtype=np.uint64)
+        self._shown = self._wanted
+        self._styles: dict[str, int] = {"": 0}  # as many as the themes have
         self._looks: dict[str, Look] = {}
         self._turns: dict[tuple[str | None, str], str] = {}
 
     def forget(self) -> None:
         """Nothing is known of what the terminal shows."""
-        width, height = self.size
-        self._shown = [[_UNKNOWN] * width for _ in range(height)]
-        self._dirty = set(range(height))
+        self._shown = np.full_like(self._wanted, _UNKNOWN)
 
     def take(self, update: ChopsUpdate | LayoutUpdate, size: tuple[int, int], colours: ColorSystem) -> None:
         """Note a part of the screen."""
         if size != self.size:
             self.size = size
-            self._wanted = [[(" ", "")] * size[0] for _ in range(size[1])]
+            self._wanted = np.full(size[::-1], ord(" "), dtype=np.uint64)
             self.forget()
         for y, x, strip in _pieces(update):
             if 0 <= y < size[1]:
                 self._put(y, x, strip, colours)
 
     def _put(self, y: int, x: int, strip: Strip, colours: ColorSystem) -> None:
-        cells: list[Cell] = []
+        pieces, styles = [], []
         for words, style, control in strip:
             if control:
                 continue
             ansi = "" if style is None else style._ansi
             if ansi is None and style is not None:
                 ansi = Strip.render_ansi(style, colours)
-            codes = ansi or ""
-            if words.isascii() or _NARROW.issuperset(words):
-                cells += zip(words, repeat(codes))
-            else:
-                for char in words:
-                    width = cell_len(char)
-                    cells += [(char, codes), *[("", codes)] * (width - 1)] if width else []
-        line = self._wanted[y]
-        room = len(line) - x
-        if line[x : x + len(cells)] != cells[:room]:
-            line[x : x + len(cells)] = cells[:room]
-            self._dirty.add(y)
+            pieces.append(words if words.isascii() or _NARROW.issuperset(words) else _spread(words))
+            styles.append(self._styles.setdefault(ansi or "", len(self._styles)))
+        chars = np.frombuffer("".join(pieces).encode("utf-32-le", "replace"), dtype="<u4")
+        codes = np.repeat(np.array(styles, dtype=np.uint64) << _STYLE, [len(words) for words in pieces])
+        line = self._wanted[y, x:]
+        num = min(len(line), len(chars))
+        np.bitwise_or(codes[:num], chars[:num], out=line[:num])
 
     def changes(self) -> str:
         """What to write so that the terminal shows what is wanted; it then counts as shown."""
         out: list[str] = []
-        now = None
-        for y in sorted(self._dirty):
-            wanted, shown = self._wanted[y], self._shown[y]
+        now, codes_of = None, list(self._styles)
+        changed = (self._wanted != self._shown) & (self._wanted & _CHAR != 0)
+        for y in np.flatnonzero(changed.any(axis=1)).tolist():
+            chars, styles = ((self._wanted[y] & _CHAR).tolist(), (self._wanted[y] >> _STYLE).tolist())
             at = -1
-            for x in _differing(wanted, shown):
+            for x in _written(np.flatnonzero(changed[y]).tolist(), chars):
                 if at < 0 or x < at:
                     out.append(f"\x1b[{y + 1};{x + 1}H")
                 elif x > at:
                     out.append(f"\x1b[{x - at}C")
-                char, codes = wanted[x]
+                char, codes = chr(chars[x]), codes_of[styles[x]]
                 if codes != now and not (char == " " and now is not None and self._same_blank(now, codes)):
                     out.append(self._turn(now, codes))
                     now = codes
                 out.append(char)
                 at = x + (cell_len(char) if not char.isascii() else 1)
-            self._shown[y] = wanted.copy()
-        self._dirty.clear()
+        self._shown = self._wanted.copy()
         if now:
             out.append("\x1b[0m")
         return "".join(out)
@@ -187,13 +183,16 @@ def _pieces(update: ChopsUpdate | LayoutUpdate) -> Iterator[tuple[int, int, Stri
                 yield y, x, part if end <= last else part.crop(0, last - x)
 
 
-def _differing(wanted: list[Cell], shown: list[Cell]) -> Iterable[int]:
-    """The cells to write: those that differ, and the few between two of them."""
+def _spread(words: str) -> str:
+    """A character for each cell: the second half of a wide one has its own."""
+    return "".join([char + "\0" * (width - 1) for char in words if (width := cell_len(char))])
+
+
+def _written(changed: list[int], chars: list[int]) -> Iterator[int]:
+    """The cells to write: those that changed, and the few between two of them."""
     last = -1
-    for x in compress(count(), map(ne, wanted, shown)):
-        if not wanted[x][0]:
-            continue
-        if 0 <= last < x - 1 <= last + _NEAR and all(wanted[at][0] for at in range(last + 1, x)):
+    for x in changed:
+        if 0 <= last < x - 1 <= last + _NEAR and all(chars[last + 1 : x]):
             yield from range(last + 1, x)
         yield x
         last = x

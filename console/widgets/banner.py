@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from rich.style import Style
 from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
+from schedtop.console.drawing.styles import BOLD
 from schedtop.console.status import sentence
 from schedtop.console.view import ReplayStatus, View
 from schedtop.console.widgets.panel import Drawn
@@ -68,7 +68,7 @@ class BannerBar(Drawn):
         found = banner(self.view)
         if found is not None:
             words, role = found
-            style = palette.on(role, "surface") + Style(bold=True)
+            style = palette.on(role, "surface") + BOLD
             return [Line().add(f" {words}", style).pad(width, style)]
         words, role = sentence(self.view.history, self.view.moment, self.view.findings_there)
         return [Line().add(f" {words}", palette[role])]

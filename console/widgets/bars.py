@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from rich.style import Style
 from schedtop.console.actions import GLOBAL, Action, Registry, key_name
 from schedtop.console.drawing import text
 from schedtop.console.drawing.layout import TABS
 from schedtop.console.drawing.line import Line
+from schedtop.console.drawing.styles import BOLD, BOLD_REVERSED, clickable
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Drawn
 
@@ -39,7 +39,7 @@ class FooterBar(Drawn):
             words = f" {action.footer}  "
             if line.length + len(key_name(action.keys[0])) + len(words) > width:
                 break
-            click = Style(meta={"@click": f"screen.act('{action.id}')"})
+            click = clickable(action.id)
             line.add(key_name(action.keys[0]), palette.on("accent", "surface") + click)
             line.add(words, palette.on("muted", "surface") + click)
         return [line.pad(width, under)]
@@ -68,10 +68,10 @@ class TabBar(Drawn):
         for name in TABS:
             panel = self.panels[name]
             shown = name == self.tab
-            click = Style(meta={"@click": f"screen.act('panel_{panel.NUMBER}')"})
+            click = clickable(f"panel_{panel.NUMBER}")
             line.add(f"[{panel.NUMBER}]", palette["accent"] + click)
             title = f"*{panel.TITLE}*" if shown else panel.TITLE
-            style = palette["text"] + Style(bold=True, reverse=panel.active) if shown else palette["muted"]
+            style = palette["text"] + (BOLD_REVERSED if panel.active else BOLD) if shown else palette["muted"]
             line.add(title, style + click)
             note = self.note(name)
             if note:

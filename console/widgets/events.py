@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import ClassVar
 
-from rich.style import Style
 from schedtop.console.drawing.line import Line
+from schedtop.console.drawing.styles import BOLD
 from schedtop.console.past.events import Event
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
@@ -83,7 +83,7 @@ Enter shows the step of the selected event in all panels. o chooses which events
         palette = self.view.palette
         under = "cursor" if selected else "background"
         line = Line().add(f"{self.time(event)} ", palette.on("muted", under))
-        line.add(event.kind, palette.on(ROLES[event.kind], under) + Style(bold=True))
+        line.add(event.kind, palette.on(ROLES[event.kind], under) + BOLD)
         words = event.describe()
         if line.length + 1 + len(words) > width:
             words = event.describe(short=True)

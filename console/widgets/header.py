@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import ClassVar
 
-from rich.style import Style
 from schedtop.console.drawing import text
 from schedtop.console.drawing.layout import COMPACT
 from schedtop.console.drawing.line import Line
+from schedtop.console.drawing.styles import BOLD_REVERSED
 from schedtop.console.view import ReplayStatus, View
 from schedtop.console.widgets.panel import Drawn
 from schedtop.engine.contract.workload_notes import notices
@@ -24,8 +24,9 @@ class HeaderBar(Drawn):
     HELP: ClassVar[str] = """\
 Fields that do not fit are dropped, findings and read-only last, and … says so. Below 80 columns running and waiting
 requests stand in the place of the clock.
-step/s, out and in are per second of the engine's clock, over the seconds that stand before them; age is the time since
-the engine's last message. REC: a recording is being written (W). A simulated engine's clock (sim) starts at 0."""
+step/s, out and in are per second of the engine's clock, over the seconds that stand before them; age is that of what is
+shown: the time since the engine's last message, more while its last minutes are still being read. REC: a recording is
+being written (W). A simulated engine's clock (sim) starts at 0."""
 
     def __init__(self, view: View, *, id: str) -> None:
         super().__init__(view, id=id)
@@ -44,7 +45,7 @@ the engine's last message. REC: a recording is being written (W). A simulated en
         under = palette.on("text", "surface")
         line = Line().add(" schedtop ", palette.on("accent", "surface"))
         word, role = self.mode()
-        line.add(f" {word} ", palette.on(role, "surface") + Style(reverse=True, bold=True)).add(" ", under)
+        line.add(f" {word} ", palette.on(role, "surface") + BOLD_REVERSED).add(" ", under)
         clock = self.clock() if width >= COMPACT[0] else ""
         room = width - len(clock) - 3
         left_out = False

@@ -7,6 +7,7 @@ from typing import ClassVar
 from rich.style import Style
 from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
+from schedtop.console.drawing.styles import BOLD
 from schedtop.console.knobs.forecast import describe
 from schedtop.console.knobs.staged import Staging
 from schedtop.console.view import View
@@ -98,9 +99,9 @@ can only be set at start-up can be staged there too, for a re-run from the start
         draining = staging.draining(knob.name, state)
         if knob.name in staging.staged:
             line.add(value, palette.on("muted", under)).add(view.glyphs.arrow, palette.on("muted", under))
-            line.add(f"{text.value(staging.staged[knob.name])}*", palette.on("warn", under) + Style(bold=True))
+            line.add(f"{text.value(staging.staged[knob.name])}*", palette.on("warn", under) + BOLD)
         else:
-            line.add(value, palette.on("text", under) + Style(bold=True))
+            line.add(value, palette.on("text", under) + BOLD)
             if draining is not None:
                 line.add(f" draining {draining}", palette.on("warn", under))
         bounds = Line()

@@ -8,6 +8,7 @@ from typing import ClassVar
 from rich.style import Style
 from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
+from schedtop.console.drawing.styles import BOLD
 from schedtop.console.past import sample_sizes as enough
 from schedtop.console.past.client import ClientLatencies
 from schedtop.console.past.latency import BUCKET_S, Samples, column_of, last_column_s, merge
@@ -126,7 +127,7 @@ simulated or requests report that time. They begin with the last 8,192 steps bef
 
     def _figures(self, title: str, whole: Cohort, slo_s: float | None, names: bool = True) -> Line:
         palette = self.view.palette
-        line = Line().add(f"{title:4s}", palette["text"] + Style(bold=True))
+        line = Line().add(f"{title:4s}", palette["text"] + BOLD)
         found = [enough.bounded(whole, share) for share, _ in QUANTILES]
         values = [None if figure is None else figure.least for figure in found]
         any_there = whole.n + whole.num_open > 0

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 from rich.style import Style
 from schedtop.console.drawing.line import Line
-from schedtop.console.drawing.styles import Palette
+from schedtop.console.drawing.styles import BOLD, BOLD_REVERSED, Palette
 from schedtop.console.view import View
 from textual.color import TRANSPARENT
 from textual.filter import ANSIToTruecolor
-from textual.geometry import Offset, Region
+from textual.geometry import Offset, Region, Size
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -32,6 +32,11 @@ class Drawn(Widget):
         self.strips: list[Strip] = []
         self._pieces: list[list[tuple[str, Style]]] = []
         self._painted_for: tuple[Palette, int | None] | None = None
+
+    @property
+    def size(self) -> Size:
+        """What it is drawn on has no border and no padding, which Textual would look for each time."""
+        return self.outer_size
 
     def lines(self, width: int, height: int) -> list[Line]:
         """The whole widget, top to bottom."""
@@ -144,8 +149,9 @@ class Panel(Drawn, can_focus=True):
 
     def _has_only_turned(self) -> bool:
         """True if the key that this frame answers changed no more than the rule."""
-        turned = self.active != self._drawn_active and (self.view.turned or not self.active)
-        if not (self.view.keyed and turned and self.display and self.show_rule) or self.BODY_TELLS_FOCUS:
+        if not (self.view.keyed and self.display and self.show_rule) or self.BODY_TELLS_FOCUS:
+            return False
+        if self.active == self._drawn_active or not (self.view.turned or not self.active):
             return False
         return self._is_painted() and self._fits(*self.size)
 
@@ -186,11 +192,10 @@ class Panel(Drawn, can_focus=True):
         rule = palette["accent" if self.active else "rule"]
         line = Line().add(glyphs.rule, rule)
         line.add(f"[{self.NUMBER}]", palette["accent"])
-        bold = Style(bold=True, reverse=self.active)
         if self.active:
-            line.add(f" {self.title} ", palette["accent"] + bold)
+            line.add(f" {self.title} ", palette["accent"] + BOLD_REVERSED)
         else:
-            line.add(self.title, palette["text"] + bold)
+            line.add(self.title, palette["text"] + BOLD)
         for piece, role in self.headline():
             line.add(f" {glyphs.rule} ", rule).add(piece, palette[role])
         if line.length < width:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from rich.style import Style
 from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
+from schedtop.console.drawing.styles import BOLD
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
 from schedtop.engine.contract.limiters import limiter_help
@@ -74,7 +74,7 @@ urgent ones run."""
         """Who is first and what holds it: in a second line where the first is too short for that."""
         palette = self.view.palette
         name = text.fit(text.identity(self._called(number), id_width), id_width)
-        line = Line().add(f"{self.view.glyphs.cursor} {name} ", palette["text"] + Style(bold=True))
+        line = Line().add(f"{self.view.glyphs.cursor} {name} ", palette["text"] + BOLD)
         line.add("HEAD ", palette["warn"])
         if head is not None and head.inverted:
             line.add("inverted ", palette["breach"])

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from rich.style import Style
 from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
 from schedtop.console.drawing.stacked_columns import Layer, draw_columns
+from schedtop.console.drawing.styles import BOLD, LIGHT, REVERSED
 from schedtop.console.past.ladder import NO_STEP, Bucket, Grid, Ladder, quantile
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Pieces
@@ -376,14 +376,14 @@ class Timeline:
 
     def _label(self, name: str, scale: str = "") -> Line:
         palette = self.view.palette
-        line = Line().add(f"{name:<{LABEL - len(scale) - 1}}", palette["text"] + Style(bold=bool(scale)))
+        line = Line().add(f"{name:<{LABEL - len(scale) - 1}}", palette["text"] + (BOLD if scale else LIGHT))
         return line.add(scale, palette["faint"])
 
     def _framed(self, label: Line, plot: Line, num: int, cursor: int, width: int) -> Line:
         """One row: label, columns at the right of their room, and the edge that values stand behind."""
         palette, edge = self.view.palette, self.view.glyphs.column
         line = Line().extend(label.pieces).pad(LABEL - 1, palette["text"]).add(edge, palette["rule"])
-        line.pad(LABEL + width - num, palette["text"]).extend(plot.restyled(cursor, Style(reverse=True)))
+        line.pad(LABEL + width - num, palette["text"]).extend(plot.restyled(cursor, REVERSED))
         return line.add(edge, palette["rule"])
 
     def _plot(self, lane: Lane, shares: npt.NDArray[np.float64], limit: float | None, rows: int) -> list[Line]:
@@ -417,7 +417,7 @@ class Timeline:
         chars, styles = [mark or glyphs.rule for mark in marks], [colours[mark] for mark in marks]
         if marks and not marks[cursor]:
             chars[cursor], styles[cursor] = glyphs.up, palette["accent"]
-        label = Line().add(name, palette["text"] + Style(bold=True))
+        label = Line().add(name, palette["text"] + BOLD)
         return self._framed(label, Line().cells(chars, styles), len(found), cursor, width)
 
 

@@ -51,7 +51,7 @@ class ChannelServer(Sink):
     Replies, notices and `Bye` are never dropped. `on_gone` is called for every connection that ended.
 
     `kept` gives the engine's first snapshot and all records since, encoded; nothing where they were not kept. `recent`
-    gives frames of a snapshot and the records since.
+    gives frames of a snapshot and the records since, `newest_s` the engine's clock at the newest of them.
 
     Over TCP a console must give the token of `token_file`. With `read_only` no console may command.
     """
@@ -75,9 +75,10 @@ class ChannelServer(Sink):
         self._selector.register(self._listener, selectors.EVENT_READ, None)
         self.kept: Callable[[], Sequence[bytes]] = tuple
         self.recent: Callable[[], Sequence[bytes]] = tuple
+        self.newest_s: Callable[[], float | None] = lambda: None
         self._peers: list[Peer] = []
         self._stage: bytes | None = None
-        self._header: bytes | None = None
+        self._header: Header | None = None
         self._snapshot: Callable[[], Snapshot] | None = None
         self._commands: list[tuple[Peer, Incoming]] = []
         self.on_gone: Callable[[Peer], object] = lambda peer: None
@@ -123,7 +124,7 @@ class ChannelServer(Sink):
 
     def ready(self, header: Header, snapshot: Callable[[], Snapshot]) -> None:
         """From now on the engine serves: consoles get `header`, a snapshot (made in `poll`), then records."""
-        self._header, self._snapshot = encode(header), snapshot
+        self._header, self._snapshot = header, snapshot
         for peer in self._peers:
             if peer.joined:
                 self._welcome(peer)
@@ -254,7 +255,8 @@ class ChannelServer(Sink):
     def _welcome(self, peer: Peer, kept: Sequence[bytes] = (), recent: Sequence[bytes] = ()) -> None:
         """`kept` messages or `recent` frames take the place of the present snapshot."""
         if self._header is not None:
-            peer.push(self._header)
+            newest_s = self.newest_s() if recent else None
+            peer.push(encode(msgspec.structs.replace(self._header, newest_s=newest_s)))
             for body in kept:
                 peer.push(body)
             peer.push_framed(recent)

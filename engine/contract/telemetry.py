@@ -386,6 +386,8 @@ class RequestState(Message, frozen=True):
 class Header(Message, tag=2, frozen=True):
     """Opens a channel and a recording: which engine this is. `config` and `workload` are plain JSON values.
 
+    Where the last minutes follow on a channel, `newest_s` is the engine's clock at the newest record of them.
+
     `settings` is what else a run of the same engine needs: seed, parallel sizes, `vocab_size`; of a real model also
     `eos_token_ids` and the `sampling` it advises.
     """
@@ -405,6 +407,7 @@ class Header(Message, tag=2, frozen=True):
     simulated_clock: bool
     source: str = "embedded"
     settings: dict[str, Any] = {}
+    newest_s: float | None = None
 
 
 class Trial(Message, frozen=True):

@@ -278,7 +278,8 @@ def _load(
         with life.undisturbed():
             sinks = open_sinks(config, engine, stack, tell)
             recorder = FlightRecorder(engine.snapshot, _open_flight(config, engine, stack, tell), tell)
-            sinks["flight recorder"], server.recent = recorder, recorder.recent
+            sinks["flight recorder"] = recorder
+            server.recent, server.newest_s = recorder.recent, lambda: recorder.newest_s
             host = _watch_host(engine, stack)
         life.loop = ServiceLoop(
             engine,

@@ -259,7 +259,7 @@ class HookLoop(ServiceLoop):
         kept = Kept(engine.snapshot())
         server.kept = kept.all
         recorder = FlightRecorder(engine.snapshot, files, log.warning)
-        server.recent = recorder.recent
+        server.recent, server.newest_s = recorder.recent, lambda: recorder.newest_s
         sinks = {"kept": kept, "flight recorder": recorder}
         host = HostWatch(nvml_gpu)
         super().__init__(engine, server, sinks, notices=_notices(hook), report=log.info, refused=refused, host=host)

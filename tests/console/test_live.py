@@ -127,6 +127,24 @@ async def test_an_engine_without_requests_is_idle_not_late_and_makes_no_tokens()
         assert "IDLE" in seat.lines[0] and "tok/s" not in seat.lines[0]
 
 
+async def test_the_age_is_that_of_what_is_shown_while_the_last_minutes_are_read() -> None:
+    now_s = 0.0
+    engine = SyntheticEngine(rate=12.0, num_blocks=300)
+    header, snapshot, records = engine.header(), engine.snapshot(), engine.records(100)
+    told = msgspec.structs.replace(header, newest_s=records[89].end_s)
+    link = PlayedLink([told, snapshot, *records[:40]])
+    async with seated(link=link, now=lambda: now_s) as seat:
+        now_s += 5.0
+        link.push(records[40])
+        await seat.settle()
+        old_s = 5.0 + records[89].end_s - records[40].end_s
+        assert ("age", text.duration(old_s), "breach") in seat.live.header.fields(WIDE[0])
+        assert seat.app.view.silent_s == 0.0, "the engine does speak"
+        link.push(*records[41:90])
+        await seat.settle()
+        assert ("age", "0.0s", "text") in seat.live.header.fields(WIDE[0])
+
+
 async def test_a_paused_engine_is_not_late_and_makes_no_tokens() -> None:
     now_s = 0.0
     async with seated(now=lambda: now_s) as seat:

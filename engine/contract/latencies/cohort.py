@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ class Bounded:
     is_bound: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cohort:
     """Sorted distinct `values`; how many members are known to have each, and how many have come to it so far."""
 
@@ -40,24 +41,27 @@ class Cohort:
     known: Counts
     open: Counts
 
-    @property
+    @cached_property
     def n(self) -> int:
         """Members whose figure is known."""
         return int(self.known.sum())
 
-    @property
+    @cached_property
     def num_open(self) -> int:
         return int(self.open.sum())
 
+    @cached_property
+    def _ends(self) -> Counts:
+        """Members up to each value."""
+        return np.cumsum(self.known + self.open)
+
     def quantile(self, share: float) -> Bounded | None:
         """Interpolated linearly between neighbours, an open member at what it has come to; None without members."""
-        members = self.known + self.open
-        num = int(members.sum())
+        num, num_open = self.n + self.num_open, self.num_open
         if not num:
             return None
         place = share * (num - 1)
-        least = _at(self.values, np.cumsum(members), place)
-        num_open = self.num_open
+        least = _at(self.values, self._ends, place)
         if not num_open:
             return Bounded(least, least, False)
         smallest = int(self.open.nonzero()[0][0])

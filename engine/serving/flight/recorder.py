@@ -49,11 +49,13 @@ class FlightRecorder(Sink):
 
     def _begin(self) -> None:
         snapshot = self._snapshot()
+        self.newest_s = snapshot.clock_s
         self._segments.append(Segment(snapshot.clock_s, b"".join(frame(encode(snapshot))), self._end))
         if self._files is not None:
             self._files.begin(encode(_without_prompts(snapshot)))
 
     def write(self, record: StepRecord, encoded: bytes) -> None:
+        self.newest_s = record.end_s
         for chunk in frame(encoded):
             self._keep(chunk)
         if self._files is not None:

@@ -93,6 +93,16 @@ def test_a_console_gets_stages_header_snapshot_and_every_record(server: ChannelS
             client.receive(1)
 
 
+def test_a_late_console_hears_up_to_when_the_last_minutes_reach(server: ChannelServer, fake: ModuleType) -> None:
+    minutes: list[t.Message] = [fake.snapshot(2), *(fake.record(seq) for seq in range(3, 8))]
+    server.recent, server.newest_s = lambda: [b"".join(frame(encode(item))) for item in minutes], lambda: 12.5
+    server.ready(fake.header(), lambda: fake.snapshot(7))
+    with ChannelClient.connect(server.address, recent=True) as late, ChannelClient.connect(server.address) as other:
+        assert take(server, late, t.Header) == msgspec.structs.replace(fake.header(), newest_s=12.5)
+        assert [take(server, late, type(item)) for item in minutes] == minutes
+        assert take(server, other, t.Header) == fake.header(), "nothing old follows"
+
+
 def test_commands_are_answered_in_order(server: ChannelServer, fake: ModuleType) -> None:
     server.ready(fake.header(), lambda: fake.snapshot(0))
     with ChannelClient.connect(server.address) as client:

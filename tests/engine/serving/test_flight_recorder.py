@@ -57,6 +57,7 @@ def test_a_console_that_comes_late_knows_the_last_minutes(keep_s: float, monkeyp
         history.apply(message)
     kept = list(history.records)
     assert kept == records[-len(kept) :] and not history.gaps
+    assert recorder.newest_s == records[-1].end_s
     assert kept[-1].end_s - kept[0].end_s >= min(keep_s, records[-1].end_s) * 0.9 - 1
     assert kept[-1].end_s - kept[0].end_s <= keep_s + 3 * 5.0
     known, true = history.live.snapshot(), served.snapshot()
