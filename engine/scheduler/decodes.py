@@ -208,7 +208,7 @@ def ends_in_tokens(batch: Batch, limits: Limits) -> bool:
         return False
     if plan.draft_token_ids is not None or plan.encoder_tokens:
         return False
-    return np.count_nonzero(plan.samples) == len(plan.samples)
+    return int(np.count_nonzero(plan.samples)) == plan.num_rows
 
 
 def only_decodes(batch: Batch) -> bool:
@@ -310,7 +310,7 @@ def advance(state: State, outlook: Outlook, turns: int) -> int:
 
 
 def land_prompts(state: State, batch: Batch) -> None:
-    """A step is told that ends prompts: it may compute more than a token of a row, where `advance` counts one of each."""
+    """A step is told that ends prompts: of a row it may compute more than the one token that `advance` counts."""
     table, present = state.table, find_present(state.table, batch)
     table.decoding[present.rows] = 1
     if state.overlaps:

@@ -101,7 +101,7 @@ class Foreseen(NamedTuple):
 
 
 class Told(msgspec.Struct, frozen=True):
-    """A step that was under way when a leg began, as its record tells it. `gained`: what totals gain besides decodes."""
+    """A step that was under way when a leg began, as its record tells it. `gained`: by totals, besides decodes."""
 
     step: Batch | Foreseen
     head: Head | None
@@ -112,8 +112,8 @@ class Told(msgspec.Struct, frozen=True):
     @property
     def num_rows(self) -> int:
         """Rows of the record."""
-        step = self.step
-        return step.course.columns.shape[1] if isinstance(step, Foreseen) else step.columns.shape[1]
+        columns = self.step.course.columns if isinstance(self.step, Foreseen) else self.step.columns
+        return len(columns[0])
 
 
 class Before(msgspec.Struct, frozen=True):
@@ -173,7 +173,7 @@ class Leg(msgspec.Struct, frozen=True):
 
     def num_rows(self, turn: int) -> int:
         """Rows of the record of the step that is told in a turn."""
-        return self.told[turn].num_rows if turn < len(self.told) else self.course.columns.shape[1]
+        return self.told[turn].num_rows if turn < len(self.told) else len(self.course.columns[0])
 
 
 def limiter_of(head: Head | None) -> Limiter:

@@ -12,7 +12,7 @@ from schedtop.engine.kv.block_pool import HELD, in_order
 from schedtop.engine.scheduler.books.request_table import IntArray
 from schedtop.engine.scheduler.books.state import Batch
 from schedtop.engine.step.observer import growth, packed
-from schedtop.engine.step.stretch.leg import Foreseen, Leg, gained, limiter_of
+from schedtop.engine.step.stretch.leg import Foreseen, Leg, Told, gained, limiter_of
 
 NUMBER, TOKENS, EMITTED = (ROW_FIELDS.index(name) for name in ("request", "tokens", "emitted"))
 
@@ -28,11 +28,8 @@ def records_of_leg(leg: Leg, common: StepRecord, slots: int) -> Iterator[StepRec
         rows, record = _planned(step, common)
         tokens, num_busy = int(np.add.reduce(rows[TOKENS])), int(np.count_nonzero(rows[TOKENS]))
         busy_s, outputs = busy_s + (end_s - start_s), outputs + num_busy
-        head, oldest_queued_s, first_tokens = leg.head, leg.oldest_queued_s, ()
-        if turn < len(leg.told):
-            told = leg.told[turn]
-            head, oldest_queued_s, first_tokens = told.head, told.oldest_queued_s, told.first_tokens
-            more.update(told.gained)
+        told = leg.told[turn] if turn < len(leg.told) else Told(step, leg.head, leg.oldest_queued_s)
+        more.update(told.gained)
         changed |= dict.fromkeys(course.new_blocks[course.blocks_grown(since, turn)], HELD)
         since = turn + 1
         record = msgspec.structs.replace(
@@ -46,12 +43,12 @@ def records_of_leg(leg: Leg, common: StepRecord, slots: int) -> Iterator[StepRec
             input_rows=tokens + num_busy * slots,
             rows=rows.tobytes(),
             itl_s=_gaps_of(rows, leg, turn),
-            ttft_s=first_tokens,
+            ttft_s=told.first_tokens,
             running=num_rows,
             waiting=before.waiting,
             deferred=before.deferred,
-            oldest_wait_s=None if oldest_queued_s is None else end_s - oldest_queued_s,
-            head=head,
+            oldest_wait_s=None if told.oldest_queued_s is None else end_s - told.oldest_queued_s,
+            head=told.head,
             blocks=_blocks_at(leg, turn),
             changed_blocks=packed(in_order(changed)),
             totals=_totals_after(leg, gained(count, outputs, slots, common), more, busy_s),

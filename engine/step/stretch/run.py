@@ -71,6 +71,7 @@ class _Run:
         self.slots = self.state.config.draft_slots
         self.legs: list[Leg] = []
         self.ended: list[int] = []
+        self.blocks = self.observer.blocks()
         self.under_way: list[Batch | Foreseen] = list(self.state.under_way)
         self.steps_left, self.outputs_left = most_steps, MOST_OUTPUTS
         self.state.under_way.clear()
@@ -139,7 +140,7 @@ class _Run:
             observer.seq,
             observer.step,
             observer.totals(),
-            observer.blocks(),
+            self.blocks,
             observer.num_waiting,
             observer.deferred(),
             observer.take_events(),
@@ -165,12 +166,8 @@ class _Run:
     def _deliver(self, outlook: Outlook, times: Times) -> Gaps:
         """Give rows their outputs; returns all gaps (turns, rows), NaN where a row is not told."""
         table, size, period = self.state.table, self.state.table.size, outlook.period
-        ends_s, before, numbers, last_s = (
-            times.turns_s[1:],
-            self._computed_before(outlook),
-            table.request[:size],
-            table.last_s[:size],
-        )
+        ends_s, before = times.turns_s[1:], self._computed_before(outlook)
+        numbers, last_s = table.request[:size], table.last_s[:size]
         gaps_s: Gaps = np.empty((len(ends_s), size), dtype=np.float32)
         if len(outlook.rounds) > 1 or period > 1:
             gaps_s.fill(np.nan)
@@ -199,10 +196,11 @@ class _Run:
         if self.engine.stages is not None and course.times.free_s is not None:
             self.engine.stages.free_s = course.times.free_s[turns - 1]
         self.engine.skip_turns(turns, turns_s.item(-1))
+        self.blocks = observer.blocks()
         head = last.course.outlook.head if isinstance(last, Foreseen) else last.planned.head
         return After(
             observer.totals(),
-            observer.blocks(),
+            self.blocks,
             state.table.size,
             observer.look_at(head),
             state.kv.pool.take_changes(),
@@ -221,6 +219,7 @@ class _Run:
         engine.begin_turn()
         begun = state.under_way.pop()
         self.under_way.append(begun)
+        self.blocks = self.observer.blocks()
         return go_on(state, outlook, leg.turns, self.ended, begun)
 
     def _set_out_again(self) -> None:

@@ -73,11 +73,11 @@ class Stretch(msgspec.Struct, frozen=True):
     @property
     def blocks_in_use(self) -> int:
         """The most that a step told of had in use after scheduling; decodes free nothing before they end."""
-        most = 0
-        for leg in self.legs:
-            untold = leg.course.outlook.lag if leg is self.legs[-1] else 0
+        most, untold = 0, self.legs[-1].course.outlook.lag
+        for leg in reversed(self.legs):
             if leg.turns > untold:
                 most = max(most, leg.course.blocks_in_use(leg.turns - 1 - untold))
+            untold = max(untold - leg.turns, 0)
             for step in [told.step for told in leg.told]:
                 if isinstance(step, Batch) and step.plan.num_rows:
                     most = max(most, step.planned.blocks_in_use)
@@ -89,18 +89,19 @@ class Stretch(msgspec.Struct, frozen=True):
             yield leg.course.columns[0], leg.gaps_s
 
     def requests(self) -> Iterator[Requests]:
-        """Who came, started and went, by step; steps in which nobody did are left out."""
+        """Who came, started and went, by step; steps in which nobody did are left out.
+
+        Arrivals may be told with the first step that admits: nothing of them depends on a step.
+        """
         for leg in self.legs:
-            events, told, after = leg.before.events, leg.told, leg.after
-            if events.arrivals or events.refusals:
-                rows = leg.num_rows(0)
-                yield Requests(rows, arrivals=tuple(events.arrivals), refusals=tuple(events.refusals))
-            for step in told:
-                if isinstance(step.step, Batch) and (step.step.planned.admissions or step.first_tokens):
-                    admissions = tuple(step.step.planned.admissions)
-                    yield Requests(step.num_rows, admissions=admissions, ttft_s=step.first_tokens)
-            if after.finishes:
-                yield Requests(leg.num_rows(leg.turns - 1), finishes=tuple(after.finishes))
+            arrivals, refusals = tuple(leg.before.events.arrivals), tuple(leg.before.events.refusals)
+            for told in leg.told:
+                admissions = tuple(told.step.planned.admissions) if isinstance(told.step, Batch) else ()
+                if admissions or told.first_tokens:
+                    yield Requests(told.num_rows, arrivals, refusals, admissions, ttft_s=told.first_tokens)
+                    arrivals, refusals = (), ()
+            if arrivals or refusals or leg.after.finishes:
+                yield Requests(leg.num_rows(leg.turns - 1), arrivals, refusals, finishes=tuple(leg.after.finishes))
 
     def records(self) -> Iterator[StepRecord]:
         """The record of every step."""

@@ -29,11 +29,11 @@ def elapsed_s(worker: SimWorker, outlook: Outlook, before: IntArray, under_way: 
     if len(outlook.rounds) == 1 and all(isinstance(step, Foreseen) or only_decodes(step) for step in under_way):
         return worker.decode_s(before, turns)
     known_s = [
-        worker.elapsed_s(step.plan)
-        if isinstance(step, Batch)
-        else worker.next_decode_s(before[outlook.rounds[0][1]])
+        worker.next_decode_s(before[outlook.rounds[0][1]])
+        if isinstance(step, Foreseen)  # which only the first of them is
+        else worker.elapsed_s(step.plan)
         for step in under_way
-    ]  # of several steps, only the first is foreseen
+    ]
     if turns <= len(known_s):
         return np.array(known_s[:turns])
     return np.concatenate([known_s, worker.decode_s(before + outlook.coming, turns - len(known_s))])
