@@ -84,6 +84,9 @@ def check_config(config: EngineConfig, device: SimDevice | None = None) -> dict[
         if config.device not in ("cpu", "cuda", "auto"):
             raise ConfigError(f"device {config.device!r}: write cpu, cuda, auto or sim:MODEL@GPU")
         _refuse_simulated(settings)
+        if config.workload is not None and config.workload.image_tokens is not None:
+            width, why = config.workload.image_tokens, SIMULATED_ONLY["encoder_budget"]
+            raise ConfigError(f"--image-tokens {width}: only for simulated devices; {why}")
         check_extra()
         look_up(config)
     return settings

@@ -20,7 +20,7 @@ from schedtop.engine.channel.protocol import (
     parse_address,
 )
 from schedtop.engine.channel.token_file import token_for
-from schedtop.engine.contract.telemetry import PROTOCOL, Bye, Command, Join, Outgoing
+from schedtop.engine.contract.telemetry import PROTOCOL, Bye, Command, Join, Outgoing, Stage
 
 _READ_BYTES = 1 << 18
 _GATHER_S = 0.05
@@ -99,6 +99,20 @@ class ChannelClient:
         if isinstance(first, Bye):
             raise ChannelClosedError(f"{self.address}: {first.reason}")
         self._first = first
+
+    def await_start(self, timeout_s: float) -> None:
+        """Wait until the engine has loaded, or `timeout_s`; what it says then `receive` still returns.
+
+        Raises `ChannelClosedError` with the engine's reason if it could not load.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            first = self.receive(left_s)
+            if isinstance(first, Bye):
+                raise ChannelClosedError(first.reason)
+            if not isinstance(first, Stage):
+                self._first = first
+                return
 
     def send(self, command: Command) -> None:
         """Send one command; its `Reply` comes through `receive`. Raises `ChannelClosedError` if it is gone."""

@@ -53,7 +53,9 @@ class EngineProcess:
         if code is None:
             return None
         self._reader.join(timeout=1.0)
-        words = next((line for line in reversed(self._stderr) if line.strip()), "")
+        words = next((line for line in reversed(self._stderr) if line.strip()), "").removeprefix(
+            "schedtop engine: "
+        )
         if code < 0:
             return f"the engine was killed by signal {-code}" + (f" ({words})" if words else "")
         if code:

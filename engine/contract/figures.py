@@ -51,6 +51,9 @@ BLOCKS = ("held", "shared", "cached_free", "empty", "stored_tokens", "watermark"
 EVENTS = ("arrivals", "admissions", "refusals", "finishes", "preemptions", "knobs")
 TOTALS = ("finished", "preemptions", "cached_tokens", "prompt_tokens", "output_tokens", "busy_s")
 
+HOST = ("used_blocks", "blocks", "loads", "sends")
+"""`StepRecord.host_blocks`, in order."""
+
 _KINDS = {"executed": bool, "paused": bool, "limiter": str}
 
 
@@ -70,6 +73,10 @@ def _deferred(reason: str) -> Callable[[StepRecord], Cell]:
     return lambda record: dict(record.deferred).get(reason, 0)
 
 
+def _host(place: int) -> Callable[[StepRecord], Cell]:
+    return lambda record: record.host_blocks[place] if record.host_blocks else None
+
+
 def _block_name(name: str) -> str:
     return name if name == "stored_tokens" else f"{name}_blocks"
 
@@ -81,6 +88,11 @@ COLUMNS: dict[str, tuple[type, Callable[[StepRecord], Cell]]] = {
     **{f"num_{name}": (int, _count(name)) for name in EVENTS},
     **{f"total_{name}": (float if name.endswith("_s") else int, _within("totals", name)) for name in TOTALS},
     **{f"deferred_{reason}": (int, _deferred(reason)) for reason in sorted(DEFERRED)},
+    "encoder_tokens": (int, _plain("encoder_tokens")),
+    "group_blocks": (str, lambda record: " ".join(map(str, record.group_blocks)) or None),
+    **{f"host_{name}": (int, _host(place)) for place, name in enumerate(HOST)},
+    "num_swapped": (int, lambda record: sum(entry.swapped for entry in record.preemptions)),
+    "total_external_tokens": (int, _within("totals", "external_tokens")),
 }
 """Each column's type, and its value of a record; None is unknown."""
 
@@ -112,18 +124,35 @@ def document_of(record: StepRecord) -> dict[str, Any]:
     blocks, classes = block_changes(record)
     gaps_s = [None if gap_s != gap_s else gap_s for gap_s in itl_column(record).tolist()]
     rows = row_matrix(record).T.tolist()
-    growth = table_growth(record.grown, record.grown_blocks)
     packed = {
         "rows": [dict(zip(ROW_FIELDS, row, strict=True)) for row in rows],
         "itl_s": gaps_s,
         "changed_blocks": [list(pair) for pair in zip(blocks.tolist(), classes.tolist(), strict=True)],
-        "grown": {str(number): np.frombuffer(ids, dtype=np.int32).tolist() for number, ids in growth},
+        "grown": _grown(record),
+        "proposed": {
+            str(number): count
+            for number, count in np.frombuffer(record.proposed, dtype=np.int32).reshape(-1, 2).tolist()
+        },
     }
     return {
         name: packed[name] if name in packed else _named(getattr(record, name))
         for name in record.__struct_fields__
-        if name != "grown_blocks"
+        if name not in ("grown_blocks", "grown_groups")
     }
+
+
+def _grown(record: StepRecord) -> dict[str, Any]:
+    """The blocks that each request got; of several KV groups, those of each."""
+    growth = [
+        (str(number), np.frombuffer(ids, dtype=np.int32).tolist())
+        for number, ids in table_growth(record.grown, record.grown_blocks)
+    ]
+    if not record.grown_groups:
+        return dict(growth)
+    by_group: dict[str, dict[str, list[int]]] = {}
+    for (number, ids), group in zip(growth, record.grown_groups, strict=True):
+        by_group.setdefault(number, {})[str(group)] = ids
+    return by_group
 
 
 def _named(value: Any) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 
 import numpy as np
-from schedtop.engine.handoff.request import Request, SamplingParams, TokenIds
+from schedtop.engine.handoff.request import Image, Request, SamplingParams, TokenIds
 from schedtop.engine.workload.paced import Ask
 from schedtop.engine.workload.tokens import key_tokens, mixed, mixed_number, own_tokens, text_tokens
 
@@ -43,7 +43,7 @@ class RequestBuilder:
         self._adapters: dict[str, int] = {}
 
     def __call__(self, ask: Ask, arrival_s: float) -> Request:
-        prompt = self._synthetic(ask) if ask.text is None else self._from_text(ask.text)
+        prompt = self._synthetic(ask) if ask.text is None else self._from_text(ask.text, ask.images)
         adapter = ask.adapter or self._spread(ask.ordinal)
         return Request(
             ask.id,
@@ -83,11 +83,14 @@ class RequestBuilder:
             tokens[shared] = ordinal % self._vocab_size
         return tokens
 
-    def _from_text(self, text: bytes) -> TokenIds:
+    def _from_text(self, text: bytes, images: Sequence[Image]) -> TokenIds:
+        """The text's tokens behind those of its images, which stand for themselves whatever their ids."""
         if self._encode is None:
             tokens = text_tokens(text, self._vocab_size)
         else:
             tokens = np.asarray(self._encode(text.decode()), dtype=np.int32)
+        if images:
+            tokens = np.concatenate([np.zeros(images[-1].end, dtype=np.int32), tokens])
         return tokens[: self._max_prompt_tokens]
 
 

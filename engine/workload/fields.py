@@ -80,6 +80,11 @@ def parent(value: object) -> str:
 
 
 SKIP_COLUMN = "skip_reading_prefix_cache"
+ROW_COLUMNS = frozenset(
+    [*ADAPTER_COLUMNS, *IMAGE_COLUMNS, PRIORITY_COLUMN, SALT_COLUMN, PARENT_COLUMN, SKIP_COLUMN]
+)
+"""What a row of most formats may say besides."""
+
 _TRUTH = {"": False, "0": False, "false": False, "1": True, "true": True}
 
 

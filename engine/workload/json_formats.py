@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -97,7 +97,7 @@ def json_trace(first: Line, lines: Iterator[Line], tally: Tally) -> Trace | None
         name = fmt.name if timed else f"{fmt.name} without times"
         rows = _id_rows(fmt, timed, every, tally)
         trace = Trace(name, rows, timed, block_tokens=fmt.block_tokens, exact_ids=True, times=fmt.times)
-        trace.image_column = next((key for key in keys if key.lower() in IMAGE_COLUMNS), "")
+        trace.image_column = _image_column(keys)
         note_unused(keys, trace.notes)
         return trace
     texts = next((fmt for fmt in TEXT_FORMATS if fmt.text in keys), None)
@@ -109,7 +109,9 @@ def json_trace(first: Line, lines: Iterator[Line], tally: Tally) -> Trace | None
         timed = "timestamp" in keys
         note_unused(keys, notes)
         rows = _text_rows(texts, timed, every, tally)
-        return Trace(texts.name, rows, timed, texts=True, times="milliseconds", notes=notes)
+        trace = Trace(texts.name, rows, timed, texts=True, times="milliseconds", notes=notes)
+        trace.image_column = _image_column(keys)
+        return trace
     if {"input_lens", "mean_ttft_ms", "request_throughput", "benchmarks"} & keys:
         return result_trace(every, tally)
     if {"out_lens", "tool_times"} <= keys:
@@ -126,8 +128,7 @@ def _id_rows(fmt: IdFormat, timed: bool, lines: Iterator[Line], tally: Tally) ->
             name = "output_length"
             output = token_count(row.get(name), name) if tally.pooling else positive(row, name)
             ids = prefix_ids(row.get("hash_ids"))
-            images = next((token_count(row[key], key) for key in row if key.lower() in IMAGE_COLUMNS), 0)
-            yield TraceRow(number, time_s, prompt, output, ids, images=images, **_also(row))
+            yield TraceRow(number, time_s, prompt, output, ids, **_also(row))
         except BadRowError as error:
             tally.reject(number, error)
 
@@ -153,11 +154,17 @@ def _time_s(row: dict[str, Any], units_per_s: float) -> float:
     return seconds(row.get("timestamp"), "timestamp") / units_per_s
 
 
+def _image_column(keys: Iterable[str]) -> str:
+    return next((key for key in keys if key.lower() in IMAGE_COLUMNS), "")
+
+
 def _also(row: dict[str, Any]) -> dict[str, Any]:
     """What a row of any format may say besides."""
     name = next((name for name in ADAPTER_COLUMNS if name in row), None)
     adapter = "" if name is None else adapter_name(row[name], name)
+    image = _image_column(row)
     return {
+        "images": token_count(row[image], image) if image else 0,
         "priority": priority(row.get(PRIORITY_COLUMN)),
         "adapter": adapter,
         "cache_salt": cache_salt(row.get(SALT_COLUMN)),

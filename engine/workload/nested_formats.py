@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from schedtop.engine.workload.fields import seconds
+from schedtop.engine.workload.fields import ROW_COLUMNS, seconds
 from schedtop.engine.workload.files import Line
 from schedtop.engine.workload.json_lines import json_object, positive, prefix_ids
 from schedtop.engine.workload.trace import BadRowError, Tally, Trace, TraceError, TraceRow, note_unused
@@ -89,7 +89,7 @@ def nested_trace(number: int, first: Object, lines: Iterator[Line], tally: Tally
     trace = Trace(fmt.name, _rows(fmt, lines, tally), block_tokens=width, exact_ids=bool(width), times=fmt.times)
     inner = first.get("requests")
     names = [name for ask in inner if isinstance(ask, dict) for name in ask] if isinstance(inner, list) else []
-    note_unused(dict.fromkeys([*first, *names]), trace.notes)
+    note_unused(dict.fromkeys([*first, *names]), trace.notes, ROW_COLUMNS)
     return trace
 
 

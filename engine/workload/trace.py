@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -153,9 +153,9 @@ SERVING_COLUMNS = frozenset(
 """What would change how requests are served, and is not taken from a trace."""
 
 
-def note_unused(names: Iterable[str], notes: list[str]) -> None:
-    """Note which columns or keys, lower-case, say something that is not used."""
-    if unused := [name for name in names if name.lower() in SERVING_COLUMNS]:
+def note_unused(names: Iterable[str], notes: list[str], unread: Container[str] = ()) -> None:
+    """Note which columns or keys say something that is not used; `unread`: others, that only this format does not."""
+    if unused := [name for name in names if name.lower() in SERVING_COLUMNS or name.lower() in unread]:
         notes.append(f"not used: {', '.join(unused)}")
 
 

@@ -127,6 +127,8 @@ class PrefixMemory:
             self._prompts.pop(refusal.number, None)
 
     def _look_up(self, arrival: Arrival, cached_tokens: int) -> None:
+        if arrival.skip_reading_prefix_cache:  # it looks for nothing, so it misses nothing
+            return
         known = self._num_known(arrival)
         self._prompt_tokens += arrival.prompt_tokens
         self._cached_tokens += cached_tokens

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -42,6 +45,29 @@ def test_a_full_disk_is_told_once(tmp_path: Path) -> None:
     for arguments in (("run", "--limit", "1"), ("--help",)):
         ended = shell(">/dev/full", tmp_path, *arguments)
         assert (ended.returncode, ended.stderr) == (2, "schedtop: standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (
+            "--max-loras 2 --encoder-budget 100",
+            "max_loras=2: adapters cannot be served beside images (encoder_budget)",
+        ),
+        ("--kv-host-memory 1", "--kv-host-memory 1: must be at least 2097152 (one block)"),
+    ],
+)
+def test_settings_that_an_engine_cannot_have_end_the_console_before_it_opens(flags: str, line: str) -> None:
+    pid, terminal = pty.fork()
+    if pid == 0:  # pragma: no cover
+        os.environ.update(TERM="xterm-256color", COLUMNS="140", LINES="45")
+        os.execv(sys.executable, [sys.executable, "-c", START, "--device=sim:llama-3.1-8b@h100", *flags.split()])
+    written = b""
+    with suppress(OSError):  # at its end
+        while more := os.read(terminal, 1 << 16):
+            written += more
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert (code, written.decode()) == (2, f"schedtop: {line}\r\n")
 
 
 @pytest.mark.parametrize("module", ["schedtop.console.cli.main", "schedtop.engine.serving.quiet_exit"])

@@ -159,9 +159,7 @@ def test_a_crash_is_told_in_one_line(start: Start) -> None:
     except ChannelError as error:
         assert "told to fail" in str(error)
     assert engine.process.wait(20) == 1
-    assert (
-        engine.exit_cause() == "schedtop engine: the engine failed: RuntimeError: the fake engine was told to fail"
-    )
+    assert engine.exit_cause() == "the engine failed: RuntimeError: the fake engine was told to fail"
 
 
 def test_a_killed_engine_is_seen_at_once(start: Start) -> None:
@@ -283,5 +281,5 @@ def test_start_engine_reports_why_it_ended(fake: ModuleType) -> None:
         with pytest.raises(ChannelError, match="only a loopback host"):
             engine.connect()
         engine.process.wait(20)
-        with pytest.raises(ChannelError, match=r"schedtop engine: .*only a loopback host"):
+        with pytest.raises(ChannelError, match="only a loopback host"):
             engine.connect()

@@ -16,7 +16,7 @@ DIGESTS = np.random.default_rng(0).integers(0, 2**32, 3, dtype=np.uint32)
 """Keys are parts of digests: the path of a block is only told by them."""
 
 
-def served(memory: PrefixMemory, number: int, keys: list[int], cached_tokens: int = 0) -> int:
+def served(memory: PrefixMemory, number: int, keys: list[int], cached_tokens: int = 0, skips: bool = False) -> int:
     """Serve a prompt of these blocks and one token more; the tokens that were lost so far."""
     arrival = Arrival(
         number=number,
@@ -25,6 +25,7 @@ def served(memory: PrefixMemory, number: int, keys: list[int], cached_tokens: in
         prompt_tokens=BLOCK * len(keys) + 1,
         max_tokens=1,
         prefix_keys=np.array(keys, dtype=np.uint32).tobytes(),
+        skip_reading_prefix_cache=skips,
     )
     admission = Admission(number=number, cached_tokens=cached_tokens, waited_s=0.0, resumed=False)
     events = {"arrivals": (arrival,), "admissions": (admission,), "ttft_s": ((number, 0.1),)}
@@ -41,6 +42,13 @@ def test_a_prompt_loses_the_blocks_that_one_before_it_began_with(prompts: list[l
         lost += BLOCK * sum(path in seen for path in paths)
         seen.update(paths)
         assert served(memory, number, DIGESTS[keys].tolist()) == lost
+
+
+def test_who_skips_the_cache_loses_nothing_there_but_others_find_its_blocks() -> None:
+    memory = PrefixMemory(BLOCK)
+    assert served(memory, 0, [7, 8], skips=True) == served(memory, 1, [7, 8], skips=True) == 0
+    assert memory.found.prompt_tokens == 0
+    assert served(memory, 2, [7, 8]) == 2 * BLOCK
 
 
 def test_what_was_not_used_for_longest_is_forgotten_and_nothing_else() -> None:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
-from schedtop.engine.contract.figures import COLUMNS
-from schedtop.engine.contract.telemetry import ROW_FIELDS, RowFlag, row_columns, row_matrix
+from schedtop.engine.contract.figures import COLUMNS, document_of, row_of
+from schedtop.engine.contract.telemetry import ROW_FIELDS, RowFlag, StepRecord, row_columns, row_matrix
 from schedtop.engine.inspect import export as exports
 from schedtop.engine.inspect.export import FORMATS, default_path, export
 from schedtop.engine.inspect.trace_events import REQUESTS_PID, SCHEDULER_PID, trace_events
@@ -154,12 +154,44 @@ def test_csv_has_a_row_of_figures_per_record(recording: Recording) -> None:
 def test_jsonl_has_all_of_every_record(recording: Recording) -> None:
     lines = [json.loads(line) for line in written(recording, "jsonl").splitlines()]
     for line, record in zip(lines, recording.records(), strict=True):
-        assert set(line) == set(record.__struct_fields__) - {"grown_blocks"}
+        assert set(line) == set(record.__struct_fields__) - {"grown_blocks", "grown_groups"}
         grown = [block for ids in line["grown"].values() for block in ids]
         assert np.array(grown, dtype=np.int32).tobytes() == record.grown_blocks
         assert [[row[name] for name in ROW_FIELDS] for row in line["rows"]] == row_matrix(record).T.tolist()
         assert len(line["itl_s"]) == len(line["rows"])
         assert line["blocks"]["held"] == record.blocks.held
+
+
+def stepped(workload: WorkloadSpec, num: int, **settings: Any) -> list[StepRecord]:
+    engine = build_engine(EngineConfig(workload=workload, **settings))
+    return [record for _ in range(num) if (record := engine.step()) is not None]
+
+
+def test_the_blocks_of_several_kv_groups_are_told_apart() -> None:
+    records = stepped(WorkloadSpec(source="mixed", rate=8.0), 60, device="sim:gpt-oss-20b@h100")
+    for record in records:
+        line = document_of(record)
+        grown = [ids for groups in line["grown"].values() for ids in groups.items()]
+        assert bytes(int(group) for group, _ in grown) == record.grown_groups
+        assert (
+            np.array([block for _, ids in grown for block in ids], dtype=np.int32).tobytes() == record.grown_blocks
+        )
+        cells = dict(zip(COLUMNS, row_of(record), strict=True))
+        assert cells["group_blocks"] == " ".join(map(str, record.group_blocks)) != ""
+    assert any(len(groups) > 1 for record in records for groups in document_of(record)["grown"].values())
+
+
+def test_figures_tell_of_the_host_memory_and_of_swaps() -> None:
+    scheduler = {"num_blocks": 400, "kv_host_memory_bytes": 2**30, "preemption_mode": "swap"}
+    records = stepped(WorkloadSpec(source="pressure", rate=8.0), 1500, scheduler=scheduler)
+    rows = [dict(zip(COLUMNS, row_of(record), strict=True)) for record in records]
+    names = ("host_used_blocks", "host_blocks", "host_loads", "host_sends")
+    assert [tuple(row[name] for name in names) for row in rows] == [record.host_blocks for record in records]
+    assert max(row["host_used_blocks"] for row in rows) > 0 and any(row["num_swapped"] for row in rows)
+    assert rows[-1]["total_external_tokens"] == records[-1].totals.external_tokens
+    (bare,) = stepped(WorkloadSpec(source="mixed"), 1)
+    cells = dict(zip(COLUMNS, row_of(bare), strict=True))
+    assert (cells["host_blocks"], cells["group_blocks"], cells["encoder_tokens"]) == (None, None, 0)
 
 
 def test_parquet_is_the_same_table_with_types(recording: Recording, tmp_path: Path) -> None:

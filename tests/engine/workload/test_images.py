@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,8 +133,37 @@ def test_json_traces_have_images_too(replay: Replay, opened: Open, tmp_path: Pat
     assert "not used: num_images" in opened(str(path)).description["notes"][0]
 
 
+@pytest.mark.parametrize("keys", [("prompt", "output_tokens"), ("text_input", "output_length")])
+def test_images_come_before_a_text_too(keys: tuple[str, str], replay: Replay, opened: Open, tmp_path: Path) -> None:
+    text, output = keys
+    rows = [{text: "Which one is it?", output: 5}, {text: "Which one is it?", output: 5, "num_images": 2}]
+    lines = "".join(json.dumps(row) + "\n" for row in reversed(rows))
+    seen, alone = replay(lines, image_tokens=50)
+    assert [(image.offset, image.end) for image in seen.images] == [(0, 50), (50, 100)]
+    assert seen.num_prompt_tokens == 100 + alone.num_prompt_tokens and not alone.images
+    assert seen.prompt_token_ids[100:].tolist() == alone.prompt_token_ids.tolist()
+    cut, _ = replay(lines, image_tokens=50, max_prompt_tokens=70)
+    assert (cut.num_prompt_tokens, len(cut.images)) == (70, 1)
+    path = tmp_path / "texts.jsonl"
+    path.write_text(lines)
+    assert "not used: num_images (--image-tokens N says" in opened(str(path)).description["notes"][-1]
+
+
+def test_images_that_a_format_has_no_place_for_are_told(opened: Open, tmp_path: Path) -> None:
+    path = tmp_path / "nested.jsonl"
+    ask = {"Prompt Length": 100, "Output Length": 5, "num_images": 2, "lora": "a"}
+    path.write_text(json.dumps({"timestamp": 0, "requests": [ask]}) + "\n")
+    assert "not used: num_images, lora" in opened(str(path)).description["notes"]
+    with pytest.raises(ConfigError, match=r"--image-tokens 50: .* has no images"):
+        opened(str(path), image_tokens=50)
+
+
 def test_images_beside_adapter_slots_are_refused(trace: str) -> None:
     with pytest.raises(ConfigError, match="max_loras=2: adapters cannot be served beside images"):
         records(trace, max_loras=2)
     with pytest.raises(ConfigError, match="--encoder-budget: only for simulated devices"):
         build_engine(EngineConfig(device="cpu", model="smollm2", scheduler={"encoder_budget": 100}))
+    with pytest.raises(ConfigError, match="--image-tokens 576: only for simulated devices"):
+        build_engine(
+            EngineConfig(device="cpu", model="smollm2", workload=WorkloadSpec(source=trace, image_tokens=576))
+        )
