@@ -134,6 +134,25 @@ def test_a_servers_recording_begins_at_its_start_and_is_decided_alike(server: An
     assert sorted(finish.reason for finish in finishes) == [FinishReason.ABORT, *[FinishReason.LENGTH] * 6]
 
 
+def test_a_time_that_is_over_cuts_off_nothing_that_was_told(server: Any, tmp_path: Path) -> None:
+    """The records since the start come all at once, and take longer than a short time to write."""
+    for place in range(4):
+        server.add_request(Request(f"r{place}", 9, 12))
+    steps = 0
+    while server.requests:
+        step(server)
+        steps += 1
+    address = f"unix:{tmp_path}/v.sock"
+    recorded(server, tmp_path / "first.rec", address, 4)  # its thread has told all by then
+    link = ChannelClient.connect(address, from_start=True)
+    recorder = Recorder(link, str(tmp_path / "v.rec"))
+    recorder.run(0.0)
+    recorder.close()
+    link.close()
+    with Recording(tmp_path / "v.rec") as recording:
+        assert recording.num_steps == steps
+
+
 def test_what_cannot_be_decided_again_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCHEDTOP_ATTACH", f"unix:{tmp_path}/v.sock")
     base = scheduler_of("0.32")
