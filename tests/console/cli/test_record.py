@@ -15,7 +15,7 @@ from schedtop.console.cli.record_process import RecordProcess
 from schedtop.engine.channel.client import ChannelClient
 from schedtop.engine.channel.protocol import encode
 from schedtop.engine.channel.server import ChannelServer
-from schedtop.engine.contract.telemetry import Bye, FinishReason
+from schedtop.engine.contract.telemetry import Bye, FinishReason, Reply, SetKnobs, StepRecord
 from schedtop.engine.decide_again.verify import verify_recording
 from schedtop.engine.recording import Recording, RecordingError
 from schedtop.engine.vllm.limits import set_limits
@@ -33,15 +33,27 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_an_engine_that_runs_is_recorded_until_it_ends(tmp_path: Path) -> None:
     address, path = f"unix:{tmp_path}/e.sock", tmp_path / "run.rec"
-    flags = ["--workload", "mixed", "--num-blocks", "500", "--duration", "3", "--listen", address]
+    flags = ["--workload", "mixed", "--num-blocks", "500", "--listen", address]
+    recorder = [*PROGRAM, "record", address, "-o", str(path)]
     with subprocess.Popen([*PROGRAM, "serve", *flags], stderr=subprocess.PIPE, text=True) as engine:
         assert engine.stderr is not None and "listening" in engine.stderr.readline()
-        done = run("record", address, "-o", str(path))
-        engine.wait(60)
-    assert done.returncode == 0, done.stderr
+        with (
+            subprocess.Popen(recorder, stderr=subprocess.PIPE, text=True) as process,
+            ChannelClient.connect(address) as link,
+        ):
+            while not path.exists():
+                link.receive(0.1)
+            link.send(SetKnobs(1, {}, dry_run=True))
+            for kind in (Reply, StepRecord):  # a step after the answer is one that is recorded, too
+                while not isinstance(link.receive(1.0), kind):
+                    pass
+            engine.send_signal(signal.SIGINT)
+            told = process.communicate(timeout=120)[1]
+        engine.communicate(timeout=60)
+    assert process.returncode == 0, told
     with Recording(path) as recording:
         assert recording.truncated is None and recording.num_records > 0
-        assert f"{recording.num_records} steps, from step" in done.stderr
+        assert f"{recording.num_records} steps, from " in told
     assert run("replay", str(path)).returncode == 2  # no terminal, but the file is one it takes
     assert "records" in run("info", str(path)).stdout
 
