@@ -21,6 +21,8 @@ from schedtop.engine.scrape.page import EngineKey, PageError, Reading
 from schedtop.engine.scrape.window import Window, describe, merged, percentile
 
 FETCH_EVERY_S = 1.0
+GRACE_S = 2.0
+"""A step may take as long: until then an engine's silence is no idleness."""
 MOST_PATIENT_S = 30.0
 """A server that does not answer is asked ever less often, but at least this often."""
 
@@ -166,7 +168,10 @@ class EngineMember:
         with self.history.lock:
             header = self.history.header
             model = one_line(header.model) if header is not None else ""
-            return [row_of(f"{self.address} {model}".strip(), self.address, state, self.history, window_s)]
+            name, heard_s, silent_s = f"{self.address} {model}".strip(), self._feed.received_at_s, 0.0
+            if heard_s is not None and header is not None and not header.simulated_clock:
+                silent_s = max(0.0, time.monotonic() - heard_s - GRACE_S)
+            return [row_of(name, self.address, state, self.history, window_s, silent_s)]
 
 
 class _Later:

@@ -24,6 +24,7 @@ from schedtop.engine.recording import RecordingWriter
 LOOK_EVERY_S = 0.2
 HEADER_WITHIN_S = 30.0
 """An engine that is still loading its model answers late."""
+END_WITHIN_S = 10.0
 
 
 @click.command("record")
@@ -99,10 +100,18 @@ class Recorder:
         return totals.finished + totals.aborted
 
     def run(self, duration_s: float | None) -> None:
-        """Record until the engine ends, the time is over or `stopped`. Raises `ChannelError`, `RecordingError`."""
-        began_s = time.monotonic()
+        """Record until the engine ends, the time is over (with all that was told by then) or `stopped`.
+
+        Raises `ChannelError`, `RecordingError`.
+        """
+        began_s, finishing = time.monotonic(), False
         until_s = None if duration_s is None else began_s + duration_s
-        while not self.stopped and not self.lost and (until_s is None or time.monotonic() < until_s):
+        while not self.stopped and not self.lost:
+            if until_s is not None and time.monotonic() >= until_s:
+                if finishing:
+                    return  # it does not answer
+                finishing, until_s = True, until_s + END_WITHIN_S
+                self.finish()
             if self._writer is None and time.monotonic() > began_s + HEADER_WITHIN_S:
                 raise ChannelError(f"the engine said nothing within {HEADER_WITHIN_S:g} s")
             try:

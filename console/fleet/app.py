@@ -118,9 +118,9 @@ class FleetApp(App[str]):
         known = [row.output_per_s for row in self._rows if row.output_per_s is not None]
         self._curve = [*self._curve[-HISTORY:], sum(known)]
         self.query_one(Sparkline).data = self._curve
-        limits = "   K limits of all" if self._set_limits is not None else ""
+        limits = "   K limits" if self._set_limits is not None else ""
         self.query_one("#title", Static).update(
-            Text(f" schedtop  {self._heading}   window {window_s:g} s   + - window   Enter opens{limits}   q quit")
+            Text(f" schedtop  {self._heading}   window {window_s:g} s (+ -)   Enter opens{limits}   q quit")
         )
         self.query_one("#notes", Static).update(Text("\n".join(self._fleet.notes())))
 

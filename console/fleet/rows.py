@@ -94,12 +94,13 @@ def imbalances(rows: Sequence[Row]) -> dict[int, str]:
     return found
 
 
-def row_of(name: str, address: str, state: str, history: History, window_s: float) -> Row:
-    """An engine whose steps are known. Call it with the history locked."""
+def row_of(name: str, address: str, state: str, history: History, window_s: float, silent_s: float = 0.0) -> Row:
+    """An engine whose steps are known, and that has said nothing for `silent_s`. Call it with the history locked."""
     moment = history.now()
     totals, blocks = moment.state.totals, moment.record.blocks if moment.record is not None else None
     pool = None if history.header is None else history.header.num_blocks
-    rates = history.rates(moment, window_s)
+    told_s = max(window_s - silent_s, 0.0)  # an idle engine tells nothing: the rest of the window has no tokens
+    rates, share = history.rates(moment, told_s), told_s / window_s
     latency = cohorts(history, moment, window_s)
     return Row(
         name=name,
@@ -108,13 +109,18 @@ def row_of(name: str, address: str, state: str, history: History, window_s: floa
         running=moment.state.num_running,
         waiting=moment.state.num_waiting,
         kv_usage=None if blocks is None or not pool else (blocks.held + blocks.shared) / pool,
-        output_per_s=rates.output_tokens if rates is not None else None,
-        prompt_per_s=rates.prompt_tokens if rates is not None else None,
+        output_per_s=_of(None if rates is None else rates.output_tokens, share),
+        prompt_per_s=_of(None if rates is None else rates.prompt_tokens, share),
         preemptions=totals.preemptions,
         hit_rate=totals.cached_tokens / totals.prompt_tokens if totals.prompt_tokens else None,
         ttft=worded(latency["ttft"]),
         itl=worded(latency["itl"]),
     )
+
+
+def _of(rate: float | None, share: float) -> float | None:
+    """A rate over a part of the window, over all of it."""
+    return 0.0 if not share else rate if rate is None or share == 1.0 else rate * share
 
 
 def worded(members: Cohort) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from schedtop.engine.contract.knobs import KnobValue
 from schedtop.engine.contract.telemetry import Arrival, Header, Snapshot
 
 RECENT_ARRIVALS = 200
-AGAIN_AFTER_S = 2.0
+AGAIN_AFTER_S = 5.0
 """Where there was no forecast: what was missing may be known by now."""
 
 

@@ -15,7 +15,7 @@ from schedtop.console.cli.record_process import RecordProcess
 from schedtop.engine.channel.client import ChannelClient
 from schedtop.engine.channel.protocol import encode
 from schedtop.engine.channel.server import ChannelServer
-from schedtop.engine.contract.telemetry import Bye, FinishReason
+from schedtop.engine.contract.telemetry import Bye, FinishReason, Reply, SetKnobs, StepRecord
 from schedtop.engine.decide_again.verify import verify_recording
 from schedtop.engine.recording import Recording, RecordingError
 from schedtop.engine.vllm.limits import set_limits
@@ -33,15 +33,27 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_an_engine_that_runs_is_recorded_until_it_ends(tmp_path: Path) -> None:
     address, path = f"unix:{tmp_path}/e.sock", tmp_path / "run.rec"
-    flags = ["--workload", "mixed", "--num-blocks", "500", "--duration", "3", "--listen", address]
+    flags = ["--workload", "mixed", "--num-blocks", "500", "--listen", address]
+    recorder = [*PROGRAM, "record", address, "-o", str(path)]
     with subprocess.Popen([*PROGRAM, "serve", *flags], stderr=subprocess.PIPE, text=True) as engine:
         assert engine.stderr is not None and "listening" in engine.stderr.readline()
-        done = run("record", address, "-o", str(path))
-        engine.wait(60)
-    assert done.returncode == 0, done.stderr
+        with (
+            subprocess.Popen(recorder, stderr=subprocess.PIPE, text=True) as process,
+            ChannelClient.connect(address) as link,
+        ):
+            while not path.exists():
+                link.receive(0.1)
+            link.send(SetKnobs(1, {}, dry_run=True))
+            for kind in (Reply, StepRecord):  # a step after the answer is one that is recorded, too
+                while not isinstance(link.receive(1.0), kind):
+                    pass
+            engine.send_signal(signal.SIGINT)
+            told = process.communicate(timeout=120)[1]
+        engine.communicate(timeout=60)
+    assert process.returncode == 0, told
     with Recording(path) as recording:
         assert recording.truncated is None and recording.num_records > 0
-        assert f"{recording.num_records} steps, from step" in done.stderr
+        assert f"{recording.num_records} steps, from " in told
     assert run("replay", str(path)).returncode == 2  # no terminal, but the file is one it takes
     assert "records" in run("info", str(path)).stdout
 
@@ -132,6 +144,25 @@ def test_a_servers_recording_begins_at_its_start_and_is_decided_alike(server: An
     assert verdict.equal, str(verdict.difference)
     assert (verdict.steps, verdict.admissions) == (recording.num_steps, 7)
     assert sorted(finish.reason for finish in finishes) == [FinishReason.ABORT, *[FinishReason.LENGTH] * 6]
+
+
+def test_a_time_that_is_over_cuts_off_nothing_that_was_told(server: Any, tmp_path: Path) -> None:
+    """The records since the start come all at once, and take longer than a short time to write."""
+    for place in range(4):
+        server.add_request(Request(f"r{place}", 9, 12))
+    steps = 0
+    while server.requests:
+        step(server)
+        steps += 1
+    address = f"unix:{tmp_path}/v.sock"
+    recorded(server, tmp_path / "first.rec", address, 4)  # its thread has told all by then
+    link = ChannelClient.connect(address, from_start=True)
+    recorder = Recorder(link, str(tmp_path / "v.rec"))
+    recorder.run(0.0)
+    recorder.close()
+    link.close()
+    with Recording(tmp_path / "v.rec") as recording:
+        assert recording.num_steps == steps
 
 
 def test_what_cannot_be_decided_again_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

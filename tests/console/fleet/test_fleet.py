@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 from schedtop.console.cli.fleet import Members, PageMember, expand
 from schedtop.console.fleet.app import FleetApp
-from schedtop.console.fleet.rows import Row, imbalances, summed
+from schedtop.console.fleet.rows import Row, imbalances, row_of, summed
+from schedtop.console.past.history import History
+from schedtop.engine.build import build_engine
+from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
 from schedtop.engine.scrape import fetch
 from schedtop.engine.scrape.page import PageError
 from textual.widgets import DataTable, Static
@@ -122,6 +125,23 @@ def test_a_pattern_becomes_the_sockets_it_matches(tmp_path: Path) -> None:
         f"unix:{tmp_path}/v-1.sock",
         "http://h:1/x?[a]",
     ]
+
+
+def test_an_engine_that_is_idle_for_a_whole_window_makes_no_tokens() -> None:
+    """It reports nothing then: what it did before is not what it does."""
+    engine = build_engine(EngineConfig(workload=WorkloadSpec(source="mixed", rate=8.0, limit=60)))
+    history = History()
+    history.apply(engine.header)
+    history.apply(engine.snapshot())
+    while not engine.exhausted:
+        record = engine.step()
+        if record is not None:
+            history.apply(record)
+    whole, half, none = (row_of("a", "", "", history, 10.0, silent_s) for silent_s in (0.0, 5.0, 10.0))
+    assert whole.output_per_s and half.output_per_s and whole.prompt_per_s
+    tokens = history.live.totals.output_tokens
+    assert half.output_per_s * 10 <= whole.output_per_s * 10 <= tokens
+    assert (none.output_per_s, none.prompt_per_s) == (0.0, 0.0)
 
 
 def test_sums_are_of_all_or_of_none() -> None:

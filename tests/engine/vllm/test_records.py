@@ -17,6 +17,7 @@ from schedtop.engine.decide_again.recorded_inputs import Driver
 from schedtop.engine.vllm.engine import fixed_of
 from schedtop.engine.vllm.events import Added, Scheduled, Updated
 from schedtop.engine.vllm.groups import block_size_of, entry_of, settings_of, undecided_of
+from schedtop.engine.vllm.limits import Facts
 from schedtop.engine.vllm.records.records import Records
 
 from tests.engine.vllm.drive import Run
@@ -290,3 +291,51 @@ def test_drafts_that_a_step_did_not_take_are_told() -> None:
     run.step()
     told = [np.frombuffer(record.proposed, dtype=np.int32).tolist() for record in run.records]
     assert told == [[], [0, 2], []] and not run.hook.errors
+
+
+class FullAttentionSpec:
+    """Told by its name."""
+
+    block_size = 4
+
+
+def header_with(**facts: Any) -> Any:
+    """The header of a scheduler of 0.32 that has these attributes, too."""
+    scheduler: Any = Run("0.32").scheduler
+    for name, value in facts.items():
+        owner = scheduler.kv_cache_manager if name == "coordinator" else scheduler
+        setattr(owner, name, value)
+    return Facts.of(scheduler).header
+
+
+def test_a_drafter_with_a_cache_is_told_by_what_each_version_has() -> None:
+    names = ("drop_last_cached_block", "num_lookahead_tokens", "prefill_lookahead")
+
+    def told(**facts: Any) -> tuple[Any, ...]:
+        return tuple(header_with(**facts).config[name] for name in names)
+
+    assert told() == (False, 0, 0)
+    assert told(use_eagle=True, num_lookahead_tokens=2) == (True, 2, 0)  # before 0.32
+    kept = {"use_eagle": True, "use_eagle_block_drop": False, "num_lookahead_tokens": 2, "num_prefill_lookahead": 1}
+    assert told(**kept) == (False, 2, 1)
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"dynamic_sd_lookup": [3, 2]}, ["a number of drafts that follows the batch"]),
+        ({"coordinator": SimpleNamespace(eagle_group_ids={0})}, []),  # the only group there is
+        (
+            {
+                "coordinator": SimpleNamespace(eagle_group_ids={0}),
+                "kv_cache_config": SimpleNamespace(
+                    kv_cache_groups=2 * [SimpleNamespace(kv_cache_spec=FullAttentionSpec())]
+                ),
+            },
+            ["a drafter that keeps its state in some of the KV groups"],
+        ),
+    ],
+    ids=["dynamic", "one-group", "some-groups"],
+)
+def test_drafters_that_are_not_decided_are_named(facts: dict[str, Any], why: list[str]) -> None:
+    assert header_with(**facts).settings["undecidable"] == why
