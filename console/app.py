@@ -42,7 +42,8 @@ from schedtop.console.screens.request import RequestScreen
 from schedtop.console.terminal.driver import ConsoleDriver
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel
-from schedtop.engine.contract.telemetry import Drain, Incoming, Notice, Reply, StepRecord
+from schedtop.engine.contract.commands import Drain, Incoming
+from schedtop.engine.contract.telemetry import Notice, Reply, StepRecord
 from schedtop.themes.load import DEFAULT, Theme, load_themes
 from textual._ansi_sequences import SYNC_END, SYNC_START
 from textual._compositor import ChopsUpdate, LayoutUpdate

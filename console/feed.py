@@ -11,8 +11,9 @@ from typing import Protocol
 from schedtop.console.drawing import text
 from schedtop.console.past.history import History
 from schedtop.console.view import LinkStatus
+from schedtop.engine.contract.commands import Incoming
 from schedtop.engine.contract.spare_memory import SpareMemory
-from schedtop.engine.contract.telemetry import PROTOCOL, Bye, Header, Incoming, Outgoing, Reply, Stage, StepRecord
+from schedtop.engine.contract.telemetry import PROTOCOL, Bye, Header, Outgoing, Reply, Stage, StepRecord
 
 _LOOK_S = 0.25
 _RETRY_S = (1.0, 2.0, 4.0, 8.0)

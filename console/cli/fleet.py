@@ -13,9 +13,10 @@ from schedtop.console.fleet.rows import Row, row_of, summed, worded
 from schedtop.console.past.history import History
 from schedtop.console.past.unended import cohorts
 from schedtop.engine.channel.client import ChannelClient
+from schedtop.engine.contract.commands import Incoming
 from schedtop.engine.contract.harmless import one_line
 from schedtop.engine.contract.latencies.cohort import together
-from schedtop.engine.contract.telemetry import Incoming, Outgoing
+from schedtop.engine.contract.telemetry import Outgoing
 from schedtop.engine.scrape.fetch import Fetcher
 from schedtop.engine.scrape.page import EngineKey, PageError, Reading
 from schedtop.engine.scrape.window import Window, describe, merged, percentile

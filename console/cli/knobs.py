@@ -19,9 +19,9 @@ from schedtop.console.cli.set_limits import (
     parse_changes,
     set_all,
 )
+from schedtop.engine.contract.commands import CONFIRM_WITHIN_S, MAX_TRIAL_S
 from schedtop.engine.contract.knobs import BY_NAME, bounds
 from schedtop.engine.contract.latencies.slo import Slo, parse_slo
-from schedtop.engine.contract.telemetry import CONFIRM_WITHIN_S, MAX_TRIAL_S
 
 
 @click.command("knobs")

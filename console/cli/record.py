@@ -17,7 +17,8 @@ from schedtop.console.cli.fleet import is_page
 from schedtop.console.past.state import State
 from schedtop.engine.channel.client import ChannelClient, ChannelClosedError
 from schedtop.engine.channel.protocol import ChannelError
-from schedtop.engine.contract.telemetry import Bye, Header, Reply, SetKnobs, Snapshot, StepRecord
+from schedtop.engine.contract.commands import SetKnobs
+from schedtop.engine.contract.telemetry import Bye, Header, Reply, Snapshot, StepRecord
 from schedtop.engine.recording import RecordingWriter
 
 LOOK_EVERY_S = 0.2

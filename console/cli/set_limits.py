@@ -10,20 +10,9 @@ from typing import Any, TypeVar
 from schedtop.console.cli.who import who
 from schedtop.engine.channel.client import ChannelClient, ChannelClosedError
 from schedtop.engine.channel.protocol import ChannelError
+from schedtop.engine.contract.commands import Command, EndTrial, SetKnobs
 from schedtop.engine.contract.knobs import KnobError, check_value, parse_assignments
-from schedtop.engine.contract.telemetry import (
-    Bye,
-    Command,
-    EndTrial,
-    Header,
-    Notice,
-    Outgoing,
-    Reply,
-    SetKnobs,
-    Snapshot,
-    StepRecord,
-    Trial,
-)
+from schedtop.engine.contract.telemetry import Bye, Header, Notice, Outgoing, Reply, Snapshot, StepRecord, Trial
 
 ANSWER_WITHIN_S = 30.0
 """An engine that is still loading its model answers late."""

@@ -15,6 +15,7 @@ from schedtop.console.drawing import text
 from schedtop.engine.contract.knobs import LIVE, live_values
 from schedtop.engine.contract.kv_groups import has_windows
 from schedtop.engine.contract.prefixes.lost_hits import Lookups, PrefixMemory
+from schedtop.engine.contract.reading import blocks_in_use
 from schedtop.engine.contract.telemetry import (
     DEFERRED,
     PREFIX_KEY_BYTES,
@@ -31,7 +32,6 @@ from schedtop.engine.contract.telemetry import (
     Snapshot,
     StepRecord,
     Totals,
-    blocks_in_use,
 )
 
 FloatArray = npt.NDArray[np.float64]

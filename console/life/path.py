@@ -17,7 +17,8 @@ from schedtop.console.past.state import (
     NUMBER,
     TOKENS,
 )
-from schedtop.engine.contract.telemetry import RowFlag, StepRecord, itl_column, row_matrix
+from schedtop.engine.contract.reading import itl_column, row_matrix
+from schedtop.engine.contract.telemetry import RowFlag, StepRecord
 
 
 class Walk:

@@ -11,7 +11,8 @@ from schedtop.console.drawing import text
 from schedtop.console.life.request_life import Blame, Life, Visit
 from schedtop.console.past.past import Past
 from schedtop.console.past.state import FLAGS, NUMBER, TOKENS
-from schedtop.engine.contract.telemetry import IntArray, Limiter, Preemption, RowFlag, StepRecord, row_matrix
+from schedtop.engine.contract.reading import IntArray, row_matrix
+from schedtop.engine.contract.telemetry import Limiter, Preemption, RowFlag, StepRecord
 
 MOST_COUNTED = 512
 """Steps looked at for who got the tokens."""

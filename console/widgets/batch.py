@@ -12,7 +12,8 @@ from schedtop.console.drawing.stacked_columns import Layer, draw_columns, shares
 from schedtop.console.view import STEPS_PER_COLUMN, View
 from schedtop.console.widgets.panel import Panel, Pieces
 from schedtop.console.widgets.timeline import LEAST_HEIGHT, LEAST_WIDTH, Timeline
-from schedtop.engine.contract.telemetry import MOST_DRAFTS, Limiter, StepRecord, draft_positions
+from schedtop.engine.contract.reading import draft_positions
+from schedtop.engine.contract.telemetry import MOST_DRAFTS, Limiter, StepRecord
 
 CLASSES = (("D", "decode"), ("P", "prefill"), ("S", "draft"), (".", "unused"))
 DRAFT_STEPS = 100

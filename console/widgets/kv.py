@@ -13,7 +13,8 @@ from schedtop.console.drawing.stacked_columns import shares
 from schedtop.console.past.state import Classes
 from schedtop.console.widgets.panel import Panel, Pieces
 from schedtop.engine.contract.kv_groups import kinds_of
-from schedtop.engine.contract.telemetry import BlockClass, Blocks, blocks_in_use
+from schedtop.engine.contract.reading import blocks_in_use
+from schedtop.engine.contract.telemetry import BlockClass, Blocks
 
 ORDER = (
     (BlockClass.HELD, "held", "held", "#"),

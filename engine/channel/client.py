@@ -20,7 +20,8 @@ from schedtop.engine.channel.protocol import (
     parse_address,
 )
 from schedtop.engine.channel.token_file import token_for
-from schedtop.engine.contract.telemetry import PROTOCOL, Bye, Command, Join, Outgoing
+from schedtop.engine.contract.commands import Command, Join
+from schedtop.engine.contract.telemetry import PROTOCOL, Bye, Outgoing
 
 _READ_BYTES = 1 << 18
 _GATHER_S = 0.05

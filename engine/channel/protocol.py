@@ -12,7 +12,8 @@ from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 import msgspec
-from schedtop.engine.contract.telemetry import PROTOCOL, ROW_FIELDS, Incoming, Join, Message, Outgoing, StepRecord
+from schedtop.engine.contract.commands import Incoming, Join
+from schedtop.engine.contract.telemetry import PROTOCOL, ROW_FIELDS, Message, Outgoing, StepRecord
 
 MAX_OUTGOING_BYTES = 128 << 20
 MAX_INCOMING_BYTES = 1 << 20

@@ -7,7 +7,9 @@ from typing import Any
 
 import msgspec
 from schedtop.engine.contract.harmless import page
-from schedtop.engine.contract.telemetry import StepRecord, describe_head, row_columns
+from schedtop.engine.contract.limiters import describe_head
+from schedtop.engine.contract.reading import row_columns
+from schedtop.engine.contract.telemetry import StepRecord
 
 
 class Part(msgspec.Struct, frozen=True):

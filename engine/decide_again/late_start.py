@@ -12,16 +12,8 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 from schedtop.engine.contract.prefixes.paths import recorded_keys
-from schedtop.engine.contract.telemetry import (
-    Arrival,
-    BlockClass,
-    Header,
-    RequestState,
-    Snapshot,
-    StepRecord,
-    block_changes,
-    table_growth,
-)
+from schedtop.engine.contract.reading import block_changes, table_growth
+from schedtop.engine.contract.telemetry import Arrival, BlockClass, Header, RequestState, Snapshot, StepRecord
 from schedtop.engine.decide_again.recorded_inputs import request_of, with_following
 from schedtop.engine.handoff.request import Request, Status
 from schedtop.engine.kv.prefix_cache import extend_keys

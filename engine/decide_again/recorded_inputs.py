@@ -12,15 +12,8 @@ import numpy as np
 from schedtop.engine.contract.config import ConfigError, SchedulerConfig
 from schedtop.engine.contract.kv_groups import size_of
 from schedtop.engine.contract.prefixes.paths import recorded_keys
-from schedtop.engine.contract.telemetry import (
-    Arrival,
-    FinishReason,
-    Header,
-    Limiter,
-    StepRecord,
-    row_columns,
-    table_growth,
-)
+from schedtop.engine.contract.reading import row_columns, table_growth
+from schedtop.engine.contract.telemetry import Arrival, FinishReason, Header, Limiter, StepRecord
 from schedtop.engine.handoff.plan import StepPlan, StepResult
 from schedtop.engine.handoff.request import Image, Request
 from schedtop.engine.recording.frames import RecordingError

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from schedtop.engine.contract.reading import table_growth
 from schedtop.engine.contract.telemetry import (
     ROW_FIELDS,
     Arrival,
@@ -22,7 +23,6 @@ from schedtop.engine.contract.telemetry import (
     RowFlag,
     Snapshot,
     StepRecord,
-    table_growth,
 )
 from schedtop.engine.decide_again.host_log import HostDriver
 from schedtop.engine.decide_again.late_start import take_up

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from schedtop.engine.contract.telemetry import BlockClass, Snapshot, StepRecord, block_changes
+from schedtop.engine.contract.reading import block_changes
+from schedtop.engine.contract.telemetry import BlockClass, Snapshot, StepRecord
 from schedtop.engine.decide_again.divergence import Part, first_difference
 from schedtop.engine.decide_again.late_start import first_decidable
 from schedtop.engine.decide_again.recorded_inputs import Driver, with_following

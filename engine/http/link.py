@@ -22,20 +22,16 @@ from schedtop.engine.channel.protocol import (
     frame,
     parse_address,
 )
+from schedtop.engine.contract.commands import Abort, Command, Join, SetKnobs, Submit
 from schedtop.engine.contract.telemetry import (
     PROTOCOL,
-    Abort,
     Bye,
-    Command,
     Header,
-    Join,
     KnobChange,
     Output,
     Reply,
-    SetKnobs,
     Snapshot,
     StepRecord,
-    Submit,
 )
 from schedtop.engine.http.streams import Stream
 

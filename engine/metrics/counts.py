@@ -13,6 +13,7 @@ import numpy.typing as npt
 from schedtop.engine.contract.kv_groups import has_windows
 from schedtop.engine.contract.latencies.families import Families, Family
 from schedtop.engine.contract.prefixes.lost_hits import PrefixMemory
+from schedtop.engine.contract.reading import draft_positions
 from schedtop.engine.contract.telemetry import (
     MOST_DRAFTS,
     ROW_FIELDS,
@@ -22,7 +23,6 @@ from schedtop.engine.contract.telemetry import (
     Header,
     Limiter,
     StepRecord,
-    draft_positions,
 )
 
 TTFT_S = (

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.contract.telemetry import Admission, BlockClass, Finish, Preemption, Snapshot, table_growth
+from schedtop.engine.contract.reading import table_growth
+from schedtop.engine.contract.telemetry import Admission, BlockClass, Finish, Preemption, Snapshot
 from schedtop.engine.recording.packing.columns import (
     Column,
     ColumnError,

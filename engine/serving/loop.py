@@ -11,24 +11,19 @@ import msgspec
 from schedtop.engine.channel.peer import Peer
 from schedtop.engine.channel.protocol import Sink, encode
 from schedtop.engine.channel.server import ChannelServer
-from schedtop.engine.contract.spare_memory import SpareMemory
-from schedtop.engine.contract.telemetry import (
-    WORKLOAD_ENDED,
+from schedtop.engine.contract.commands import (
     Abort,
     Drain,
     EndTrial,
     Incoming,
-    Notice,
     Pause,
-    Reply,
     Resume,
     SetKnobs,
-    Snapshot,
     StepOnce,
-    StepRecord,
     Submit,
-    TextDelta,
 )
+from schedtop.engine.contract.spare_memory import SpareMemory
+from schedtop.engine.contract.telemetry import WORKLOAD_ENDED, Notice, Reply, Snapshot, StepRecord, TextDelta
 from schedtop.engine.serving.clients import Clients
 from schedtop.engine.serving.host import HostWatch
 from schedtop.engine.serving.steppable import KnobOutcome, Steppable

@@ -24,9 +24,10 @@ from schedtop.engine.channel.listen import default_address
 from schedtop.engine.channel.protocol import ChannelError, Sink
 from schedtop.engine.channel.server import ChannelServer
 from schedtop.engine.channel.stale_sockets import remove_leftovers
+from schedtop.engine.contract.commands import Drain
 from schedtop.engine.contract.config import ConfigError, EngineConfig
 from schedtop.engine.contract.harmless import one_line
-from schedtop.engine.contract.telemetry import Bye, Drain, Reply, Stage
+from schedtop.engine.contract.telemetry import Bye, Reply, Stage
 from schedtop.engine.serving.flight.files import FlightFiles
 from schedtop.engine.serving.flight.recorder import FlightRecorder
 from schedtop.engine.serving.host import HostWatch, nvml_gpu

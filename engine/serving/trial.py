@@ -7,15 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
-from schedtop.engine.contract.telemetry import (
-    CONFIRM_WITHIN_S,
-    MAX_TRIAL_S,
-    EndTrial,
-    Notice,
-    SetKnobs,
-    StepRecord,
-    Trial,
-)
+from schedtop.engine.contract.commands import CONFIRM_WITHIN_S, MAX_TRIAL_S, EndTrial, SetKnobs
+from schedtop.engine.contract.telemetry import Notice, StepRecord, Trial
 from schedtop.engine.serving.steppable import KnobOutcome, Tunable
 from schedtop.engine.serving.watched import KINDS, SETTLE_S, Recent, Watched
 

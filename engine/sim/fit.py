@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.config import ConfigError
-from schedtop.engine.contract.telemetry import StepRecord, row_columns
+from schedtop.engine.contract.reading import row_columns
+from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.sim.features import step_features
 from schedtop.engine.sim.linear import LinearCost
 

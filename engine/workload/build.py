@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 
 import numpy as np
-from schedtop.engine.handoff.request import Request, SamplingParams, TokenIds
+from schedtop.engine.contract.commands import SamplingParams
+from schedtop.engine.handoff.request import Request, TokenIds
 from schedtop.engine.workload.paced import Ask
 from schedtop.engine.workload.tokens import key_tokens, mixed, mixed_number, own_tokens, text_tokens
 

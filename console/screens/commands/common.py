@@ -15,7 +15,8 @@ from schedtop.console.screens.help import HelpScreen
 from schedtop.console.screens.palette_entries import entries
 from schedtop.console.screens.quit import QuitScreen
 from schedtop.console.terminal import clipboard, export
-from schedtop.engine.contract.telemetry import Abort, Pause, Reply, Resume, StepOnce, StepRecord
+from schedtop.engine.contract.commands import Abort, Pause, Resume, StepOnce
+from schedtop.engine.contract.telemetry import Reply, StepRecord
 
 if TYPE_CHECKING:
     from schedtop.console.view import View

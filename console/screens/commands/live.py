@@ -13,7 +13,7 @@ from schedtop.console.screens.live import LiveScreen
 from schedtop.console.screens.panel_screen import MoveCommands
 from schedtop.console.view import View
 from schedtop.console.widgets.events import LEVELS
-from schedtop.engine.contract.telemetry import SetKnobs
+from schedtop.engine.contract.commands import SetKnobs
 
 
 class LiveCommands:

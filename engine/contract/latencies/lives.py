@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.latencies.slo import Slo
+from schedtop.engine.contract.reading import row_matrix
 from schedtop.engine.contract.telemetry import (
     ROW_FIELDS,
     Admission,
@@ -18,7 +19,6 @@ from schedtop.engine.contract.telemetry import (
     Refusal,
     Snapshot,
     StepRecord,
-    row_matrix,
 )
 
 Floats = npt.NDArray[np.float64]

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from schedtop.engine.contract.commands import SamplingParams
 from schedtop.engine.contract.config import ConfigError, EngineConfig
 from schedtop.engine.contract.knobs import BY_NAME
 from schedtop.engine.contract.start_settings import check_settings
-from schedtop.engine.handoff.request import SamplingParams
 from schedtop.engine.runner.batch import Decoder
 from schedtop.engine.runner.detokenize import Texts
 from schedtop.engine.runner.drafting.draft_model import DraftModel, scratch_columns

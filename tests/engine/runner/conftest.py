@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from schedtop.engine.contract.commands import SamplingParams
 from schedtop.engine.contract.config import SchedulerConfig
 from schedtop.engine.handoff.plan import StepPlan, Worker
-from schedtop.engine.handoff.request import Request, SamplingParams
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.runner.drafting.draft_model import DraftModel, scratch_columns
 from schedtop.engine.runner.forward import Forward
 from schedtop.engine.runner.gpu.backend import make_kernel_decoder

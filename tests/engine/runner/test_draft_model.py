@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from schedtop.engine.handoff.request import SamplingParams
+from schedtop.engine.contract.commands import SamplingParams
 from schedtop.engine.runner.batch import flatten
 from schedtop.engine.runner.drafting.draft_model import share
 from schedtop.engine.runner.forward import Forward

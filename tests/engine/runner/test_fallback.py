@@ -11,8 +11,9 @@ import pytest
 import torch
 from schedtop import kernels
 from schedtop.engine.build import build_engine
+from schedtop.engine.contract.commands import SamplingParams
 from schedtop.engine.contract.config import EngineConfig
-from schedtop.engine.handoff.request import Request, SamplingParams
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.runner.gpu.backend import choose_kernels
 from schedtop.engine.runner.gpu.kernel_modules import replace_modules
 from schedtop.engine.runner.gpu.kernel_sampler import KernelSampler, setting_arrays

@@ -10,7 +10,7 @@ import pytest
 from schedtop.console.cli.main import main
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import ConfigError, EngineConfig
-from schedtop.engine.contract.telemetry import row_columns
+from schedtop.engine.contract.reading import row_columns
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.runner.loading.open import open_model
 from tokenizers import Tokenizer, models, pre_tokenizers
