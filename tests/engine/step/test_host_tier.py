@@ -293,7 +293,7 @@ SETTINGS = st.fixed_dictionaries(
 ACTS = st.dictionaries(st.integers(0, 400), st.sampled_from(["abort", "knob", "pause"]), max_size=12)
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 5)
 @given(SETTINGS, st.sampled_from(["shared-prefix", "pressure"]), st.sampled_from([1.0, 20.0]), ACTS)
 def test_a_recording_is_decided_again_whatever_was_asked_of_it(
     scheduler: dict[str, Any], source: str, rate: float, acts: dict[int, str]
