@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 RESEND_S = 0.02
 """How often a terminal that is still busy with the last frame is looked at again."""
 BUSY_RECORDS = 50
-"""Of one frame. Where so many come nobody tells steps apart, and what is costly to draw need not follow each."""
+"""Seconds for one frame. At this rate nobody can tell steps apart, so costly panels need not follow each one."""
 UNHURRIED_EVERY = 5
 """Percentiles, tables and lists follow in every fifth of such frames."""
 
@@ -191,7 +191,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self.feed.close()
 
     def _fatal_error(self) -> None:
-        """A bug: tell where, but not the values of variables, which may be prompts."""
+        """Report where a bug is, but not the values of variables, which may be prompts."""
         if self._exception is not None:
             self._exit_renderables.append(Text("".join(traceback.format_exception(self._exception))))
         self._close_messages_no_wait()
@@ -255,7 +255,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
 
     @property
     def front(self) -> ConsoleScreen:
-        """The uppermost of our own screens; dialogs may lie over it."""
+        """The topmost of our own screens; dialogs may cover it."""
         screens = (screen for screen in reversed(self.screen_stack) if isinstance(screen, ConsoleScreen))
         return next(screens, self.live_screen)
 
@@ -320,7 +320,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
             self.paint()
 
     def take_status(self) -> None:
-        """How the link stands now."""
+        """The state of the link now."""
         view = self.view
         view.link, view.received_at_s = self.feed.status, self.feed.received_at_s
         view.lag_s = self._driver.lag_s if isinstance(self._driver, ConsoleDriver) else 0.0
@@ -406,7 +406,7 @@ def run_console(
 ) -> int:
     """Run the console until it is left; the exit code. Raises `ActionError` for a bad `keys.toml`.
 
-    Themes, keys and presets of the user lie in the platform's settings folder unless `options` names another.
+    The user's themes, keys and presets are in the platform's settings folder unless `options` names another.
     """
     if options.config_dir is None:
         options = replace(options, config_dir=user_config_path("schedtop"))

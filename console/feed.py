@@ -45,7 +45,7 @@ class Commanded(Protocol):
         ...
 
     def looked(self) -> None:
-        """The screen took up the present state: tell it of the next change."""
+        """The screen has taken the present state: notify it of the next change."""
         ...
 
     def next_command(self) -> int:
@@ -114,7 +114,7 @@ class Feed(Commanded):
             spare.look(self._now())
             try:
                 message = self._link.receive(_LOOK_S)
-            except Exception as error:  # whatever a link raises is why there is no data any more
+            except Exception as error:  # whatever a link raises explains why no more data arrives
                 if not self._lost(text.clean(error), tries):
                     return
                 tries += 1

@@ -30,7 +30,7 @@ class Recorder(Protocol):
 
 
 class Recordings:
-    """Begins and ends recordings; `say` tells the operator. `view.recording` names the file meanwhile."""
+    """Starts and ends recordings; `say` informs the operator. `view.recording` names the file meanwhile."""
 
     def __init__(self, recorder: Recorder | None, view: View, say: Callable[[str, str], None]) -> None:
         self._recorder, self._view, self._say = recorder, view, say

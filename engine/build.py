@@ -177,7 +177,7 @@ def _groups(device: SimDevice, settings: dict[str, Any]) -> tuple[Entry, ...]:
 
 
 def _use_encoder(config: EngineConfig, settings: dict[str, Any]) -> None:
-    """An engine whose requests have images has an encoder, with vLLM's budget unless told otherwise."""
+    """An engine whose requests have images has an encoder, with vLLM's budget unless configured otherwise."""
     width = None if config.workload is None else config.workload.image_tokens
     if width is not None and settings.get("encoder_budget") is None:
         settings["encoder_budget"] = (
@@ -278,7 +278,7 @@ def make_header(
     *,
     simulated: bool,
 ) -> Header:
-    """What a console or a recording is told first."""
+    """What a console or a recording gets first."""
     return Header(
         protocol=PROTOCOL,
         engine="schedtop",

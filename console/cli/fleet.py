@@ -50,7 +50,7 @@ class Member(Protocol):
 
 
 class PageRows:
-    """What one server's page told so far. `state` says why nothing new comes."""
+    """What one server's page has said so far. `state` says why nothing new arrives."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -81,7 +81,7 @@ def _on_signals(stop: Callable[[], object]) -> None:
 
 
 class Recorder:
-    """Writes what a link tells to a new file. `lost` says why the recording ends before the engine did."""
+    """Writes what a link receives to a new file. `lost` says why the recording ends before the engine did."""
 
     def __init__(self, link: ChannelClient, path: str) -> None:
         self.stopped = False
@@ -121,7 +121,7 @@ class Recorder:
                 self._take(message)
 
     def finish(self) -> None:
-        """End with all that the engine has told by now; may be called from another thread."""
+        """Finish with everything received so far; may be called from another thread."""
         with suppress(ChannelClosedError):
             self._link.send(SetKnobs(1, {}, dry_run=True))  # its answer, a refusal, comes after that
 

@@ -78,7 +78,7 @@ class RunningEngine:
         return message
 
     def catch_up(self, version: int) -> None:
-        """Wait until its records have told this version of the knobs, if they do within a few steps."""
+        """Wait until its records show this version of the knobs, if they do within a few steps."""
         until_s = time.monotonic() + CATCH_UP_WITHIN_S
         while self.knobs_version < version and (left_s := until_s - time.monotonic()) > 0:
             self.look(left_s)

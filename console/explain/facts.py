@@ -321,7 +321,7 @@ class Facts:
         return found
 
     def _part(self, number: int) -> None:
-        """Let a request go, but for its id: events that are still told name it."""
+        """Forget a request except its id: later events may still name it."""
         gone = self.known.pop(number, None)
         if gone is not None:
             self._ids[number] = gone.arrival.id

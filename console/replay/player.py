@@ -1,4 +1,4 @@
-"""Playing a recording: where it stands, how fast it goes, and when the next step is due. No drawing here."""
+"""Playing a recording: its position, its speed, and when the next step is due. No drawing here."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Player:
         return self.index_at(min(clock_s, source.end_s) if share <= 1 else clock_s)  # the sum is rounded
 
     def status(self) -> ReplayStatus:
-        """What the header and the timeline tell."""
+        """What the header and the timeline show."""
         source = self.history.source
         state = "playing" if self.playing else "ended" if self.ended else "paused"
         return ReplayStatus(

@@ -48,12 +48,12 @@ class Console(Protocol):
     recordings: Recordings
 
     def take_status(self) -> None:
-        """Note how the link stands now."""
+        """Note the state of the link now."""
         ...
 
     @property
     def front(self) -> ConsoleScreen:
-        """The uppermost of our own screens; dialogs may lie over it."""
+        """The topmost of our own screens; dialogs may cover it."""
         ...
 
     def extra_commands(self, screen: ConsoleScreen) -> tuple[Commands, ...]:

@@ -70,7 +70,7 @@ class ConsoleDriver(LinuxDriver):
 
     @property
     def busy(self) -> bool:
-        """The terminal has not shown the last frame yet, as far as it tells."""
+        """The terminal has not reported the last frame as shown."""
         if self._answers and self._sent_at_s is not None:
             return time.monotonic() - self._sent_at_s < PATIENCE_S
         return bool(self._file.writing)

@@ -102,7 +102,7 @@ tokens are then averaged. End returns to the present."""
         return pieces
 
     def _in_sight(self) -> Pieces:
-        """Which steps the columns stand for, while they do not end with the newest."""
+        """Which steps the columns show, while they do not end with the newest."""
         steps = self.shown_steps() if self.view.pinned is not None and self.shows_steps else []
         return [(f"columns {steps[0].step}-{steps[-1].step}", "accent")] if steps else []
 
@@ -214,7 +214,7 @@ tokens are then averaged. End returns to the present."""
         return [_column(steps[at : at + per], gaps) for at in range(0, len(steps), per)][-width:]
 
     def shown_steps(self) -> list[StepRecord]:
-        """The steps that the columns stand for."""
+        """The steps that the columns show."""
         columns = self.columns(max(1, self.size.width))
         return list(self.view.history.between(columns[0].first, columns[-1].last)) if columns else []
 

@@ -28,9 +28,9 @@ Parts = tuple[float, ...]
 
 
 class Lane(NamedTuple):
-    """One figure over time. `parts` of a column are stacked from below; `value` is what stands beside the lane.
+    """One figure over time. `parts` of a column are stacked from below; `value` is shown beside the lane.
 
-    `top` is what the full height stands for, at least; None: a share, whose full height is 1. A line
+    `top` is the least value at full height; None: a share, whose full height is 1. A line
     shows `limit`.
     """
 
@@ -87,7 +87,7 @@ GPU = Lane(
     lambda top: "100%",
     None,
 )
-"""Only where the engine has told of one."""
+"""Only where the engine has reported one."""
 
 
 def _host(bucket: Bucket) -> str:
@@ -278,7 +278,7 @@ class Timeline:
         return found
 
     def cursor_column(self, grid: Grid) -> int:
-        """Where the cursor stands among the columns."""
+        """The cursor's place among the columns."""
         at_s = self.view.cursor_s
         if at_s is None:
             pinned = self.view.pinned is not None or self.view.replay is not None
@@ -317,7 +317,7 @@ class Timeline:
     # Drawing
 
     def headline(self, width: int) -> Pieces:
-        """Range, length of a column, and where the cursor stands."""
+        """Range, length of a column, and the cursor's place."""
         range_s = self.range_s
         pieces: Pieces = [("all" if range_s is None else text.duration(range_s).replace(".0s", " s"), "text")]
         pieces.append((f"{text.ms_unit(self.grid(width).column_s)}/column", "muted"))
@@ -380,7 +380,7 @@ class Timeline:
         return line.add(scale, palette["faint"])
 
     def _framed(self, label: Line, plot: Line, num: int, cursor: int, width: int) -> Line:
-        """One row: label, columns at the right of their room, and the edge that values stand behind."""
+        """One row: label, columns at the right of their room, and the edge that values follow."""
         palette, edge = self.view.palette, self.view.glyphs.column
         line = Line().extend(label.pieces).pad(LABEL - 1, palette["text"]).add(edge, palette["rule"])
         line.pad(LABEL + width - num, palette["text"]).extend(plot.restyled(cursor, Style(reverse=True)))

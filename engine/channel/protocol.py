@@ -92,7 +92,7 @@ def frame(body: bytes) -> tuple[bytes, bytes]:
 
 
 def decode_outgoing(body: bytes | memoryview) -> Outgoing:
-    """What an engine said. Raises `ChannelError` for bytes that are no message, or another protocol's header."""
+    """What an engine said. Raises `ChannelError` for bytes that are not a message, or another protocol's header."""
     _check_protocol(body)
     try:
         message = _outgoing.decode(body)
@@ -104,7 +104,7 @@ def decode_outgoing(body: bytes | memoryview) -> Outgoing:
 
 
 def decode_incoming(body: bytes | memoryview) -> Incoming:
-    """What a console asked. Raises `ChannelError` for bytes that are no command."""
+    """What a console asked. Raises `ChannelError` for bytes that are not a command."""
     try:
         return _incoming.decode(body)
     except _UNREADABLE as error:

@@ -69,7 +69,7 @@ class EngineProcess:
         if self.process.stdin and not self.process.stdin.closed:
             self.process.stdin.close()
         with suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGCONT)  # one that was suspended hears nothing else
+            self.process.send_signal(signal.SIGCONT)  # a suspended process receives nothing else
         with suppress(subprocess.TimeoutExpired):
             return self.process.wait(within_s)
         self.process.terminate()

@@ -37,7 +37,7 @@ class SetKnobs(Command, tag=101, frozen=True):
 
 
 class Pause(Command, tag=102, frozen=True):
-    """Stop stepping. On a real clock arrivals keep queueing; a simulated clock stands still."""
+    """Stop stepping. On a real clock arrivals keep queueing; a simulated clock stops."""
 
     id: int
     by: str = ""

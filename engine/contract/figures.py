@@ -88,7 +88,7 @@ def write_csv(records: Iterable[StepRecord], file: BinaryIO) -> None:
 
 
 def write_jsonl(records: Iterable[StepRecord], file: BinaryIO) -> None:
-    """One line per record with all that it tells."""
+    """One line per record with everything in it."""
     encode = msgspec.json.Encoder().encode
     for record in records:
         file.write(json_bytes(encode(document_of(record))) + b"\n")

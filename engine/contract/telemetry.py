@@ -21,7 +21,7 @@ OLDEST_RECORDED = 3
 """Oldest protocol of recordings that can still be read: what they lack is at its default."""
 
 PREFIX_KEY_BYTES = 4
-"""Of a prompt block's key. A block is told by these bytes and those of all blocks before it, so two prompts look alike
+"""Of a prompt block's key. These bytes and those of all blocks before it identify a block, so two prompts look alike
 by chance only if they part right there; keys do not compress, so their size is what recordings pay for."""
 
 MOST_DRAFTS = 8
@@ -97,7 +97,7 @@ delivered by the step; blocks held after scheduling; `RowFlag` bits."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Base of all that crosses a channel or lies in a recording."""
+    """Base of everything sent over a channel or stored in a recording."""
 
 
 class Arrival(Message, frozen=True):

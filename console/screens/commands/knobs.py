@@ -197,7 +197,7 @@ class KnobCommands:
 
 
 def _seconds(words: str) -> float | None:
-    """How long a trial is to last; None of what is no such number."""
+    """How long a trial is to last; None if the text is not such a number."""
     try:
         seconds = float(words.strip().removesuffix("s")) if words.strip() else TRIAL_S
     except ValueError:

@@ -154,7 +154,7 @@ class LiveCommands:
     def do_sort_invert(self) -> None:
         self.screen.requests.descending = not self.screen.requests.descending
 
-    # Where tabs name the panels there is no title to show these.
+    # Where tabs name the panels, no title can show these.
 
     def do_follow(self) -> None:
         table = self.screen.requests
