@@ -499,7 +499,7 @@ class Stage(Message, tag=4, frozen=True):
 
 
 WORKLOAD_ENDED = "the workload has ended"
-"""How the notice begins that tells so."""
+"""The start of the notice of it."""
 
 
 class Notice(Message, tag=5, frozen=True):
@@ -560,7 +560,7 @@ class TokenLogprob(Message, frozen=True):
 class Output(Message, tag=9, frozen=True):
     """What a step gave to the requests of one client.
 
-    `numbers` are requests and `counts` how many tokens each got, both int32; `token_ids` (int32) lie end to end in
+    `numbers` are requests and `counts` how many tokens each got, both int32; `token_ids` (int32) are end to end in
     that order. `ends` are requests that end with these tokens. `logprobs`: of those who asked, one entry per token.
     """
 

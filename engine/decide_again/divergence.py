@@ -43,7 +43,7 @@ Ids = Mapping[int, str]
 
 
 def first_difference(base: StepRecord | None, variant: StepRecord | None, ids: Ids) -> Divergence | None:
-    """What differs between two records at the same place of both runs; None (a record) stands for a run's end.
+    """What differs between two records at the same place of both runs; None (a record) means a run's end.
 
     Limits themselves are not differences, only what was decided under them. `ids` names requests by number.
     """

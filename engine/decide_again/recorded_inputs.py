@@ -79,7 +79,7 @@ class Driver:
     """This scheduler in a recording's world. `play` each record in turn; it answers with what was decided here.
 
     Prefix keys are the identity of prompt blocks. A block of outputs has no recorded identity: where an admission
-    got such a block from the cache, the recorded block table tells which one it was.
+    got such a block from the cache, the recorded block table says which one it was.
     Raises `RecordingError` for a header that is not an engine of ours, and for a server with what is not decided here.
     """
 
@@ -104,7 +104,7 @@ class Driver:
     def play(self, record: StepRecord, following: Sequence[StepRecord]) -> StepRecord | None:
         """The record of this scheduler in the place of `record`; None where it has nothing to run.
 
-        `following` are the next records: they tell which drafts were proposed, and what is planned ahead.
+        `following` are the next records: they say which drafts were proposed, and what is planned ahead.
         """
         engine, ran = self.engine, [each for each in following if each.executed]
         self._outside(record)

@@ -64,7 +64,7 @@ def restore(header: Header, snapshot: Snapshot, cost: StepCost, recent: Sequence
         if number in holding:
             continue
         deferred = states[number].deferred
-        # A load that a snapshot does not tell of begins again.
+        # A load missing from the snapshot starts again.
         loads_again = tier is not None and deferred == Limiter.REMOTE_KV
         requests[number].deferred = Limiter(deferred) if deferred and not loads_again else None
         engine.scheduler.state.waiting.add(requests[number])

@@ -30,7 +30,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class RecordingVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What replaying a recording's world came to. `difference` None: all `steps` are decided the same.
+    """The outcome of replaying a recording. `difference` None: all `steps` are decided the same.
 
     `first_step` is how many steps were left out before the first one that could be decided.
     `submitted` is the sum of `finished`, `kv_capacity`, `refused`, `aborted`, `failed`, `running` and `waiting`.

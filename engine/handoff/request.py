@@ -38,7 +38,7 @@ class Image:
 
 @dataclass(slots=True)
 class GroupBlocks:
-    """What a request holds in a KV group behind the first; of the first group it tells itself."""
+    """What a request holds in a KV group after the first; its own fields are for the first."""
 
     block_ids: list[int] = field(default_factory=list)
     num_registered: int = 0

@@ -43,7 +43,7 @@ _READ_BYTES = 1 << 16
 
 
 class NotTakenError(Exception):
-    """The engine took no request; `never` tells whether it ever could. The text is one line."""
+    """The engine refused the request; `never`: it always will. The text is one line."""
 
     def __init__(self, text: str, never: bool) -> None:
         super().__init__(text)

@@ -172,7 +172,7 @@ class Counts:
             self.knob_changes += len(record.knobs)
 
     def _count_moves(self, record: StepRecord) -> None:
-        """Who runs after a step: of those with an adapter it is told."""
+        """Who runs after a step, for requests with an adapter."""
         for moved, runs in ((record.preemptions, False), (record.admissions, True)):
             for entry in moved:
                 if (live := self._live.get(entry.number)) is not None:

@@ -1,6 +1,6 @@
 """Reads a recording: any step, any stretch, and what is worth jumping to.
 
-Damage costs what lies up to the next keyframe.
+Damage costs everything up to the next keyframe.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def _refusal(path: str, error: OSError) -> str:
 
 
 class RecordingMovedError(OSError):
-    """The recording is not where it was asked for, because another took that file away; this was told before."""
+    """The recording is not where it should be, because its file was taken away; a notice has said so."""
 
 
 class RecordingWriter:

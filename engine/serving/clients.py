@@ -91,7 +91,7 @@ class Clients:
         return ids
 
     def hand_out(self, record: StepRecord) -> None:
-        """Give every client what the engine's last step, told by `record`, made for it."""
+        """Give every client what the engine's last step (`record`) made for it."""
         if not self._owners:
             return
         ends: dict[Peer, list[Ending]] = {}

@@ -33,7 +33,7 @@ POLL_GAP_S = 0.001
 """The channel is looked at no more often than this while steps follow each other without a pause."""
 IDLE_WAIT_S = 1.0
 DRAIN_WITHIN_S = 3.0
-"""Wall time that in-flight requests get to finish once the engine was told to end."""
+"""Wall time that in-flight requests get to finish once the engine is to end."""
 REBASE_S = 1.0
 """A simulated clock this far behind the wall clock is not chased: paced time goes on from where it is."""
 
@@ -68,7 +68,7 @@ class Pace:
 
 
 class ServiceLoop:
-    """Serves one engine until it is told to end. `sinks` get every record after the consoles, by name.
+    """Serves one engine until it is to end. `sinks` get every record after the consoles, by name.
 
     A sink that raises `OSError` is reported and removed from `sinks`. `real_time` paces a simulated clock;
     `duration_s` ends the run at that engine time, the end of the workload does unless `stay`. `notices` are told

@@ -18,7 +18,7 @@ JUDGE_EVERY_S = 0.25
 class Trials:
     """At most one trial at a time. It lives beside the engine, so it ends whatever becomes of the consoles.
 
-    `tell` takes what every console should know. All of it belongs to the thread that steps.
+    `tell` sends what every console should know. All of it belongs to the thread that steps.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class Trials:
 
     @property
     def pending(self) -> Trial | None:
-        """The trial as it stands now."""
+        """The trial in its present state."""
         return self._trial and msgspec.structs.replace(self._trial, left_s=self.left_s())
 
     def left_s(self) -> float:

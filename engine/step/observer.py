@@ -82,7 +82,7 @@ class Observer:
 
     @property
     def has_events(self) -> bool:
-        """Something happened that no record has told yet."""
+        """Something happened that no record has reported yet."""
         events = self._events
         told = events.arrivals or events.refusals or events.finishes or events.knobs
         return bool(told or self.scheduler.state.waiting.deferrals)
@@ -203,7 +203,7 @@ class Observer:
         )
 
     def idle_record(self, now_s: float, knobs_version: int, paused: bool, turns: int = 0) -> StepRecord:
-        """A record of what happened while nothing ran, and of `turns` after it that no other tells."""
+        """A record of what happened while nothing ran, and of `turns` after it that no other record counts."""
         waiting = self.scheduler.state.waiting
         reason = Limiter.PAUSED if paused and len(waiting) else Limiter.NONE
         head = Head(waiting.first_number, reason) if reason is Limiter.PAUSED else None
@@ -313,7 +313,7 @@ class Observer:
         return self.seq
 
     def take_events(self) -> Events:
-        """What no record has told yet; the caller's record does."""
+        """What no record has reported yet; the caller's record does."""
         events, self._events = self._events, Events()
         return events
 
@@ -399,7 +399,7 @@ class Observer:
             self.counts[COUNTED_AS.get(finish.reason, "finished")] += 1
 
     def move_queue(self, planned: PlannedStep) -> None:
-        """A step is told that took requests from the queue or sent them back."""
+        """The reported step took requests from the queue or sent them back."""
         for admission in planned.admissions:
             self._queued_s.pop(admission.number, None)
         for preemption in planned.preemptions:
@@ -499,7 +499,7 @@ class Observer:
 
 
 def growth(planned: PlannedStep, told: Set[int]) -> tuple[bytes, bytes, bytes]:
-    """`grown`, `grown_blocks` and `grown_groups` of the step, without requests whose end has been `told`."""
+    """`grown`, `grown_blocks` and `grown_groups` of the step, without requests whose end was reported (`told`)."""
     if planned.group_growth or (planned.started and planned.started[0].further):
         return _group_growth(planned, told)
     tables = planned.new_blocks

@@ -189,7 +189,7 @@ def rerun(
 
 @dataclass(slots=True)
 class Stage:
-    """Three runs about to begin. `start` is the first record of the recording that they stand beside."""
+    """Three runs about to begin. `start` is the recording's first record to compare with."""
 
     recorded: Run
     base: Run
@@ -288,7 +288,7 @@ def _from_step(
 
 
 def _as_recorded(fork: Fork, record: StepRecord, base: Engine) -> Snapshot:
-    """The state after `record`: the requests are those of an engine that stands there."""
+    """The state after `record`: the requests are those of an engine at that point."""
     return msgspec.structs.replace(base.snapshot(), clock_s=fork.clock_s, totals=record.totals)
 
 

@@ -20,7 +20,7 @@ SAMPLING = SamplingParams(ignore_eos=True)
 class RequestBuilder:
     """Makes requests, all their tokens below `vocab_size`. The same seed and ask give the same prompt.
 
-    `encode` turns text into ids where a tokenizer is at hand; without one, stand-in tokens take its place. Requests
+    `encode` turns text into ids where there is a tokenizer; without one, stand-in tokens take its place. Requests
     that name no adapter are spread over `num_adapters`, by seed and ordinal.
     """
 

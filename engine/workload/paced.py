@@ -52,7 +52,7 @@ class Wave:
         return periods * self.period_s + rest * self.on_s / self.period_s
 
     def even(self, clock_s: float) -> float:
-        """The even stream's time at `clock_s`, which stands still between bunches."""
+        """The even stream's time at `clock_s`, which stops between bunches."""
         periods, rest = divmod(clock_s, self.period_s)
         return periods * self.period_s + min(rest / self.on_s, 1.0) * self.period_s
 

@@ -121,7 +121,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def asked_logprobs(self) -> int | None:
-        """Of how many of the likeliest tokens log probabilities are told; None: of no token at all."""
+        """How many of the likeliest tokens get log probabilities; None: not even the output does."""
         raise NotImplementedError
 
     @property
@@ -252,7 +252,7 @@ def _refuse_unserved(values: Mapping[str, Any]) -> None:
 
 
 def _kind(value: Any) -> type[Any]:
-    """Numbers are alike; true is no 1."""
+    """Numbers are alike; true is not 1."""
     return float if isinstance(value, int | float) and not isinstance(value, bool) else type(value)
 
 

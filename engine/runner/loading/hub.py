@@ -20,7 +20,7 @@ ANSWER_WITHIN_S = 10.0
 def fetch(files: ModelFiles) -> ModelFiles:
     """`files` with a folder in place of a hub id; only what is not whole in the local cache needs the network.
 
-    Raises `ConfigError` for a name that the hub does not give out, a hub out of reach, or files that are no model.
+    Raises `ConfigError` for a name that the hub does not give out, a hub out of reach, or files that are not a model.
     """
     if not files.on_hub:
         return files

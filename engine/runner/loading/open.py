@@ -111,12 +111,12 @@ def open_model(
     loaded = load_model(files, config.dtype, device, on_stage, before_weights)
     defaults = {**device_defaults(device), **(DRAFT_DEFAULTS if config.draft_model is not None else {})}
     settings = {**defaults, **checked}
-    # A draft model's sequences are no shorter.
+    # A draft model's sequences are not shorter.
     settings["max_model_len"] = _model_len(loaded.model.config, settings)
     notices: list[str] = []
 
     def tell(line: str) -> None:
-        if line not in notices:  # a draft model may have the same to tell
+        if line not in notices:  # a draft model may say the same
             notices.append(line)
             on_stage(line)
 
