@@ -1,4 +1,4 @@
-"""From the link to history, on a thread of its own, and commands the other way."""
+"""From the link to history, on its own thread, and commands the other way."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Recorder(Protocol):
         ...
 
     def ended(self) -> str | None:
-        """How a recording ended of itself, in one line; None while it goes on."""
+        """How a recording ended of itself, in one line; None while it continues."""
         ...
 
     def stop(self) -> str:
@@ -38,7 +38,7 @@ class Recordings:
 
     @property
     def why_not(self) -> str | None:
-        """Why nothing can be begun or ended now; None if it can."""
+        """Why nothing can be started or ended now; None if it can."""
         if self._recorder is None:
             return "this console cannot record"
         if self._ending:

@@ -95,7 +95,7 @@ class PageRows:
 
 
 class PageMember(PageRows):
-    """A server's page, fetched on a thread of its own. `on_page` gets every page, or why there was none."""
+    """A server's page, fetched on its own thread. `on_page` gets every page, or why there was none."""
 
     def __init__(self, address: str, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__(address.split("://", 1)[1].rstrip("/"))
@@ -122,7 +122,7 @@ class PageMember(PageRows):
             engines = self._fetcher.fetch()
         except PageError as error:
             return self._failed(str(error))
-        except Exception as error:  # whatever a server sends, the console goes on
+        except Exception as error:  # whatever a server sends, the console continues
             return self._failed(f"{type(error).__name__}: {error}")
         self.take(self._now(), engines)
         self.on_page(time.time(), self.name, engines, "")

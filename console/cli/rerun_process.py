@@ -1,4 +1,4 @@
-"""Re-runs of a recording for its replay, each in a process of its own: keys stay prompt, and it can be ended.
+"""Re-runs of a recording for its replay, each in its own process: keys stay prompt, and it can be ended.
 
 `python -m schedtop.console.cli.rerun_process` is that process: a question in on stdin, progress and answer on stdout.
 """

@@ -149,7 +149,7 @@ def _of(engine: RunningEngine, engines: Sequence[RunningEngine], words: str) -> 
 
 
 def follow_trials(engines: Sequence[RunningEngine], seconds: float, keep: bool) -> tuple[list[str], bool]:
-    """Wait for trials that have begun: how each ended, and whether none broke an SLO.
+    """Wait for trials that have started: how each ended, and whether none broke an SLO.
 
     Where one ends early, the others are taken back. With `keep` all are confirmed once their time has passed.
     """

@@ -44,7 +44,7 @@ class Line:
         return self
 
     def copy(self) -> Line:
-        """Another with the same pieces, to go on with."""
+        """A copy to continue with."""
         twin = Line()
         twin.pieces, twin.length = self.pieces.copy(), self.length
         return twin

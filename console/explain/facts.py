@@ -194,7 +194,7 @@ class Facts:
             known.served = item.first_token_s is not None
 
     def take_record(self, record: StepRecord) -> None:
-        """One step. Records already seen are passed over; after a gap, requests are known again as they arrive."""
+        """One step. Records already seen are skipped; after a gap, requests are known again as they arrive."""
         if record.seq <= self.seq:
             return
         if record.seq != self.seq + 1 and self.seq >= 0:
@@ -308,7 +308,7 @@ class Facts:
         self.deferred_s = record.end_s - self._deferred_since_s
 
     def overtaken(self) -> dict[int, int]:
-        """By waiting request: how many that came later were admitted while it waited, as far as it is known."""
+        """By waiting request: how many that came later were admitted while it waited, as far as is known."""
         numbers = np.array([number for number, _ in self._admitted], dtype=np.int64)
         at_s = np.array([at_s for _, at_s in self._admitted])
         order = np.sort(numbers)

@@ -19,7 +19,7 @@ MOST_COUNTED = 512
 
 
 class Blamer:
-    """Reads the blames of a life as it goes on."""
+    """Reads the blames of a life as it continues."""
 
     def __init__(self, life: Life) -> None:
         self.life = life

@@ -94,13 +94,13 @@ class Player:
     # Moving
 
     def move(self, index: int) -> None:
-        """Stand at a record, cut to the file; playing goes on from there."""
+        """Stand at a record, cut to the file; playing continues from there."""
         self.history.seek(max(0, index))
         self._clock_s = self.history.live.clock_s
         self._looked_at_s = self.now()
 
     def step(self, offset: int) -> bool:
-        """Go `offset` steps that ran on or back, as far as there are any, and stay there; False at the end."""
+        """Move by `offset` steps that ran, as far as the recording goes, and stay there; False at the end."""
         self.pause()
         direction = 1 if offset > 0 else -1
         index, found, left = self.history.position + direction, None, abs(offset)

@@ -112,7 +112,7 @@ class ChannelClient:
             raise ChannelClosedError(f"the engine takes no commands: {error.strerror or error}") from None
 
     def receive(self, timeout_s: float | None = None) -> Outgoing | None:
-        """The next message; None if none came within `timeout_s` (None waits for ever, 0 only looks).
+        """The next message; None if none came within `timeout_s` (None waits forever, 0 only looks).
 
         Raises `ChannelClosedError` at the end of the stream and `ChannelError` for bytes that are not a message or for
         another protocol.

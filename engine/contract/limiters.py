@@ -1,4 +1,4 @@
-"""What each limiter is called, what it means, and which knobs let go of what it holds: one row each."""
+"""What each limiter is called, what it means, and which knobs relieve it: one row each."""
 
 from __future__ import annotations
 
@@ -89,5 +89,5 @@ def describe_head(head: Head) -> str:
 
 
 def describe_deferral(reason: str) -> str:
-    """Why a request is passed over, as every screen and report words it."""
+    """Why a request is skipped, as every screen and report words it."""
     return f"deferred: {reason}"

@@ -456,7 +456,7 @@ class HostTier(Message, frozen=True):
     first, those on their way to it last; `swapped` are tokens of preempted requests, by number.
 
     `loads` are the requests before the queue, in order; `free_s`: when the link is free to the pool, and to the host.
-    `num_loads` have begun so far.
+    `num_loads` have started so far.
     """
 
     keys: bytes = b""
@@ -503,7 +503,7 @@ WORKLOAD_ENDED = "the workload has ended"
 
 
 class Notice(Message, tag=5, frozen=True):
-    """One line for the operator: something went wrong, or was adjusted, and serving goes on.
+    """One line for the operator: something went wrong, or was adjusted, and serving continues.
 
     `trial` is there where a change went on trial, or its trial ended.
     """

@@ -35,7 +35,7 @@ IDLE_WAIT_S = 1.0
 DRAIN_WITHIN_S = 3.0
 """Wall time that in-flight requests get to finish once the engine is to end."""
 REBASE_S = 1.0
-"""A simulated clock this far behind the wall clock is not chased: paced time goes on from where it is."""
+"""A simulated clock this far behind the wall clock is not chased: paced time continues from where it is."""
 
 
 @runtime_checkable
@@ -52,7 +52,7 @@ class Pace:
         self.rebase(clock_s)
 
     def rebase(self, clock_s: float) -> None:
-        """Let paced time go on from `clock_s` now."""
+        """Let paced time continue from `clock_s` now."""
         self._zero_s = time.monotonic() - clock_s
 
     def now_s(self) -> float:

@@ -116,7 +116,7 @@ class Life:
 
 
 class Greeter:
-    """Serves the channel from a thread of its own while the main thread loads, which can take a minute."""
+    """Serves the channel from its own thread while the main thread loads, which can take a minute."""
 
     def __init__(self, server: ChannelServer, life: Life) -> None:
         self._server = server

@@ -4,7 +4,7 @@ An SLO that held when the change came breaks when the p95 of what is judged is p
 `MIN_SAMPLES`. What is open counts as soon as it is past the bound: a wait for a first token is a TTFT, a running or
 preempted request without a token since is a gap. For ITL that alone would not do, because a request that is served
 gives hundreds of short gaps while one that starves gives a single long one: it breaks, too, when more than
-`MOST_STARVED` of the requests that have begun to answer are past it, over all looks of those seconds.
+`MOST_STARVED` of the requests that have started to answer are past it, over all looks of those seconds.
 
 One that was broken before the change is judged on worsening over whole `WATCH_S`: the share past the bound does not
 fall, fewer outputs are served than before, and the backlog in work grows faster. More requests without a token than

@@ -313,7 +313,7 @@ class Engine:
         return self.paused
 
     def drain(self) -> None:
-        """Take nothing more from the workload; what is in flight goes on."""
+        """Take nothing more from the workload; what is in flight continues."""
         self.source = None
         self.resume()
 

@@ -35,7 +35,7 @@ from schedtop.engine.whatif.compared_figures import change_text, shown_in
 from schedtop.engine.whatif.verdict import CANNOT_TELL, verdict
 
 RUN_ON, LEAST_RUN_ON_S = 20.0, 600.0
-"""Base and variant go on for up to so many times the recorded stretch, and so many seconds more, for the unserved."""
+"""For the unserved, base and variant run on for at most so many times the recorded stretch plus so many seconds."""
 OnProgress = Callable[[str, float], None]
 """Gets what is being done, and a share of it."""
 
@@ -90,7 +90,7 @@ class Rerun(msgspec.Struct, frozen=True, kw_only=True):
     `start_s` is where they begin on the recording's clock, after `step`. `exact`: the base is the recording, step
     for step; else `drift` is the first step it decides otherwise. `divergence` is where base and variant part; None:
     every step is the same. `unfinished` requests were in flight when the recording ended: then counts and rates end
-    with it, and latencies are those of all its requests, for which base and variant go on beyond its end; `unserved` of
+    with it, and latencies are those of all its requests, for which base and variant run on beyond its end; `unserved` of
     them had no end in the base and in the variant even then.
     """
 
@@ -114,7 +114,7 @@ class Rerun(msgspec.Struct, frozen=True, kw_only=True):
 class Run:
     """One of the runs while it is made, from `start`, the state where it begins.
 
-    `report` is of what was recorded, up to `end_s`; `whole` goes on until everybody is served.
+    `report` is of what was recorded, up to `end_s`; `whole` continues until everybody is served.
     """
 
     records: Iterator[StepRecord]

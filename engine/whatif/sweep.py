@@ -31,7 +31,7 @@ MAX_RUNS = 100_000
 
 
 class SweepError(RuntimeError):
-    """A sweep that cannot go on; the text says what is kept."""
+    """A sweep that cannot continue; the text says what is kept."""
 
 
 def parse_vary(items: Iterable[str]) -> dict[str, list[Any]]:

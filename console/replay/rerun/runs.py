@@ -140,7 +140,7 @@ class Reruns:
         return self._begin is not None
 
     def begin(self, changes: Mapping[str, KnobValue], index: int | None, snapshot: Snapshot | None) -> None:
-        """Start a run; one that is under way is given up."""
+        """Start a run; one that is under way is cancelled."""
         assert self._begin is not None
         self.cancel()
         running = self._begin(changes, index, snapshot)

@@ -141,7 +141,7 @@ class CommonCommands:
         paused = self.view.present.live.paused
         command = Resume if paused else Pause
         held = "engine paused; P resumes it, . runs one step"
-        if self.view.is_a_server:  # what runs goes on
+        if self.view.is_a_server:  # what runs continues
             held = "admissions paused; P resumes them"
         self.console.command(
             lambda id: command(id, f"console {self.view.options.who}".strip()),

@@ -30,7 +30,7 @@ HEADER, SEGMENTS = "header", "*.frames"
 
 
 class FlightFiles:
-    """Writes a flight below `root` on a thread of its own. Raises `OSError` if it cannot be begun.
+    """Writes a flight below `root` on its own thread. Raises `OSError` if it cannot be started.
 
     A disk that fails later ends the flight; `error` then says why.
     """
