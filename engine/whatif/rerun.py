@@ -90,7 +90,7 @@ class Rerun(msgspec.Struct, frozen=True, kw_only=True):
     `start_s` is where they begin on the recording's clock, after `step`. `exact`: the base is the recording, step
     for step; else `drift` is the first step it decides otherwise. `divergence` is where base and variant part; None:
     every step is the same. `unfinished` requests were in flight when the recording ended: then counts and rates end
-    with it, and latencies are those of all its requests, for which base and variant run on beyond its end; `unserved` of
+    with it, and latencies are those of all its requests, for which base and variant run on past its end; `unserved` of
     them had no end in the base and in the variant even then.
     """
 
