@@ -37,9 +37,7 @@ def _download(name: str) -> str:
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
-        model_info(
-            name, timeout=ANSWER_WITHIN_S
-        )  # asks once, where a download would keep asking for half a minute
+        model_info(name, timeout=ANSWER_WITHIN_S)  # asks once, where a download would keep asking for half a minute
         return snapshot_download(name, allow_patterns=WANTED)
     except HfHubHTTPError as error:
         why = f"the hub answers {error.response.status_code}"
