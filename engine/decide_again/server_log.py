@@ -32,7 +32,8 @@ from schedtop.engine.handoff.plan import StepPlan
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.books.state import PlannedStep
 from schedtop.engine.scheduler.scheduler import Scheduler
-from schedtop.engine.step.observer import Observer, growth
+from schedtop.engine.step.describe import growth
+from schedtop.engine.step.observer import Observer
 
 
 class ServerDriver(Driver):

@@ -51,8 +51,9 @@ from schedtop.engine.scheduler.decodes import (
 from schedtop.engine.scheduler.late_results import Present
 from schedtop.engine.scheduler.settle import note_first_tokens
 from schedtop.engine.sim.worker import SimWorker
+from schedtop.engine.step.describe import growth, packed
 from schedtop.engine.step.engine import Engine
-from schedtop.engine.step.observer import Events, growth, packed
+from schedtop.engine.step.observer import Events
 from schedtop.engine.step.stages import Stages
 
 FEWEST_STEPS = 2

@@ -245,7 +245,7 @@ async def test_no_change_is_said(recording: Recording) -> None:
         await seat.stage("max_num_active_seqs", "900")
         await seat.press("r")
         text = await seat.outcome()
-        assert "no change: all 358 steps are the same" in text
+        assert "no change: all 360 steps are the same" in text
         assert "every step is the same" in await seat.press("d")
         assert "worse" not in text and "better" not in text
 

@@ -25,8 +25,8 @@ from schedtop.engine.recording.reader import Recording
 from schedtop.engine.recording.writer import RecordingWriter
 from schedtop.engine.sim.host_store import LATENCY_S
 from schedtop.engine.sim.worker import SimWorker
+from schedtop.engine.step.describe import describe_arrival
 from schedtop.engine.step.engine import Engine
-from schedtop.engine.step.observer import describe_arrival
 
 HOST = {"kv_host_memory_bytes": "8GiB"}
 BLOCK_BYTES = 16 * 32 * 2 * 8 * 128 * 2
