@@ -248,7 +248,7 @@ def _build_real(
     told = {
         "drafts": info.drafts,
         "eos_token_ids": sorted(info.eos_token_ids),
-        "sampling": msgspec.to_builtins(info.sampling),
+        "sampling": msgspec.to_builtins(msgspec.structs.asdict(info.sampling)),
     }
     header = msgspec.structs.replace(header, settings={**header.settings, **told})
     return Engine(Scheduler(scheduler), worker, source, RealClock(), header)
