@@ -120,6 +120,55 @@ def test_a_limiter(copy: Path) -> None:
     assert "mood             it does not feel like it" in shown
 
 
+PANEL = '''"""How far the engine is."""
+
+from schedtop.console.drawing.line import Line
+from schedtop.console.widgets.panel import Panel
+
+
+class FarPanel(Panel):
+    NUMBER = 0
+    TITLE = "Far"
+    HELP = "Steps since the start."
+
+    def body(self, width, height):
+        return [Line().add(f" {self.view.history.live.step} steps", self.view.palette["text"])]
+'''
+
+
+def test_a_panel(copy: Path) -> None:
+    """On the Knobs screen: it is drawn, reached by its digit, and explained by help and palette."""
+    (copy / "console/widgets/far.py").write_text(PANEL)
+    changes = {
+        "screens/knobs.py": {
+            "from schedtop.console.widgets.knobs": "from schedtop.console.widgets.far import FarPanel\n",
+            "        super().__init__(view, registry, (self.knobs, ": '        self.far = FarPanel(view, id="far")\n',
+            "self.knobs, self.presets, self.changes": "self.far, ",
+            "    def do_preset_stage": "    def do_panel_0(self):\n        self.screen.show_panel(self.screen.far)\n\n",
+        },
+        "console.tcss": {"    #presets { height: 4; }": "    #far { height: 2; }\n"},
+        "actions.py": {
+            '    Action("panel_9"': '    Action("panel_0", ("0",), "Go to Far", "Panel [0] of the Knobs screen"),\n'
+        },
+    }
+    for file, rows in changes.items():
+        for place, row in rows.items():
+            edit(copy / "console" / file, lambda text, old=place, new=row: text.replace(old, new + old, 1))
+    shown = run(
+        copy,
+        "import asyncio, sys\n"
+        f"sys.path.insert(0, {str(ROOT / 'tests/console')!r})\n"
+        "from seat import seated\n"
+        "async def look():\n"
+        "    async with seated((80, 50)) as seat:\n"
+        "        text = await seat.press('K', '0')\n"
+        "        print(seat.app.screen.panel.id, f'{seat.app.history.live.step} steps' in text)\n"
+        "        print('Steps since the start.' in await seat.press('question_mark'))\n"
+        "asyncio.run(look())\n",
+    )
+    assert shown == "far True\nTrue\n"
+
+
 def test_a_device_and_a_workload(copy: Path) -> None:
     """A GPU, a shape, a generator and a trace format are one row each, and can then be named."""
     rows = {
