@@ -202,3 +202,41 @@ def test_a_device_and_a_workload(copy: Path) -> None:
         "    print(report['requests']['finished'], report['workload'].get('read_as'))\n",
     )
     assert shown == "2 None\n2 Toll CSV, times are seconds\n"
+
+
+ECHO = """
+
+class EchoWorker:
+    simulated = True
+
+    def execute(self, plan):
+        import numpy as np
+        from schedtop.engine.handoff.plan import StepResult
+
+        sevens = np.full((plan.num_rows, 1), 7, dtype=np.int32)
+        return StepResult(sevens, plan.samples.astype(np.int32), elapsed_s=0.001)
+
+
+def _build_echo(config, settings):
+    scheduler = scheduler_config(settings, 100, 1024)
+    source = _open_source(config, scheduler, 1000)
+    header = make_header(config, scheduler, source, "echo", "echo", 1000, simulated=True)
+    return Engine(Scheduler(scheduler), EchoWorker(), source, SimulatedClock(), header)
+"""
+
+
+def test_a_device_of_another_kind(copy: Path) -> None:
+    """A worker, and a branch where settings are checked and one where the engine is built."""
+    build = copy / "engine/build.py"
+    checked, built = "    if not simulated:\n", "    return _build_real("
+    branch = '    if config.device == "echo":\n        return '
+    edit(build, lambda text: text.replace(checked, branch + "settings\n" + checked, 1) + ECHO)
+    edit(build, lambda text: text.replace(built, branch + "_build_echo(config, settings)\n" + built, 1))
+    shown = run(
+        copy,
+        "from schedtop.engine.contract.config import EngineConfig, WorkloadSpec\n"
+        "from schedtop.engine.offline.headless import run_headless\n"
+        "config = EngineConfig(device='echo', workload=WorkloadSpec(source='mixed', limit=3, scale=0.1))\n"
+        "print(run_headless(config, None, lambda line: None).as_dict()['requests']['finished'])\n",
+    )
+    assert shown == "3\n"
