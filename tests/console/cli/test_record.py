@@ -32,15 +32,23 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def test_an_engine_that_runs_is_recorded_until_it_ends(tmp_path: Path) -> None:
     address, path = f"unix:{tmp_path}/e.sock", tmp_path / "run.rec"
-    flags = ["--workload", "mixed", "--num-blocks", "500", "--duration", "3", "--listen", address]
+    flags = ["--workload", "mixed", "--num-blocks", "500", "--listen", address]
     with subprocess.Popen([*PROGRAM, "serve", *flags], stderr=subprocess.PIPE, text=True) as engine:
         assert engine.stderr is not None and "listening" in engine.stderr.readline()
-        done = run("record", address, "-o", str(path))
-        engine.wait(60)
-    assert done.returncode == 0, done.stderr
+        words = [*PROGRAM, "record", address, "-o", str(path)]
+        with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as recorder:
+            with ChannelClient.connect(address, read_only=True) as link:
+                while not path.exists():
+                    assert recorder.poll() is None
+                    link.receive()
+                for _ in range(20):
+                    link.receive()
+            engine.terminate()
+            told = recorder.communicate(timeout=60)[1]
+    assert recorder.returncode == 0, told
     with Recording(path) as recording:
         assert recording.truncated is None and recording.num_records > 0
-        assert f"{recording.num_records} steps, from step" in done.stderr
+        assert f"{recording.num_records} steps, from step" in told
     assert run("replay", str(path)).returncode == 2  # no terminal, but the file is one it takes
     assert "records" in run("info", str(path)).stdout
 
