@@ -123,7 +123,7 @@ class Clients:
             self._forget(finish.number)
 
     def _logprobs(self, numbers: IntArray, counts: IntArray) -> tuple[tuple[int, tuple[TokenLogprob, ...]], ...]:
-        """Those of the tokens that count, for requests that asked."""
+        """Log probabilities of the tokens that count, for requests that asked."""
         asked: dict[int, list[TokenLogprob]] = getattr(self._engine, "logprobs", {})
         if not asked:
             return ()

@@ -143,7 +143,7 @@ class ServiceLoop:
         return reason
 
     def tick(self) -> None:
-        """Called before each step; for what a loop has to do beside."""
+        """Called before each step, for a loop's other duties."""
 
     def end(self, reason: str, within_s: float | None = DRAIN_WITHIN_S) -> None:
         """Take no new requests and end when none is in flight, at the latest `within_s` (None: no limit) from now.

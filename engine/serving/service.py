@@ -71,7 +71,7 @@ class Life:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """A block that a reason to end leaves by `StopLoading`; it sets `loop` as its last act."""
+        """A block that `StopLoading` leaves when the process should end; it sets `loop` last."""
         self._armed = True
         try:
             if self._reason is not None:
@@ -82,7 +82,7 @@ class Life:
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """A part of an interruptible block that a reason to end leaves only at its end: what it opens gets closed."""
+        """A part of an interruptible block that runs to its end first, so that what it opens gets closed."""
         self._armed = False
         yield
         self._armed = True
@@ -250,9 +250,9 @@ def _load(
     stack: ExitStack,
     http: HttpProcess | None,
 ) -> tuple[ServiceLoop, dict[str, Sink]]:
-    """Everything built and checked, the cheap checks first; consoles are greeted meanwhile.
+    """Build and check everything, the cheap checks first; consoles are greeted meanwhile.
 
-    The loop and its sinks; one that fails is taken out of them.
+    Returns the loop and its sinks; one that fails is removed from them.
     """
     check_sinks(config)
     notices: list[str] = []
@@ -299,7 +299,7 @@ def _load(
 
 
 def _watch_host(engine: Steppable, stack: ExitStack) -> HostWatch:
-    """The GPU is asked only where the engine computes on one."""
+    """Watch the host; its GPU only where the engine runs on one."""
     on_gpu = not engine.header.simulated_clock and engine.header.device.startswith("cuda")
     watch = HostWatch(nvml_gpu) if on_gpu else HostWatch()
     watch.start()

@@ -58,7 +58,7 @@ class Trials:
         return outcome
 
     def end(self, command: EndTrial) -> str:
-        """Confirm the pending trial or take it back; the reply. Raises `ValueError` if it is not pending."""
+        """Confirm or revert the pending trial; returns the reply. Raises `ValueError` if it is not pending."""
         trial = self._trial
         if trial is None or trial.number != command.number:
             raise ValueError("that trial is over: look at the knobs again")
@@ -76,7 +76,7 @@ class Trials:
             self._since.take(record)
 
     def check(self) -> None:
-        """Take back what ran out of time or broke an SLO."""
+        """Revert a trial that ran out of time or broke an SLO."""
         if self._trial is None:
             return
         why = self._breach() if self._watched and not self._engine.paused else ""

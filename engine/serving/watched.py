@@ -91,7 +91,7 @@ class Recent:
         return np.array([ttft_s for seen in self._seen for _, ttft_s in seen.ttft_s], dtype=np.float64)
 
     def work(self) -> Work | None:
-        """None of less than two records."""
+        """None for fewer than two records."""
         if len(self._seen) < 2 or (span_s := self._seen[-1].end_s - self._seen[0].end_s) <= 0:
             return None
         (first, *later), last = self._seen, self._seen[-1]
@@ -124,7 +124,7 @@ class Watched:
         return unended.itl if self._kind == "itl" else unended.ttft
 
     def _cohort(self, recent: Recent, unended: Unended) -> Cohort:
-        """Of those who are judged: an open one within the bound is not."""
+        """Of the requests that are judged: an open one within the bound is not."""
         open_s = self._open_s(unended)
         return cohort(recent.known(self._kind), open_s[open_s > self._bound_s])
 

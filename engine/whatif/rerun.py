@@ -364,7 +364,7 @@ def _ended(totals: Totals) -> int:
 
 
 def _in_decisions(found: Divergence | None) -> Divergence | None:
-    """A difference but for how long the device took."""
+    """The difference apart from how long the device took."""
     parts = [] if found is None else [part for part in found.parts if part.field != "time"]
     return msgspec.structs.replace(found, parts=parts) if found is not None and parts else None
 
