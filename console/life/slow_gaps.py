@@ -30,7 +30,7 @@ class Blamer:
         self._first_seq: int | None = None
 
     def through(self, history: Past, records: list[StepRecord], last: int) -> None:
-        """Go on by the records that came since, up to seq `last`, after the life did."""
+        """Continue with the records that came since, up to seq `last`, after the life did."""
         life = self.life
         if self._first_seq is None and records:
             self._first_seq = records[0].seq

@@ -1,4 +1,4 @@
-"""Prompt tokens that the prefix cache had once and has no more: what says that a pool is too small for its prefixes."""
+"""Prompt tokens that the prefix cache had once and has lost: a sign that a pool is too small for its prefixes."""
 
 from __future__ import annotations
 
