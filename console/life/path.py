@@ -38,7 +38,7 @@ class Walk:
         self._open = self.line, self.phase
 
     def through(self, records: list[StepRecord], since_arrival: bool) -> None:
-        """Continue with the records that came since. `since_arrival`: the first ever is the first that could mention it."""
+        """Continue with newer records. `since_arrival`: the first ever is the first that could mention it."""
         self.line, self.phase = self._open
         self.line.until_s = self.life.until_s
         for record in records:
