@@ -42,8 +42,8 @@ def show(hours: float) -> None:
     from schedtop.console.app import ConsoleApp
     from schedtop.console.options import ConsoleOptions
     from schedtop.engine.channel.spawn import start_engine
+    from schedtop.engine.contract.commands import Pause, Resume
     from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
-    from schedtop.engine.contract.telemetry import Pause, Resume
 
     workload = WorkloadSpec(source="mixed", rate=float(LOAD["rate"]), scale=float(LOAD["scale"]))
     config = EngineConfig(

@@ -27,8 +27,9 @@ from typing import Any
 
 from cpu_load import make_prompts
 from schedtop.engine.build import build_engine
+from schedtop.engine.contract.commands import SamplingParams
 from schedtop.engine.contract.config import EngineConfig
-from schedtop.engine.handoff.request import Request, SamplingParams
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.step.engine import Engine
 
 

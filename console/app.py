@@ -42,7 +42,8 @@ from schedtop.console.screens.request import RequestScreen
 from schedtop.console.terminal.driver import ConsoleDriver
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel
-from schedtop.engine.contract.telemetry import Drain, Incoming, Notice, Reply, StepRecord
+from schedtop.engine.contract.commands import Drain, Incoming
+from schedtop.engine.contract.telemetry import Notice, Reply, StepRecord
 from schedtop.themes.load import DEFAULT, Theme, load_themes
 from textual._ansi_sequences import SYNC_END, SYNC_START
 from textual._compositor import ChopsUpdate, LayoutUpdate
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
 RESEND_S = 0.02
 """How often a terminal that is still busy with the last frame is looked at again."""
 BUSY_RECORDS = 50
-"""Of one frame. Where so many come nobody tells steps apart, and what is costly to draw need not follow each."""
+"""Seconds for one frame. At this rate nobody can tell steps apart, so costly panels need not follow each one."""
 UNHURRIED_EVERY = 5
 """Percentiles, tables and lists follow in every fifth of such frames."""
 
@@ -190,7 +191,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self.feed.close()
 
     def _fatal_error(self) -> None:
-        """A bug: tell where, but not the values of variables, which may be prompts."""
+        """Report where a bug is, but not the values of variables, which may be prompts."""
         if self._exception is not None:
             self._exit_renderables.append(Text("".join(traceback.format_exception(self._exception))))
         self._close_messages_no_wait()
@@ -254,7 +255,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
 
     @property
     def front(self) -> ConsoleScreen:
-        """The uppermost of our own screens; dialogs may lie over it."""
+        """The topmost of our own screens; dialogs may cover it."""
         screens = (screen for screen in reversed(self.screen_stack) if isinstance(screen, ConsoleScreen))
         return next(screens, self.live_screen)
 
@@ -319,7 +320,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
             self.paint()
 
     def take_status(self) -> None:
-        """How the link stands now."""
+        """The state of the link now."""
         view = self.view
         view.link, view.received_at_s = self.feed.status, self.feed.received_at_s
         view.behind_s = self.feed.behind_s
@@ -406,7 +407,7 @@ def run_console(
 ) -> int:
     """Run the console until it is left; the exit code. Raises `ActionError` for a bad `keys.toml`.
 
-    Themes, keys and presets of the user lie in the platform's settings folder unless `options` names another.
+    The user's themes, keys and presets are in the platform's settings folder unless `options` names another.
     """
     if options.config_dir is None:
         options = replace(options, config_dir=user_config_path("schedtop"))

@@ -1,4 +1,4 @@
-"""From the link to history, on a thread of its own, and commands the other way."""
+"""From the link to history, on its own thread, and commands the other way."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import Protocol
 from schedtop.console.drawing import text
 from schedtop.console.past.history import History
 from schedtop.console.view import LinkStatus
+from schedtop.engine.contract.commands import Incoming
 from schedtop.engine.contract.spare_memory import SpareMemory
-from schedtop.engine.contract.telemetry import PROTOCOL, Bye, Header, Incoming, Outgoing, Reply, Stage, StepRecord
+from schedtop.engine.contract.telemetry import PROTOCOL, Bye, Header, Outgoing, Reply, Stage, StepRecord
 
 _LOOK_S = 0.25
 _RETRY_S = (1.0, 2.0, 4.0, 8.0)
@@ -46,7 +47,7 @@ class Commanded(Protocol):
         ...
 
     def looked(self) -> None:
-        """The screen took up the present state: tell it of the next change."""
+        """The screen has taken the present state: notify it of the next change."""
         ...
 
     def next_command(self) -> int:
@@ -117,7 +118,7 @@ class Feed(Commanded):
             spare.look(self._now())
             try:
                 message = self._link.receive(_LOOK_S)
-            except Exception as error:  # whatever a link raises is why there is no data any more
+            except Exception as error:  # whatever a link raises explains why no more data arrives
                 if not self._lost(text.clean(error), tries):
                     return
                 tries += 1

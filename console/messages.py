@@ -1,4 +1,4 @@
-"""What the feed tells the screens."""
+"""Messages from the feed to the screens."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class Recorder(Protocol):
         ...
 
     def ended(self) -> str | None:
-        """How a recording ended of itself, in one line; None while it goes on."""
+        """How a recording ended of itself, in one line; None while it continues."""
         ...
 
     def stop(self) -> str:
@@ -30,7 +30,7 @@ class Recorder(Protocol):
 
 
 class Recordings:
-    """Begins and ends recordings; `say` tells the operator. `view.recording` names the file meanwhile."""
+    """Starts and ends recordings; `say` informs the operator. `view.recording` names the file meanwhile."""
 
     def __init__(self, recorder: Recorder | None, view: View, say: Callable[[str, str], None]) -> None:
         self._recorder, self._view, self._say = recorder, view, say
@@ -38,7 +38,7 @@ class Recordings:
 
     @property
     def why_not(self) -> str | None:
-        """Why nothing can be begun or ended now; None if it can."""
+        """Why nothing can be started or ended now; None if it can."""
         if self._recorder is None:
             return "this console cannot record"
         if self._ending:

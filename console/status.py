@@ -12,7 +12,7 @@ from schedtop.console.past.client import client_latencies
 from schedtop.console.past.past import Moment, Past
 from schedtop.console.past.unended import cohorts
 from schedtop.engine.contract.latencies.cohort import Cohort
-from schedtop.engine.contract.telemetry import describe_head
+from schedtop.engine.contract.limiters import describe_head
 
 SHARES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
 WINDOW_S = 60.0

@@ -22,7 +22,7 @@ STEPS_PER_COLUMN = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True, slots=True)
 class LinkStatus:
-    """How the console stands with its engine. `since_s` and `retry_at_s` are on the console's clock."""
+    """The state of the console's connection. `since_s` and `retry_at_s` are on the console's clock."""
 
     state: str = "connecting"
     cause: str = ""
@@ -32,7 +32,7 @@ class LinkStatus:
 
 @dataclass(frozen=True, slots=True)
 class ReplayStatus:
-    """Where a recording stands. `state` is playing, paused or ended; times are the recording's own clock.
+    """The position in a recording. `state` is playing, paused or ended; times are the recording's own clock.
 
     `truncated` says what is missing of a file that is not whole.
     """
@@ -147,7 +147,7 @@ class View:
 
     @property
     def axis_s(self) -> float:
-        """Where the shown moment lies on the timeline."""
+        """Where the shown moment is on the timeline."""
         return self.moment.clock_s - self.history.earlier_s
 
     @property

@@ -180,7 +180,7 @@ def _groups(device: SimDevice, settings: dict[str, Any]) -> tuple[Entry, ...]:
 
 
 def _use_encoder(config: EngineConfig, settings: dict[str, Any]) -> None:
-    """An engine whose requests have images has an encoder, with vLLM's budget unless told otherwise."""
+    """An engine whose requests have images has an encoder, with vLLM's budget unless configured otherwise."""
     width = None if config.workload is None else config.workload.image_tokens
     if width is not None and settings.get("encoder_budget") is None:
         settings["encoder_budget"] = (
@@ -251,7 +251,7 @@ def _build_real(
     told = {
         "drafts": info.drafts,
         "eos_token_ids": sorted(info.eos_token_ids),
-        "sampling": msgspec.to_builtins(info.sampling),
+        "sampling": msgspec.to_builtins(msgspec.structs.asdict(info.sampling)),
     }
     header = msgspec.structs.replace(header, settings={**header.settings, **told})
     return Engine(Scheduler(scheduler), worker, source, RealClock(), header)
@@ -281,7 +281,7 @@ def make_header(
     *,
     simulated: bool,
 ) -> Header:
-    """What a console or a recording is told first."""
+    """What a console or a recording gets first."""
     return Header(
         protocol=PROTOCOL,
         engine="schedtop",

@@ -22,7 +22,7 @@ def interpreted() -> bool:
 
 
 def unavailable_reason(device: torch.device | str) -> str | None:
-    """Why the kernels cannot run on `device`; None when nothing is known to stand in the way."""
+    """Why the kernels cannot run on `device`; None when no obstacle is known."""
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     kind = torch.device(device).type

@@ -25,7 +25,7 @@ def check_tensor(
     dtypes: Sequence[torch.dtype],
     device: torch.device | None = None,
 ) -> None:
-    """Check kind, device, dtype and shape; None in `shape` stands for any length."""
+    """Check kind, device, dtype and shape; None in `shape` allows any length."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
     if tensor.dtype not in dtypes:
@@ -61,7 +61,7 @@ def check_contiguous(name: str, tensor: torch.Tensor) -> None:
 
 
 def check_writable(name: str, tensor: torch.Tensor) -> None:
-    """Check that no axis lies on one element, as an expanded tensor's do: a kernel writes each once."""
+    """Check that no axis repeats one element, as an expanded tensor's do: a kernel writes each once."""
     for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
         if length > 1 and stride == 0:
             raise ValueError(f"{name}: an axis has stride 0, so its elements share memory and cannot be written")

@@ -1,6 +1,6 @@
 """Plain-torch answers to what the kernels compute, for tests and for devices without Triton.
 
-Every function computes in `compute_dtype` (float64 unless told otherwise) and returns that dtype: callers
+Every function computes in `compute_dtype` (float64 by default) and returns that dtype: callers
 round. Nothing here is fast, and nothing here needs Triton.
 """
 
@@ -131,7 +131,7 @@ def silu_mul(gate: torch.Tensor, up: torch.Tensor, compute_dtype: torch.dtype = 
 
 
 def logit_gaps(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    """How far each logit lies below its row's largest, in units of temperature; float32 as in the kernel."""
+    """How far each logit is below its row's largest, in units of temperature; float32 as in the kernel."""
     wide = logits.float()
     return (wide.amax(dim=-1, keepdim=True) - wide) / temperature.clamp_min(1e-30)[:, None]
 

@@ -79,7 +79,7 @@ def _smallest_limit(
 ):
     """The smallest limit, at most the given one, within which both wishes are met; in bits.
 
-    Stops early once a single token lies between the bounds, for then both sides of it mean the same set.
+    Stops early once a single token is between the bounds: both sides of it then mean the same set.
     """
     high = limit_bits
     high_count, _ = _measure(row_logits, high, largest, temperature, vocab_size, tile)

@@ -120,6 +120,55 @@ def test_a_limiter(copy: Path) -> None:
     assert "mood             it does not feel like it" in shown
 
 
+PANEL = '''"""How far the engine is."""
+
+from schedtop.console.drawing.line import Line
+from schedtop.console.widgets.panel import Panel
+
+
+class FarPanel(Panel):
+    NUMBER = 0
+    TITLE = "Far"
+    HELP = "Steps since the start."
+
+    def body(self, width, height):
+        return [Line().add(f" {self.view.history.live.step} steps", self.view.palette["text"])]
+'''
+
+
+def test_a_panel(copy: Path) -> None:
+    """On the Knobs screen: it is drawn, reached by its digit, and explained by help and palette."""
+    (copy / "console/widgets/far.py").write_text(PANEL)
+    changes = {
+        "screens/knobs.py": {
+            "from schedtop.console.widgets.knobs": "from schedtop.console.widgets.far import FarPanel\n",
+            "        super().__init__(view, registry, (self.knobs, ": '        self.far = FarPanel(view, id="far")\n',
+            "self.knobs, self.presets, self.changes": "self.far, ",
+            "    def do_preset_stage": "    def do_panel_0(self):\n        self.screen.show_panel(self.screen.far)\n\n",
+        },
+        "console.tcss": {"    #presets { height: 4; }": "    #far { height: 2; }\n"},
+        "actions.py": {
+            '    Action("panel_9"': '    Action("panel_0", ("0",), "Go to Far", "Panel [0] of the Knobs screen"),\n'
+        },
+    }
+    for file, rows in changes.items():
+        for place, row in rows.items():
+            edit(copy / "console" / file, lambda text, old=place, new=row: text.replace(old, new + old, 1))
+    shown = run(
+        copy,
+        "import asyncio, sys\n"
+        f"sys.path.insert(0, {str(ROOT / 'tests/console')!r})\n"
+        "from seat import seated\n"
+        "async def look():\n"
+        "    async with seated((80, 50)) as seat:\n"
+        "        text = await seat.press('K', '0')\n"
+        "        print(seat.app.screen.panel.id, f'{seat.app.history.live.step} steps' in text)\n"
+        "        print('Steps since the start.' in await seat.press('question_mark'))\n"
+        "asyncio.run(look())\n",
+    )
+    assert shown == "far True\nTrue\n"
+
+
 def test_a_device_and_a_workload(copy: Path) -> None:
     """A GPU, a shape, a generator and a trace format are one row each, and can then be named."""
     rows = {
@@ -153,3 +202,41 @@ def test_a_device_and_a_workload(copy: Path) -> None:
         "    print(report['requests']['finished'], report['workload'].get('read_as'))\n",
     )
     assert shown == "2 None\n2 Toll CSV, times are seconds\n"
+
+
+ECHO = """
+
+class EchoWorker:
+    simulated = True
+
+    def execute(self, plan):
+        import numpy as np
+        from schedtop.engine.handoff.plan import StepResult
+
+        sevens = np.full((plan.num_rows, 1), 7, dtype=np.int32)
+        return StepResult(sevens, plan.samples.astype(np.int32), elapsed_s=0.001)
+
+
+def _build_echo(config, settings):
+    scheduler = scheduler_config(settings, 100, 1024)
+    source = _open_source(config, scheduler, 1000)
+    header = make_header(config, scheduler, source, "echo", "echo", 1000, simulated=True)
+    return Engine(Scheduler(scheduler), EchoWorker(), source, SimulatedClock(), header)
+"""
+
+
+def test_a_device_of_another_kind(copy: Path) -> None:
+    """A worker, and a branch where settings are checked and one where the engine is built."""
+    build = copy / "engine/build.py"
+    checked, built = "    if not simulated:\n", "    return _build_real("
+    branch = '    if config.device == "echo":\n        return '
+    edit(build, lambda text: text.replace(checked, branch + "settings\n" + checked, 1) + ECHO)
+    edit(build, lambda text: text.replace(built, branch + "_build_echo(config, settings)\n" + built, 1))
+    shown = run(
+        copy,
+        "from schedtop.engine.contract.config import EngineConfig, WorkloadSpec\n"
+        "from schedtop.engine.offline.headless import run_headless\n"
+        "config = EngineConfig(device='echo', workload=WorkloadSpec(source='mixed', limit=3, scale=0.1))\n"
+        "print(run_headless(config, None, lambda line: None).as_dict()['requests']['finished'])\n",
+    )
+    assert shown == "3\n"

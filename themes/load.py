@@ -33,7 +33,7 @@ ROLES = (
     "empty",
     "watermark",
 )
-"""Every colour a theme must give. `background`, `surface` and `cursor` lie under text; the others are drawn."""
+"""Every colour a theme must give. `background`, `surface` and `cursor` are behind text; the others are drawn."""
 
 FILLS = ("solid", "pattern")
 ATTRIBUTES = frozenset(("bold", "dim", "italic", "underline", "reverse"))
@@ -48,7 +48,7 @@ class ThemeError(ValueError):
 class Theme:
     """`colours` maps each role to `#rrggbb`, an ANSI name or `default`; `styles` adds text attributes to roles.
 
-    `fills` is `solid` (smooth blocks told apart by colour, order and letters) or `pattern` (every class has its
+    `fills` is `solid` (smooth blocks distinguished by colour, order and letters) or `pattern` (every class has its
     own texture). `ansi` themes use the terminal's own colours only.
     """
 

@@ -41,5 +41,5 @@ def stand_in_for_msgspec() -> None:
         return
     module, structs = types.ModuleType("msgspec"), types.ModuleType("msgspec.structs")
     vars(structs).update(replace=dataclasses.replace)
-    vars(module).update(Struct=Struct, structs=structs)
+    vars(module).update(Struct=Struct, field=dataclasses.field, structs=structs)
     sys.modules.update({"msgspec": module, "msgspec.structs": structs})

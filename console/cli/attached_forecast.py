@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 from schedtop.console.cli.forecast_process import ForecastError, ForecastProcess
 from schedtop.console.feed import Link
-from schedtop.engine.contract.telemetry import Arrival, Header, Incoming, Outgoing, Snapshot, StepRecord
+from schedtop.engine.contract.commands import Incoming
+from schedtop.engine.contract.telemetry import Arrival, Header, Outgoing, Snapshot, StepRecord
 from schedtop.engine.sim.fit import FitError, fit, measure
 from schedtop.engine.sim.spec import PREFIX
 from schedtop.engine.whatif.forecast import Forecast

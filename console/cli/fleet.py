@@ -13,9 +13,10 @@ from schedtop.console.fleet.rows import Row, row_of, summed, worded
 from schedtop.console.past.history import History
 from schedtop.console.past.unended import cohorts
 from schedtop.engine.channel.client import ChannelClient
+from schedtop.engine.contract.commands import Incoming
 from schedtop.engine.contract.harmless import one_line
 from schedtop.engine.contract.latencies.cohort import together
-from schedtop.engine.contract.telemetry import Incoming, Outgoing
+from schedtop.engine.contract.telemetry import Outgoing
 from schedtop.engine.scrape.fetch import Fetcher
 from schedtop.engine.scrape.page import EngineKey, PageError, Reading
 from schedtop.engine.scrape.window import Window, describe, merged, percentile
@@ -51,7 +52,7 @@ class Member(Protocol):
 
 
 class PageRows:
-    """What one server's page told so far. `state` says why nothing new comes."""
+    """What one server's page has said so far. `state` says why nothing new arrives."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -96,7 +97,7 @@ class PageRows:
 
 
 class PageMember(PageRows):
-    """A server's page, fetched on a thread of its own. `on_page` gets every page, or why there was none."""
+    """A server's page, fetched on its own thread. `on_page` gets every page, or why there was none."""
 
     def __init__(self, address: str, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__(address.split("://", 1)[1].rstrip("/"))
@@ -123,7 +124,7 @@ class PageMember(PageRows):
             engines = self._fetcher.fetch()
         except PageError as error:
             return self._failed(str(error))
-        except Exception as error:  # whatever a server sends, the console goes on
+        except Exception as error:  # whatever a server sends, the console continues
             return self._failed(f"{type(error).__name__}: {error}")
         self.take(self._now(), engines)
         self.on_page(time.time(), self.name, engines, "")

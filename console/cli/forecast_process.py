@@ -23,7 +23,7 @@ REPLICAS = 4
 
 
 class ForecastError(Exception):
-    """There is no forecast; the text is why."""
+    """There is no forecast; the text says why."""
 
 
 class Asked(msgspec.Struct, array_like=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from schedtop.console.cli.output import show_progress
 from schedtop.console.cli.pull import check_start
 from schedtop.console.cli.recording_flags import expected
 from schedtop.console.cli.unused_flags import without
+from schedtop.engine.contract.commands import SamplingParams
 from schedtop.engine.contract.config import ConfigError
-from schedtop.engine.handoff.request import SamplingParams
 from schedtop.engine.handoff.sampling_settings import check_sampling
 from schedtop.engine.offline.generate import generate, read_prompts
 from schedtop.engine.runner.loading.model_files import DEFAULT_MODEL
@@ -70,7 +69,7 @@ def command(
         flags["model"] = DEFAULT_MODEL
     check_name(str(output))
     config = engine_config(flags)
-    check_sampling(replace(SamplingParams(), **given))
+    check_sampling(SamplingParams(**given))
     with expected(file, "prompts", ConfigError):
         read_prompts(file)
     check_start(config)

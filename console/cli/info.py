@@ -1,4 +1,4 @@
-"""`schedtop info`: what a recording is and what its run came to."""
+"""`schedtop info`: what a recording is, and how its run ended."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ from schedtop.console.cli.set_limits import (
     parse_changes,
     set_all,
 )
+from schedtop.engine.contract.commands import CONFIRM_WITHIN_S, MAX_TRIAL_S
 from schedtop.engine.contract.knobs import BY_NAME, bounds
 from schedtop.engine.contract.latencies.slo import Slo, parse_slo
-from schedtop.engine.contract.telemetry import CONFIRM_WITHIN_S, MAX_TRIAL_S
 
 
 @click.command("knobs")
@@ -85,7 +85,7 @@ def command(
                 for end in ends or ["nothing to try: these are the values in force"]:
                     say(end)
             versions = [engine.set(changes, None, dry_run=True).knobs_version for engine in engines]
-    with ExitStack() as links:  # what was set may move other limits: the engine tells
+    with ExitStack() as links:  # what was set may move other limits: the engine says which
         tables = []
         for engine, version in zip_longest(open_engines(links, found, token_file, read_only=True), versions):
             engine.catch_up(version or 0)

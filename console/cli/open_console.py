@@ -95,7 +95,7 @@ def open_console(flags: Mapping[str, Any], bare: bool = False) -> int:
 
 
 def _check_theme(name: str | None) -> None:
-    """Raise `CommandError` for a theme that neither comes with the program nor lies in the user's folder."""
+    """Raise `CommandError` for a theme that is neither built in nor in the user's folder."""
     if name is None:
         return
     from schedtop.themes.load import load_themes

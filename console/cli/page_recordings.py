@@ -62,7 +62,7 @@ class RecordedPages:
         self._began_s = self._now()
 
     def toggle(self) -> None:
-        """Play or stand still."""
+        """Play or pause."""
         self._from_s, self._began_s = self.at_s, self._now()
         self.playing = not self.playing
 

@@ -1,4 +1,4 @@
-"""The state of a vLLM or SGLang server from its metrics page, as plain text: less than an engine tells of its steps."""
+"""The state of a vLLM or SGLang server from its metrics page, as plain text: less than an engine's steps say."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ from schedtop.console.cli.fleet import is_page
 from schedtop.console.past.state import State
 from schedtop.engine.channel.client import ChannelClient, ChannelClosedError
 from schedtop.engine.channel.protocol import ChannelError
-from schedtop.engine.contract.telemetry import Bye, Header, Reply, SetKnobs, Snapshot, StepRecord
+from schedtop.engine.contract.commands import SetKnobs
+from schedtop.engine.contract.telemetry import Bye, Header, Reply, Snapshot, StepRecord
 from schedtop.engine.recording import RecordingWriter
 
 LOOK_EVERY_S = 0.2
@@ -82,7 +83,7 @@ def _on_signals(stop: Callable[[], object]) -> None:
 
 
 class Recorder:
-    """Writes what a link tells to a new file. `lost` says why the recording ends before the engine did."""
+    """Writes what a link receives to a new file. `lost` says why the recording ends before the engine did."""
 
     def __init__(self, link: ChannelClient, path: str) -> None:
         self.stopped = False
@@ -130,7 +131,7 @@ class Recorder:
                 self._take(message)
 
     def finish(self) -> None:
-        """End with all that the engine has told by now; may be called from another thread."""
+        """Finish with everything received so far; may be called from another thread."""
         with suppress(ChannelClosedError):
             self._link.send(SetKnobs(1, {}, dry_run=True))  # its answer, a refusal, comes after that
 

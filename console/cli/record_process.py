@@ -1,4 +1,4 @@
-"""A recording that the console begins and ends, written by a process of its own.
+"""A recording that the console begins and ends, written by its own process.
 
 `python -m schedtop.console.cli.record_process ADDRESS FILE [TOKEN_FILE]` is that process. It ends with its stdin.
 """
@@ -36,7 +36,7 @@ class RecordProcess:
         )
 
     def ended(self) -> str | None:
-        """How the recording ended of itself, in one line; None while it goes on."""
+        """How the recording ended of itself, in one line; None while it continues."""
         if self._process is None or self._process.poll() is None:
             return None
         return self.stop()
@@ -56,7 +56,7 @@ class RecordProcess:
         return said[-1].removeprefix("schedtop: ") if said else "the recording ended without a word"
 
     def close(self) -> str | None:
-        """End a recording that still goes on; what became of it."""
+        """End a recording that still continues; what became of it."""
         return None if self._process is None else self.stop()
 
 

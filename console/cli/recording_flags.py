@@ -1,4 +1,4 @@
-"""What the commands over a recording share: opening it, its damage told once, and a bar while it is read."""
+"""What the commands over a recording share: opening it, reporting damage once, and a progress bar."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def opened(path: Path, check: bool | None = True, *, read_on: bool = True) -> It
 
 @contextmanager
 def expected(path: Path, wanted: str, refusal: type[Exception]) -> Iterator[None]:
-    """A `refusal` of a file that is no `wanted` becomes a `CommandError`: what the file is, and who takes it."""
+    """A `refusal` of a file that is not a `wanted` becomes a `CommandError`: what it is, and which command reads it."""
     try:
         yield
     except refusal:

@@ -1,4 +1,4 @@
-"""Re-runs of a recording for its replay, each in a process of its own: keys stay prompt, and it can be ended.
+"""Re-runs of a recording for its replay, each in its own process: keys stay prompt, and it can be ended.
 
 `python -m schedtop.console.cli.rerun_process` is that process: a question in on stdin, progress and answer on stdout.
 """
@@ -24,7 +24,7 @@ TOLD_EVERY_S = 0.1
 
 
 class RerunError(Exception):
-    """There is no outcome; the text is why."""
+    """There is no outcome; the text says why."""
 
 
 class RerunProcess:
@@ -112,7 +112,7 @@ def main() -> None:
     ladders = Ladder(), Ladder(), Ladder()
     try:
         found = rerun(msgspec.msgpack.decode(body, type=Question), on_progress, ladders)
-    except Exception as error:  # whatever it is, it is why there is no outcome
+    except Exception as error:  # whatever it is explains why there is no outcome
         known = isinstance(error, ValueError | OSError | RecordingError) and str(error)
         tell("", 1.0, str(error) if known else f"{type(error).__name__}: {error}".rstrip(": "))
     else:

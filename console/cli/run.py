@@ -43,7 +43,7 @@ def command(ctx: click.Context, /, as_json: bool, slo: str | None, profile: bool
 
 @contextmanager
 def _profiled(wanted: bool) -> Iterator[None]:
-    """Profile what runs inside and tell, if wanted."""
+    """Profile what runs inside and print it, if asked."""
     if not wanted:
         yield
         return

@@ -26,7 +26,7 @@ NOT_HERE = {
 def open_scenario(
     ctx: click.Context, file: str, flags: Mapping[str, Any], notice: Callable[[str], None]
 ) -> Scenario:
-    """The scenario FILE stands for; `--duration` ends its arrivals, all of which are served.
+    """The scenario in FILE; `--duration` ends its arrivals, all of which are served.
 
     Raises `CommandError` or `ConfigError` with one clear line, before there is a notice.
     """

@@ -10,20 +10,9 @@ from typing import Any, TypeVar
 from schedtop.console.cli.who import who
 from schedtop.engine.channel.client import ChannelClient, ChannelClosedError
 from schedtop.engine.channel.protocol import ChannelError
+from schedtop.engine.contract.commands import Command, EndTrial, SetKnobs
 from schedtop.engine.contract.knobs import KnobError, check_value, parse_assignments
-from schedtop.engine.contract.telemetry import (
-    Bye,
-    Command,
-    EndTrial,
-    Header,
-    Notice,
-    Outgoing,
-    Reply,
-    SetKnobs,
-    Snapshot,
-    StepRecord,
-    Trial,
-)
+from schedtop.engine.contract.telemetry import Bye, Header, Notice, Outgoing, Reply, Snapshot, StepRecord, Trial
 
 ANSWER_WITHIN_S = 30.0
 """An engine that is still loading its model answers late."""
@@ -89,7 +78,7 @@ class RunningEngine:
         return message
 
     def catch_up(self, version: int) -> None:
-        """Wait until its records have told this version of the knobs, if they do within a few steps."""
+        """Wait until its records show this version of the knobs, if they do within a few steps."""
         until_s = time.monotonic() + CATCH_UP_WITHIN_S
         while self.knobs_version < version and (left_s := until_s - time.monotonic()) > 0:
             self.look(left_s)
@@ -160,7 +149,7 @@ def _of(engine: RunningEngine, engines: Sequence[RunningEngine], words: str) -> 
 
 
 def follow_trials(engines: Sequence[RunningEngine], seconds: float, keep: bool) -> tuple[list[str], bool]:
-    """Wait for trials that have begun: how each ended, and whether none broke an SLO.
+    """Wait for trials that have started: how each ended, and whether none broke an SLO.
 
     Where one ends early, the others are taken back. With `keep` all are confirmed once their time has passed.
     """

@@ -26,7 +26,7 @@ def program() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to interrupt
     try:
         sys.stdout.flush()
-    except (OSError, ValueError):  # whoever wrote has told; what is left goes nowhere
+    except (OSError, ValueError):  # the writer has reported it; the rest goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     leave(code)
 
@@ -34,7 +34,7 @@ def program() -> None:
 def _open_streams() -> None:
     """Standard streams that were closed, so that no file opened later is taken for one.
 
-    What is written to a closed stdout fails, as it should; there is nobody to tell what goes to a closed stderr.
+    Writing to a closed stdout fails, as it should; nobody could read about a closed stderr.
     """
     modes = (os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)
     for number, (name, mode) in enumerate(zip(("stdin", "stdout", "stderr"), modes, strict=True)):

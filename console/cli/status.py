@@ -88,7 +88,7 @@ def follow(link: ChannelClient, slo: Slo) -> int:
 def command(address: str, as_json: bool, slo: str | None, token_file: str | None) -> None:
     """Print the state of the engine at ADDRESS once, as plain lines.
 
-    http://HOST:PORT is the metrics page of a vLLM or SGLang server, which tells less.
+    http://HOST:PORT is the metrics page of a vLLM or SGLang server, which says less.
     """
     from schedtop.console.cli.fleet import is_page
     from schedtop.console.status import page

@@ -50,7 +50,7 @@ def command(
 ) -> None:
     """Serve FILE once for every combination of --vary, and name the best.
 
-    A sweep that was interrupted goes on where it was when the same command is given again.
+    A sweep that was interrupted continues where it was when the same command is given again.
     """
     from schedtop.engine.whatif.sweep import parse_vary, sweep
     from schedtop.engine.whatif.sweep_results import Results
@@ -87,7 +87,7 @@ def _cores() -> int:
 
 
 def _default_results(scenario: Scenario, slo: Slo | None) -> Path:
-    """A file of its own for everything that is swept with the same base."""
+    """A separate file for everything that is swept with the same base."""
     from schedtop.engine.whatif.sweep import run_key
 
     folder = user_cache_path("schedtop") / "sweeps"

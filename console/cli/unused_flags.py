@@ -73,7 +73,7 @@ def _idle(config: EngineConfig) -> Iterator[tuple[str, str]]:
 
 
 def without(command: click.Command, refused: Mapping[str, str]) -> None:
-    """Take flags out of a command's help; whoever gives one is told what the value of `refused` says instead."""
+    """Take flags out of a command's help; giving one is refused with its text in `refused`."""
 
     def refuse(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         if ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE:

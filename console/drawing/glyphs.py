@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Glyphs:
     """One set.
 
-    `decode` … `unused` and `held` … `empty` are whole cells that tell the classes apart without colour. `eighths`
+    `decode` … `unused` and `held` … `empty` are whole cells that distinguish the classes without colour. `eighths`
     are bottom-up partial cells (empty where the set has none), `spark` is low to high, `progress` is cached,
     computed, output, to come.
     """

@@ -44,7 +44,7 @@ class Line:
         return self
 
     def copy(self) -> Line:
-        """Another with the same pieces, to go on with."""
+        """A copy to continue with."""
         twin = Line()
         twin.pieces, twin.length = self.pieces.copy(), self.length
         return twin
@@ -59,7 +59,7 @@ class Line:
         return self.add(char * (to_cells - self.length), style)
 
     def right(self, width: int, other: Line, style: Style, char: str = " ") -> Line:
-        """Put `other` flush right in `width`; it is left out where there is no room for it."""
+        """Put `other` flush right in `width`, or leave it out if it does not fit."""
         if self.length + other.length + 1 <= width:
             self.pad(width - other.length, style, char)
             self.pieces += other.pieces

@@ -26,8 +26,8 @@ def clickable(action: str) -> Style:
 class Palette:
     """What the panels paint with. `palette["breach"]` is that role's text on the background.
 
-    `solid` tells whether classes may be drawn as smooth blocks of colour; if not, each has its own texture.
-    A faded palette draws every role towards the background: values that are no longer fresh.
+    `solid`: classes may be drawn as smooth blocks of colour; if not, each has its own texture.
+    A faded palette draws every role towards the background, for stale values.
     """
 
     def __init__(self, theme: Theme, solid: bool, faded: bool = False) -> None:
@@ -41,7 +41,7 @@ class Palette:
         return self.on(role, "background")
 
     def on(self, role: str, under: str) -> Style:
-        """Text of `role` over one of the colours that lie under text."""
+        """Text of `role` on one of the background colours."""
         style = self._styles.get((role, under))
         if style is None:
             style = self._styles[role, under] = self._make(role, under)
@@ -64,7 +64,7 @@ class Palette:
         return style
 
     def texture(self, role: str) -> Style:
-        """A fill with its letter faintly on it, so that colour is not all that tells it."""
+        """A fill with its letter faintly on it, so that colour is not the only clue."""
         key = (role, "texture")
         style = self._fills.get(key)
         if style is None:

@@ -10,7 +10,7 @@ from schedtop.console.past.sample_sizes import needed
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """One bound, its unit, and why it lies where it lies."""
+    """One bound, its unit, and why it has this value."""
 
     name: str
     value: float
@@ -20,7 +20,7 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One finding. `needs` says in words when it is told; `yields_to` are findings that already say the same."""
+    """One finding. `needs` says in words when it is reported; `yields_to` are findings that already say the same."""
 
     id: str
     title: str

@@ -63,7 +63,7 @@ class Diagnosis:
         self.bounds = bounds or Bounds()
 
     def take(self, message: Outgoing) -> None:
-        """Take in one message of the engine, in order; those that tell nothing of its work are passed over."""
+        """Take in the engine's messages in order; those that say nothing about its work are ignored."""
         match message:
             case StepRecord():
                 self.facts.take_record(message)

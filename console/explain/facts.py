@@ -16,6 +16,7 @@ from schedtop.console.drawing import text
 from schedtop.engine.contract.knobs import LIVE, live_values
 from schedtop.engine.contract.kv_groups import has_windows
 from schedtop.engine.contract.prefixes.lost_hits import Lookups, PrefixMemory
+from schedtop.engine.contract.reading import blocks_in_use
 from schedtop.engine.contract.telemetry import (
     DEFERRED,
     PREFIX_KEY_BYTES,
@@ -32,7 +33,6 @@ from schedtop.engine.contract.telemetry import (
     Snapshot,
     StepRecord,
     Totals,
-    blocks_in_use,
 )
 
 FloatArray = npt.NDArray[np.float64]
@@ -196,7 +196,7 @@ class Facts:
             known.served = item.first_token_s is not None
 
     def take_record(self, record: StepRecord) -> None:
-        """One step. Records already seen are passed over; after a gap, requests are known again as they arrive."""
+        """One step. Records already seen are skipped; after a gap, requests are known again as they arrive."""
         if record.seq <= self.seq:
             return
         if record.seq != self.seq + 1 and self.seq >= 0:
@@ -311,7 +311,7 @@ class Facts:
         self.deferred_s = record.end_s - self._deferred_since_s
 
     def overtaken(self) -> dict[int, int]:
-        """By waiting request: how many that came later were admitted while it waited, as far as it is known."""
+        """By waiting request: how many that came later were admitted while it waited, as far as is known."""
         if not any(known.waiting for known in self.known.values()):
             return {}
         numbers = np.array([number for number, _ in self._admitted], dtype=np.int64)
@@ -326,7 +326,7 @@ class Facts:
         return found
 
     def _part(self, number: int) -> None:
-        """Let a request go, but for its id: events that are still told name it."""
+        """Forget a request except its id: later events may still name it."""
         gone = self.known.pop(number, None)
         if gone is not None:
             self._ids[number] = gone.arrival.id

@@ -1,4 +1,4 @@
-"""ITL is up when prompts arrive: stalled gaps lie in steps that are made of prompt chunks."""
+"""ITL is up when prompts arrive: stalled gaps fall in steps made of prompt chunks."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Watch:
         self._looks_there = self._looks_there + 1 if facts.seq == self._looked_seq else 1
         self._looked_seq = facts.seq
         if self._looks_there > table.LOOKS.value and (silent_s is None or silent_s < table.SILENT.value):
-            return  # everything that the newest record can show has been told
+            return  # everything in the newest record has been reported
         self.log.look(silent_s)
         self.entries = self.log.ranked()
 

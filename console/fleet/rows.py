@@ -52,7 +52,7 @@ class Fleet(Protocol):
         ...
 
     def notes(self) -> Sequence[str]:
-        """What is not known here, and what would tell it."""
+        """What is not known here, and what would show it."""
         ...
 
 
@@ -79,7 +79,7 @@ def summed(rows: Sequence[Row], ttft: tuple[str, str] = (NA, NA), itl: tuple[str
 
 
 def imbalances(rows: Sequence[Row]) -> dict[int, str]:
-    """Rows that stand out from the others, by place, and in what."""
+    """Rows that differ from the others, by index, and in which figures."""
     found = {}
     for place, row in enumerate(rows):
         others = [other for other in rows if other is not row and not other.state]

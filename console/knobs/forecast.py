@@ -121,7 +121,7 @@ class Forecaster:
             header, snapshot, recent = present or self.present()
             try:
                 return self._make_forecast(header, snapshot, values, recent)
-            except Exception as error:  # whatever it is, it is why there is no forecast
+            except Exception as error:  # whatever it is explains why there is no forecast
                 return text.clean(error) or type(error).__name__
 
     def _recent(self) -> list[Arrival]:

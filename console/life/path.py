@@ -17,7 +17,8 @@ from schedtop.console.past.state import (
     NUMBER,
     TOKENS,
 )
-from schedtop.engine.contract.telemetry import RowFlag, StepRecord, itl_column, row_matrix
+from schedtop.engine.contract.reading import itl_column, row_matrix
+from schedtop.engine.contract.telemetry import RowFlag, StepRecord
 
 
 class Walk:
@@ -37,7 +38,7 @@ class Walk:
         self._open = self.line, self.phase
 
     def through(self, records: list[StepRecord], since_arrival: bool) -> None:
-        """Go on by the records that came since. `since_arrival`: the first ever is the first that could mention it."""
+        """Continue with newer records. `since_arrival`: the first ever is the first that could mention it."""
         self.line, self.phase = self._open
         self.line.until_s = self.life.until_s
         for record in records:

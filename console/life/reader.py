@@ -41,7 +41,7 @@ class LifeReader:
         self._session: float | None = None
 
     def read(self, history: Past, moment: Moment, slo_s: float | None) -> Life | None:
-        """As `read_life`. A life that goes on is the same object again."""
+        """As `read_life`. A life still in progress is the same object again."""
         tracked = moment.state.requests.get(self.number)
         arrival, finish = history.finished.get(self.number, (None, None))
         if tracked is not None:

@@ -22,7 +22,8 @@ from schedtop.console.past.state import (
     TOKENS,
 )
 from schedtop.engine.contract.kv_groups import kinds_of
-from schedtop.engine.contract.telemetry import RowFlag, itl_column
+from schedtop.engine.contract.reading import itl_column
+from schedtop.engine.contract.telemetry import RowFlag
 
 MAX_WAITING = 1000
 """Waiting requests listed while no filter is set: the head of a long queue says enough."""

@@ -11,14 +11,15 @@ from schedtop.console.drawing import text
 from schedtop.console.life.request_life import Blame, Life, Visit
 from schedtop.console.past.past import Past
 from schedtop.console.past.state import FLAGS, NUMBER, TOKENS
-from schedtop.engine.contract.telemetry import IntArray, Limiter, Preemption, RowFlag, StepRecord, row_matrix
+from schedtop.engine.contract.reading import IntArray, row_matrix
+from schedtop.engine.contract.telemetry import Limiter, Preemption, RowFlag, StepRecord
 
 MOST_COUNTED = 512
 """Steps looked at for who got the tokens."""
 
 
 class Blamer:
-    """Reads the blames of a life as it goes on."""
+    """Reads the blames of a life as it continues."""
 
     def __init__(self, life: Life) -> None:
         self.life = life
@@ -29,7 +30,7 @@ class Blamer:
         self._first_seq: int | None = None
 
     def through(self, history: Past, records: list[StepRecord], last: int) -> None:
-        """Go on by the records that came since, up to seq `last`, after the life did."""
+        """Continue with the records that came since, up to seq `last`, after the life did."""
         life = self.life
         if self._first_seq is None and records:
             self._first_seq = records[0].seq

@@ -12,6 +12,7 @@ from schedtop.console.past.events import Event
 from schedtop.console.past.ladder import NO_STEP, Ladder
 from schedtop.console.past.latency import BUCKET_S, LatencyBuckets, Reading, Samples
 from schedtop.console.past.state import State
+from schedtop.engine.contract.reading import hit_rate, totals_since
 from schedtop.engine.contract.telemetry import (
     Arrival,
     Bye,
@@ -22,8 +23,6 @@ from schedtop.engine.contract.telemetry import (
     Stage,
     StepRecord,
     Totals,
-    hit_rate,
-    totals_since,
 )
 
 MAX_RECORDS = 8192

@@ -9,17 +9,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from schedtop.console.past.host_contents import HostContents
+from schedtop.engine.contract.reading import IntArray, row_matrix
 from schedtop.engine.contract.telemetry import (
     ROW_FIELDS,
     Arrival,
     Deferral,
-    IntArray,
     RequestState,
     Snapshot,
     StepRecord,
     Totals,
     UnderWay,
-    row_matrix,
 )
 
 NUMBER, TOKENS, DRAFTS, ACCEPTED, COMPUTED, NEEDED, EMITTED, BLOCKS, FLAGS = range(len(ROW_FIELDS))

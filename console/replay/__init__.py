@@ -1,1 +1,1 @@
-"""The console over a recording: where it stands, how it plays, and what it jumps to."""
+"""The console over a recording: its position, its playback and its jumps."""

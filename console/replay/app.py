@@ -31,7 +31,7 @@ from schedtop.console.replay.timeline import TimelineBar
 from schedtop.console.screens.base import Commands, ConsoleScreen
 from schedtop.console.screens.live import LiveScreen
 from schedtop.console.view import LinkStatus, View
-from schedtop.engine.contract.telemetry import Incoming
+from schedtop.engine.contract.commands import Incoming
 
 READ_S = 0.015
 """A frame's share for reading on in the recording."""

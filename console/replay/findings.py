@@ -1,4 +1,4 @@
-"""Findings of a recording: read from the stretch that ends at the shown step, once the position stands still."""
+"""Findings of a recording: read from the steps up to the shown one, once the position is at rest."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SLICE_S = 0.015
 class ReplayWatch(Watch):
     """The same findings wherever one came from: they depend on the shown step alone.
 
-    Reading takes a while, so it is done in slices, one a call, while the position stands still.
+    Reading takes a while, so it is done in slices, one a call, while the position is at rest.
     """
 
     def __init__(self, history: RecordedHistory, bounds: Bounds) -> None:

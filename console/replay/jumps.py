@@ -140,7 +140,7 @@ def understood(words: str) -> Callable[[Jumps], str]:
 
 
 def _place(asked: str) -> Callable[[Player], int | None] | None:
-    """What finds the asked record, or None where it lies behind the end; None if no place is asked for."""
+    """A finder of the requested record, which gives None past the end; None if no place is requested."""
     if asked == "start":
         return lambda player: 0
     if asked == "end":
@@ -156,7 +156,7 @@ def _place(asked: str) -> Callable[[Player], int | None] | None:
 
 
 def seconds_of(words: str) -> float | None:
-    """`12.5s`, `500ms`, `2min`, `1:30` or `1:02:03` in seconds; None if it is no time."""
+    """`12.5s`, `500ms`, `2min`, `1:30` or `1:02:03` in seconds; None if it is not a time."""
     found = re.fullmatch(rf"{_NUMBER}\s*(ms|s|m|min|h)", words)
     if found is not None:
         return float(found[1]) * {"ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}[found[2]]

@@ -1,4 +1,4 @@
-"""Playing a recording: where it stands, how fast it goes, and when the next step is due. No drawing here."""
+"""Playing a recording: its position, its speed, and when the next step is due. No drawing here."""
 
 from __future__ import annotations
 
@@ -94,13 +94,13 @@ class Player:
     # Moving
 
     def move(self, index: int) -> None:
-        """Stand at a record, cut to the file; playing goes on from there."""
+        """Stand at a record, cut to the file; playing continues from there."""
         self.history.seek(max(0, index))
         self._clock_s = self.history.live.clock_s
         self._looked_at_s = self.now()
 
     def step(self, offset: int) -> bool:
-        """Go `offset` steps that ran on or back, as far as there are any, and stay there; False at the end."""
+        """Move by `offset` steps that ran, as far as the recording goes, and stay there; False at the end."""
         self.pause()
         direction = 1 if offset > 0 else -1
         index, found, left = self.history.position + direction, None, abs(offset)
@@ -127,7 +127,7 @@ class Player:
         return self.index_at(min(clock_s, source.end_s) if share <= 1 else clock_s)  # the sum is rounded
 
     def status(self) -> ReplayStatus:
-        """What the header and the timeline tell."""
+        """What the header and the timeline show."""
         source = self.history.source
         state = "playing" if self.playing else "ended" if self.ended else "paused"
         return ReplayStatus(

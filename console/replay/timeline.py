@@ -29,7 +29,7 @@ _LOOK_S = 0.01
 
 
 class RecordingMarks:
-    """Which marks lie where. Chunks that are longer than a cell are looked into, a few at a time."""
+    """Where the marks are. Chunks longer than a cell are searched, a few at a time."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
@@ -84,7 +84,7 @@ def happened(record: StepRecord, name: str) -> bool:
 
 
 def cell_of(at_s: float, span_s: float, cells: int) -> int:
-    """The cell of `cells` in which a time lies."""
+    """The cell of `cells` that contains a time."""
     return min(cells - 1, max(0, int(at_s / span_s * cells))) if span_s > 0 else 0
 
 

@@ -15,7 +15,8 @@ from schedtop.console.knobs.trial import Trials
 from schedtop.console.recordings import Recordings
 from schedtop.console.view import View
 from schedtop.console.widgets.bars import FooterBar
-from schedtop.engine.contract.telemetry import Incoming, Reply, StepRecord
+from schedtop.engine.contract.commands import Incoming
+from schedtop.engine.contract.telemetry import Reply, StepRecord
 from textual.events import Blur, Focus, Key
 from textual.screen import Screen
 from textual.widgets import Static
@@ -47,12 +48,12 @@ class Console(Protocol):
     recordings: Recordings
 
     def take_status(self) -> None:
-        """Note how the link stands now."""
+        """Note the state of the link now."""
         ...
 
     @property
     def front(self) -> ConsoleScreen:
-        """The uppermost of our own screens; dialogs may lie over it."""
+        """The topmost of our own screens; dialogs may cover it."""
         ...
 
     def extra_commands(self, screen: ConsoleScreen) -> tuple[Commands, ...]:

@@ -124,9 +124,9 @@ class HelpScreen(ModalScreen[None]):
 
 
 def flow(words: str, width: int) -> list[str]:
-    """Lines of at most `width`: as they stand where all fit, else their paragraphs rewrapped.
+    """Lines of at most `width`: unchanged where all fit, else their paragraphs rewrapped.
 
-    A line set in by more than an item's two blanks goes on with the one above, as prose does up to its full stop.
+    A line set in by more than an item's two blanks continues with the one above, as prose does up to its full stop.
     What follows a term and blanks hangs.
     """
     lines = words.splitlines()

@@ -1,4 +1,4 @@
-"""The terminal's driver: Textual's, but it is taken up again only where it was let go before."""
+"""The terminal's driver: Textual's, but it is taken up again only where it was released before."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LAST_ANSWER_S = 0.5
 
 class Outlet:
     """A terminal's file. Once the terminal is gone what is written is dropped: an error would end the thread that
-    writes, and whoever has something to write would wait for it for ever.
+    writes, and whoever has something to write would wait for it forever.
     """
 
     def __init__(self, file: Any) -> None:
@@ -70,7 +70,7 @@ class ConsoleDriver(LinuxDriver):
 
     @property
     def busy(self) -> bool:
-        """The terminal has not shown the last frame yet, as far as it tells."""
+        """The terminal has not reported the last frame as shown."""
         if self._answers and self._sent_at_s is not None:
             return time.monotonic() - self._sent_at_s < PATIENCE_S
         return bool(self._file.writing)

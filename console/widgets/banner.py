@@ -12,7 +12,7 @@ from schedtop.console.view import ReplayStatus, View
 from schedtop.console.widgets.panel import Drawn
 
 _NEW_S = 30.0
-"""How long another engine is told of."""
+"""How long another engine is mentioned."""
 
 
 def banner(view: View) -> tuple[str, str] | None:

@@ -55,7 +55,7 @@ class FooterBar(Drawn):
 
 
 class TabBar(Drawn):
-    """Names the panels that share the lower pane; the shown one stands out."""
+    """Names the panels that share the lower pane; the shown one is highlighted."""
 
     def __init__(self, view: View, panels: dict[str, Panel], *, id: str) -> None:
         super().__init__(view, id=id)
@@ -80,7 +80,7 @@ class TabBar(Drawn):
         return [line.pad(width, palette["rule"], rule)]
 
     def note(self, name: str) -> str:
-        """What a tab tells while its panel is hidden."""
+        """What a tab shows while its panel is hidden."""
         moment = self.view.moment
         if name == "queue" and moment.state.num_waiting:
             head = moment.record.head if moment.record is not None else None

@@ -12,7 +12,8 @@ from schedtop.console.drawing.stacked_columns import Layer, draw_columns, shares
 from schedtop.console.view import STEPS_PER_COLUMN, View
 from schedtop.console.widgets.panel import Panel, Pieces
 from schedtop.console.widgets.timeline import LEAST_HEIGHT, LEAST_WIDTH, Timeline
-from schedtop.engine.contract.telemetry import MOST_DRAFTS, Limiter, StepRecord, draft_positions
+from schedtop.engine.contract.reading import draft_positions
+from schedtop.engine.contract.telemetry import MOST_DRAFTS, Limiter, StepRecord
 
 CLASSES = (("D", "decode"), ("P", "prefill"), ("S", "draft"), (".", "unused"))
 DRAFT_STEPS = 100
@@ -101,7 +102,7 @@ tokens are then averaged. End returns to the present."""
         return pieces
 
     def _in_sight(self) -> Pieces:
-        """Which steps the columns stand for, while they do not end with the newest."""
+        """Which steps the columns show, while they do not end with the newest."""
         steps = self.shown_steps() if self.view.pinned is not None and self.shows_steps else []
         return [(f"columns {steps[0].step}-{steps[-1].step}", "accent")] if steps else []
 
@@ -213,7 +214,7 @@ tokens are then averaged. End returns to the present."""
         return [_column(steps[at : at + per], gaps) for at in range(0, len(steps), per)][-width:]
 
     def shown_steps(self) -> list[StepRecord]:
-        """The steps that the columns stand for."""
+        """The steps that the columns show."""
         columns = self.columns(max(1, self.size.width))
         return list(self.view.history.between(columns[0].first, columns[-1].last)) if columns else []
 

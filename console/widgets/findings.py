@@ -23,7 +23,7 @@ ROLES = {Severity.SEVERE: "breach", Severity.WARNING: "warn", Severity.NOTICE: "
 _LINES_EACH = 2
 
 Rows = list[tuple[Line, Steps | Tried | None]]
-"""Lines of the explanation, and the steps or the value a line stands for."""
+"""Lines of the explanation, and the steps or the value each line shows."""
 
 HELP = """\
   Findings    what the symptoms of the last 30 s say; those that held earlier stay below, greyed

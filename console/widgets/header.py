@@ -84,7 +84,7 @@ being written (W). A simulated engine's clock (sim) starts at 0."""
 
     @property
     def idle(self) -> bool:
-        """The present is shown, there is no request, and no step came for a while: nothing is late."""
+        """The present is shown, there are no requests, and no step came for a while: nothing is late."""
         view = self.view
         state = view.moment.state
         if view.replay is not None or view.stale or view.pinned is not None or not view.history.synced:
@@ -93,7 +93,7 @@ being written (W). A simulated engine's clock (sim) starts at 0."""
 
     @property
     def paused(self) -> bool:
-        """The engine waits because it was told to: nothing is late, and nothing is done per second."""
+        """The engine waits on purpose: nothing is late, and there are no rates."""
         view = self.view
         return view.replay is None and not view.stale and view.history.synced and view.history.live.paused
 

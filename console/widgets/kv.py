@@ -13,7 +13,8 @@ from schedtop.console.drawing.stacked_columns import shares
 from schedtop.console.past.state import Classes
 from schedtop.console.widgets.panel import Panel, Pieces
 from schedtop.engine.contract.kv_groups import kinds_of
-from schedtop.engine.contract.telemetry import BlockClass, Blocks, blocks_in_use
+from schedtop.engine.contract.reading import blocks_in_use
+from schedtop.engine.contract.telemetry import BlockClass, Blocks
 
 ORDER = (
     (BlockClass.HELD, "held", "held", "#"),
@@ -26,7 +27,7 @@ ORDER = (
 LETTERS = {role: letter for _, role, _, letter in ORDER}
 
 _NO_ROOM_BELOW = 4
-"""Rows of the panel up to which KV groups and the host's memory stand in its rule."""
+"""Up to this many rows, the panel shows KV groups and the host's memory in its rule."""
 
 _ROLES = ("empty", "cached", "held", "shared")
 """By value of `BlockClass`."""
@@ -217,7 +218,7 @@ def pool_size(blocks: Blocks) -> int:
 
 
 def blocks_per_cell(num_blocks: int, num_cells: int) -> int:
-    """How many blocks a cell of the map stands for."""
+    """How many blocks a cell of the map represents."""
     return max(1, -(-num_blocks // num_cells)) if num_cells > 0 else 0
 
 

@@ -146,7 +146,7 @@ simulated or requests report that time. They begin with the last 8,192 steps bef
     def _notes(
         self, whole: Cohort, slo_s: float | None, top_s: float, slo_row: int | None, rows: int
     ) -> list[list[tuple[str, Style]]]:
-        """What stands right of each row of the graph, from the top."""
+        """The label right of each row of the graph, from the top."""
         palette = self.view.palette
         notes: list[list[tuple[str, Style]]] = [[] for _ in range(rows)]
         if slo_s is not None and slo_row is not None:
@@ -215,6 +215,6 @@ def _met(whole: Cohort, slo_s: float) -> str:
 
 
 def _scale(p95_s: list[float | None], slo_s: float | None, rows: int) -> tuple[float, int | None]:
-    """What the graph's full height stands for, and the row of the SLO, counted from below."""
+    """The value at the graph's full height, and the row of the SLO, counted from below."""
     top_s = max([*filter(None, p95_s), slo_s * 1.3 if slo_s else 0.0, 1e-6])
     return top_s, min(rows - 1, int(slo_s / top_s * rows)) if slo_s else None

@@ -118,7 +118,7 @@ def runs(numbers: list[int]) -> list[tuple[int, int]]:
 
 
 class Panel(Drawn, can_focus=True):
-    """One numbered part of the screen. Subclasses draw `body` and say in `headline` what the rule tells.
+    """One numbered part of the screen. Subclasses draw `body` and give the rule's text in `headline`.
 
     `compact` panels are drawn without their rule where tabs name them (`show_rule` False). `BODY_TELLS_FOCUS` is for
     those whose body looks different while they have the focus.

@@ -39,7 +39,7 @@ class Typed(Input):
 class Prompt(Typed):
     """`ask` shows it; Enter hands the text over, Esc gives up; ? asks for help and is never text.
 
-    What is wrong with the text so far stands at its right. `heard` is the newest key that came to it.
+    What is wrong with the text so far is shown to its right. `heard` is the newest key it received.
     """
 
     def __init__(self, view: View, *, id: str) -> None:
@@ -77,7 +77,7 @@ class Prompt(Typed):
         changed: Callable[[str], None] | None = None,
         wrong: Callable[[str], str] | None = None,
     ) -> None:
-        """Ask for a text; `done` gets it, or None. `changed` hears every key; `wrong` says what a text lacks."""
+        """Ask for a text; `done` gets it, or None. `changed` sees every key; `wrong` says what a text lacks."""
         self._changed, self._done, self._wrong = None, done, wrong
         self.placeholder = what
         self._question = what.partition(":")[0]

@@ -9,8 +9,8 @@ from schedtop.console.drawing.line import Line
 from schedtop.console.drawing.styles import BOLD
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
-from schedtop.engine.contract.limiters import limiter_help
-from schedtop.engine.contract.telemetry import Head, describe_deferral, describe_head
+from schedtop.engine.contract.limiters import describe_deferral, describe_head, limiter_help
+from schedtop.engine.contract.telemetry import Head
 
 _LEAST_ID, _MOST_ID = 10, 18
 

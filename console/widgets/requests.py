@@ -20,7 +20,7 @@ _STATE_ROLES = {
 }
 _LEFT = ("id", "state", "progress", "adapter", "parent")
 _MAKE_ROOM = ("progress", "cached", "prompt", "out", "preempt", "full", "adapter", "parent")
-"""Columns that are left out where there is no room, in this order."""
+"""Columns that are left out where space is short, in this order."""
 
 _ID_CELLS = 13, 30
 """What an id gets before all other columns: enough for two of a server's to differ."""

@@ -14,7 +14,6 @@ from schedtop.console.drawing.styles import BOLD, LIGHT, REVERSED
 from schedtop.console.past.ladder import NO_STEP, Bucket, Grid, Ladder, quantile
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Pieces
-from schedtop.engine.contract.latencies.cohort import Bounded
 
 RANGES_S: tuple[float | None, ...] = (10.0, 60.0, 300.0, 3600.0, None)
 """What + and - choose from; None is all."""
@@ -28,9 +27,9 @@ Parts = tuple[float, ...]
 
 
 class Lane(NamedTuple):
-    """One figure over time. `parts` of a column are stacked from below; `value` is what stands beside the lane.
+    """One figure over time. `parts` of a column are stacked from below; `value` is shown beside the lane.
 
-    `top` is what the full height stands for, at least; None: a share, whose full height is 1. A line
+    `top` is the least value at full height; None: a share, whose full height is 1. A line
     shows `limit`.
     """
 
@@ -87,7 +86,7 @@ GPU = Lane(
     lambda top: "100%",
     None,
 )
-"""Only where the engine has told of one."""
+"""Only where the engine has reported one."""
 
 
 def _host(bucket: Bucket) -> str:
@@ -113,6 +112,28 @@ def _longest_itl_s(bucket: Bucket) -> float:
     return max(bucket.max_itl_s, quantile(bucket.open_itl, 1.0) or 0.0)
 
 
+def _latency(kind: str, slo_s: float | None, longest_s: Callable[[Bucket], float]) -> Lane:
+    """The p95 of a latency and its worst value, against its SLO."""
+
+    def value(bucket: Bucket) -> str:
+        p95 = bucket.p95(kind)
+        if p95 is None:
+            return text.NONE
+        late = "!" if slo_s is not None and p95.least > slo_s else ""
+        return (">" if p95.is_bound else "") + (text.ms_unit(p95.least) + late if p95.least else text.NONE)
+
+    return Lane(
+        kind.upper(),
+        _DURATION,
+        lambda bucket: _capped(_p95_s(bucket, kind), longest_s(bucket), slo_s),
+        value,
+        text.ms_unit,
+        1e-3,
+        weight=2,
+        limit=slo_s,
+    )
+
+
 def _watermark(view: View) -> float | None:
     """The share of the pool that may be in use before admission stops; None where all of it may."""
     record = view.moment.record
@@ -124,16 +145,6 @@ def _watermark(view: View) -> float | None:
 
 def lanes(view: View) -> tuple[Lane, ...]:
     """The lanes from top to bottom."""
-    options = view.options
-
-    def late(seconds: float, slo_s: float | None) -> str:
-        return (
-            text.ms_unit(seconds) + ("!" if slo_s is not None and seconds > slo_s else "") if seconds else text.NONE
-        )
-
-    def bounded(p95: Bounded | None, slo_s: float | None) -> str:
-        return text.NONE if p95 is None else (">" if p95.is_bound else "") + late(p95.least, slo_s)
-
     return (
         Lane(
             "tokens",
@@ -172,26 +183,8 @@ def lanes(view: View) -> tuple[Lane, ...]:
             1.0,
             weight=2,
         ),
-        Lane(
-            "TTFT",
-            _DURATION,
-            lambda bucket: _capped(_p95_s(bucket, "ttft"), _longest_ttft_s(bucket), options.ttft_slo_s),
-            lambda bucket: bounded(bucket.p95("ttft"), options.ttft_slo_s),
-            text.ms_unit,
-            1e-3,
-            weight=2,
-            limit=options.ttft_slo_s,
-        ),
-        Lane(
-            "ITL",
-            _DURATION,
-            lambda bucket: _capped(_p95_s(bucket, "itl"), _longest_itl_s(bucket), options.itl_slo_s),
-            lambda bucket: bounded(bucket.p95("itl"), options.itl_slo_s),
-            text.ms_unit,
-            1e-3,
-            weight=2,
-            limit=options.itl_slo_s,
-        ),
+        _latency("ttft", view.options.ttft_slo_s, _longest_ttft_s),
+        _latency("itl", view.options.itl_slo_s, _longest_itl_s),
         HOST,
         *((GPU,) if view.present.ladder.knows_gpu else ()),
     )
@@ -278,7 +271,7 @@ class Timeline:
         return found
 
     def cursor_column(self, grid: Grid) -> int:
-        """Where the cursor stands among the columns."""
+        """The cursor's place among the columns."""
         at_s = self.view.cursor_s
         if at_s is None:
             pinned = self.view.pinned is not None or self.view.replay is not None
@@ -317,7 +310,7 @@ class Timeline:
     # Drawing
 
     def headline(self, width: int) -> Pieces:
-        """Range, length of a column, and where the cursor stands."""
+        """Range, length of a column, and the cursor's place."""
         range_s = self.range_s
         pieces: Pieces = [("all" if range_s is None else text.duration(range_s).replace(".0s", " s"), "text")]
         pieces.append((f"{text.ms_unit(self.grid(width).column_s)}/column", "muted"))
@@ -380,7 +373,7 @@ class Timeline:
         return line.add(scale, palette["faint"])
 
     def _framed(self, label: Line, plot: Line, num: int, cursor: int, width: int) -> Line:
-        """One row: label, columns at the right of their room, and the edge that values stand behind."""
+        """One row: label, columns at the right of their room, and the edge that values follow."""
         palette, edge = self.view.palette, self.view.glyphs.column
         line = Line().extend(label.pieces).pad(LABEL - 1, palette["text"]).add(edge, palette["rule"])
         line.pad(LABEL + width - num, palette["text"]).extend(plot.restyled(cursor, REVERSED))

@@ -12,8 +12,8 @@ from pathlib import Path
 from schedtop.console.app import ConsoleApp
 from schedtop.console.options import ConsoleOptions
 from schedtop.engine.channel.spawn import start_engine
+from schedtop.engine.contract.commands import SetKnobs
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
-from schedtop.engine.contract.telemetry import SetKnobs
 
 HERE = Path(__file__).parent
 SIZE = (160, 45)

@@ -14,7 +14,7 @@ import httpx
 from schedtop.console.app import ConsoleApp
 from schedtop.console.options import ConsoleOptions
 from schedtop.engine.channel.client import ChannelClient
-from schedtop.engine.contract.telemetry import SetKnobs
+from schedtop.engine.contract.commands import SetKnobs
 
 HERE = Path(__file__).parent
 SIZE = (160, 45)

@@ -20,7 +20,8 @@ from schedtop.engine.channel.protocol import (
     parse_address,
 )
 from schedtop.engine.channel.token_file import token_for
-from schedtop.engine.contract.telemetry import PROTOCOL, Bye, Command, Join, Outgoing, Stage
+from schedtop.engine.contract.commands import Command, Join
+from schedtop.engine.contract.telemetry import PROTOCOL, Bye, Outgoing, Stage
 
 _READ_BYTES = 1 << 18
 _GATHER_S = 0.05
@@ -85,7 +86,7 @@ class ChannelClient:
             raise ChannelError(f"no engine at {address}: {error.strerror or error}") from None
         sock.settimeout(_SEND_WITHIN_S)
         client = cls(sock, address)
-        with suppress(ChannelClosedError):  # turned away already: `receive` tells why
+        with suppress(ChannelClosedError):  # turned away already: `receive` says why
             join = Join(0, PROTOCOL, token, read_only=read_only, from_start=from_start, recent=recent)
             client.send(join)
         return client
@@ -121,13 +122,13 @@ class ChannelClient:
             with self._sending:
                 self._sock.sendall(data)
         except OSError as error:
-            # What the engine said before it went (a `Bye`, say) may still lie in the socket: `receive` gets it.
+            # The engine's last words (a `Bye`, say) may still be in the socket: `receive` gets them.
             raise ChannelClosedError(f"the engine takes no commands: {error.strerror or error}") from None
 
     def receive(self, timeout_s: float | None = None) -> Outgoing | None:
-        """The next message; None if none came within `timeout_s` (None waits for ever, 0 only looks).
+        """The next message; None if none came within `timeout_s` (None waits forever, 0 only looks).
 
-        Raises `ChannelClosedError` at the end of the stream and `ChannelError` for bytes that are no message or for
+        Raises `ChannelClosedError` at the end of the stream and `ChannelError` for bytes that are not a message or for
         another protocol.
         """
         if self._first is not None:

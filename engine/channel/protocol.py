@@ -12,7 +12,8 @@ from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 import msgspec
-from schedtop.engine.contract.telemetry import PROTOCOL, ROW_FIELDS, Incoming, Join, Message, Outgoing, StepRecord
+from schedtop.engine.contract.commands import Incoming, Join
+from schedtop.engine.contract.telemetry import PROTOCOL, ROW_FIELDS, Message, Outgoing, StepRecord
 
 MAX_OUTGOING_BYTES = 128 << 20
 MAX_INCOMING_BYTES = 1 << 20
@@ -91,7 +92,7 @@ def frame(body: bytes) -> tuple[bytes, bytes]:
 
 
 def decode_outgoing(body: bytes | memoryview) -> Outgoing:
-    """What an engine said. Raises `ChannelError` for bytes that are no message, or another protocol's header."""
+    """What an engine said. Raises `ChannelError` for bytes that are not a message, or another protocol's header."""
     _check_protocol(body)
     try:
         message = _outgoing.decode(body)
@@ -103,7 +104,7 @@ def decode_outgoing(body: bytes | memoryview) -> Outgoing:
 
 
 def decode_incoming(body: bytes | memoryview) -> Incoming:
-    """What a console asked. Raises `ChannelError` for bytes that are no command."""
+    """What a console asked. Raises `ChannelError` for bytes that are not a command."""
     try:
         return _incoming.decode(body)
     except _UNREADABLE as error:

@@ -21,20 +21,17 @@ from schedtop.engine.channel.protocol import (
     mismatch,
 )
 from schedtop.engine.channel.token_file import VARIABLE, ensure_token, token_path
+from schedtop.engine.contract.commands import Abort, Incoming, Join, Submit
 from schedtop.engine.contract.telemetry import (
     PROTOCOL,
-    Abort,
     Bye,
     Header,
-    Incoming,
-    Join,
     Notice,
     Output,
     Reply,
     Snapshot,
     Stage,
     StepRecord,
-    Submit,
     TextDelta,
 )
 

@@ -24,7 +24,7 @@ _TERMINATE_WITHIN_S = 0.3
 class EngineProcess:
     """An engine this process owns. When the owner dies or calls `close`, the engine drains and exits.
 
-    `process` is the child, in a session of its own, so that Ctrl+C in the terminal does not reach it.
+    `process` is the child, in its own session, so that Ctrl+C in the terminal does not reach it.
     """
 
     def __init__(self, process: subprocess.Popen[bytes], address: str) -> None:
@@ -71,7 +71,7 @@ class EngineProcess:
         if self.process.stdin and not self.process.stdin.closed:
             self.process.stdin.close()
         with suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGCONT)  # one that was suspended hears nothing else
+            self.process.send_signal(signal.SIGCONT)  # a suspended process receives nothing else
         with suppress(subprocess.TimeoutExpired):
             return self.process.wait(within_s)
         self.process.terminate()

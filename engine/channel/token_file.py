@@ -23,7 +23,7 @@ def token_path(named: str | None = None) -> Path:
 
 
 def read_token(path: Path) -> str:
-    """The token in `path`; empty if there is no such file. Raises `ChannelError` for one that others may read."""
+    """The token in `path`; empty if the file does not exist. Raises `ChannelError` for one that others may read."""
     try:
         with path.open(encoding="utf-8") as file:
             status = os.fstat(file.fileno())

@@ -38,7 +38,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     `kv_groups`: groups of layers that keep state alike, instead of one; each "full", a window in tokens, or a
     `KVGroup`; with `disable_hybrid_kv_cache_manager` all layers keep everything in one.
     `prefix_cache_retention_interval`: window and Mamba groups keep in the cache what lies behind each multiple of it
-    and behind the prompt's end (0: the latter alone; None: all). A drafter with a cache of its own (EAGLE, MTP) makes
+    and behind the prompt's end (0: the latter alone; None: all). A drafter with its own cache (EAGLE, MTP) makes
     a hit lose its last block (`drop_last_cached_block`), needs slots for `num_lookahead_tokens` more, and must not be
     left with fewer than `prefill_lookahead` tokens of a prompt. `max_loras`: adapters that one step can compute
     together; 0: no limit. `pooling`: requests have no outputs and end with their prompt. `encoder_budget`: image
@@ -165,7 +165,7 @@ def _check_kv(config: SchedulerConfig) -> None:
 
 
 def _check_together(config: SchedulerConfig) -> None:
-    """Refuse what would leave a request waiting for ever; vLLM does not."""
+    """Refuse what would leave a request waiting forever; vLLM does not."""
     _check_host_memory(config)
     depth, role = config.pipeline_depth, config.kv_connector and config.kv_connector.role
     if config.max_loras and config.encoder_budget is not None:

@@ -10,16 +10,9 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 from schedtop.engine.contract.harmless import json_bytes, one_line
-from schedtop.engine.contract.telemetry import (
-    DEFERRED,
-    ROW_FIELDS,
-    StepRecord,
-    block_changes,
-    describe_head,
-    itl_column,
-    row_matrix,
-    table_growth,
-)
+from schedtop.engine.contract.limiters import describe_head
+from schedtop.engine.contract.reading import block_changes, itl_column, row_matrix, table_growth
+from schedtop.engine.contract.telemetry import DEFERRED, ROW_FIELDS, StepRecord
 
 Cell = int | float | str | bool | None
 
@@ -107,7 +100,7 @@ def write_csv(records: Iterable[StepRecord], file: BinaryIO) -> None:
 
 
 def write_jsonl(records: Iterable[StepRecord], file: BinaryIO) -> None:
-    """One line per record with all that it tells."""
+    """One line per record with everything in it."""
     encode = msgspec.json.Encoder().encode
     for record in records:
         file.write(json_bytes(encode(document_of(record))) + b"\n")

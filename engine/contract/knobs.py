@@ -517,7 +517,7 @@ def parse_assignments(items: Iterable[str]) -> dict[str, str]:
 def _typed(knob: Knob, value: Any, called: str) -> int | float | bool | str:
     try:
         if knob.kind is bool:
-            return _as_bool(value)
+            return value if isinstance(value, bool) else _TRUTH[str(value).strip().lower()]
         if knob.kind is int:
             return _as_int(as_bytes(value) if knob.unit == "bytes" else value)
         if knob.kind is float:
@@ -526,13 +526,14 @@ def _typed(knob: Knob, value: Any, called: str) -> int | float | bool | str:
                 raise ValueError
             return number
         return str(value)
-    except (TypeError, ValueError, OverflowError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         if knob.unit == "bytes":
             raise KnobError(f"{called}={value!r}: must be bytes, as in 500MB or 16GiB") from None
         kind = {bool: "true or false", int: "a whole number", float: "a finite number"}.get(knob.kind, "text")
         raise KnobError(f"{called}={value!r}: must be {kind}") from None
 
 
+_TRUTH = {"true": True, "on": True, "yes": True, "1": True, "false": False, "off": False, "no": False, "0": False}
 _SIZE = re.compile(r"(\d+\.?\d*)\s*([kmgt]?)(i?b)?")
 
 
@@ -545,29 +546,9 @@ def as_bytes(value: Any) -> Any:
     return int(float(match[1]) * base ** " kmgt".index(match[2] or " "))
 
 
-def _as_bool(value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    words = {
-        "true": True,
-        "on": True,
-        "yes": True,
-        "1": True,
-        "false": False,
-        "off": False,
-        "no": False,
-        "0": False,
-    }
-    return words[str(value).strip().lower()] if str(value).strip().lower() in words else _raise(value)
-
-
 def _as_int(value: Any) -> int:
     if isinstance(value, bool):
         raise TypeError
     if isinstance(value, float) and not value.is_integer():
         raise ValueError
     return int(value)
-
-
-def _raise(value: Any) -> bool:
-    raise ValueError(value)

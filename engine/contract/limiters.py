@@ -1,10 +1,10 @@
-"""What each limiter is called, what it means, and which knobs let go of what it holds: one row each."""
+"""What each limiter is called, what it means, and which knobs relieve it: one row each."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from schedtop.engine.contract.telemetry import Limiter
+from schedtop.engine.contract.telemetry import DEFERRED, Head, Limiter
 
 BUDGET, CAP, CHUNKS = "budget", "cap", "chunks"
 """Remedies that depend on which of two knobs holds: either token budget, either sequence cap, the long-prefill cap."""
@@ -57,3 +57,37 @@ LIMITERS: dict[Limiter, LimiterText] = {
 def limiter_help() -> str:
     """One line per limiter, for the help of panels that show them."""
     return "\n".join(f"  {name.replace('_', ' '):<16} {text.meaning}" for name, text in LIMITERS.items())
+
+
+def describe_head(head: Head) -> str:
+    """The waiting head's reason with its numbers, as every screen and report words it."""
+    need, have = head.need, head.have
+    if head.reason in DEFERRED:
+        return describe_deferral(head.reason)
+    if need is None or have is None:
+        return head.reason.replace("_", " ")
+    match head.reason:
+        case Limiter.BLOCKS:
+            return f"blocks: needs {need}, {have} free, short {need - have}"
+        case Limiter.FULL_SEQUENCE:
+            return f"full sequence: needs {need + head.reserve}, {have} free, short {need + head.reserve - have}"
+        case Limiter.WATERMARK:
+            return f"watermark: {have} − {need} < {head.reserve}"
+        case Limiter.SEQUENCE_CAP:
+            return f"sequence cap {need}, {have} running" + (", draining" if have > need else "")
+        case Limiter.TOKEN_BUDGET | Limiter.INPUT_BUDGET:
+            return f"{head.reason.replace('_', ' ')}: {have} left of {need}"
+        case Limiter.ENCODER if have < need:
+            return f"encoder: its next image has {need} tokens, {have} left in this step"
+        case Limiter.ENCODER:
+            return f"encoder: no room in its cache for an image of {need} tokens"
+        case Limiter.LORA:
+            return f"lora: other adapters have {have} of {need} slots"
+        case Limiter.CHUNKING_OFF:
+            return f"chunking off: needs {need} tokens, {have} left in this step"
+    return head.reason.replace("_", " ")
+
+
+def describe_deferral(reason: str) -> str:
+    """Why a request is skipped, as every screen and report words it."""
+    return f"deferred: {reason}"

@@ -1,4 +1,4 @@
-"""The known name that a mistyped one most likely stands for."""
+"""The known name most likely meant by a mistyped one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,6 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`did you mean X? `, to stand before what is known; empty where nothing is near."""
+    """`did you mean X? `, to put before the known names; empty where nothing is near."""
     near = nearest(name, known)
     return "" if near is None else f"did you mean {near}? "

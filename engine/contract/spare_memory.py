@@ -1,6 +1,6 @@
 """Gives memory that was freed, but that the allocator keeps, back to the system now and then.
 
-What outlives a burst lies among what the burst freed, so glibc on its own would never return any of it.
+What outlives a burst is scattered among what the burst freed, so glibc alone would never return any of it.
 """
 
 from __future__ import annotations

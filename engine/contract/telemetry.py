@@ -9,29 +9,23 @@ Requests are named by `number`, unique within a session; `Arrival` gives the tex
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from enum import IntEnum, StrEnum
 from typing import Any
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 PROTOCOL = 4
-"""Version of everything in this file; both ends of a channel and a recording's reader compare it."""
+"""Version of everything here and in `commands.py`; both ends of a channel and a recording's reader compare it."""
 
 OLDEST_RECORDED = 3
 """Oldest protocol of recordings that can still be read: what they lack is at its default."""
 
 PREFIX_KEY_BYTES = 4
-"""Of a prompt block's key. A block is told by these bytes and those of all blocks before it, so two prompts look alike
+"""Of a prompt block's key. These bytes and those of all blocks before it identify a block, so two prompts look alike
 by chance only if they part right there; keys do not compress, so their size is what recordings pay for."""
 
 MOST_DRAFTS = 8
 """Draft tokens of a row in one step, as `num_speculative_tokens` allows."""
-
-IntArray = npt.NDArray[np.int32]
-FloatArray = npt.NDArray[np.float32]
 
 
 class Limiter(StrEnum):
@@ -103,7 +97,7 @@ delivered by the step; blocks held after scheduling; `RowFlag` bits."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Base of all that crosses a channel or lies in a recording."""
+    """Base of everything sent over a channel or stored in a recording."""
 
 
 class Arrival(Message, frozen=True):
@@ -465,7 +459,7 @@ class HostTier(Message, frozen=True):
     first, those on their way to it last; `swapped` are tokens of preempted requests, by number.
 
     `loads` are the requests before the queue, in order; `free_s`: when the link is free to the pool, and to the host.
-    `num_loads` have begun so far.
+    `num_loads` have started so far.
     """
 
     keys: bytes = b""
@@ -508,11 +502,11 @@ class Stage(Message, tag=4, frozen=True):
 
 
 WORKLOAD_ENDED = "the workload has ended"
-"""How the notice begins that tells so."""
+"""The start of the notice of it."""
 
 
 class Notice(Message, tag=5, frozen=True):
-    """One line for the operator: something went wrong, or was adjusted, and serving goes on.
+    """One line for the operator: something went wrong, or was adjusted, and serving continues.
 
     `trial` is there where a change went on trial, or its trial ended.
     """
@@ -569,7 +563,7 @@ class TokenLogprob(Message, frozen=True):
 class Output(Message, tag=9, frozen=True):
     """What a step gave to the requests of one client.
 
-    `numbers` are requests and `counts` how many tokens each got, both int32; `token_ids` (int32) lie end to end in
+    `numbers` are requests and `counts` how many tokens each got, both int32; `token_ids` (int32) are end to end in
     that order. `ends` are requests that end with these tokens. `logprobs`: of those who asked, one entry per token.
     """
 
@@ -581,229 +575,3 @@ class Output(Message, tag=9, frozen=True):
 
 
 Outgoing = StepRecord | Header | Snapshot | Stage | Notice | TextDelta | Reply | Bye | Output
-
-
-def blocks_in_use(record: StepRecord) -> int:
-    """Held and shared blocks right after scheduling; those after the step where a record does not say."""
-    known = record.blocks_in_use
-    return record.blocks.held + record.blocks.shared if known is None else known
-
-
-def row_matrix(record: StepRecord) -> IntArray:
-    """The rows of a record as an int32 matrix (`len(ROW_FIELDS)`, rows), a view of its bytes."""
-    return np.frombuffer(record.rows, dtype=np.int32).reshape(len(ROW_FIELDS), -1)
-
-
-def row_columns(record: StepRecord) -> dict[str, IntArray]:
-    """The rows of a record by field name: int32 views, one entry per running request."""
-    return dict(zip(ROW_FIELDS, row_matrix(record), strict=True))
-
-
-def itl_column(record: StepRecord) -> FloatArray:
-    """Seconds since each row's previous delivery, float32, NaN where there is none."""
-    return np.frombuffer(record.itl_s, dtype=np.float32)
-
-
-def draft_positions(record: StepRecord) -> npt.NDArray[np.int64]:
-    """Drafts that a step verified, and those of them that were accepted, by position: int64 [2, `MOST_DRAFTS`].
-
-    The placeholders of a padded admission count as drafted, as in vLLM.
-    """
-    if not record.draft_tokens:
-        return np.zeros((2, MOST_DRAFTS), dtype=np.int64)
-    rows = row_columns(record)
-    places = np.arange(MOST_DRAFTS)[:, None]
-    return np.array([(rows[name] > places).sum(axis=1) for name in ("drafts", "accepted")])
-
-
-def totals_since(before: Totals, totals: Totals) -> Totals:
-    """What was counted from `before` on."""
-    pairs = zip(msgspec.structs.astuple(before), msgspec.structs.astuple(totals), strict=True)
-    return Totals(*(new - old for old, new in pairs))
-
-
-def hit_rate(totals: Totals) -> float | None:
-    """Share of looked-up prompt tokens that the prefix cache had; None where nothing was looked up."""
-    # Engines that do not count look-ups have them wherever something was found.
-    queries = totals.cache_queries or (totals.prompt_tokens if totals.cached_tokens else 0)
-    return totals.cached_tokens / queries if queries else None
-
-
-def block_changes(record: StepRecord) -> tuple[IntArray, IntArray]:
-    """Ids of blocks whose class changed, and their new `BlockClass` values."""
-    packed = np.frombuffer(record.changed_blocks, dtype=np.int32)
-    return packed >> 2, packed & 3
-
-
-def table_growth(grown: bytes, grown_blocks: bytes) -> Iterator[tuple[int, bytes]]:
-    """From the two fields of a record: each request whose table grew, and the block ids it gained (int32)."""
-    pairs, start = memoryview(grown).cast("i").tolist(), 0
-    for number, count in zip(pairs[::2], pairs[1::2], strict=True):
-        stop = start + 4 * count
-        yield number, grown_blocks[start:stop]
-        start = stop
-
-
-def describe_head(head: Head) -> str:
-    """The waiting head's reason with its numbers, as every screen and report words it."""
-    need, have = head.need, head.have
-    if head.reason in DEFERRED:
-        return describe_deferral(head.reason)
-    if need is None or have is None:
-        return head.reason.replace("_", " ")
-    match head.reason:
-        case Limiter.BLOCKS:
-            return f"blocks: needs {need}, {have} free, short {need - have}"
-        case Limiter.FULL_SEQUENCE:
-            return f"full sequence: needs {need + head.reserve}, {have} free, short {need + head.reserve - have}"
-        case Limiter.WATERMARK:
-            return f"watermark: {have} − {need} < {head.reserve}"
-        case Limiter.SEQUENCE_CAP:
-            return f"sequence cap {need}, {have} running" + (", draining" if have > need else "")
-        case Limiter.TOKEN_BUDGET | Limiter.INPUT_BUDGET:
-            return f"{head.reason.replace('_', ' ')}: {have} left of {need}"
-        case Limiter.ENCODER if have < need:
-            return f"encoder: its next image has {need} tokens, {have} left in this step"
-        case Limiter.ENCODER:
-            return f"encoder: no room in its cache for an image of {need} tokens"
-        case Limiter.LORA:
-            return f"lora: other adapters have {have} of {need} slots"
-        case Limiter.CHUNKING_OFF:
-            return f"chunking off: needs {need} tokens, {have} left in this step"
-    return head.reason.replace("_", " ")
-
-
-def describe_deferral(reason: str) -> str:
-    """Why a request is passed over, as every screen and report words it."""
-    return f"deferred: {reason}"
-
-
-class Command(Message, frozen=True):
-    """Base of what a console may ask. `id` is chosen by the sender and returned in the `Reply`."""
-
-
-MAX_TRIAL_S = 86_400.0
-CONFIRM_WITHIN_S = 30.0
-"""Of wall time, for who confirms a trial once it is over: it reverts by itself only so much later."""
-
-
-class SetKnobs(Command, tag=101, frozen=True):
-    """Change limits. Refused as a whole if any value is refused or `expected_version` is not the present one.
-
-    `expected_version` None skips the check. `dry_run` only answers with the warnings. With `trial_s`, seconds of wall
-    time, the change is a `Trial`; `slo_s` are the bounds that end it early. A plain change of a knob on trial takes
-    that knob out of the trial.
-    """
-
-    id: int
-    values: dict[str, Any]
-    expected_version: int | None = None
-    by: str = ""
-    dry_run: bool = False
-    trial_s: float | None = None
-    slo_s: dict[str, float] = {}
-
-
-class Pause(Command, tag=102, frozen=True):
-    """Stop stepping. On a real clock arrivals keep queueing; a simulated clock stands still."""
-
-    id: int
-    by: str = ""
-
-
-class Resume(Command, tag=103, frozen=True):
-    """Go on stepping."""
-
-    id: int
-    by: str = ""
-
-
-class StepOnce(Command, tag=104, frozen=True):
-    """Run one step while paused."""
-
-    id: int
-
-
-class Abort(Command, tag=105, frozen=True):
-    """End one request by number."""
-
-    id: int
-    number: int
-
-
-class Drain(Command, tag=106, frozen=True):
-    """Take no new requests; the engine ends when nothing is in flight, or at once if `now`."""
-
-    id: int
-    now: bool = False
-
-
-class Join(Command, tag=107, frozen=True):
-    """First message of a console: its protocol version. The engine answers with `Header` and `Snapshot`.
-
-    `token` is what a TCP engine asks for. The engine takes no command of a console that joined `read_only`.
-    `console` is false for a client that submits requests: nobody looks at it, and it is sent no `TextDelta`.
-    With `from_start` the engine begins with its first snapshot and all records since, if it kept them; with `recent`
-    with a snapshot of some minutes ago and the records since, as far as it keeps them.
-    """
-
-    id: int
-    protocol: int
-    token: str = ""
-    read_only: bool = False
-    console: bool = True
-    from_start: bool = False
-    recent: bool = False
-
-
-class EndTrial(Command, tag=108, frozen=True):
-    """End trial `number`: `keep` confirms its values, else they go back now."""
-
-    id: int
-    number: int
-    keep: bool
-    by: str = ""
-
-
-class Sampling(Message, frozen=True):
-    """How a client wants its tokens picked; fields and their neutral values are those of `SamplingParams`."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    logprobs: int | None = None
-
-
-class Submit(Command, tag=109, frozen=True):
-    """A request of the client's own: `Reply` gives its number, `Output`s its tokens, the last one its end.
-
-    `prompt` is token ids, int32. `arrived_s` is when the client got it, on this machine's monotonic clock. The model's
-    end tokens end it unless `ignore_eos`; `stop_token_ids` do in any case. Prefixes are shared with requests of the
-    same `cache_salt` and `adapter` (its name, empty for none) only; those of one `parent` answer one question. A client
-    that hangs up ends its requests.
-    """
-
-    id: int
-    request_id: str
-    prompt: bytes
-    max_tokens: int
-    sampling: Sampling = Sampling()
-    stop_token_ids: tuple[int, ...] = ()
-    priority: int = 0
-    arrived_s: float | None = None
-    preview: str = ""
-    client: str = ""
-    cache_salt: str = ""
-    adapter: str = ""
-    parent: str = ""
-
-
-Incoming = SetKnobs | Pause | Resume | StepOnce | Abort | Drain | Join | EndTrial | Submit

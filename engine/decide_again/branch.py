@@ -1,4 +1,4 @@
-"""A recorded run that goes on otherwise: its state after a record, and what came from outside after that."""
+"""A recorded run that continues differently: its state after a record, and what came from outside after that."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NOT_TO_DECIDE = (AssertionError, IndexError, KeyError, RecordingError, ValueErr
 
 
 class Fork:
-    """Where a recording is left: after record `index`. Every `engine` is the same one, ready to go on.
+    """Where a recording is left: after record `index`. Every `engine` is the same one, ready to continue.
 
     Its past is decided again, so that its queue, blocks and cache are the recorded ones. Where that cannot be (the
     recording begins late, another scheduler wrote it), the state is taken from `snapshot`, the one after the record;
@@ -111,7 +111,7 @@ class Fork:
             keeps_drafts=bool(header.config.get("async_scheduling")),
         )
         if header.simulated_clock:
-            # Its outputs and drafts are known, and go on as they were.
+            # Its outputs and drafts are known, and continue as they were.
             driver.engine.worker = worker
         ahead = driver.num_ahead
         for at, (record, following) in enumerate(

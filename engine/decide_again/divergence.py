@@ -7,7 +7,9 @@ from typing import Any
 
 import msgspec
 from schedtop.engine.contract.harmless import page
-from schedtop.engine.contract.telemetry import StepRecord, describe_head, row_columns
+from schedtop.engine.contract.limiters import describe_head
+from schedtop.engine.contract.reading import row_columns
+from schedtop.engine.contract.telemetry import StepRecord
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -41,7 +43,7 @@ Ids = Mapping[int, str]
 
 
 def first_difference(base: StepRecord | None, variant: StepRecord | None, ids: Ids) -> Divergence | None:
-    """What differs between two records at the same place of both runs; None (a record) stands for a run's end.
+    """What differs between two records at the same place of both runs; None (a record) means a run's end.
 
     Limits themselves are not differences, only what was decided under them. `ids` names requests by number.
     """

@@ -82,7 +82,7 @@ class HostDriver(Driver):
         return "clients may have sent outputs again as prompts, of which no recording tells what the memory has"
 
     def _abort(self, number: int, at_s: float) -> None:
-        """Time may have passed between it and the record that tells of it."""
+        """Time may have passed between it and the record that reports it."""
         self.engine.abort(number)
 
     def play(self, record: StepRecord, following: Sequence[StepRecord]) -> StepRecord | None:

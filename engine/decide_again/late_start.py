@@ -1,6 +1,6 @@
 """Where a server's recording that begins late can be decided from, and this scheduler put into that state.
 
-A snapshot tells who holds which block and which free blocks are cached, but neither their order in the free queue nor
+A snapshot says who holds which block and which free blocks are cached, but neither their order in the free queue nor
 their contents. Both follow from what came later: free blocks were handed out in their order, and who got a block from
 the cache had its content. What nobody took stays unknown and decides nothing.
 """
@@ -12,16 +12,8 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 from schedtop.engine.contract.prefixes.paths import recorded_keys
-from schedtop.engine.contract.telemetry import (
-    Arrival,
-    BlockClass,
-    Header,
-    RequestState,
-    Snapshot,
-    StepRecord,
-    block_changes,
-    table_growth,
-)
+from schedtop.engine.contract.reading import block_changes, table_growth
+from schedtop.engine.contract.telemetry import Arrival, BlockClass, Header, RequestState, Snapshot, StepRecord
 from schedtop.engine.decide_again.recorded_inputs import request_of, with_following
 from schedtop.engine.handoff.request import Request, Status
 from schedtop.engine.kv.prefix_cache import extend_keys
@@ -38,8 +30,8 @@ def first_decidable(
 ) -> tuple[int, Snapshot]:
     """How many of `records`, which follow `snapshot`, cannot be decided, and the state after them.
 
-    A snapshot tells of no step under way and of no drafts: servers that have them are decided from the first moment on
-    at which nobody was there. Raises `RecordingError` where there is none, or no state in the middle is told at all.
+    A snapshot has no step under way and no drafts: servers that have them are decided from the first moment on
+    at which they were idle. Raises `RecordingError` where there is none, or no snapshot in the middle.
     """
     where, config = f"{path} begins at step {snapshot.step} of its engine, ", header.config
     if config.get("kv_groups") or config.get("sliding_window"):

@@ -12,15 +12,8 @@ import numpy as np
 from schedtop.engine.contract.config import ConfigError, SchedulerConfig
 from schedtop.engine.contract.kv_groups import size_of
 from schedtop.engine.contract.prefixes.paths import recorded_keys
-from schedtop.engine.contract.telemetry import (
-    Arrival,
-    FinishReason,
-    Header,
-    Limiter,
-    StepRecord,
-    row_columns,
-    table_growth,
-)
+from schedtop.engine.contract.reading import row_columns, table_growth
+from schedtop.engine.contract.telemetry import Arrival, FinishReason, Header, Limiter, StepRecord
 from schedtop.engine.handoff.plan import StepPlan, StepResult
 from schedtop.engine.handoff.request import Image, Request
 from schedtop.engine.recording.frames import RecordingError
@@ -86,7 +79,7 @@ class Driver:
     """This scheduler in a recording's world. `play` each record in turn; it answers with what was decided here.
 
     Prefix keys are the identity of prompt blocks. A block of outputs has no recorded identity: where an admission
-    got such a block from the cache, the recorded block table tells which one it was.
+    got such a block from the cache, the recorded block table says which one it was.
     Raises `RecordingError` for a header that is not an engine of ours, and for a server with what is not decided here.
     """
 
@@ -111,7 +104,7 @@ class Driver:
     def play(self, record: StepRecord, following: Sequence[StepRecord]) -> StepRecord | None:
         """The record of this scheduler in the place of `record`; None where it has nothing to run.
 
-        `following` are the next records: they tell which drafts were proposed, and what is planned ahead.
+        `following` are the next records: they say which drafts were proposed, and what is planned ahead.
         """
         engine, ran = self.engine, [each for each in following if each.executed]
         self._outside(record)

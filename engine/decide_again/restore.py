@@ -27,7 +27,7 @@ DEFAULT_VOCAB_SIZE = 32_000
 
 
 def restore(header: Header, snapshot: Snapshot, cost: StepCost, recent: Sequence[Arrival] = ()) -> Engine:
-    """An engine on simulated time, without a workload, that goes on from `snapshot`.
+    """An engine on simulated time, without a workload, that continues from `snapshot`.
 
     Tokens are made up: shared prefixes are shared again, contents are lost. Which blocks are cached but free is not
     in a snapshot; the prompts of `recent` arrivals (oldest first) are taken to have passed through the cache. What the
@@ -64,7 +64,7 @@ def restore(header: Header, snapshot: Snapshot, cost: StepCost, recent: Sequence
         if number in holding:
             continue
         deferred = states[number].deferred
-        # A load that a snapshot does not tell of begins again.
+        # A load missing from the snapshot starts again.
         loads_again = tier is not None and deferred == Limiter.REMOTE_KV
         requests[number].deferred = Limiter(deferred) if deferred and not loads_again else None
         engine.scheduler.state.waiting.add(requests[number])
@@ -90,7 +90,7 @@ def _open_tier(
 
 
 def _hold_again(scheduler: Scheduler, snapshot: Snapshot, requests: Mapping[int, Request]) -> set[int]:
-    """Give blocks to those that load or have just loaded, as far as there are any; who got them."""
+    """Give blocks, while there are any, to those that load or have just loaded; returns who got them."""
     kv, loads = scheduler.state.kv, scheduler.state.loads
     held = set[int]()
     if snapshot.host is None or loads is None or not isinstance(loads.store, HostStore):
@@ -153,7 +153,7 @@ class RecordedBuilder(RequestBuilder):
 
 
 def recorded_builder(header: Header, seed: int = 0) -> RecordedBuilder:
-    """Makes the requests of an engine that goes on from a snapshot."""
+    """Makes the requests of an engine that continues from a snapshot."""
     return RecordedBuilder(seed, vocab_size(header), header.max_model_len)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from schedtop.engine.contract.reading import table_growth
 from schedtop.engine.contract.telemetry import (
     ROW_FIELDS,
     Arrival,
@@ -22,7 +23,6 @@ from schedtop.engine.contract.telemetry import (
     RowFlag,
     Snapshot,
     StepRecord,
-    table_growth,
 )
 from schedtop.engine.decide_again.host_log import HostDriver
 from schedtop.engine.decide_again.late_start import take_up
@@ -32,14 +32,15 @@ from schedtop.engine.handoff.plan import StepPlan
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.books.state import PlannedStep
 from schedtop.engine.scheduler.scheduler import Scheduler
-from schedtop.engine.step.observer import Observer, growth
+from schedtop.engine.step.describe import growth
+from schedtop.engine.step.observer import Observer
 
 
 class ServerDriver(Driver):
     """This scheduler in a server's world, where every note has its time on one clock.
 
-    A step is planned at its `planned_s`, which may lie before the results of the one before; an abort may come between
-    a step's schedule and its results. An event is told by the record of the first step that is planned after it.
+    A step is planned at its `planned_s`, which may be before the results of the one before; an abort may come between
+    a step's schedule and its results. The record of the first step planned after an event reports it.
     """
 
     def __init__(self, header: Header, path: str) -> None:
@@ -101,7 +102,7 @@ class ServerDriver(Driver):
         return msgspec.structs.replace(decided, **changes)
 
     def _foresee(self, record: StepRecord) -> None:
-        """Put what a record tells, once, where it belongs in time."""
+        """Put the events of a record, once each, where they belong in time."""
         if record.seq <= self._newest_seq:
             return
         self._newest_seq = record.seq
@@ -164,7 +165,7 @@ class ServerDriver(Driver):
     def _as_told(
         self, decided: StepRecord, record: StepRecord, plan: StepPlan, planned: PlannedStep, last: bool
     ) -> StepRecord:
-        """What was decided, with what a hook tells in another place or cannot know put as in `record`."""
+        """What was decided; what a hook reports elsewhere or cannot know is taken from `record`."""
         # Older hooks left out what those got who have ended since.
         told = self._told_ended.difference(np.frombuffer(record.grown, dtype=np.int32)[::2].tolist())
         grown, grown_blocks, grown_groups = growth(planned, told)
@@ -192,7 +193,7 @@ class ServerDriver(Driver):
         return msgspec.structs.replace(decided, **changes)
 
     def _figures_of(self, record: StepRecord, decided: StepRecord, changes: dict[str, Any]) -> dict[str, Any]:
-        """Of requests from before the start, what their past alone tells."""
+        """What only the past shows of requests from before the start."""
         told = {finish.number: finish for finish in record.finishes if finish.number in self._known_late}
         finishes = tuple(
             msgspec.structs.replace(told.get(own.number, own), reason=own.reason, output_tokens=own.output_tokens)
@@ -212,7 +213,7 @@ class ServerDriver(Driver):
         }
 
     def _finishes(self, record: StepRecord, settled: Sequence[Finish]) -> tuple[Finish, ...]:
-        """Those that `record` tells were ended from outside, then those of the step."""
+        """Those that ended from outside according to `record`, then those of the step."""
         ended = []
         for finish in record.finishes:
             own = self._ended.pop(finish.number, None) if finish.ended_s is not None else None
@@ -226,7 +227,7 @@ _OF_BLOCKS = (Limiter.BLOCKS, Limiter.FULL_SEQUENCE, Limiter.WATERMARK)
 
 
 def _as_seen(decided: Head | None, recorded: Head | None) -> Head | None:
-    """Since when the head waits, and whom it outranks, are no decisions of the step."""
+    """Since when the head waits, and whom it outranks, are not decisions of the step."""
     if decided is None or recorded is None:
         return decided
     return msgspec.structs.replace(decided, since_s=recorded.since_s, inverted=recorded.inverted)
@@ -249,7 +250,7 @@ _PLACE = [ROW_FIELDS.index(name) for name in ("computed", "needed")]
 
 
 def _as_counted(decided: tuple[Preemption, ...], recorded: tuple[Preemption, ...]) -> tuple[Preemption, ...]:
-    """A loop is counted by ends that were told, not by those at the time of the plan."""
+    """A loop counts reported ends, not those at the time of the plan."""
     loops = {preemption.number: preemption.loop for preemption in recorded}
     return tuple(msgspec.structs.replace(item, loop=loops.get(item.number, item.loop)) for item in decided)
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from schedtop.engine.contract.telemetry import BlockClass, Snapshot, StepRecord, block_changes
+from schedtop.engine.contract.reading import block_changes
+from schedtop.engine.contract.telemetry import BlockClass, Snapshot, StepRecord
 from schedtop.engine.decide_again.divergence import Part, first_difference
 from schedtop.engine.decide_again.late_start import first_decidable
 from schedtop.engine.decide_again.recorded_inputs import Driver, with_following
@@ -29,7 +30,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class RecordingVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What replaying a recording's world came to. `difference` None: all `steps` are decided the same.
+    """The outcome of replaying a recording. `difference` None: all `steps` are decided the same.
 
     `first_step` is how many steps were left out before the first one that could be decided.
     `submitted` is the sum of `finished`, `kv_capacity`, `refused`, `aborted`, `failed`, `running` and `waiting`.

@@ -52,5 +52,5 @@ class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 def unrecorded(config: SchedulerConfig) -> list[str]:
-    """What decides a case and no recording of it tells; empty where the recording can be decided again."""
+    """What a case depends on and its recording lacks; empty where the recording can be decided again."""
     return ["a KV connector"] if config.kv_connector is not None else []

@@ -1,4 +1,4 @@
-"""Where this scheduler decides otherwise than vLLM on purpose (docs/scheduler.md)."""
+"""Where this scheduler decides differently from vLLM on purpose (docs/scheduler.md)."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Verdict:
-    """What replaying a case came to. `equal` is None for a case without recorded steps.
+    """The outcome of replaying a case. `equal` is None for a case without recorded steps.
 
     `submitted` is the sum of `finished`, `kv_capacity`, `refused`, `aborted`, `failed`, `running` and `waiting`.
     """
@@ -102,7 +102,7 @@ class CaseModel:
         return result
 
     def take_back(self, numbers: IntArray, counts: IntArray) -> None:
-        """Results that were ignored, because a load they rested on had failed, are no outputs."""
+        """Results that were ignored, because a load they depended on had failed, are not outputs."""
         self._outputs[numbers] -= counts
 
 
@@ -173,7 +173,7 @@ class CaseRun:
 
     @property
     def _untold(self) -> bool:
-        """The worker has not been told of all that ended."""
+        """Some ends have not reached the worker."""
         return bool(self.scheduler.state.gone)
 
     def apply_events(self, step: int) -> None:

@@ -31,7 +31,7 @@ class CaseWorker:
 class CaseSource:
     """Drives the engine it is bound to: knobs, arrivals and aborts of each step, in this order.
 
-    A step of the case is a turn of the engine; the clock says less, for it stands still while steps are only planned.
+    A step of the case is a turn of the engine; the clock says less, because it stops while steps are only planned.
     """
 
     def __init__(self, case: Case, worker: CaseWorker) -> None:

@@ -1,4 +1,4 @@
-"""The store of a case: what lies outside the pool, how long a load or a send takes, and which load fails."""
+"""The store of a case: what is outside the pool, how long a load or a send takes, and which load fails."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from schedtop.engine.contract.commands import SamplingParams
 from schedtop.engine.contract.telemetry import Limiter
 
 TokenIds = npt.NDArray[np.int32]
@@ -20,34 +21,6 @@ class Status(StrEnum):
     RUNNING = "running"
     PREEMPTED = "preempted"
     FINISHED = "finished"
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How the worker picks tokens. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 and `min_p` 0 are off.
-
-    `logprobs` asks for each output's log probability before any of this, and those of so many likeliest tokens.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    ignore_eos: bool = False
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    logprobs: int | None = None
-
-    @property
-    def penalised(self) -> bool:
-        """Whether logits depend on more than the model."""
-        return bool(
-            self.repetition_penalty != 1.0 or self.frequency_penalty or self.presence_penalty or self.logit_bias
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +38,7 @@ class Image:
 
 @dataclass(slots=True)
 class GroupBlocks:
-    """What a request holds in a KV group behind the first; of the first group it tells itself."""
+    """What a request holds in a KV group after the first; its own fields are for the first."""
 
     block_ids: list[int] = field(default_factory=list)
     num_registered: int = 0

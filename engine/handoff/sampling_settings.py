@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from schedtop.engine.contract.commands import SamplingParams
 from schedtop.engine.contract.config import ConfigError
-from schedtop.engine.handoff.request import SamplingParams
 
 MAX_LOGPROBS = 5
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from schedtop.engine import __version__
+from schedtop.engine.contract.commands import SetKnobs
 from schedtop.engine.contract.config import ConfigError
-from schedtop.engine.contract.telemetry import SetKnobs
 from schedtop.engine.http.errors import ApiError, busy, json_response
 from schedtop.engine.http.generation.generate import generation
 from schedtop.engine.http.generation.requests import (

@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 RETRY_AFTER_S = 1
-"""Clients that are told to come back wait this long, at least."""
+"""Clients that are asked to retry wait at least this many seconds."""
 
 
 class ApiError(Exception):

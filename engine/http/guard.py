@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 BODY_WITHIN_S = 30.0
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 OPEN_PATHS = frozenset({"/health"})
-"""Answered without a token: they tell nothing, and load balancers have none."""
+"""Answered without a token: they reveal nothing, and load balancers have no token."""
 
 
 class Guard:
@@ -92,7 +92,7 @@ class ClientGoneError(Exception):
 
 
 async def while_connected(receive: Receive, work: Awaitable[Response | None]) -> Response | None:
-    """What `work` comes to; it is cancelled, and `ClientGoneError` raised, when the client hangs up."""
+    """The result of `work`; it is cancelled, and `ClientGoneError` raised, when the client hangs up."""
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(_hang_up(receive))
     try:

@@ -22,20 +22,16 @@ from schedtop.engine.channel.protocol import (
     frame,
     parse_address,
 )
+from schedtop.engine.contract.commands import Abort, Command, Join, SetKnobs, Submit
 from schedtop.engine.contract.telemetry import (
     PROTOCOL,
-    Abort,
     Bye,
-    Command,
     Header,
-    Join,
     KnobChange,
     Output,
     Reply,
-    SetKnobs,
     Snapshot,
     StepRecord,
-    Submit,
 )
 from schedtop.engine.http.streams import Stream
 
@@ -47,7 +43,7 @@ _READ_BYTES = 1 << 16
 
 
 class NotTakenError(Exception):
-    """The engine took no request; `never` tells whether it ever could. The text is one line."""
+    """The engine refused the request; `never`: it always will. The text is one line."""
 
     def __init__(self, text: str, never: bool) -> None:
         super().__init__(text)

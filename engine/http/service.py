@@ -1,6 +1,6 @@
 """The HTTP server's process: `python -m schedtop.engine.http.service`, started by the engine.
 
-The first line of stdin is `HttpSettings` as JSON; its end tells to take nothing new. One line on stdout says that it
+The first line of stdin is `HttpSettings` as JSON; at its end nothing new is taken. One line on stdout says that it
 serves, or why it cannot.
 """
 

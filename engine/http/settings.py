@@ -1,4 +1,4 @@
-"""What the HTTP process is told on its first line of stdin, and where a server may listen."""
+"""What the HTTP process gets as its first line of stdin, and where a server may listen."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from schedtop.engine.contract.telemetry import Ending, TokenLogprob
 
 MAX_UNSENT_TOKENS = 16_384
 MAX_UNSENT_S = 60.0
-"""A client that has not read for so long, or left so much, is given up while its answer still grows."""
+"""A client that has not read for so long, or left so much, is dropped while its answer still grows."""
 
 
 class StreamFailedError(Exception):

@@ -53,7 +53,7 @@ class StandInTexts:
         self._vocab_size = vocab_size
 
     def encode(self, text: str, special: bool = True) -> TokenIds:
-        """One id per four bytes begun; there are no special tokens."""
+        """One id per four bytes, rounded up; there are no special tokens."""
         return text_tokens(text.encode(errors="replace"), self._vocab_size)
 
     def encode_chat(self, messages: Sequence[Message]) -> TokenIds:

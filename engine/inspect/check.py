@@ -9,7 +9,8 @@ import numpy as np
 from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.contract.latencies.percentiles import Percentiles
 from schedtop.engine.contract.latencies.slo import Slo, served
-from schedtop.engine.contract.telemetry import FinishReason, Snapshot, StepRecord, itl_column, row_columns
+from schedtop.engine.contract.reading import itl_column, row_columns
+from schedtop.engine.contract.telemetry import FinishReason, Snapshot, StepRecord
 from schedtop.engine.inspect.conditions import COUNTS, LATENCIES, RATES, SHARES, Condition
 from schedtop.engine.offline.report import Report, duration_text, percent_text
 from schedtop.engine.recording.reader import Recording

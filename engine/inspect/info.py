@@ -1,4 +1,4 @@
-"""What a recording is and what its run came to."""
+"""What a recording is, and how its run ended."""
 
 from __future__ import annotations
 

@@ -10,14 +10,9 @@ import heapq
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from schedtop.engine.contract.telemetry import (
-    Arrival,
-    RowFlag,
-    Snapshot,
-    StepRecord,
-    describe_head,
-    row_columns,
-)
+from schedtop.engine.contract.limiters import describe_head
+from schedtop.engine.contract.reading import row_columns
+from schedtop.engine.contract.telemetry import Arrival, RowFlag, Snapshot, StepRecord
 
 Event = dict[str, Any]
 

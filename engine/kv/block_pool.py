@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 import numpy as np
-from schedtop.engine.contract.telemetry import BlockClass, IntArray
+from schedtop.engine.contract.reading import IntArray
+from schedtop.engine.contract.telemetry import BlockClass
 from schedtop.engine.kv.prefix_cache import PrefixIndex
 
 # Plain numbers: an enum's members are slow to handle one by one.

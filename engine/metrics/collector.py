@@ -135,7 +135,7 @@ class MetricsCollector(Collector):
         yield self._counter("vllm:prompt_tokens_by_source", "Prompt tokens by source.", sources)
         yield self._counter("vllm:prompt_tokens_cached_by_source", "Cached prompt tokens by tier.", device)
         reasons = dict(self._counts.reasons)
-        reasons[FinishReason.LENGTH] += reasons[FinishReason.KV_CAPACITY]  # so vLLM's clients are told, too
+        reasons[FinishReason.LENGTH] += reasons[FinishReason.KV_CAPACITY]  # as vLLM reports it to clients
         ends = [({"finished_reason": str(reason)}, reasons[reason]) for reason in VLLM_REASONS]
         yield self._counter("vllm:request_success", "Finished requests.", ends)
         ends = [({"reason": str(reason)}, count) for reason, count in self._counts.reasons.items()]
@@ -209,7 +209,7 @@ class MetricsCollector(Collector):
             yield self._gauge("vllm:kv_cache_usage_perc", "Share of the blocks in use, 0 to 1.", [({}, usage)])
 
     def _adapters(self) -> Iterator[Metric]:
-        """As vLLM tells them: names in labels, the time as the value; nothing where nobody asks for one."""
+        """As vLLM reports them: names in labels, the time as the value; nothing where no request has one."""
         running, waiting = self._counts.adapters()
         most = self._header.config.get("max_loras") or 0
         if not (most or running or waiting):

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from schedtop.engine.contract.kv_groups import has_windows
 from schedtop.engine.contract.latencies.families import Families, Family
 from schedtop.engine.contract.prefixes.lost_hits import PrefixMemory
+from schedtop.engine.contract.reading import draft_positions
 from schedtop.engine.contract.telemetry import (
     MOST_DRAFTS,
     ROW_FIELDS,
@@ -22,7 +23,6 @@ from schedtop.engine.contract.telemetry import (
     Header,
     Limiter,
     StepRecord,
-    draft_positions,
 )
 
 TTFT_S = (
@@ -172,7 +172,7 @@ class Counts:
             self.knob_changes += len(record.knobs)
 
     def _count_moves(self, record: StepRecord) -> None:
-        """Who runs after a step: of those with an adapter it is told."""
+        """Who runs after a step, for requests with an adapter."""
         for moved, runs in ((record.preemptions, False), (record.admissions, True)):
             for entry in moved:
                 if (live := self._live.get(entry.number)) is not None:

@@ -29,7 +29,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class PageServer(ThreadingMixIn, WSGIServer):
-    """Serves `app` at 127.0.0.1 from a thread of its own, until closed. Raises `OSError` if `port` is taken."""
+    """Serves `app` at 127.0.0.1 from its own thread, until closed. Raises `OSError` if `port` is taken."""
 
     daemon_threads = True
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 from schedtop.engine.build import build_engine
+from schedtop.engine.contract.commands import SamplingParams
 from schedtop.engine.contract.config import ConfigError, EngineConfig
 from schedtop.engine.contract.files.inputs import odd_file
-from schedtop.engine.contract.telemetry import FinishReason, RowFlag, StepRecord, row_columns
-from schedtop.engine.handoff.request import Request, SamplingParams, TokenIds
+from schedtop.engine.contract.reading import row_columns
+from schedtop.engine.contract.telemetry import FinishReason, RowFlag, StepRecord
+from schedtop.engine.handoff.request import Request, TokenIds
 from schedtop.engine.handoff.sampling_settings import check_sampling
 from schedtop.engine.offline.answer_file import Answers, is_complete
 from schedtop.engine.sim.spec import PREFIX
@@ -141,7 +143,7 @@ def generate(
     than it could. An interrupted run keeps what is finished beside `out_path` and goes on from there next time.
     Raises `ConfigError` for bad input, before anything is served.
     """
-    check_sampling(replace(SamplingParams(), **(sampling or {})))
+    check_sampling(SamplingParams(**(sampling or {})))
     if config.device.startswith(PREFIX):
         raise ConfigError(f"device {config.device} runs no model: use --device cpu, cuda or auto")
     prompts = read_prompts(prompts_path)
@@ -202,7 +204,7 @@ def make_requests(
     for index, ((_, prompt), token_ids) in enumerate(zip(lines, encoded, strict=True)):
         params = sampling_of(prompt, sampling, info.sampling)
         if params.seed is None:
-            params = replace(params, seed=(seed << 32) + index)
+            params = msgspec.structs.replace(params, seed=(seed << 32) + index)
         requests[index] = Request(
             prompt.id or str(index),
             token_ids,
@@ -221,7 +223,7 @@ def sampling_of(prompt: Prompt, sampling: dict[str, Any], advice: SamplingParams
         values["stop"] = tuple(values["stop"])
     if "logit_bias" in values:
         values["logit_bias"] = tuple(values["logit_bias"].items())
-    return check_sampling(replace(advice, **values))
+    return check_sampling(msgspec.structs.replace(advice, **values))
 
 
 def encode(prompt: Prompt, taken: Any) -> TokenIds:

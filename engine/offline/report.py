@@ -14,17 +14,8 @@ from schedtop.engine.contract.latencies.lives import Lives
 from schedtop.engine.contract.latencies.percentiles import Percentiles
 from schedtop.engine.contract.latencies.slo import Slo, served
 from schedtop.engine.contract.prefixes.lost_hits import PrefixMemory
-from schedtop.engine.contract.telemetry import (
-    MOST_DRAFTS,
-    Header,
-    Snapshot,
-    StepRecord,
-    Totals,
-    blocks_in_use,
-    draft_positions,
-    hit_rate,
-    totals_since,
-)
+from schedtop.engine.contract.reading import blocks_in_use, draft_positions, hit_rate, totals_since
+from schedtop.engine.contract.telemetry import MOST_DRAFTS, Header, Snapshot, StepRecord, Totals
 from schedtop.engine.contract.workload_notes import as_document
 from schedtop.engine.offline.classes import Classes
 from schedtop.engine.offline.client_latencies import ClientLatencies

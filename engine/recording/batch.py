@@ -108,7 +108,7 @@ _decoder = msgspec.msgpack.Decoder(Batch)
 
 
 def encode_batch(records: Sequence[StepRecord], block_size: int, tables: Tables) -> bytes:
-    """At most `MAX_RECORDS` records with at most `MAX_ROWS` rows in all, before compression.
+    """At most `MAX_RECORDS` records with at most `MAX_ROWS` rows in total, before compression.
 
     `tables` are those before the first record; they are moved on to after the last.
     """
@@ -139,7 +139,7 @@ def encode_batch(records: Sequence[StepRecord], block_size: int, tables: Tables)
 
 
 def decode_batch(data: bytes, block_size: int, tables: Tables) -> list[StepRecord]:
-    """Undo `encode_batch`, from the same `tables`. Raises `ValueError` for bytes that are no batch."""
+    """Undo `encode_batch`, from the same `tables`. Raises `ValueError` for bytes that are not a batch."""
     batch = _decoder.decode(data)
     n = batch.num_records
     if not 0 < n <= MAX_RECORDS:

@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.contract.telemetry import Admission, BlockClass, Finish, Preemption, Snapshot, table_growth
+from schedtop.engine.contract.reading import table_growth
+from schedtop.engine.contract.telemetry import Admission, BlockClass, Finish, Preemption, Snapshot
 from schedtop.engine.recording.packing.columns import (
     Column,
     ColumnError,
@@ -38,7 +39,7 @@ _UNTOUCHED = 4
 class StoredBlocks(msgspec.Struct, array_like=True, frozen=True):
     """Gains: entries per record, their request and length, the ids end to end. Changes: per record, id and class.
 
-    `foreseen`: the changes are in order of id and only tell what the tables do not; `freed` is the class expected
+    `foreseen`: the changes are in order of id and hold only what the tables do not; `freed` is the class expected
     of a freed block.
     """
 
@@ -186,7 +187,7 @@ def _gained(entries: Longs, lengths: Longs, ids: npt.NDArray[np.int32]) -> Longs
 
 
 def _per_record(entries: Longs, lengths: Longs) -> Longs:
-    """How many blocks the tables of each record gained in all."""
+    """How many blocks the tables of each record gained in total."""
     ends = np.concatenate([[0], np.cumsum(lengths)])[np.cumsum(entries)]
     return np.diff(ends, prepend=0)
 

@@ -82,7 +82,7 @@ class Span(NamedTuple):
 
 
 class Head(NamedTuple):
-    """What stands before a payload."""
+    """The head before a payload."""
 
     kind: Kind
     payload_bytes: int
@@ -93,7 +93,7 @@ class Head(NamedTuple):
 
 
 class Frame(NamedTuple):
-    """Where a frame's payload lies, and its head."""
+    """A frame's head, and where its payload is."""
 
     payload_at: int
     head: Head

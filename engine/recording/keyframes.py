@@ -12,7 +12,7 @@ _decoder = msgspec.msgpack.Decoder(Snapshot)
 
 
 def encode_keyframe(snapshot: Snapshot, keep_text: bool) -> bytes:
-    """A snapshot without what the `Arrival` records tell anyway: prefix keys, which do not compress, and previews
+    """A snapshot without what the `Arrival` records have anyway: prefix keys, which do not compress, and previews
     unless `keep_text`."""
     requests = [_slim(request, keep_text) for request in snapshot.requests]
     return _encoder.encode(msgspec.structs.replace(snapshot, requests=requests))

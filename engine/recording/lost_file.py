@@ -1,4 +1,4 @@
-"""What others can do to a recording while it is written, and where it goes on then."""
+"""What others can do to a recording while it is written, and where it continues then."""
 
 from __future__ import annotations
 

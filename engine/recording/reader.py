@@ -1,6 +1,6 @@
 """Reads a recording: any step, any stretch, and what is worth jumping to.
 
-Damage costs what lies up to the next keyframe.
+Damage costs everything up to the next keyframe.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Recording:
     a file that is not a recording or of which nothing can be read; methods raise it when they come upon damage in a
     file too large to have been checked at the start (`check` forces or forbids that check).
 
-    Behind damage reading goes on at the next keyframe, unless `read_on` is False: `gaps` says where records are
+    Behind damage reading continues at the next keyframe, unless `read_on` is False: `gaps` says where records are
     missing, and indices count those that are there.
     """
 

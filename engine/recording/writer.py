@@ -36,7 +36,7 @@ _LEVEL = 6
 
 
 def check_new(path: str) -> None:
-    """Raises `RecordingError` unless a recording can be begun at `path`; leaves nothing behind."""
+    """Raises `RecordingError` unless a recording can be started at `path`; leaves nothing behind."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         os.unlink(path)
@@ -51,16 +51,16 @@ def _refusal(path: str, error: OSError) -> str:
 
 
 class RecordingMovedError(OSError):
-    """The recording is not where it was asked for, because another took that file away; this was told before."""
+    """The recording is not where it should be, because its file was taken away; a notice has said so."""
 
 
 class RecordingWriter:
     """A sink that keeps every record. `snapshot` is called in the engine's thread, between steps.
 
-    Raises `RecordingError` when the file cannot be begun or exists. `write` raises `OSError` once the file can take
+    Raises `RecordingError` when the file cannot be started or exists. `write` raises `OSError` once the file can take
     no more; what was written before stays readable. Without `keep_text`, previews and texts are left out.
 
-    A file that is removed, replaced or cut while it is written goes on in a new one beside it; `notice` is told
+    A file that is removed, replaced or cut while it is written continues in a new one beside it; `notice` is told
     so, in the engine's thread.
     """
 
@@ -258,7 +258,7 @@ class _File:
         self._guard(self._write_end)
         if self.error is None:
             os.close(self._fd)
-            if self.wants_keyframe:  # a file that was begun when nothing was left to record
+            if self.wants_keyframe:  # a file that was started when nothing was left to record
                 os.unlink(self._path)
                 self.losses[-1] += ", where nothing came any more"
 
@@ -317,7 +317,7 @@ class _File:
             self.segment_records = int(min(max(wanted, SEGMENT_RECORDS), MAX_SEGMENT_RECORDS))
         raw = encode_keyframe(snapshot, self._keep_text)
         if len(raw) > MAX_RAW_BYTES and self._keyframe_bytes:
-            return  # a segment without a keyframe of its own goes on from the one before
+            return  # a segment without a keyframe of its own continues from the one before
         before = self._size
         self._frame(Kind.KEYFRAME, raw, self._here())
         self._keyframe_bytes, self._segment_bytes = self._size - before, 0

@@ -98,7 +98,7 @@ class HostBatch:
 
 
 def lay_out(plan: StepPlan, rows: Rows, slots: SlotArray) -> HostBatch:
-    """The flattened batch of a plan whose rows lie in `slots`. Draft tokens are written into `rows` on the way."""
+    """The flattened batch of a plan whose rows are in `slots`. Draft tokens are written into `rows` on the way."""
     if plan.draft_token_ids is not None:
         drafts = np.maximum(plan.draft_token_ids, 0)
         rows.write(slots, plan.computed + plan.tokens - plan.drafts, drafts, plan.drafts)

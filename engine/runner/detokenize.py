@@ -42,7 +42,7 @@ class Texts:
         self._open: dict[int, OutputText] = {}
 
     def start(self, request: Request) -> None:
-        """Take a request in; one that returns has told the text of its outputs so far."""
+        """Take a request in; a resumed one has already given the text of its outputs so far."""
         stop = request.sampling.stop if request.sampling is not None else ()
         text = self._open[request.number] = OutputText(self._table, stop)
         for token_id in request.output_token_ids:

@@ -42,9 +42,9 @@ class Picker:
             self._sampling.pop(number, None)
 
     def pick(self, logits: torch.Tensor, numbers: IntArray, positions: IntArray) -> IntArray:
-        """A token for each row of `logits` [M, vocab], int32: of request `numbers[i]`, to stand at `positions[i]`.
+        """A token for each row of `logits` [M, vocab], int32: of request `numbers[i]`, for `positions[i]`.
 
-        The rows of a request stand in the order of their positions.
+        The rows of a request are in the order of their positions.
         """
         asked = numbers.tolist()
         changed = [place for place, number in enumerate(asked) if number in self._penalties]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+from schedtop.engine.contract.commands import SamplingParams
 from schedtop.engine.handoff.plan import IntArray
-from schedtop.engine.handoff.request import Request, SamplingParams
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.runner.sampler import GREEDY
 
 

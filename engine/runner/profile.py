@@ -1,4 +1,4 @@
-"""Where a step's time goes: the worker's parts, timed while a run goes on. For a CPU, which does as it is told."""
+"""Where a step's time goes: the worker's parts, timed during a run. For a CPU, which runs them synchronously."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from schedtop.engine.contract.commands import SamplingParams
 from schedtop.engine.handoff.plan import IntArray
-from schedtop.engine.handoff.request import SamplingParams
 
 GREEDY = SamplingParams()
 

@@ -91,7 +91,7 @@ class StaticInputs:
 
 
 def pack_ends(arrays: Sequence[Array]) -> list[int]:
-    """Where each array ends, in bytes, when all lie side by side; the next begins there."""
+    """Where each array ends, in bytes, when all are adjacent; the next begins there."""
     return list(accumulate(-(-array.nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for array in arrays))
 
 

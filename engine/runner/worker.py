@@ -22,7 +22,7 @@ class ModelWorker:
     """Runs plans on a decoder. `num_speculative_tokens` may be changed between steps.
 
     `info` is what `open_model` found out about the model, for those who make requests; None without it. `graphs`
-    and `sampler` take over what they can; `drafter` proposes. `notices`: lines that a console has yet to be told.
+    and `sampler` take over what they can; `drafter` proposes. `notices`: lines that no console has seen yet.
     """
 
     simulated = False

@@ -15,7 +15,7 @@ MAX_ENGINES = 256
 
 
 class PageError(ValueError):
-    """A page that tells nothing of an inference server; the text is one line for the operator."""
+    """A page without figures of an inference server; the text is one line for the operator."""
 
 
 class EngineKey(NamedTuple):
@@ -26,7 +26,7 @@ class EngineKey(NamedTuple):
 
 
 Buckets = tuple[tuple[float, float], ...]
-"""Upper bounds (the last is infinite) and how many values lie at or below each, since the server's start."""
+"""Upper bounds (the last is infinite) and how many values are at or below each, since the server's start."""
 
 
 class Reading(msgspec.Struct, frozen=True):

@@ -98,7 +98,7 @@ def merged(parts: Iterable[list[tuple[float, float]] | None]) -> list[tuple[floa
 
 
 def percentile(buckets: list[tuple[float, float]] | None, share: float) -> Bound | None:
-    """The bucket in which the percentile lies; None without a value."""
+    """The bucket that contains the percentile; None without a value."""
     if buckets is None or not (count := sum(added for _, added in buckets)):
         return None
     below, low_s = 0.0, None

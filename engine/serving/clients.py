@@ -6,23 +6,14 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-import msgspec
 import numpy as np
 from schedtop.engine.channel.peer import Peer
 from schedtop.engine.channel.server import ChannelServer
-from schedtop.engine.contract.telemetry import (
-    Ending,
-    Header,
-    Output,
-    Refusal,
-    Reply,
-    StepRecord,
-    Submit,
-    TokenLogprob,
-    row_columns,
-)
+from schedtop.engine.contract.commands import Submit
+from schedtop.engine.contract.reading import row_columns
+from schedtop.engine.contract.telemetry import Ending, Header, Output, Refusal, Reply, StepRecord, TokenLogprob
 from schedtop.engine.handoff.plan import IntArray
-from schedtop.engine.handoff.request import Request, SamplingParams, TokenIds
+from schedtop.engine.handoff.request import Request, TokenIds
 from schedtop.engine.handoff.sampling_settings import check_sampling
 
 
@@ -66,7 +57,7 @@ class Clients:
         return Reply(command.id, True, "queued", knobs_version, number=request.number)
 
     def _request(self, command: Submit) -> Request:
-        params = check_sampling(SamplingParams(**msgspec.structs.asdict(command.sampling)))
+        params = check_sampling(command.sampling)
         for token_id, _ in params.logit_bias:
             if not 0 <= token_id < self._vocab_size:
                 raise ValueError(f"logit_bias: token id {token_id} is not among the model's {self._vocab_size}")
@@ -100,7 +91,7 @@ class Clients:
         return ids
 
     def hand_out(self, record: StepRecord) -> None:
-        """Give every client what the engine's last step, told by `record`, made for it."""
+        """Give every client what the engine's last step (`record`) made for it."""
         if not self._owners:
             return
         ends: dict[Peer, list[Ending]] = {}
@@ -132,7 +123,7 @@ class Clients:
             self._forget(finish.number)
 
     def _logprobs(self, numbers: IntArray, counts: IntArray) -> tuple[tuple[int, tuple[TokenLogprob, ...]], ...]:
-        """Those of the tokens that count, for requests that asked."""
+        """Log probabilities of the tokens that count, for requests that asked."""
         asked: dict[int, list[TokenLogprob]] = getattr(self._engine, "logprobs", {})
         if not asked:
             return ()

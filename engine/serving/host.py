@@ -22,7 +22,7 @@ Gpu = Callable[[], tuple[float, int, int]]
 
 
 class HostWatch:
-    """Looks once a second on a thread of its own: a driver may take long to answer, and no step waits for it."""
+    """Looks once a second on its own thread: a driver may take long to answer, and no step waits for it."""
 
     def __init__(self, find_gpu: Callable[[], Gpu | None] = lambda: None) -> None:
         self._find_gpu = find_gpu

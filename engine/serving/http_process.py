@@ -22,7 +22,7 @@ _BACKLOG = 2048
 
 
 class HttpProcess:
-    """The child, in a session of its own: Ctrl+C in a terminal is the engine's to answer."""
+    """The child, in its own session: Ctrl+C in a terminal is the engine's to answer."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process

@@ -11,24 +11,19 @@ import msgspec
 from schedtop.engine.channel.peer import Peer
 from schedtop.engine.channel.protocol import Sink, encode
 from schedtop.engine.channel.server import ChannelServer
-from schedtop.engine.contract.spare_memory import SpareMemory
-from schedtop.engine.contract.telemetry import (
-    WORKLOAD_ENDED,
+from schedtop.engine.contract.commands import (
     Abort,
     Drain,
     EndTrial,
     Incoming,
-    Notice,
     Pause,
-    Reply,
     Resume,
     SetKnobs,
-    Snapshot,
     StepOnce,
-    StepRecord,
     Submit,
-    TextDelta,
 )
+from schedtop.engine.contract.spare_memory import SpareMemory
+from schedtop.engine.contract.telemetry import WORKLOAD_ENDED, Notice, Reply, Snapshot, StepRecord, TextDelta
 from schedtop.engine.serving.clients import Clients
 from schedtop.engine.serving.host import HostWatch
 from schedtop.engine.serving.steppable import KnobOutcome, Steppable
@@ -38,9 +33,9 @@ POLL_GAP_S = 0.001
 """The channel is looked at no more often than this while steps follow each other without a pause."""
 IDLE_WAIT_S = 1.0
 DRAIN_WITHIN_S = 3.0
-"""Wall time that in-flight requests get to finish once the engine was told to end."""
+"""Wall time that in-flight requests get to finish once the engine is to end."""
 REBASE_S = 1.0
-"""A simulated clock this far behind the wall clock is not chased: paced time goes on from where it is."""
+"""A simulated clock this far behind the wall clock is not chased: paced time continues from where it is."""
 
 
 @runtime_checkable
@@ -57,7 +52,7 @@ class Pace:
         self.rebase(clock_s)
 
     def rebase(self, clock_s: float) -> None:
-        """Let paced time go on from `clock_s` now."""
+        """Let paced time continue from `clock_s` now."""
         self._zero_s = time.monotonic() - clock_s
 
     def now_s(self) -> float:
@@ -73,7 +68,7 @@ class Pace:
 
 
 class ServiceLoop:
-    """Serves one engine until it is told to end. `sinks` get every record after the consoles, by name.
+    """Serves one engine until it is to end. `sinks` get every record after the consoles, by name.
 
     A sink that raises `OSError` is reported and removed from `sinks`. `real_time` paces a simulated clock;
     `duration_s` ends the run at that engine time, the end of the workload does unless `stay`. `notices` are told
@@ -148,7 +143,7 @@ class ServiceLoop:
         return reason
 
     def tick(self) -> None:
-        """Called before each step; for what a loop has to do beside."""
+        """Called before each step, for a loop's other duties."""
 
     def end(self, reason: str, within_s: float | None = DRAIN_WITHIN_S) -> None:
         """Take no new requests and end when none is in flight, at the latest `within_s` (None: no limit) from now.

@@ -12,7 +12,7 @@ def leave(code: int) -> NoReturn:
     """Exit with `code`; everything of ours must be closed by now.
 
     Where Triton is loaded the interpreter's teardown is skipped: its bindings would print a page about leaked
-    instances over whatever the user was told last.
+    instances over the last message to the user.
     """
     if "triton" not in sys.modules:
         sys.exit(code)

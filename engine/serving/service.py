@@ -24,9 +24,10 @@ from schedtop.engine.channel.listen import default_address
 from schedtop.engine.channel.protocol import ChannelError, Sink
 from schedtop.engine.channel.server import ChannelServer
 from schedtop.engine.channel.stale_sockets import remove_leftovers
+from schedtop.engine.contract.commands import Drain
 from schedtop.engine.contract.config import ConfigError, EngineConfig
 from schedtop.engine.contract.harmless import one_line
-from schedtop.engine.contract.telemetry import Bye, Drain, Reply, Stage
+from schedtop.engine.contract.telemetry import Bye, Reply, Stage
 from schedtop.engine.serving.flight.files import FlightFiles
 from schedtop.engine.serving.flight.recorder import FlightRecorder
 from schedtop.engine.serving.host import HostWatch, nvml_gpu
@@ -70,7 +71,7 @@ class Life:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """A block that a reason to end leaves by `StopLoading`; it sets `loop` as its last act."""
+        """A block that `StopLoading` leaves when the process should end; it sets `loop` last."""
         self._armed = True
         try:
             if self._reason is not None:
@@ -81,7 +82,7 @@ class Life:
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """A part of an interruptible block that a reason to end leaves only at its end: what it opens gets closed."""
+        """A part of an interruptible block that runs to its end first, so that what it opens gets closed."""
         self._armed = False
         yield
         self._armed = True
@@ -115,7 +116,7 @@ class Life:
 
 
 class Greeter:
-    """Serves the channel from a thread of its own while the main thread loads, which can take a minute."""
+    """Serves the channel from its own thread while the main thread loads, which can take a minute."""
 
     def __init__(self, server: ChannelServer, life: Life) -> None:
         self._server = server
@@ -249,9 +250,9 @@ def _load(
     stack: ExitStack,
     http: HttpProcess | None,
 ) -> tuple[ServiceLoop, dict[str, Sink]]:
-    """Everything built and checked, the cheap checks first; consoles are greeted meanwhile.
+    """Build and check everything, the cheap checks first; consoles are greeted meanwhile.
 
-    The loop and its sinks; one that fails is taken out of them.
+    Returns the loop and its sinks; one that fails is removed from them.
     """
     check_sinks(config)
     notices: list[str] = []
@@ -299,7 +300,7 @@ def _load(
 
 
 def _watch_host(engine: Steppable, stack: ExitStack) -> HostWatch:
-    """The GPU is asked only where the engine computes on one."""
+    """Watch the host; its GPU only where the engine runs on one."""
     on_gpu = not engine.header.simulated_clock and engine.header.device.startswith("cuda")
     watch = HostWatch(nvml_gpu) if on_gpu else HostWatch()
     watch.start()

@@ -26,7 +26,7 @@ def open_sinks(
 ) -> dict[str, Sink]:
     """The sinks that `config` asks for, by name; `stack` closes them. Raises `ConfigError`.
 
-    Whoever finds that a sink takes no more removes it from the result.
+    A sink that fails later is to be removed from the result.
     """
     sinks: dict[str, Sink] = {}
     if config.metrics_port is not None:

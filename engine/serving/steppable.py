@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class KnobOutcome(Protocol):
-    """What became of a knob change."""
+    """The outcome of a knob change."""
 
     @property
     def ok(self) -> bool: ...

@@ -7,15 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
-from schedtop.engine.contract.telemetry import (
-    CONFIRM_WITHIN_S,
-    MAX_TRIAL_S,
-    EndTrial,
-    Notice,
-    SetKnobs,
-    StepRecord,
-    Trial,
-)
+from schedtop.engine.contract.commands import CONFIRM_WITHIN_S, MAX_TRIAL_S, EndTrial, SetKnobs
+from schedtop.engine.contract.telemetry import Notice, StepRecord, Trial
 from schedtop.engine.serving.steppable import KnobOutcome, Tunable
 from schedtop.engine.serving.watched import KINDS, SETTLE_S, Recent, Watched
 
@@ -25,7 +18,7 @@ JUDGE_EVERY_S = 0.25
 class Trials:
     """At most one trial at a time. It lives beside the engine, so it ends whatever becomes of the consoles.
 
-    `tell` takes what every console should know. All of it belongs to the thread that steps.
+    `tell` sends what every console should know. All of it belongs to the thread that steps.
     """
 
     def __init__(
@@ -40,7 +33,7 @@ class Trials:
 
     @property
     def pending(self) -> Trial | None:
-        """The trial as it stands now."""
+        """The trial in its present state."""
         return self._trial and msgspec.structs.replace(self._trial, left_s=self.left_s())
 
     def left_s(self) -> float:
@@ -65,7 +58,7 @@ class Trials:
         return outcome
 
     def end(self, command: EndTrial) -> str:
-        """Confirm the pending trial or take it back; the reply. Raises `ValueError` if it is not pending."""
+        """Confirm or revert the pending trial; returns the reply. Raises `ValueError` if it is not pending."""
         trial = self._trial
         if trial is None or trial.number != command.number:
             raise ValueError("that trial is over: look at the knobs again")
@@ -83,7 +76,7 @@ class Trials:
             self._since.take(record)
 
     def check(self) -> None:
-        """Take back what ran out of time or broke an SLO."""
+        """Revert a trial that ran out of time or broke an SLO."""
         if self._trial is None:
             return
         why = self._breach() if self._watched and not self._engine.paused else ""

@@ -4,7 +4,7 @@ An SLO that held when the change came breaks when the p95 of what is judged is p
 `MIN_SAMPLES`. What is open counts as soon as it is past the bound: a wait for a first token is a TTFT, a running or
 preempted request without a token since is a gap. For ITL that alone would not do, because a request that is served
 gives hundreds of short gaps while one that starves gives a single long one: it breaks, too, when more than
-`MOST_STARVED` of the requests that have begun to answer are past it, over all looks of those seconds.
+`MOST_STARVED` of the requests that have started to answer are past it, over all looks of those seconds.
 
 One that was broken before the change is judged on worsening over whole `WATCH_S`: the share past the bound does not
 fall, fewer outputs are served than before, and the backlog in work grows faster. More requests without a token than
@@ -91,7 +91,7 @@ class Recent:
         return np.array([ttft_s for seen in self._seen for _, ttft_s in seen.ttft_s], dtype=np.float64)
 
     def work(self) -> Work | None:
-        """None of less than two records."""
+        """None for fewer than two records."""
         if len(self._seen) < 2 or (span_s := self._seen[-1].end_s - self._seen[0].end_s) <= 0:
             return None
         (first, *later), last = self._seen, self._seen[-1]
@@ -124,7 +124,7 @@ class Watched:
         return unended.itl if self._kind == "itl" else unended.ttft
 
     def _cohort(self, recent: Recent, unended: Unended) -> Cohort:
-        """Of those who are judged: an open one within the bound is not."""
+        """Of the requests that are judged: an open one within the bound is not."""
         open_s = self._open_s(unended)
         return cohort(recent.known(self._kind), open_s[open_s > self._bound_s])
 

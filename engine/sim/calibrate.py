@@ -18,7 +18,7 @@ Session = tuple[Header, Iterable[StepRecord]]
 def calibrate(sessions: Sequence[Session]) -> tuple[Calibration, Fit]:
     """A device fitted to all steps of some sessions of one engine, its pool that of the first.
 
-    Raises `FitError` for sessions of different engines, and for steps that do not tell enough.
+    Raises `FitError` for sessions of different engines, and for steps that do not determine the costs.
     """
     first = sessions[0][0]
     for header, _ in sessions[1:]:

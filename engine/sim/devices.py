@@ -41,7 +41,7 @@ FRONT_END_ROW_S = 42e-6
 
 FRONT_END_TOKEN_S = 1.5e-6
 """More per token of the prompt: one thread of `tokenizers` took 1.0 to 2.5 µs for each of 600 to 8,000 tokens of prose.
-The measured servers' prompts are of 575 to 1,082 tokens, too alike to tell it from the fixed time."""
+The measured servers' prompts are of 575 to 1,082 tokens, too alike to separate it from the fixed time."""
 
 
 PCIE_4_GB_S, PCIE_5_GB_S, C2C_GB_S = 32.0, 64.0, 450.0

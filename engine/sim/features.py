@@ -33,7 +33,7 @@ class StepCost(Protocol):
 
 
 def step_features(tokens: IntArray, computed: IntArray) -> StepFeatures:
-    """Features of rows that compute `tokens[i]` positions after `computed[i]`; rows without tokens are passed over.
+    """Features of rows that compute `tokens[i]` positions after `computed[i]`; rows without tokens are skipped.
 
     Both int32, one entry per row: a plan's arrays, or the columns of a telemetry record. A chunk of n tokens
     after c attends to n * c + n (n + 1) / 2 pairs (causal).

@@ -11,20 +11,21 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.config import ConfigError
-from schedtop.engine.contract.telemetry import StepRecord, row_columns
+from schedtop.engine.contract.reading import row_columns
+from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.sim.features import step_features
 from schedtop.engine.sim.linear import LinearCost
 
 Floats = npt.NDArray[np.float64]
 
 TERMS = ("fixed cost", "tokens", "attention of chunks", "KV read", "requests")
-"""What the columns of a design matrix stand for, in the order of `LinearCost`'s fields."""
+"""The meaning of a design matrix's columns, in the order of `LinearCost`'s fields."""
 
 MIN_STEPS = 100
 MIN_WOKEN = 3
 """Steps of an engine that was idle: with fewer, what waking it takes is not fitted."""
 MIN_SPREAD = 1e-4
-"""Least ratio of the singular values of the scaled columns: below it, two costs cannot be told apart."""
+"""Least ratio of the singular values of the scaled columns: below it, two costs cannot be separated."""
 FLOORS = (0, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Values of `floor_tokens` that are tried."""
 GAIN = 0.02

@@ -75,7 +75,7 @@ class HostStore:
         self._free_s = {"in": 0.0, "out": 0.0}
         self._delay_s = 0.0
 
-    # What is told of it
+    # What is reported of it
 
     @property
     def used_blocks(self) -> int:
@@ -95,7 +95,7 @@ class HostStore:
         return due_s is not None and due_s <= self._clock()
 
     def describe(self, holding: list[HostLoad]) -> HostTier:
-        """For a snapshot; `holding` are the requests before the queue. What is on its way is told as held."""
+        """For a snapshot; `holding` are the requests before the queue. Blocks on their way count as held."""
         due = {copy.request.number: copy for copy in self._loads}
         loads = [load if (copy := due.get(load.number)) is None else _on_its_way(load, copy) for load in holding]
         arriving = [path for copy in self._sends for path in reversed(copy.keys.values())]
@@ -112,7 +112,7 @@ class HostStore:
         self._clock = clock
 
     def take_over(self, tier: HostTier) -> None:
-        """Hold what a snapshot tells: recorded blocks have their path keys as names."""
+        """Hold what a snapshot lists: recorded blocks have their path keys as names."""
         self._num_loads = tier.num_loads
         self._free_s = dict(zip(("in", "out"), tier.free_s, strict=True))
         self._swapped = dict(tier.swapped)

@@ -78,7 +78,7 @@ class _Noted(dict[str, Any]):
 _SHAPES = re.compile(
     r"^num_|^n_|_(size|dim|rank|heads|layers?|step|freq|pattern)$|expert|window|layer_types|chunk|conv|ssm|mamba|linear_attn"
 )
-"""Names of fields that tell a shape."""
+"""Names of fields that describe a shape."""
 _CHANGE_NOTHING = frozenset(
     [
         *("num_beams", "num_beam_groups", "num_return_sequences", "num_labels"),

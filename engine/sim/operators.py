@@ -35,7 +35,7 @@ class OperatorCost:
     """Step times of `model` on `ranks` GPUs of a kind, from tables of measured operators.
 
     The tables know matrices, attention and collectives, not the host, sampling or the gaps between kernels. A step with
-    prompts is taken to have one chunk of all tokens that are no decodes. Each answer is kept, and decodes are linear
+    prompts is taken to have one chunk of all tokens that are not decodes. Each answer is kept, and decodes are linear
     between contexts `CONTEXT_STEP` apart. Raises `ConfigError` where the tables do not know a model or GPU, or the
     package is not installed.
     """

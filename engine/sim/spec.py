@@ -29,7 +29,7 @@ class SimDevice(Protocol):
     """A simulated device and the model on it. `kv_bytes_per_token` is over all GPUs and layers (0: unknown);
     `kv_groups` are those of the model's layers, ("full",) where they all keep everything.
 
-    `async_scheduling` is what an engine on it does unless told otherwise.
+    `async_scheduling` is an engine's default on it.
     """
 
     @property

@@ -21,7 +21,7 @@ class Clock(Protocol):
 
 
 class SimulatedClock:
-    """Moves only when told to: the same run gives the same times, whatever the pace."""
+    """Moves only on request: the same run gives the same times, whatever the pace."""
 
     simulated = True
 

@@ -34,7 +34,7 @@ from schedtop.engine.step.stages import Stages
 from schedtop.engine.workload.source import Source
 
 NOTHING = StepResult(np.zeros((0, 1), dtype=np.int32), np.zeros(0, dtype=np.int32))
-"""What an empty plan comes to."""
+"""The result of an empty plan."""
 
 
 class Engine:
@@ -93,7 +93,7 @@ class Engine:
         return not self.num_unfinished and self.next_wake_s() is None
 
     def step(self) -> StepRecord | None:
-        """Advance by one step; None when there is nothing to do and nothing to tell."""
+        """Advance by one step; None when there is nothing to do and nothing to report."""
         if self._told_apart:
             return self._told_apart.popleft()
         self._take_arrivals()
@@ -113,7 +113,7 @@ class Engine:
             self._told_apart.append(self._idle_record())
 
     def _before_event(self) -> None:
-        """Copies that have ended meanwhile are told first: `verify` must know what came before what."""
+        """Copies that have ended meanwhile are recorded first: `verify` needs the order of events."""
         if self.tier is not None:
             self.set_apart()
 
@@ -216,7 +216,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """A request can be scheduled, or results are to come. Deferred requests alone are no work."""
+        """A request can be scheduled, or results are to come. Deferred requests alone are not work."""
         state = self.scheduler.state
         # Those whose adapter had no slot may have one now that nobody runs.
         if state.table.size or state.waiting.ready:
@@ -279,7 +279,7 @@ class Engine:
         self._told_paused = self.paused
 
     def submit(self, request: Request) -> Refusal | None:
-        """Queue a request; one that can never be served is refused, which the next record tells, too."""
+        """Queue a request; one that can never be served is refused, which the next record also reports."""
         refusal = self.scheduler.add(request)
         self.observer.note_arrival(request, refusal)
         return refusal
@@ -322,7 +322,7 @@ class Engine:
         return self.paused
 
     def drain(self) -> None:
-        """Take nothing more from the workload; what is in flight goes on."""
+        """Take nothing more from the workload; what is in flight continues."""
         self.source = None
         self.resume()
 

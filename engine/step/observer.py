@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
-from itertools import chain
 
 import msgspec
 import numpy as np
 from schedtop.engine.contract.telemetry import (
-    PREFIX_KEY_BYTES,
     Arrival,
     Blocks,
     Deferral,
@@ -35,8 +31,7 @@ from schedtop.engine.scheduler.passes.admission import mark_inverted
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.scheduler.settle import Settled
 from schedtop.engine.sim.host_store import HostStore
-
-BYTE_ORDER = sys.byteorder
+from schedtop.engine.step.describe import describe_arrival, growth, packed
 
 COUNTED_AS = {
     FinishReason.ABORT.value: "aborted",
@@ -82,7 +77,7 @@ class Observer:
 
     @property
     def has_events(self) -> bool:
-        """Something happened that no record has told yet."""
+        """Something happened that no record has reported yet."""
         events = self._events
         told = events.arrivals or events.refusals or events.finishes or events.knobs
         return bool(told or self.scheduler.state.waiting.deferrals)
@@ -203,7 +198,7 @@ class Observer:
         )
 
     def idle_record(self, now_s: float, knobs_version: int, paused: bool, turns: int = 0) -> StepRecord:
-        """A record of what happened while nothing ran, and of `turns` after it that no other tells."""
+        """A record of what happened while nothing ran, and of `turns` after it that no other record counts."""
         waiting = self.scheduler.state.waiting
         reason = Limiter.PAUSED if paused and len(waiting) else Limiter.NONE
         head = Head(waiting.first_number, reason) if reason is Limiter.PAUSED else None
@@ -314,7 +309,7 @@ class Observer:
         return self.seq
 
     def take_events(self) -> Events:
-        """What no record has told yet; the caller's record does."""
+        """What no record has reported yet; the caller's record does."""
         events, self._events = self._events, Events()
         return events
 
@@ -408,7 +403,7 @@ class Observer:
             self.counts[COUNTED_AS.get(finish.reason, "finished")] += 1
 
     def move_queue(self, planned: PlannedStep) -> None:
-        """A step is told that took requests from the queue or sent them back."""
+        """The reported step took requests from the queue or sent them back."""
         for admission in planned.admissions:
             self._queued_s.pop(admission.number, None)
         for preemption in planned.preemptions:
@@ -505,71 +500,3 @@ class Observer:
             deferred=self._why_deferred(request),
             further=tuple(np.array(holding.block_ids, dtype=np.int32).tobytes() for holding in request.further),
         )
-
-
-def growth(planned: PlannedStep, told: Set[int]) -> tuple[bytes, bytes, bytes]:
-    """`grown`, `grown_blocks` and `grown_groups` of the step, without requests whose end has been `told`."""
-    if planned.group_growth or (planned.started and planned.started[0].further):
-        return _group_growth(planned, told)
-    tables = planned.new_blocks
-    if planned.started:
-        tables = tables | {started.request.number: started.block_table for started in planned.started}
-    if told:
-        tables = {number: ids for number, ids in tables.items() if number not in told}
-    pairs = [*chain.from_iterable(zip(tables, map(len, tables.values()), strict=True))]
-    return packed(pairs), packed([*chain.from_iterable(tables.values())]), b""
-
-
-def _group_growth(planned: PlannedStep, told: Set[int]) -> tuple[bytes, bytes, bytes]:
-    """As `_growth`, with an entry for each KV group of a request."""
-    entries: list[tuple[int, int, list[int]]] = []
-    for number, ids in planned.new_blocks.items():
-        start = 0
-        for group, count in enumerate(planned.group_growth[number]):
-            if count:
-                entries.append((number, group, ids[start : start + count]))
-                start += count
-    for started in planned.started:
-        for group, ids in enumerate((started.block_table, *started.further)):
-            entries.append((started.request.number, group, ids))
-    entries = [entry for entry in entries if entry[0] not in told]
-    pairs = [number for entry in entries for number in (entry[0], len(entry[2]))]
-    blocks = [block for entry in entries for block in entry[2]]
-    return packed(pairs), packed(blocks), bytes(group for _, group, _ in entries)
-
-
-def describe_arrival(request: Request, block_size: int) -> Arrival:
-    """A request as telemetry describes it: lengths and prefix digests, no text but its preview."""
-    keys = request.block_keys[: request.num_prompt_tokens // block_size]
-    return Arrival(
-        number=request.number,
-        id=request.id,
-        arrival_s=request.arrival_s,
-        prompt_tokens=request.num_prompt_tokens,
-        max_tokens=request.max_tokens,
-        priority=request.priority,
-        prefix_keys=_cut_keys(keys),
-        client_wait_s=request.client_wait_s,
-        preview=request.preview,
-        client=request.client,
-        adapter=request.adapter,
-        skip_reading_prefix_cache=request.skip_reading_prefix_cache,
-        images=tuple((image.offset, image.length, image.name) for image in request.images),
-        adapter_name=request.adapter_name,
-        parent=request.parent,
-    )
-
-
-def packed(numbers: list[int]) -> bytes:
-    """The numbers as int32."""
-    if len(numbers) == 1:  # by far the most common, and quicker without an array
-        return numbers[0].to_bytes(4, BYTE_ORDER, signed=True)
-    return array("i", numbers).tobytes()
-
-
-def _cut_keys(keys: list[bytes]) -> bytes:
-    """The first `PREFIX_KEY_BYTES` of each key, joined."""
-    if not keys:
-        return b""
-    whole = np.frombuffer(b"".join(keys), dtype=np.uint8).reshape(len(keys), -1)
-    return whole[:, :PREFIX_KEY_BYTES].tobytes()

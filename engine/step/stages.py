@@ -10,7 +10,7 @@ class Stages:
         self.free_s = (0.0,) * count
 
     def run(self, ready_s: float, elapsed_s: float) -> tuple[float, float]:
-        """When a batch that is ready at `ready_s` and takes `elapsed_s` in all is taken up, and when it is through."""
+        """When a batch that is ready at `ready_s` and takes `elapsed_s` in total starts and ends."""
         share_s, time_s, free_s = elapsed_s / len(self.free_s), ready_s, []
         taken_up_s = max(ready_s, self.free_s[0])
         for stage_s in self.free_s:

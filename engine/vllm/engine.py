@@ -11,23 +11,9 @@ from typing import Any
 import numpy as np
 from schedtop.engine.channel.protocol import ChannelError, encode
 from schedtop.engine.channel.server import ChannelServer
+from schedtop.engine.contract.commands import Abort, Drain, EndTrial, Pause, Resume, SetKnobs, StepOnce, Submit
 from schedtop.engine.contract.knobs import KnobError
-from schedtop.engine.contract.telemetry import (
-    Abort,
-    Bye,
-    Drain,
-    EndTrial,
-    Header,
-    Pause,
-    Refusal,
-    Reply,
-    Resume,
-    SetKnobs,
-    Snapshot,
-    StepOnce,
-    StepRecord,
-    Submit,
-)
+from schedtop.engine.contract.telemetry import Bye, Header, Refusal, Reply, Snapshot, StepRecord
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.open_latencies import Unended
 from schedtop.engine.serving.flight.files import FlightFiles

@@ -141,6 +141,14 @@ def hooked(base: type) -> type:
                 self.schedtop_hook.end("vLLM is shutting down")
             return super().shutdown(*args, **kwargs)
 
+    _hook_optional(Hooked, base)
+    Hooked.__name__ = Hooked.__qualname__ = f"Schedtop{base.__name__}"
+    setattr(Hooked, MARK, True)
+    return Hooked
+
+
+def _hook_optional(hooked: Any, base: Any) -> None:
+    """Hook the methods that not every version's scheduler has."""
     if hasattr(base, "_preempt_request"):
 
         def _preempt_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -151,7 +159,7 @@ def hooked(base: type) -> type:
                 hook.after_preempt(request, before)
             return answer
 
-        Hooked._preempt_request = _preempt_request
+        hooked._preempt_request = _preempt_request
     if hasattr(base, "update_draft_token_ids"):
 
         def update_draft_token_ids(self: Any, draft_token_ids: Any, *args: Any, **kwargs: Any) -> Any:
@@ -160,10 +168,7 @@ def hooked(base: type) -> type:
                 self.schedtop_hook.after_drafts(draft_token_ids)
             return answer
 
-        Hooked.update_draft_token_ids = update_draft_token_ids
-    Hooked.__name__ = Hooked.__qualname__ = f"Schedtop{base.__name__}"
-    setattr(Hooked, MARK, True)
-    return Hooked
+        hooked.update_draft_token_ids = update_draft_token_ids
 
 
 def _begin(scheduler: Any) -> Any:

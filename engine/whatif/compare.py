@@ -35,7 +35,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a change. `base` and `variant` are reports' documents.
+    """The outcome of a change. `base` and `variant` are reports' documents.
 
     `changes` maps each knob to its value in the base (a list of them where it was turned on the way) and in the
     variant. `divergence` None: every step is the same

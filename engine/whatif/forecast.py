@@ -126,7 +126,7 @@ def expected_rate(snapshot: Snapshot, known: Sequence[Arrival]) -> float | None:
         return float(rate) or None
     if len(known) < 2:
         return None
-    # The oldest one opens the span. Some that came at once are no rate that goes on.
+    # The oldest one opens the span. A single burst is not a lasting rate.
     span_s = snapshot.clock_s - min(arrival.arrival_s for arrival in known)
     return (len(known) - 1) / max(span_s, LEAST_SPAN_S)
 

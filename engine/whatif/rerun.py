@@ -35,7 +35,7 @@ from schedtop.engine.whatif.compared_figures import change_text, shown_in
 from schedtop.engine.whatif.verdict import CANNOT_TELL, verdict
 
 RUN_ON, LEAST_RUN_ON_S = 20.0, 600.0
-"""Base and variant go on for up to so many times the recorded stretch, and so many seconds more, for the unserved."""
+"""For the unserved, base and variant run on for at most so many times the recorded stretch plus so many seconds."""
 OnProgress = Callable[[str, float], None]
 """Gets what is being done, and a share of it."""
 
@@ -90,7 +90,7 @@ class Rerun(msgspec.Struct, frozen=True, kw_only=True):
     `start_s` is where they begin on the recording's clock, after `step`. `exact`: the base is the recording, step
     for step; else `drift` is the first step it decides otherwise. `divergence` is where base and variant part; None:
     every step is the same. `unfinished` requests were in flight when the recording ended: then counts and rates end
-    with it, and latencies are those of all its requests, for which base and variant go on beyond its end; `unserved` of
+    with it, and latencies are those of all its requests, for which base and variant run on past its end; `unserved` of
     them had no end in the base and in the variant even then.
     """
 
@@ -114,7 +114,7 @@ class Rerun(msgspec.Struct, frozen=True, kw_only=True):
 class Run:
     """One of the runs while it is made, from `start`, the state where it begins.
 
-    `report` is of what was recorded, up to `end_s`; `whole` goes on until everybody is served.
+    `report` is of what was recorded, up to `end_s`; `whole` continues until everybody is served.
     """
 
     records: Iterator[StepRecord]
@@ -189,7 +189,7 @@ def rerun(
 
 @dataclass(slots=True)
 class Stage:
-    """Three runs about to begin. `start` is the first record of the recording that they stand beside."""
+    """Three runs about to begin. `start` is the recording's first record to compare with."""
 
     recorded: Run
     base: Run
@@ -288,7 +288,7 @@ def _from_step(
 
 
 def _as_recorded(fork: Fork, record: StepRecord, base: Engine) -> Snapshot:
-    """The state after `record`: the requests are those of an engine that stands there."""
+    """The state after `record`: the requests are those of an engine at that point."""
     return msgspec.structs.replace(base.snapshot(), clock_s=fork.clock_s, totals=record.totals)
 
 
@@ -364,7 +364,7 @@ def _ended(totals: Totals) -> int:
 
 
 def _in_decisions(found: Divergence | None) -> Divergence | None:
-    """A difference but for how long the device took."""
+    """The difference apart from how long the device took."""
     parts = [] if found is None else [part for part in found.parts if part.field != "time"]
     return msgspec.structs.replace(found, parts=parts) if found is not None and parts else None
 

@@ -31,7 +31,7 @@ MAX_RUNS = 100_000
 
 
 class SweepError(RuntimeError):
-    """A sweep that cannot go on; the text says what is kept."""
+    """A sweep that cannot continue; the text says what is kept."""
 
 
 def parse_vary(items: Iterable[str]) -> dict[str, list[Any]]:
@@ -131,7 +131,7 @@ def _digest(path: Path, size: int, mtime_ns: int) -> str:
 
 
 def _outcomes(runs: Mapping[str, Scenario], slo: Slo | None, jobs: int) -> Iterator[SweepRun]:
-    """What each run came to, as they end."""
+    """The outcome of each run, as they end."""
     if jobs == 1 or len(runs) == 1:
         yield from (_run(key, scenario, slo) for key, scenario in runs.items())
         return

@@ -1,4 +1,4 @@
-"""What a sweep came to: table, CSV, JSON, and the line that names the winner."""
+"""The outcome of a sweep: table, CSV, JSON, and the line that names the winner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Better, worse, the same, or nobody can tell: one figure of two runs of the same requests."""
+"""Better, worse, the same, or undecided: one figure of two runs of the same requests."""
 
 from __future__ import annotations
 

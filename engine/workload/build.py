@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from hashlib import sha256
 
 import numpy as np
-from schedtop.engine.handoff.request import Image, Request, SamplingParams, TokenIds
+from schedtop.engine.contract.commands import SamplingParams
+from schedtop.engine.handoff.request import Image, Request, TokenIds
 from schedtop.engine.workload.paced import Ask
 from schedtop.engine.workload.tokens import key_tokens, mixed, mixed_number, own_tokens, text_tokens
 
@@ -19,7 +20,7 @@ SAMPLING = SamplingParams(ignore_eos=True)
 class RequestBuilder:
     """Makes requests, all their tokens below `vocab_size`. The same seed and ask give the same prompt.
 
-    `encode` turns text into ids where a tokenizer is at hand; without one, stand-in tokens take its place. Requests
+    `encode` turns text into ids where there is a tokenizer; without one, stand-in tokens take its place. Requests
     that name no adapter are spread over `num_adapters`, by seed and ordinal.
     """
 

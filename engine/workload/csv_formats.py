@@ -131,7 +131,7 @@ CSV_FORMATS: tuple[CsvFormat, ...] = (
 
 
 def csv_trace(header: Line, lines: Iterator[Line], tally: Tally) -> Trace | None:
-    """The trace under `header`, or None if its columns are no known format's."""
+    """The trace under `header`, or None if its columns match no known format."""
     try:
         names = [cell.decode().strip() for cell in _cells(header[1])]
     except (BadRowError, UnicodeDecodeError):

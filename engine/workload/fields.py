@@ -72,7 +72,7 @@ PARENT_COLUMN = "parent"
 
 
 def parent(value: object) -> str:
-    """What the children of one request have in common; empty for none. Raises `BadRowError` for what is no name."""
+    """What the children of one request have in common; empty for none. Raises `BadRowError` for what is not a name."""
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
     if isinstance(text, bool) or not isinstance(text, str | int | None) or len(str(text)) > 200:
         raise BadRowError(f"{PARENT_COLUMN} is not a name", value)

@@ -82,7 +82,7 @@ JSON_ACCEPTS = (
 
 
 def json_trace(first: Line, lines: Iterator[Line], tally: Tally) -> Trace | None:
-    """The trace whose first line is `first`, or None if its keys are no known format's."""
+    """The trace whose first line is `first`, or None if its keys match no known format."""
     every = chain([first], lines)
     if first[1] == b"{":
         return result_trace(every, tally)

@@ -27,7 +27,7 @@ class NestedFormat:
     asks: Callable[[Object], Iterable[Asked]]
     drops: Callable[[Object], str | None] = lambda line: None
     block_key: str | None = None
-    """Where the first line says how many tokens an id stands for."""
+    """Where the first line says how many tokens an id represents."""
 
 
 def _session(line: Object) -> Iterator[Asked]:
@@ -78,7 +78,7 @@ NESTED_FORMATS: tuple[NestedFormat, ...] = (
 
 
 def nested_trace(number: int, first: Object, lines: Iterator[Line], tally: Tally) -> Trace | None:
-    """The trace of `lines`, the first of which holds `first`, or None if its keys are no known format's."""
+    """The trace of `lines`, the first of which holds `first`, or None if its keys match no known format."""
     fmt = next((fmt for fmt in NESTED_FORMATS if fmt.keys <= first.keys()), None)
     if fmt is None:
         return None

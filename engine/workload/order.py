@@ -18,7 +18,7 @@ Timed = tuple[float, int, TraceRow]
 class ByArrival:
     """Iterates once over (time, place in file, row) by time; rows of one time keep the file's order.
 
-    Of `num_rows` read so far, `inversions` counts those before which a later one stands in the file; one that comes
+    Of `num_rows` read so far, `inversions` counts those that come after a later one in the file; one that comes
     too late for the window is reported to the tally as a bad row.
     """
 

@@ -52,7 +52,7 @@ class Wave:
         return periods * self.period_s + rest * self.on_s / self.period_s
 
     def even(self, clock_s: float) -> float:
-        """The even stream's time at `clock_s`, which stands still between bunches."""
+        """The even stream's time at `clock_s`, which stops between bunches."""
         periods, rest = divmod(clock_s, self.period_s)
         return periods * self.period_s + min(rest / self.on_s, 1.0) * self.period_s
 
@@ -81,7 +81,7 @@ class Tempo:
         return self._wave.bunch(even_s) if self._wave else even_s
 
     def change(self, rate: float | None, clock_s: float) -> None:
-        """Go on at `rate` requests/s from `clock_s`; None is the source's own."""
+        """Continue at `rate` requests/s from `clock_s`; None is the source's own."""
         even_s = self._wave.even(clock_s) if self._wave else clock_s
         if self._stretch > 0:
             self._own_s += max(even_s - self._even_s, 0.0) / self._stretch

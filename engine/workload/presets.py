@@ -1,4 +1,4 @@
-"""The generated workloads: a table of what each sends, and the stream of requests it stands for."""
+"""The generated workloads: a table of what each sends, and the stream of requests it makes."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def _guidellm_rows(documents: Iterable[Document], tally: Tally) -> Iterator[Trac
 
 
 def _asks(report: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each request of a report with the list it stands in; what is not shaped like one is passed over."""
+    """Each request of a report with the list it is in; what is not shaped like one is skipped."""
     for benchmark in _list(report.get("benchmarks")):
         requests = benchmark.get("requests")
         for group in ("successful", "incomplete", "errored"):

@@ -12,7 +12,7 @@ from schedtop.engine.handoff.request import TokenIds
 Keys = npt.NDArray[np.uint64]
 
 TEXT_BYTES_PER_TOKEN = 4
-"""Without a tokenizer, this many bytes of a text stand for a token."""
+"""Without a tokenizer, this many bytes of a text count as a token."""
 
 _GOLDEN = np.uint32(0x9E3779B9)
 _MASK = 0xFFFFFFFFFFFFFFFF

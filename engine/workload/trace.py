@@ -29,7 +29,7 @@ class BadRowError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TraceRow:
-    """One request of a trace. `line` is where it stands in the file, from 1 (in result files: its ordinal).
+    """One request of a trace. `line` is its line in the file, from 1 (in result files: its ordinal).
 
     `time_s` counts from any zero; None where the format has no times. `prefix_ids` names the prompt's leading
     blocks: equal ids in equal places are equal tokens. `text` is the prompt as UTF-8, where the trace has one;
@@ -104,7 +104,7 @@ class Tally:
         self._count(self.dropped, reason, line)
 
     def notice(self, reason: str, line: int) -> None:
-        """Count a row that is used otherwise than it stands there."""
+        """Count a row that is used differently from what it says."""
         self._count(self.noticed, reason, line)
 
     def _count(self, counter: Counter[str], reason: str, line: int) -> None:

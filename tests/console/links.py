@@ -7,19 +7,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 import msgspec
-from schedtop.engine.contract.telemetry import (
-    EndTrial,
-    Incoming,
-    KnobChange,
-    Notice,
-    Outgoing,
-    Pause,
-    Reply,
-    Resume,
-    SetKnobs,
-    StepOnce,
-    Trial,
-)
+from schedtop.engine.contract.commands import EndTrial, Incoming, Pause, Resume, SetKnobs, StepOnce
+from schedtop.engine.contract.telemetry import KnobChange, Notice, Outgoing, Reply, Trial
 from synthetic import SyntheticEngine
 
 

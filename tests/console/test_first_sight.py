@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schedtop.engine.contract.telemetry import SetKnobs
+from schedtop.engine.contract.commands import SetKnobs
 from seat import COMPACT, WIDE, Clock, Seat, seated
 from textual.geometry import Offset
 

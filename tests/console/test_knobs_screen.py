@@ -17,8 +17,9 @@ from schedtop.console.past import sample_sizes as enough
 from schedtop.console.past.history import MAX_RECORDS, History
 from schedtop.console.screens.knobs import KnobsScreen
 from schedtop.console.screens.live import LiveScreen
+from schedtop.engine.contract.commands import EndTrial, Incoming, SetKnobs
 from schedtop.engine.contract.knobs import check_value
-from schedtop.engine.contract.telemetry import EndTrial, Incoming, Notice, SetKnobs, Trial
+from schedtop.engine.contract.telemetry import Notice, Trial
 from seat import COMPACT, STRIP, WIDE, seated
 from synthetic import SyntheticEngine
 from textual.events import Key

@@ -8,7 +8,7 @@ import pytest
 from links import PlayedLink
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
-from schedtop.engine.contract.telemetry import blocks_in_use
+from schedtop.engine.contract.reading import blocks_in_use
 from seat import seated
 
 

@@ -22,7 +22,8 @@ from schedtop.console.status import facts
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
 from schedtop.engine.contract.latencies.cohort import SHARES, Cohort, cohort
-from schedtop.engine.contract.telemetry import Header, Snapshot, StepRecord, itl_column, row_columns
+from schedtop.engine.contract.reading import itl_column, row_columns
+from schedtop.engine.contract.telemetry import Header, Snapshot, StepRecord
 from schedtop.engine.decide_again.restore import restore
 from schedtop.engine.decide_again.scenario import Scenario
 from schedtop.engine.offline.headless import run_headless, step_through

@@ -10,15 +10,10 @@ from schedtop.console.life.reader import read_life, sharers
 from schedtop.console.past.history import History
 from schedtop.console.screens.live import LiveScreen
 from schedtop.console.screens.request import RequestScreen
-from schedtop.engine.contract.telemetry import (
-    Abort,
-    Incoming,
-    Reply,
-    StepRecord,
-    TextDelta,
-    describe_head,
-    row_matrix,
-)
+from schedtop.engine.contract.commands import Abort, Incoming
+from schedtop.engine.contract.limiters import describe_head
+from schedtop.engine.contract.reading import row_matrix
+from schedtop.engine.contract.telemetry import Reply, StepRecord, TextDelta
 from seat import COMPACT, WIDE, seated
 from synthetic import SyntheticEngine
 

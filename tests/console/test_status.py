@@ -14,7 +14,7 @@ import pytest
 from schedtop.console.drawing import text
 from schedtop.console.past.history import History
 from schedtop.console.status import brief, facts, page, sentence
-from schedtop.engine.contract.telemetry import describe_head
+from schedtop.engine.contract.limiters import describe_head
 from seat import COMPACT, WIDE, seated
 from synthetic import SyntheticEngine
 

@@ -15,7 +15,8 @@ from schedtop.console.past.ladder import Bucket, Ladder, quantile
 from schedtop.console.widgets.latency import LatencyPanel
 from schedtop.console.widgets.timeline import Timeline
 from schedtop.engine.contract.latencies.cohort import cohort
-from schedtop.engine.contract.telemetry import Host, StepRecord, itl_column
+from schedtop.engine.contract.reading import itl_column
+from schedtop.engine.contract.telemetry import Host, StepRecord
 from seat import COMPACT, WIDE, Clock, seated
 from synthetic import SyntheticEngine
 

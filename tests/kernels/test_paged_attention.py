@@ -108,7 +108,7 @@ def test_lengths_around_full_blocks_and_tiles(
     device: Any, relative_error: ErrorOf, block_size: int, around: int
 ) -> None:
     rows = [(1, around - 1), (1, around), (1, around + 1), (around // 4, around), (around // 4, around + 1)]
-    batch = make_batch(device, rows, block_size=block_size)
+    batch = make_batch(device, rows, heads=(2, 1), block_size=block_size)
     assert batch.error(relative_error, tiling=SMALL) < BOUNDS["float32"]
 
 
@@ -123,7 +123,7 @@ def test_groups_of_query_heads(device: Any, relative_error: ErrorOf, heads: tupl
     [*((window, 1) for window in (1, 2, 15, 16, 17, 32, 40, 1000)), (1, 3), (17, 3), (40, 3)],
 )
 def test_window_edges(device: Any, relative_error: ErrorOf, window: int, num_splits: int) -> None:
-    batch = make_batch(device, [(1, 1), (1, 16), (1, 90), (20, 20), (25, 77)], window=window)
+    batch = make_batch(device, [(1, 1), (1, 16), (1, 90), (20, 20), (25, 77)], heads=(2, 1), window=window)
     error = batch.error(relative_error, window=window, tiling=SMALL, num_splits=num_splits)
     assert error < BOUNDS["float32"]
 
@@ -162,7 +162,7 @@ def test_many_short_rows_share_no_tile(device: Any, relative_error: ErrorOf) -> 
 
 
 def test_thousands_of_tokens(device: Any, relative_error: ErrorOf) -> None:
-    decode = make_batch(device, [(1, 5003), (1, 2500)], dtype=torch.bfloat16)
+    decode = make_batch(device, [(1, 5003), (1, 2500)], heads=(2, 1), dtype=torch.bfloat16)
     assert decode.error(relative_error) < BOUNDS["bfloat16"]
     chunk = make_batch(device, [(40, 2500)], heads=(2, 1), dtype=torch.float16)
     assert chunk.error(relative_error) < BOUNDS["float16"]

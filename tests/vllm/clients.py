@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import httpx
 from schedtop.engine.channel.client import ChannelClient
-from schedtop.engine.contract.telemetry import Arrival, Command, Finish, Outgoing, Reply, StepRecord
+from schedtop.engine.contract.commands import Command
+from schedtop.engine.contract.telemetry import Arrival, Finish, Outgoing, Reply, StepRecord
 
 
 class Answer(NamedTuple):

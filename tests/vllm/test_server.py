@@ -11,18 +11,9 @@ from pathlib import Path
 
 import pytest
 from schedtop.console.past.state import State
-from schedtop.engine.contract.telemetry import (
-    Abort,
-    Bye,
-    Header,
-    Pause,
-    Reply,
-    Resume,
-    SetKnobs,
-    Snapshot,
-    StepRecord,
-    row_columns,
-)
+from schedtop.engine.contract.commands import Abort, Pause, Resume, SetKnobs
+from schedtop.engine.contract.reading import row_columns
+from schedtop.engine.contract.telemetry import Bye, Header, Reply, Snapshot, StepRecord
 from schedtop.engine.decide_again.verify import verify_recording
 from schedtop.engine.recording import Recording
 from schedtop.engine.scrape.fetch import Fetcher

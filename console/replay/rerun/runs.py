@@ -120,7 +120,7 @@ Begin = Callable[[Mapping[str, KnobValue], int | None, Snapshot | None], Running
 class Reruns:
     """One run at a time, and the answer to the last one. `on_change` is called on the run's thread.
 
-    `doing` is what is done at present, None while nothing runs. `failed` is why the last run came to nothing.
+    `doing` is the present activity, None while nothing runs. `failed` says why the last run failed.
     """
 
     def __init__(self, begin: Begin | None, on_change: Callable[[], None]) -> None:
@@ -140,7 +140,7 @@ class Reruns:
         return self._begin is not None
 
     def begin(self, changes: Mapping[str, KnobValue], index: int | None, snapshot: Snapshot | None) -> None:
-        """Start a run; one that is under way is given up."""
+        """Start a run; one that is under way is cancelled."""
         assert self._begin is not None
         self.cancel()
         running = self._begin(changes, index, snapshot)
@@ -160,7 +160,7 @@ class Reruns:
         try:
             for told in running:
                 self._take(running, told)
-        except Exception as error:  # whatever it is, it is why there is no outcome
+        except Exception as error:  # whatever it is explains why there is no outcome
             self._take(running, error)
 
     def _take(self, running: Running, told: Told | Exception) -> None:

@@ -26,7 +26,7 @@ _GAP = 2
 
 
 class RerunScreen(ConsoleScreen):
-    """Esc gives up a run under way, else returns to the replay. One page after the other where there is no room."""
+    """Esc cancels a run under way, else returns to the replay. On small screens there is one page after the other."""
 
     AUTO_FOCUS: ClassVar[str | None] = None
 
@@ -59,7 +59,7 @@ class RerunScreen(ConsoleScreen):
 
     @property
     def busy(self) -> bool:
-        """A run is under way, or the last one came to nothing."""
+        """A run is under way, or the last one failed."""
         return self.reruns.doing is not None or bool(self.reruns.failed) or self.overlay.outcome is None
 
     def on_mount(self) -> None:

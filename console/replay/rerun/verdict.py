@@ -1,4 +1,4 @@
-"""What the re-run came to: figures side by side, where the runs part, and how they were made."""
+"""The outcome of the re-run: figures side by side, where the runs diverge, and how they were made."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ in both runs, which go on until those are served. > is a lower bound: some are n
 
 
 def _idle(row: Row) -> bool:
-    """Nothing to tell: none refused in any run."""
+    """Nothing to show: no run refused any."""
     return row.name == "refused" and {row.recorded, row.base, row.variant} == {"0"}
 
 
@@ -166,7 +166,7 @@ def made(outcome: Outcome) -> list[tuple[str, str]]:
 
 
 class ProgressPanel(UnnumberedPanel):
-    """In the place of all others while a run is under way, or came to nothing."""
+    """Replaces all others while a run is under way, or after one failed."""
 
     TITLE: ClassVar[str] = "Re-run"
     HELP: ClassVar[str] = "The recording is run again twice, as it was and with the changed knobs. Esc cancels."

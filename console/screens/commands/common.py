@@ -15,7 +15,8 @@ from schedtop.console.screens.help import HelpScreen
 from schedtop.console.screens.palette_entries import entries
 from schedtop.console.screens.quit import QuitScreen
 from schedtop.console.terminal import clipboard, export
-from schedtop.engine.contract.telemetry import Abort, Pause, Reply, Resume, StepOnce, StepRecord
+from schedtop.engine.contract.commands import Abort, Pause, Resume, StepOnce
+from schedtop.engine.contract.telemetry import Reply, StepRecord
 
 if TYPE_CHECKING:
     from schedtop.console.view import View
@@ -140,7 +141,7 @@ class CommonCommands:
         paused = self.view.present.live.paused
         command = Resume if paused else Pause
         held = "engine paused; P resumes it, . runs one step"
-        if self.view.is_a_server:  # what runs goes on
+        if self.view.is_a_server:  # what runs continues
             held = "admissions paused; P resumes them"
         self.console.command(
             lambda id: command(id, f"console {self.view.options.who}".strip()),

@@ -10,8 +10,9 @@ from schedtop.console.knobs.staged import Staging
 from schedtop.console.knobs.trial import TRIAL_S
 from schedtop.console.screens.base import Console, ConsoleScreen
 from schedtop.console.screens.commands.common import CommonCommands, engine_refuses
+from schedtop.engine.contract.commands import EndTrial, SetKnobs
 from schedtop.engine.contract.knobs import KnobError
-from schedtop.engine.contract.telemetry import EndTrial, Reply, SetKnobs
+from schedtop.engine.contract.telemetry import Reply
 
 if TYPE_CHECKING:
     from schedtop.console.widgets.knobs import KnobsPanel
@@ -196,7 +197,7 @@ class KnobCommands:
 
 
 def _seconds(words: str) -> float | None:
-    """How long a trial is to last; None of what is no such number."""
+    """How long a trial is to last; None if the text is not such a number."""
     try:
         seconds = float(words.strip().removesuffix("s")) if words.strip() else TRIAL_S
     except ValueError:

@@ -13,7 +13,7 @@ from schedtop.console.screens.live import LiveScreen
 from schedtop.console.screens.panel_screen import MoveCommands
 from schedtop.console.view import View
 from schedtop.console.widgets.events import LEVELS
-from schedtop.engine.contract.telemetry import SetKnobs
+from schedtop.engine.contract.commands import SetKnobs
 
 
 class LiveCommands:
@@ -154,7 +154,7 @@ class LiveCommands:
     def do_sort_invert(self) -> None:
         self.screen.requests.descending = not self.screen.requests.descending
 
-    # Where tabs name the panels there is no title to show these.
+    # Where tabs name the panels, no title can show these.
 
     def do_follow(self) -> None:
         table = self.screen.requests

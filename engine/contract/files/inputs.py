@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def odd_file(path: Path) -> str | None:
-    """Why `path` is not read although it exists (a pipe could block for ever, a device never end), or None.
+    """Why `path` is not read although it exists (a pipe could block forever, a device never end), or None.
 
     `-` is refused where no file has that name."""
     if str(path) == "-" and not path.exists():

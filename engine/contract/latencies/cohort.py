@@ -65,7 +65,7 @@ class Cohort:
         if not num_open:
             return Bounded(least, least, False)
         smallest = int(self.open.nonzero()[0][0])
-        # Of equal ones the known stand first: they can grow no more.
+        # Of equal ones the known come first: they cannot grow.
         surely = int(self.known[: smallest + 1].sum() + self.open[:smallest].sum())
         beyond = place > num - num_open - 1
         most = float("inf") if beyond else _at(self.values, np.cumsum(self.known), place)

@@ -1,4 +1,4 @@
-"""Who is in flight, told by records alone: since when they wait, and what their open latencies have come to."""
+"""Who is in flight, from records alone: since when they wait, and their open latencies so far."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.latencies.slo import Slo
+from schedtop.engine.contract.reading import row_matrix
 from schedtop.engine.contract.telemetry import (
     ROW_FIELDS,
     Admission,
@@ -18,7 +19,6 @@ from schedtop.engine.contract.telemetry import (
     Refusal,
     Snapshot,
     StepRecord,
-    row_matrix,
 )
 
 Floats = npt.NDArray[np.float64]
@@ -192,7 +192,7 @@ def _mean_gap_s(life: Life, now_s: float) -> float:
 
 
 def _is_past(life: Life, slo: Slo, now_s: float) -> bool:
-    """By its wait for a first token, its mean gap or its time in all."""
+    """By its wait for a first token, its mean gap or its total time."""
     arrival_s = life.arrival.arrival_s
     ttft_s = (now_s if life.first_s is None else life.first_s) - arrival_s
     if slo.ttft_s is not None and ttft_s > slo.ttft_s:

@@ -43,7 +43,7 @@ class Percentiles:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def percentile(self, share: float) -> float | None:
-        """The value below which `share` (0 to 1) of the values lie; None without any."""
+        """The value below which `share` (0 to 1) of the values fall; None without any."""
         count = self.count
         if not count:
             return None

@@ -1,4 +1,4 @@
-"""Prompt tokens that the prefix cache had once and has no more: what says that a pool is too small for its prefixes."""
+"""Prompt tokens that the prefix cache had once and has lost: a sign that a pool is too small for its prefixes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class _Seen:
         """Note when they (n,) were used, in order."""
         while len(paths):
             sets = _sets(paths)
-            # Where it lies already, else where what was unused for longest lies.
+            # Its present slot, else that of the longest unused.
             ways = np.where(self._paths[sets] == paths[:, None], -1, self._used[sets]).argmin(axis=1)
             places = sets * _WAYS + ways
             self._flat_paths[places], self._flat_used[places] = paths, used
@@ -176,7 +176,7 @@ def _paths_of(prompts: list[bytes]) -> Paths:
     sizes = np.array([len(keys) // PREFIX_KEY_BYTES for keys in prompts])
     starts = np.repeat(np.cumsum(sizes) - sizes, sizes)
     parts = np.frombuffer(b"".join(prompts), dtype=np.uint32).astype(np.uint64)
-    parts += np.uint64(1)  # 0 stands for no path
+    parts += np.uint64(1)  # 0 means no path
     places = np.arange(1, len(parts) + 1, dtype=np.uint64) - starts.astype(np.uint64)
     parts *= parts + places * np.uint64(_ODD)
     sums = parts.cumsum()

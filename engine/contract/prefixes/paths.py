@@ -19,7 +19,7 @@ def path_keys(prefix_keys: bytes) -> list[bytes]:
 
 
 def recorded_keys(prefix_keys: bytes) -> list[bytes]:
-    """Keys for each full prompt block of a recorded request: what is told of such a request again is the same."""
+    """Keys for each full prompt block of a recorded request: describing it again gives the same keys."""
     parts = (prefix_keys[at : at + PREFIX_KEY_BYTES] for at in range(0, len(prefix_keys), PREFIX_KEY_BYTES))
     return [part + path for part, path in zip(parts, path_keys(prefix_keys), strict=True)]
 

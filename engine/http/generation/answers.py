@@ -15,7 +15,7 @@ from schedtop.engine.http.text import OutputText
 
 DONE = b"data: [DONE]\n\n"
 REASONS = {FinishReason.STOP: "stop", FinishReason.ABORT: "abort"}
-"""How a client is told of an end; any other one is `length` to it."""
+"""What a client calls an end; any other is `length` to it."""
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class Reader:
 class Answer:
     """The shape of one request's answer. `usage`: at a stream's end; `continuous`: in every chunk, too.
 
-    `token_text` is there where log probabilities are told.
+    `token_text` is set where log probabilities are wanted.
     """
 
     id: str

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
+from schedtop.engine.contract.commands import Submit
 from schedtop.engine.contract.config import ConfigError
-from schedtop.engine.contract.telemetry import Submit
 from schedtop.engine.handoff.request import TokenIds
 from schedtop.engine.http.errors import ApiError, busy, json_response
 from schedtop.engine.http.generation.answers import DONE, Answer, Reader, error_event

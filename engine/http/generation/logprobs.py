@@ -14,7 +14,7 @@ TokenText = Callable[[int], str]
 
 
 def completion_logprobs(scored: Sequence[Scored], text: TokenText, offset: int) -> dict[str, Any]:
-    """Parallel lists, as of `/v1/completions`; `offset` is where the first token stands in the answer's text."""
+    """Parallel lists, as of `/v1/completions`; `offset` is where the first token starts in the answer's text."""
     tokens = [text(token_id) for token_id, _ in scored]
     offsets = [offset + sum(map(len, tokens[:place])) for place in range(len(tokens))]
     return {

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
-from schedtop.engine.contract.telemetry import Sampling
+from schedtop.engine.contract.commands import SamplingParams
 from schedtop.engine.handoff.sampling_settings import MAX_LOGPROBS
 from schedtop.engine.http.errors import ApiError
 
@@ -121,7 +121,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def asked_logprobs(self) -> int | None:
-        """Of how many of the likeliest tokens log probabilities are told; None: of no token at all."""
+        """How many of the likeliest tokens get log probabilities; None: not even the output does."""
         raise NotImplementedError
 
     @property
@@ -129,7 +129,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
         """How many output tokens were asked for."""
         return self.max_tokens
 
-    def sampling(self, advice: Mapping[str, Any], vocab_size: int) -> Sampling:
+    def sampling(self, advice: Mapping[str, Any], vocab_size: int) -> SamplingParams:
         """The request's own settings over the model's advice over OpenAI's defaults, as vLLM's server has it."""
         values: dict[str, Any] = {"temperature": 1.0}
         if advice.get("temperature"):
@@ -139,7 +139,7 @@ class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
                 values[name] = own
         values["top_k"] = max(values.get("top_k", 0), 0)  # -1 is off, too
         bias = self.biases(vocab_size)
-        return Sampling(
+        return SamplingParams(
             **values,
             stop=self.stops,
             ignore_eos=bool(self.ignore_eos),
@@ -252,7 +252,7 @@ def _refuse_unserved(values: Mapping[str, Any]) -> None:
 
 
 def _kind(value: Any) -> type[Any]:
-    """Numbers are alike; true is no 1."""
+    """Numbers are alike; true is not 1."""
     return float if isinstance(value, int | float) and not isinstance(value, bool) else type(value)
 
 

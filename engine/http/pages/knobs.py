@@ -1,4 +1,4 @@
-"""`/v1/knobs`: what can be turned, where it stands, who turned it."""
+"""`/v1/knobs`: which knobs there are, their values, and who set them."""
 
 from __future__ import annotations
 

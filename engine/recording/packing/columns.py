@@ -95,7 +95,7 @@ def bits_of(values: Sequence[float]) -> Bits:
 
 
 def pack_bits(bits: Bits) -> bytes:
-    """64-bit words byte plane by byte plane, so that the equal high bytes lie together; nothing if all are 0."""
+    """64-bit words byte plane by byte plane, so that the equal high bytes are adjacent; nothing if all are 0."""
     if not bits.any():
         return b""
     return np.ascontiguousarray(bits).view(np.uint8).reshape(-1, 8).T.tobytes()

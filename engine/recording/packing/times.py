@@ -25,7 +25,7 @@ from schedtop.engine.recording.packing.columns import (
 
 
 class Times(msgspec.Struct, array_like=True, frozen=True):
-    """Stored times: each start against the end before it, each end against its start; `oldest_since` tells since
+    """Stored times: each start against the end before it, each end against its start; `oldest_since` says since
     when the oldest request waits."""
 
     starts: bytes

@@ -1,6 +1,6 @@
 """Drafts by a small model that runs behind the served one.
 
-Its keys and values lie in a paged cache of its own under the same block ids, so tables, prefix hits and preemptions
+Its keys and values are in its own paged cache under the same block ids, so tables, prefix hits and preemptions
 are the scheduler's alone. It computes each token once its model has: a prompt's chunks as they come, then every
 output. What it lacks (drafting was off, a prefix was cached meanwhile) it catches up with where a step leaves room.
 """
@@ -26,7 +26,7 @@ def scratch_columns(block_size: int) -> int:
 class DraftModel:
     """Drafts with `forward`, whose cache has `num_blocks` shared ids and then scratch blocks for `num_rows` rows.
 
-    Drafts may lie beyond the blocks a request holds: these positions go to scratch, and are computed again once it
+    Drafts may go beyond the blocks a request holds: these positions go to scratch, and are computed again once it
     has blocks for them. A step takes at most `max_tokens` rows of input, or what the served model took and one more
     each (the draft slot). `window` is that of the served model where blocks before it are released.
     """
@@ -84,7 +84,7 @@ class DraftModel:
     def propose(self, step: Verified, count: int, pick: Pick) -> Drafts | None:
         """Compute what the served model has computed and got; then draft, one forward for each place."""
         slots, samples, ends = step.slots, step.plan.samples, step.ends
-        known = np.minimum(self._known[slots], ends - samples)  # what lies behind were rejected drafts
+        known = np.minimum(self._known[slots], ends - samples)  # what follows were rejected drafts
         self._known[slots] = known
         if not count:
             return None
@@ -109,7 +109,7 @@ class DraftModel:
         return np.maximum(plan.computed - self._window + 1, 0) // self._block_size
 
     def _tables(self, rows: Rows, slots: SlotArray, ends: IntArray, widths: IntArray) -> tuple[IntArray, IntArray]:
-        """Block tables with scratch behind them, and `widths`, 0 where there is no scratch left for a row."""
+        """Block tables with scratch behind them, and `widths`, 0 where no scratch is left for a row."""
         room, size = rows.room_of(slots), self._block_size
         lacking = np.flatnonzero((widths > 0) & (ends + widths - 1 > room))
         widths = widths.copy()
@@ -117,7 +117,7 @@ class DraftModel:
         columns = -(-int((ends + widths).max()) // size) + self._scratch.shape[1]
         tables = np.zeros((len(slots), columns), dtype=np.int32)
         held = rows.blocks[slots, :columns]
-        # Released blocks (-1) lie before every window; where this model looks there, any block will do.
+        # Released blocks (-1) are before every window; where this model looks there, any block will do.
         np.maximum(held, 0, out=tables[:, : held.shape[1]])
         for row, scratch in zip(lacking.tolist(), self._scratch, strict=False):
             first = int(room[row]) // size

@@ -23,7 +23,7 @@ Drafts = tuple[IntArray, IntArray]
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A step whose outputs are known: row i of the plan lies in `slots[i]` of `rows`, with `ends[i]` tokens now."""
+    """A step whose outputs are known: row i of the plan is in `slots[i]` of `rows`, with `ends[i]` tokens now."""
 
     plan: StepPlan
     rows: Rows

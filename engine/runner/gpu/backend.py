@@ -19,7 +19,7 @@ Tell = Callable[[str], None]
 
 
 def choose_kernels(shape: CacheShape, num_heads: int, device: torch.device, tell: Tell) -> bool:
-    """Whether the kernels serve a model of these sizes; the reason why not is told."""
+    """Whether the kernels serve a model of these sizes; if not, `tell` gets the reason."""
     reason = kernels.unavailable_reason(device) or try_kernels(shape, num_heads, device)
     if reason is not None:
         tell(f"{reason}: running on torch, which is slower")

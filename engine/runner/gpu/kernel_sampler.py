@@ -30,7 +30,7 @@ class KernelSampler:
     ) -> IntArray | None:
         """Token ids int32 [M] of `logits` [M, vocab], None if the kernel cannot run.
 
-        `settings` are the rows', None for greedy; `positions` are where the tokens will stand.
+        `settings` are the rows', None for greedy; `positions` are those of the new tokens.
         """
         if self._failed:
             return None

@@ -25,7 +25,7 @@ class KernelRoute(Protocol):
 
 
 class GuardedDecoder:
-    """A decoder on kernels. One that cannot be compiled or launched is told, and the step runs again on torch.
+    """A decoder on kernels. A failure to compile or launch is reported, and the step runs again on torch.
 
     Running again is safe: keys and values go to the same slots.
     """

@@ -22,7 +22,7 @@ MOST_KEPT_BYTES = 1 << 30
 
 
 def converted_folder(files: ModelFiles, dtype: torch.dtype) -> Path | None:
-    """Where a GGUF file's weights in `dtype` lie, whether they are there or not; None if they are not kept.
+    """The place of a GGUF file's weights in `dtype`, converted or not; None if they are not kept.
 
     A pulled model has a folder of its own, any other file one named by its content.
     """
@@ -62,7 +62,7 @@ def convert(files: ModelFiles, dtype: torch.dtype) -> ModelFiles:
         finally:
             shutil.rmtree(work, ignore_errors=True)
     except (OSError, ConfigError):  # whatever writes safetensors has errors of its own
-        return converted if folder.is_dir() else files  # another process was faster, or there is no room
+        return converted if folder.is_dir() else files  # another process was faster, or the disk is full
     return converted
 
 

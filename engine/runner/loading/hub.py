@@ -20,7 +20,7 @@ ANSWER_WITHIN_S = 10.0
 def fetch(files: ModelFiles) -> ModelFiles:
     """`files` with a folder in place of a hub id; only what is not whole in the local cache needs the network.
 
-    Raises `ConfigError` for a name that the hub does not give out, a hub out of reach, or files that are no model.
+    Raises `ConfigError` for a name that the hub does not give out, a hub out of reach, or files that are not a model.
     """
     if not files.on_hub:
         return files
@@ -37,9 +37,7 @@ def _download(name: str) -> str:
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
-        model_info(
-            name, timeout=ANSWER_WITHIN_S
-        )  # asks once, where a download would go on asking for half a minute
+        model_info(name, timeout=ANSWER_WITHIN_S)  # asks once, where a download would keep asking for half a minute
         return snapshot_download(name, allow_patterns=WANTED)
     except HfHubHTTPError as error:
         why = f"the hub answers {error.response.status_code}"

@@ -13,7 +13,7 @@ MADV_COLLAPSE = 25
 def advise_huge_pages(*, move: bool) -> None:
     """Ask the kernel for huge pages under every large private mapping of this process.
 
-    `move`: also for what lies there now, at about a second per gigabyte; memory nobody touched becomes real then.
+    `move`: also for what is there now, at about a second per gigabyte; this allocates untouched memory.
 
     With small pages the processor's prefetching stops every 4 KB: products of a few rows with large weights are a
     fifth slower. It is advice: where the kernel does not take it, nothing changes.

@@ -31,7 +31,7 @@ class ModelMissingError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """Where a model lies: a folder, the GGUF file in it, if it is one; or a hub id whose files are yet to be had."""
+    """Where a model is: a folder, with its GGUF file if it has one; or a hub id whose files are still to be fetched."""
 
     name: str
     source: str
@@ -40,7 +40,7 @@ class ModelFiles:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What every `from_pretrained` is told about the files."""
+        """What every `from_pretrained` needs to know about the files."""
         gguf = {} if self.gguf is None else {"gguf_file": self.gguf}
         return {"trust_remote_code": False, **gguf}
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from schedtop.engine.contract.commands import SamplingParams
 from schedtop.engine.contract.config import ConfigError, EngineConfig
 from schedtop.engine.contract.knobs import BY_NAME
 from schedtop.engine.contract.start_settings import check_settings
-from schedtop.engine.handoff.request import SamplingParams
 from schedtop.engine.runner.batch import Decoder
 from schedtop.engine.runner.detokenize import Texts
 from schedtop.engine.runner.drafting.draft_model import DraftModel, scratch_columns
@@ -111,12 +111,12 @@ def open_model(
     loaded = load_model(files, config.dtype, device, on_stage, before_weights)
     defaults = {**device_defaults(device), **(DRAFT_DEFAULTS if config.draft_model is not None else {})}
     settings = {**defaults, **checked}
-    # A draft model's sequences are no shorter.
+    # A draft model's sequences are not shorter.
     settings["max_model_len"] = _model_len(loaded.model.config, settings)
     notices: list[str] = []
 
     def tell(line: str) -> None:
-        if line not in notices:  # a draft model may have the same to tell
+        if line not in notices:  # a draft model may say the same
             notices.append(line)
             on_stage(line)
 

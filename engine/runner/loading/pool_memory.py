@@ -14,7 +14,7 @@ from schedtop.engine.runner.batch import Batch, Decoder
 from schedtop.engine.runner.models.kv_cache import CacheShape, PagedCache
 
 CPU_POOL_BYTES = 1 << 30
-"""Pool on a CPU unless told otherwise; never more than half of what is free."""
+"""Default pool on a CPU; never more than half of what is free."""
 
 
 LARGEST_STEP_TOKENS = 16_384

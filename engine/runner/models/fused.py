@@ -25,7 +25,7 @@ class Operations(Protocol):
     def add_norm(
         self, x: torch.Tensor, more: torch.Tensor | None, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """`x + more` (just `x` if there is no more), and that over its root mean square, times `weight`."""
+        """`x + more` (just `x` if `more` is None), and that over its root mean square, times `weight`."""
         ...
 
     def rotate(self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -69,7 +69,7 @@ def load_products(weight: torch.Tensor) -> Native | None:
 
 
 def make_linear(modules: Sequence[torch.nn.Linear], products: Native | None = None) -> Linear:
-    """One linear layer that gives the outputs of all `modules`, side by side; their own weights are let go."""
+    """One linear layer that gives the outputs of all `modules`, side by side; their own weights are released."""
     weights = [module.weight.detach() for module in modules]
     weight = weights[0] if len(weights) == 1 else torch.cat(weights)
     biases = [module.bias.detach() for module in modules if module.bias is not None]

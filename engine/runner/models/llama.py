@@ -80,7 +80,7 @@ class LeanDecoder:
         for index, layer in enumerate(self._layers):
             hidden, normed = add_norm(hidden, more, layer.input_norm, self._eps)
             attended = self._attend(index, layer, normed, cos, sin)
-            if index == len(self._layers) - 1:  # nobody attends to what follows: only wanted tokens go on
+            if index == len(self._layers) - 1:  # nobody attends to what follows: only wanted tokens continue
                 if wanted is None:
                     return None
                 hidden, attended = hidden.index_select(0, wanted), attended.index_select(0, wanted)

@@ -30,7 +30,7 @@ HEADER, SEGMENTS = "header", "*.frames"
 
 
 class FlightFiles:
-    """Writes a flight below `root` on a thread of its own. Raises `OSError` if it cannot be begun.
+    """Writes a flight below `root` on its own thread. Raises `OSError` if it cannot be started.
 
     A disk that fails later ends the flight; `error` then says why.
     """
@@ -54,19 +54,19 @@ class FlightFiles:
         self._thread.start()
 
     def begin(self, snapshot: bytes) -> None:
-        """A new segment, with that frame."""
+        """Start a new segment with that frame."""
         self._orders.append(self._open_next)
         self.add(frame(snapshot))
 
     def add(self, frames: Sequence[bytes]) -> None:
-        """Frames of the newest segment."""
+        """Append frames to the newest segment."""
         self._orders.extend(frames)
         self._num_given += sum(map(len, frames))
         if self._num_given - self._num_written > MOST_UNWRITTEN_BYTES:
             self.error = "the disk is too slow"
 
     def forget(self) -> None:
-        """The oldest segment goes."""
+        """Remove the oldest segment."""
         self._orders.append(lambda: self._made.popleft().unlink(missing_ok=True))
 
     def close(self, keep: bool) -> None:

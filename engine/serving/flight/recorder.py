@@ -32,7 +32,7 @@ class Segment(NamedTuple):
 class FlightRecorder(Sink):
     """Keeps whole segments, the oldest forgotten first: at most `KEEP_S` and `KEEP_BYTES`, without output text.
 
-    With `files` they are on disk, too, there without prompts; `notice` is told if the disk fails.
+    With `files` they are on disk, too, there without prompts; `notice` is called if the disk fails.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from schedtop.engine.contract.telemetry import ROW_FIELDS, Blocks, StepRecord, T
 from schedtop.engine.kv.block_pool import HELD, in_order
 from schedtop.engine.scheduler.books.request_table import IntArray
 from schedtop.engine.scheduler.books.state import Batch
-from schedtop.engine.step.observer import growth, packed
+from schedtop.engine.step.describe import growth, packed
 from schedtop.engine.step.stretch.leg import Foreseen, Leg, Told, gained, limiter_of
 
 NUMBER, TOKENS, EMITTED = (ROW_FIELDS.index(name) for name in ("request", "tokens", "emitted"))

@@ -15,7 +15,8 @@ from schedtop.console.cli.record_process import RecordProcess
 from schedtop.engine.channel.client import ChannelClient
 from schedtop.engine.channel.protocol import encode
 from schedtop.engine.channel.server import ChannelServer
-from schedtop.engine.contract.telemetry import Bye, FinishReason, Reply, SetKnobs, StepRecord
+from schedtop.engine.contract.commands import SetKnobs
+from schedtop.engine.contract.telemetry import Bye, FinishReason, Reply, StepRecord
 from schedtop.engine.decide_again.verify import verify_recording
 from schedtop.engine.recording import Recording, RecordingError
 from schedtop.engine.vllm.limits import set_limits

@@ -13,10 +13,11 @@ from schedtop.console.explain.finding import Finding
 from schedtop.console.explain.log import Log, read
 from schedtop.console.explain.window import Bounds
 from schedtop.engine.build import build_engine
+from schedtop.engine.contract.commands import SamplingParams
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
 from schedtop.engine.contract.telemetry import Header, Snapshot, StepRecord
 from schedtop.engine.handoff.plan import StepPlan, StepResult
-from schedtop.engine.handoff.request import Request, SamplingParams
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.step.engine import Engine
 
 Each = Callable[[Engine], None]

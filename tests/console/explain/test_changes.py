@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scenes import Run, ask, numbers, serve, stream
-from schedtop.engine.contract.telemetry import row_columns
+from schedtop.engine.contract.reading import row_columns
 from schedtop.engine.step.engine import Engine
 
 

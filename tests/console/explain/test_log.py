@@ -16,7 +16,7 @@ from schedtop.console.explain.log import LOOK_EVERY_S, Log, read
 from schedtop.console.explain.page import document, page
 from schedtop.console.explain.window import Table
 from schedtop.engine.contract.config import WorkloadSpec
-from schedtop.engine.contract.telemetry import row_columns, row_matrix
+from schedtop.engine.contract.reading import row_columns, row_matrix
 from schedtop.engine.step.engine import Engine
 
 

@@ -7,7 +7,7 @@ import pytest
 from scenes import Run, ask, numbers, serve, stream
 from schedtop.console.explain.window import Bounds
 from schedtop.engine.contract.config import WorkloadSpec
-from schedtop.engine.contract.telemetry import itl_column
+from schedtop.engine.contract.reading import itl_column
 
 
 def decodes(budget: int) -> Run:

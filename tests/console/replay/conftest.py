@@ -9,6 +9,7 @@ import pytest
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract import telemetry as t
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
+from schedtop.engine.contract.reading import row_columns
 from schedtop.engine.recording import Recording, RecordingWriter
 
 # importlib mode puts no test folder on the path; what tests here share lies beside them.
@@ -51,7 +52,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
                 if i % 97 == 50:
                     engine.set_knobs({"max_num_seqs": 12 + i % 7}, by="test")
                 if i % 61 == 30:
-                    engine.abort(int(t.row_columns(records[-1])["request"][0]))
+                    engine.abort(int(row_columns(records[-1])["request"][0]))
                 if i in (300, 301):
                     (engine.pause if i == 300 else engine.resume)()
                 record = engine.step()

@@ -108,11 +108,16 @@ async def seated(
 
 
 @pytest.fixture(scope="module")
-def brief(told: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first records of the run alone: every question to a recording runs all of it again, twice."""
+def brief(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Short requests: every question to a recording runs all of it again, twice, until all are served."""
     path = tmp_path_factory.mktemp("brief") / "run.schedtop"
-    with RecordingWriter(path, told.header, lambda: told.snapshot) as writer:
-        for record in told.records[:360]:
+    workload = WorkloadSpec(source="mixed", rate=3.0, scale=0.3)
+    scheduler = {"max_num_seqs": 16, "num_blocks": 160, "num_speculative_tokens": 2, "max_model_len": 2048}
+    engine = build_engine(EngineConfig(device="sim:llama-3.1-8b@l4", workload=workload, scheduler=scheduler))
+    with RecordingWriter(path, engine.header, engine.snapshot) as writer:
+        for _ in range(360):
+            record = engine.step()
+            assert record is not None
             writer.write(record)
     return path
 
@@ -237,10 +242,10 @@ async def test_from_the_start_settings_of_the_start_can_be_changed(recording: Re
 
 async def test_no_change_is_said(recording: Recording) -> None:
     async with seated(recording) as seat:
-        await seat.stage("max_num_active_seqs", "900")
+        await seat.stage("max_num_active_seqs", "16")
         await seat.press("r")
         text = await seat.outcome()
-        assert "no change: all 358 steps are the same" in text
+        assert "no change: all 359 steps are the same" in text
         assert "every step is the same" in await seat.press("d")
         assert "worse" not in text and "better" not in text
 

@@ -23,6 +23,8 @@ from schedtop.engine.channel import listen as listening
 from schedtop.engine.channel.protocol import FrameBuffer, decode_incoming, decode_outgoing, frame, parse_address
 from schedtop.engine.channel.token_file import read_token, token_path
 from schedtop.engine.contract import telemetry as t
+from schedtop.engine.contract.commands import Abort, Incoming, Join, Pause, SetKnobs
+from schedtop.engine.contract.reading import itl_column, row_matrix
 
 
 def take(server: ChannelServer, client: ChannelClient, kind: type[Any]) -> Any:
@@ -36,8 +38,8 @@ def take(server: ChannelServer, client: ChannelClient, kind: type[Any]) -> Any:
     raise AssertionError(f"no {kind.__name__} came")
 
 
-def commands(server: ChannelServer, count: int) -> list[tuple[Any, t.Incoming]]:
-    got: list[tuple[Any, t.Incoming]] = []
+def commands(server: ChannelServer, count: int) -> list[tuple[Any, Incoming]]:
+    got: list[tuple[Any, Incoming]] = []
     while len(got) < count:
         got += server.poll(1.0)
     return got
@@ -109,9 +111,9 @@ def test_commands_are_answered_in_order(server: ChannelServer, fake: ModuleType)
         take(server, client, t.Header)
         take(server, client, t.Snapshot)
         sent = [
-            t.SetKnobs(1, {"max_num_seqs": 4, "policy": None}, expected_version=3, by="key"),
-            t.Pause(2),
-            t.Abort(3, 17),
+            SetKnobs(1, {"max_num_seqs": 4, "policy": None}, expected_version=3, by="key"),
+            Pause(2),
+            Abort(3, 17),
         ]
         for command in sent:
             client.send(command)
@@ -159,9 +161,9 @@ def test_unread_replies_stop_the_reading_of_commands(server: ChannelServer, fake
     """A console that asks without ever reading cannot make the engine hoard answers."""
     server.ready(fake.header(), lambda: fake.snapshot(0))
     sock = raw(server)
-    sock.sendall(b"".join(frame(encode(t.Join(0, t.PROTOCOL, read_token(token_path()))))))
+    sock.sendall(b"".join(frame(encode(Join(0, t.PROTOCOL, read_token(token_path()))))))
     sock.setblocking(False)
-    ask = b"".join(frame(encode(t.Pause(1)))) * 500
+    ask = b"".join(frame(encode(Pause(1)))) * 500
     stalled = 0
     while stalled < 50:
         for peer, command in server.poll(0):
@@ -172,7 +174,7 @@ def test_unread_replies_stop_the_reading_of_commands(server: ChannelServer, fake
         except BlockingIOError:
             stalled += 1
     # One read's worth of commands may still be answered after the outbox is full.
-    assert server._peers[0].outbox_bytes < (1 << 16) + (1 << 16) / len(encode(t.Pause(1))) * 600
+    assert server._peers[0].outbox_bytes < (1 << 16) + (1 << 16) / len(encode(Pause(1))) * 600
     sock.close()
 
 
@@ -198,8 +200,8 @@ def test_another_protocol_is_one_clear_line_on_both_sides(server: ChannelServer,
         struct.pack("<I", 0),
         struct.pack("<I", 3) + b"\xc1\xc1\xc1",
         b"".join(frame(b"\x91" * 100_000)),
-        b"".join(frame(encode(t.Pause(1)))),
-        b"".join(frame(encode(t.Join(0, t.PROTOCOL)))) + b"".join(frame(b"\x94\x65\x01\x81\xa1a" + b"\x91" * 5000)),
+        b"".join(frame(encode(Pause(1)))),
+        b"".join(frame(encode(Join(0, t.PROTOCOL)))) + b"".join(frame(b"\x94\x65\x01\x81\xa1a" + b"\x91" * 5000)),
     ],
 )
 def test_hostile_bytes_end_that_connection_only(server: ChannelServer, fake: ModuleType, data: bytes) -> None:
@@ -235,7 +237,7 @@ def test_a_damaged_record_is_refused_or_has_whole_arrays(fake: ModuleType, data:
     except ChannelError:
         return
     if isinstance(message, t.StepRecord):
-        assert len(t.row_matrix(message)[0]) == len(t.itl_column(message))
+        assert len(row_matrix(message)[0]) == len(itl_column(message))
 
 
 def test_a_hostile_engine_is_an_error_of_the_client(tmp_path: Path) -> None:
@@ -257,7 +259,7 @@ def test_a_dead_engine_is_seen_at_once_and_its_last_words_are_read(server: Chann
     server.close(t.Bye("crash", 3), within_s=0)
     with pytest.raises(ChannelClosedError):
         for _ in range(3):
-            client.send(t.Pause(1))
+            client.send(Pause(1))
     assert client.receive(5) == t.Bye("crash", 3)
     with pytest.raises(ChannelClosedError, match=r"gone|broke"):
         client.receive(5)

@@ -12,7 +12,9 @@ import pytest
 from schedtop.engine.channel import ChannelClient, ChannelClosedError
 from schedtop.engine.channel.spawn import EngineProcess, start_engine
 from schedtop.engine.contract import telemetry as t
+from schedtop.engine.contract.commands import SetKnobs
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
+from schedtop.engine.contract.reading import block_changes
 from schedtop.engine.recording import Recording
 
 
@@ -42,7 +44,7 @@ def test_records_follow_the_snapshot_and_add_up(engine: EngineProcess) -> None:
             assert record.seq == seq
             assert record.totals.scheduled_tokens == totals.scheduled_tokens + record.scheduled_tokens
             totals = record.totals
-            blocks, values = t.block_changes(record)
+            blocks, values = block_changes(record)
             classes[blocks] = values
             counts = np.bincount(classes, minlength=4).tolist()
             told = record.blocks
@@ -52,17 +54,17 @@ def test_records_follow_the_snapshot_and_add_up(engine: EngineProcess) -> None:
 
 def test_a_knob_change_is_answered_and_marked(engine: EngineProcess) -> None:
     with engine.connect() as client:
-        client.send(t.SetKnobs(1, {"max_num_seqs": 3}, by="test"))
+        client.send(SetKnobs(1, {"max_num_seqs": 3}, by="test"))
         reply = next(
             message for message in messages(client) if isinstance(message, t.Reply) and message.command == 1
         )
         while not reply.ok and "loading" in reply.text:
-            client.send(t.SetKnobs(1, {"max_num_seqs": 3}, by="test"))
+            client.send(SetKnobs(1, {"max_num_seqs": 3}, by="test"))
             reply = next(message for message in messages(client) if isinstance(message, t.Reply))
         assert reply.ok, reply.text
         record = next(m for m in messages(client) if isinstance(m, t.StepRecord) and m.knobs)
         assert record.knobs[0].name == "max_num_seqs" and record.knobs[0].by == "test"
-        client.send(t.SetKnobs(2, {"max_num_seqs": 0}))
+        client.send(SetKnobs(2, {"max_num_seqs": 0}))
         refused = next(message for message in messages(client) if isinstance(message, t.Reply))
         assert not refused.ok and "at least 1" in refused.text
 

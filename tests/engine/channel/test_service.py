@@ -20,6 +20,7 @@ import pytest
 from schedtop.engine.channel import ChannelClient, ChannelClosedError, ChannelError
 from schedtop.engine.channel.spawn import EngineProcess, start_engine
 from schedtop.engine.contract import telemetry as t
+from schedtop.engine.contract.commands import Abort, Drain, Pause, Resume, SetKnobs, StepOnce
 from schedtop.engine.contract.config import EngineConfig
 from schedtop.engine.recording import Recording
 
@@ -65,24 +66,24 @@ def test_a_console_follows_the_engine_and_commands_it(start: Start) -> None:
         assert until(client, t.Header).engine == "fake"
         seq = until(client, t.Snapshot).seq
         assert [until(client, t.StepRecord).seq for _ in range(3)] == [seq + 1, seq + 2, seq + 3]
-        client.send(t.SetKnobs(7, {"max_num_seqs": 3}, expected_version=1))
+        client.send(SetKnobs(7, {"max_num_seqs": 3}, expected_version=1))
         assert until(client, t.Reply) == t.Reply(7, True, "set", 2, ["8 running, cap 3: 5 must finish first"])
-        client.send(t.SetKnobs(8, {"nonsense": 3}))
+        client.send(SetKnobs(8, {"nonsense": 3}))
         assert until(client, t.Reply) == t.Reply(8, False, "no knob is called 'nonsense'", 2)
-        client.send(t.StepOnce(9))
+        client.send(StepOnce(9))
         assert not until(client, t.Reply).ok
-        client.send(t.Abort(10, 99))
+        client.send(Abort(10, 99))
         assert until(client, t.Reply).text == "request 99 is not in flight"
-        client.send(t.Pause(11))
+        client.send(Pause(11))
         assert until(client, t.Reply).command == 11
-        client.send(t.StepOnce(12))
+        client.send(StepOnce(12))
         assert until(client, t.Reply).ok
         first = until(client, t.StepRecord).seq
-        client.send(t.StepOnce(13))
+        client.send(StepOnce(13))
         assert until(client, t.StepRecord).seq == first + 1, "paused: only the steps asked for"
-        client.send(t.Resume(14))
+        client.send(Resume(14))
         assert until(client, t.StepRecord).seq == first + 2
-        client.send(t.Drain(15))
+        client.send(Drain(15))
         assert until(client, t.Bye).reason == "drained"
         assert engine.process.wait(20) == 0
 
@@ -131,7 +132,7 @@ def test_loading_is_greeted_and_can_be_ended(start: Start, how: str) -> None:
     with engine.connect() as client:
         while until(client, t.Stage).name != "loading weights":
             pass
-        client.send(t.Pause(1))
+        client.send(Pause(1))
         reply = until(client, t.Reply)
         assert not reply.ok and "loading" in reply.text
         if how == "signal":
@@ -140,7 +141,7 @@ def test_loading_is_greeted_and_can_be_ended(start: Start, how: str) -> None:
             assert engine.process.stdin
             engine.process.stdin.close()
         else:
-            client.send(t.Drain(2))
+            client.send(Drain(2))
         assert until(client, t.Bye).step == 0
     assert engine.process.wait(20) == 0
 
@@ -179,7 +180,7 @@ def test_a_suspended_engine_still_ends_in_order(start: Start) -> None:
     with engine.connect() as client:
         until(client, t.StepRecord)
         engine.process.send_signal(signal.SIGSTOP)
-        client.send(t.Drain(1, now=True))
+        client.send(Drain(1, now=True))
         assert engine.close(300) == 0
 
 
@@ -187,7 +188,7 @@ def test_an_engine_that_hears_nothing_is_killed_and_leaves_no_socket(start: Star
     engine = start()
     with engine.connect() as client:
         until(client, t.StepRecord)
-        client.send(t.Abort(1, -1))
+        client.send(Abort(1, -1))
         assert engine.close(0.1) == -signal.SIGKILL
     assert not Path(engine.address).exists()
 
@@ -202,7 +203,7 @@ def test_the_end_of_the_workload_is_told_and_the_engine_stays(start: Start) -> N
     engine = start({"real_time": True}, steps=3)
     with engine.connect() as client:
         assert "workload has ended" in until(client, t.Notice).text
-        client.send(t.Pause(1))
+        client.send(Pause(1))
         assert until(client, t.Reply).ok
 
 

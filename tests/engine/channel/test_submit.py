@@ -11,13 +11,15 @@ from schedtop.engine.channel import ChannelClient
 from schedtop.engine.channel.protocol import decode_incoming, encode
 from schedtop.engine.channel.spawn import EngineProcess, start_engine
 from schedtop.engine.contract import telemetry as t
+from schedtop.engine.contract.commands import Abort, Drain, Join, Pause, SamplingParams, StepOnce, Submit
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
+from schedtop.engine.contract.reading import row_columns
 
 PROMPT = np.arange(40, dtype=np.int32)
 
 
-def submit(id: int, prompt: Any = PROMPT, max_tokens: int = 6, **fields: Any) -> t.Submit:
-    return t.Submit(id, f"r{id}", prompt.tobytes(), max_tokens, **fields)
+def submit(id: int, prompt: Any = PROMPT, max_tokens: int = 6, **fields: Any) -> Submit:
+    return Submit(id, f"r{id}", prompt.tobytes(), max_tokens, **fields)
 
 
 class Seen:
@@ -101,7 +103,7 @@ def test_drafts_come_in_bursts_and_stop_at_the_length() -> None:
             client.send(submit(id, max_tokens=21 + id))
         seen = follow(client, Seen(), lambda seen: len(seen.ends) == 5)
     assert sorted(map(len, seen.tokens.values())) == [21, 22, 23, 24, 25]
-    assert max(int(t.row_columns(record)["emitted"].max(initial=0)) for record in seen.records) > 1
+    assert max(int(row_columns(record)["emitted"].max(initial=0)) for record in seen.records) > 1
 
 
 @pytest.mark.parametrize("changes", [{"scheduler": {"async_scheduling": True}}, {"pipeline_parallel_size": 2}])
@@ -117,7 +119,7 @@ def test_with_steps_under_way_each_still_gets_its_own(changes: dict[str, Any]) -
     }
     for record in seen.records:
         if record.executed:
-            rows = t.row_columns(record)
+            rows = row_columns(record)
             assert ((rows["emitted"] > 0) <= (rows["tokens"] > 0)).all()
 
 
@@ -151,21 +153,21 @@ def test_what_cannot_be_served_is_told_at_once(engine: EngineProcess, prompt: An
 
 def test_a_bias_for_a_token_that_is_none_is_refused(engine: EngineProcess) -> None:
     with join(engine) as client:
-        client.send(submit(1, sampling=t.Sampling(logit_bias=((1 << 30, 1.0),))))
+        client.send(submit(1, sampling=SamplingParams(logit_bias=((1 << 30, 1.0),))))
         reply = follow(client, Seen(), lambda seen: seen.replies).replies[1]
         assert not reply.ok and reply.number == -1 and "logit_bias" in reply.text
 
 
 def test_an_abort_and_a_hang_up_free_everything(engine: EngineProcess) -> None:
     with join(engine) as client, join(engine) as other:
-        client.send(t.Pause(90))
+        client.send(Pause(90))
         client.send(submit(1, max_tokens=400))
         other.send(submit(1, max_tokens=400))
         follow(other, Seen(), lambda seen: seen.replies)
-        client.send(t.StepOnce(91))
+        client.send(StepOnce(91))
         seen = follow(client, Seen(), lambda seen: 91 in seen.replies and any(r.running == 2 for r in seen.records))
         number = seen.replies[1].number
-        client.send(t.Abort(92, number))
+        client.send(Abort(92, number))
         assert follow(client, seen, lambda seen: seen.ends).ends[number].reason == "abort"
         other.close()
         last = follow(client, seen, lambda seen: seen.records[-1].running == 0).records[-1]
@@ -177,7 +179,7 @@ def test_a_draining_engine_takes_no_more_and_finishes_what_it_has() -> None:
     config = EngineConfig(workload=None, real_time=True, scheduler={"max_model_len": 512})
     with start_engine(config) as process, join(process) as client:
         client.send(submit(1, max_tokens=40))
-        client.send(t.Drain(2))
+        client.send(Drain(2))
         client.send(submit(3))
         seen = follow(client, Seen(), lambda seen: seen.ends)
         assert not seen.replies[3].ok and seen.replies[3].number == -1 and "takes no new" in seen.replies[3].text
@@ -196,5 +198,5 @@ def test_arrivals_count_from_when_the_client_had_them() -> None:
 
 
 def test_a_client_is_no_console_and_gets_no_texts() -> None:
-    join = t.Join(0, t.PROTOCOL, console=False)
-    assert decode_incoming(encode(join)) == join and t.Join(0, t.PROTOCOL).console
+    join = Join(0, t.PROTOCOL, console=False)
+    assert decode_incoming(encode(join)) == join and Join(0, t.PROTOCOL).console

@@ -14,6 +14,7 @@ from schedtop.engine.channel import ChannelClient, ChannelError, ChannelServer
 from schedtop.engine.channel.protocol import Loopback, parse_address
 from schedtop.engine.channel.token_file import VARIABLE, ensure_token
 from schedtop.engine.contract import telemetry as t
+from schedtop.engine.contract.commands import Drain, Pause, SetKnobs
 
 TCP = "tcp:127.0.0.1:0"
 
@@ -62,7 +63,7 @@ def test_without_the_token_nobody_joins_and_the_refusal_names_it(
         other.write_text(given)
     monkeypatch.setenv(VARIABLE, str(other))
     with ChannelClient.connect(tcp.address) as client:
-        client.send(t.Drain(1, now=True))
+        client.send(Drain(1, now=True))
         commands: list[object] = []
         for _ in range(20):
             commands += tcp.poll(0.01)
@@ -94,9 +95,7 @@ def test_read_only_is_held_by_the_engine(tmp_path: Path, fake: ModuleType, by_en
         server.ready(fake.header(), lambda: fake.snapshot(0))
         with ChannelClient.connect(server.address, read_only=not by_engine) as client:
             take(server, client, t.Snapshot)
-            for number, command in enumerate(
-                (t.Drain(0, now=True), t.SetKnobs(1, {"max_num_seqs": 1}), t.Pause(2))
-            ):
+            for number, command in enumerate((Drain(0, now=True), SetKnobs(1, {"max_num_seqs": 1}), Pause(2))):
                 client.send(command)
                 reply = take(server, client, t.Reply)
                 assert (reply.command, reply.ok) == (number, False) and "read-only" in reply.text

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from schedtop.engine.channel.spawn import EngineProcess, start_engine
 from schedtop.engine.contract import telemetry as t
+from schedtop.engine.contract.commands import EndTrial, Pause, SetKnobs
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
 
 LONG_S = 3600.0
@@ -66,7 +67,7 @@ class Console:
 
 
 def on_trial(console: Console, value: int = 9, seconds: float = LONG_S, **settings: Any) -> t.Reply:
-    return console.ask(t.SetKnobs, {"max_num_seqs": value}, trial_s=seconds, **settings)
+    return console.ask(SetKnobs, {"max_num_seqs": value}, trial_s=seconds, **settings)
 
 
 def test_a_second_console_sees_the_trial_and_may_confirm_it(engine: EngineProcess) -> None:
@@ -77,21 +78,21 @@ def test_a_second_console_sees_the_trial_and_may_confirm_it(engine: EngineProces
     assert trial is not None and trial.values == {"max_num_seqs": 9} and trial.before == {"max_num_seqs": 64}
     assert 0 < trial.left_s <= LONG_S
     assert second.knobs["max_num_seqs"] == 9
-    assert second.ask(t.EndTrial, trial.number, True).ok
+    assert second.ask(EndTrial, trial.number, True).ok
     first.until(9)
     assert any("confirmed: max_num_seqs 9 stays" in words for words in first.said)
-    late = second.ask(t.EndTrial, trial.number, False)
+    late = second.ask(EndTrial, trial.number, False)
     assert not late.ok and "over" in late.text
     assert Console(engine).trial is None
 
 
 def test_a_second_console_may_take_it_back_also_while_the_engine_is_paused(engine: EngineProcess) -> None:
     first, second = Console(engine), Console(engine)
-    assert first.ask(t.Pause).ok
+    assert first.ask(Pause).ok
     assert on_trial(first).ok
     while second.trial is None:
         second.take()
-    assert second.ask(t.EndTrial, second.trial.number, False).ok
+    assert second.ask(EndTrial, second.trial.number, False).ok
     first.until(64)
     assert any("back to max_num_seqs 64" in words for words in first.said)
 
@@ -100,7 +101,7 @@ def test_a_second_console_may_take_it_back_also_while_the_engine_is_paused(engin
 def test_it_goes_back_in_time(engine: EngineProcess, paused: bool) -> None:
     console = Console(engine)
     if paused:
-        assert console.ask(t.Pause).ok
+        assert console.ask(Pause).ok
     assert on_trial(console, seconds=0.2).ok
     console.until(64)
     assert any("not confirmed in time" in words for words in console.said)
@@ -111,7 +112,7 @@ import sys, time
 from schedtop.engine.contract import telemetry as t
 from schedtop.engine.channel import ChannelClient
 client = ChannelClient.connect(sys.argv[1], 300)
-command = t.SetKnobs(1, {"max_num_seqs": 9}, trial_s=float(sys.argv[2]))
+command = SetKnobs(1, {"max_num_seqs": 9}, trial_s=float(sys.argv[2]))
 client.send(command)
 while True:
     message = client.receive(300)
@@ -170,11 +171,11 @@ def test_what_cannot_be_tried_is_refused(engine: EngineProcess) -> None:
 def test_a_change_for_good_ends_the_trial_of_its_knob(engine: EngineProcess) -> None:
     console = Console(engine)
     values = {"max_num_batched_tokens": 512, "watermark": 0.1}
-    assert console.ask(t.SetKnobs, values, trial_s=LONG_S).ok
-    assert console.ask(t.SetKnobs, {"watermark": 0.1}).ok
+    assert console.ask(SetKnobs, values, trial_s=LONG_S).ok
+    assert console.ask(SetKnobs, {"watermark": 0.1}).ok
     while console.trial is None or console.trial.values != {"max_num_batched_tokens": 512}:
         console.take()
-    assert console.ask(t.SetKnobs, {"max_num_batched_tokens": 1024}).ok
+    assert console.ask(SetKnobs, {"max_num_batched_tokens": 1024}).ok
     while console.trial is not None:
         console.take()
     assert Console(engine).knobs["watermark"] == 0.1
@@ -183,11 +184,11 @@ def test_a_change_for_good_ends_the_trial_of_its_knob(engine: EngineProcess) -> 
 def test_what_a_change_resets_comes_back_with_it(engine: EngineProcess) -> None:
     """`max_num_batched_tokens` sets the token budget, too."""
     console = Console(engine)
-    assert console.ask(t.SetKnobs, {"max_num_scheduled_tokens": 300}).ok
-    assert console.ask(t.SetKnobs, {"max_num_batched_tokens": 512}, trial_s=LONG_S).ok
+    assert console.ask(SetKnobs, {"max_num_scheduled_tokens": 300}).ok
+    assert console.ask(SetKnobs, {"max_num_batched_tokens": 512}, trial_s=LONG_S).ok
     while console.trial is None:
         console.take()
-    assert console.ask(t.EndTrial, console.trial.number, False).ok
+    assert console.ask(EndTrial, console.trial.number, False).ok
     knobs = Console(engine).knobs
     assert (knobs["max_num_scheduled_tokens"], knobs["max_num_batched_tokens"]) == (300, 2048)
 

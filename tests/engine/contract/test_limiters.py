@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from schedtop.console.widgets.queue import QueuePanel
 from schedtop.engine.contract.knobs import BY_NAME
-from schedtop.engine.contract.limiters import BUDGET, CAP, CHUNKS, LIMITERS
-from schedtop.engine.contract.telemetry import DEFERRED, Head, Limiter, describe_head
+from schedtop.engine.contract.limiters import BUDGET, CAP, CHUNKS, LIMITERS, describe_head
+from schedtop.engine.contract.telemetry import DEFERRED, Head, Limiter
 
 NO_KNOB_HELPS = {Limiter.PAUSED, Limiter.DP_THROTTLE, *DEFERRED}
 

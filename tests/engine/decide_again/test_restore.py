@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
-from schedtop.engine.contract.telemetry import Limiter, Snapshot, StepRecord, row_columns
+from schedtop.engine.contract.reading import row_columns
+from schedtop.engine.contract.telemetry import Limiter, Snapshot, StepRecord
 from schedtop.engine.decide_again.restore import restore
 from schedtop.engine.sim.worker import SimWorker
 from schedtop.engine.step.engine import Engine

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
-from schedtop.engine.contract.telemetry import ROW_FIELDS, StepRecord, row_matrix
+from schedtop.engine.contract.reading import row_matrix
+from schedtop.engine.contract.telemetry import ROW_FIELDS, StepRecord
 from schedtop.engine.decide_again.verify import RecordingVerdict, verify_recording
 from schedtop.engine.handoff.plan import StepPlan, StepResult
 from schedtop.engine.recording import Recording, RecordingError, RecordingWriter

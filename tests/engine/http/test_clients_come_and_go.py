@@ -13,6 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 from schedtop.engine.contract import telemetry as t
+from schedtop.engine.contract.commands import Abort, Pause, Resume
+from schedtop.engine.contract.reading import row_columns
 
 from tests.engine.http.served import Served, events, serving
 
@@ -54,7 +56,7 @@ def test_a_client_that_hangs_up_frees_its_blocks(stream: bool, how: str) -> None
 
 def test_a_client_that_hangs_up_before_anything_ran_leaves_nothing() -> None:
     with serving(real_time=True) as served:
-        served.command(t.Pause(0))
+        served.command(Pause(0))
         reset(request(served, LONG))
         with served.raw(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n{"):
             pass
@@ -62,7 +64,7 @@ def test_a_client_that_hangs_up_before_anything_ran_leaves_nothing() -> None:
             if record.finishes:
                 break
         assert [finish.reason for finish in record.finishes] == ["abort"] and record.totals.steps == 0
-        served.command(t.Resume(0))
+        served.command(Resume(0))
         assert served.complete().status_code == 200
 
 
@@ -84,7 +86,7 @@ def test_a_slow_reader_gets_many_tokens_at_once_and_holds_nobody_up() -> None:
 
 def test_a_full_queue_is_503_with_when_to_come_back() -> None:
     with serving({"max_num_seqs": 1}, real_time=True, max_num_queued_reqs=8) as served:
-        served.command(t.Pause(0))
+        served.command(Pause(0))
         # All at once: one that is being queued must not count twice.
         waiting = [request(served, {**LONG, "max_tokens": 2}) for _ in range(8)]
         next(record for record in served.records() if record.waiting == 8)
@@ -93,7 +95,7 @@ def test_a_full_queue_is_503_with_when_to_come_back() -> None:
         assert refused.json()["error"]["type"] == "ServiceUnavailableError"
         page = served.http.get("/metrics").text
         assert 'vllm:admission_rejections_total{model_name="llama-3.1-8b",reason="max_num_queued_reqs"} 1.0' in page
-        served.command(t.Resume(0))
+        served.command(Resume(0))
         for sock in waiting:
             assert b"200 OK" in sock.recv(1 << 16)
             sock.close()
@@ -106,7 +108,7 @@ def test_an_operators_abort_ends_the_answer() -> None:
         client = threading.Thread(target=lambda: done.append(served.post("/v1/completions", LONG)))
         client.start()
         record = until_running(served, 1)
-        assert served.command(t.Abort(0, int(t.row_columns(record)["request"][0]))).ok
+        assert served.command(Abort(0, int(row_columns(record)["request"][0]))).ok
         client.join()
         assert done[0].json()["choices"][0]["finish_reason"] == "abort"
 

@@ -15,7 +15,8 @@ import pytest
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
 from schedtop.engine.contract.figures import COLUMNS, document_of, row_of
-from schedtop.engine.contract.telemetry import ROW_FIELDS, RowFlag, StepRecord, row_columns, row_matrix
+from schedtop.engine.contract.reading import row_columns, row_matrix
+from schedtop.engine.contract.telemetry import ROW_FIELDS, RowFlag, StepRecord
 from schedtop.engine.inspect import export as exports
 from schedtop.engine.inspect.export import FORMATS, default_path, export
 from schedtop.engine.inspect.trace_events import REQUESTS_PID, SCHEDULER_PID, trace_events

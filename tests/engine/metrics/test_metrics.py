@@ -21,6 +21,7 @@ from schedtop.engine.build import build_engine
 from schedtop.engine.contract import telemetry as t
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
 from schedtop.engine.contract.prefixes.lost_hits import PrefixMemory
+from schedtop.engine.contract.reading import draft_positions, itl_column, row_columns
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.metrics import MetricsError, start_metrics
 from schedtop.engine.metrics.collector import MetricsCollector
@@ -67,7 +68,7 @@ class Served:
             assert page.url.startswith("http://127.0.0.1:")
             while not engine.exhausted:
                 if engine.clock_s > 4 and engine.knobs_version == 0:
-                    engine.abort(int(t.row_columns(self.records[-1])["request"][0]))
+                    engine.abort(int(row_columns(self.records[-1])["request"][0]))
                     engine.set_knobs({"max_num_seqs": 20})
                 record = engine.step()
                 assert record is not None
@@ -140,7 +141,7 @@ def test_counters_are_the_records_totals(served: Served) -> None:
     assert accepted == totals.accepted_draft_tokens > 0
     # Drafts of a life that a preemption ended while they were under way are neither.
     assert accepted + totals.rejected_draft_tokens <= totals.draft_tokens
-    drafted, held = sum(t.draft_positions(record) for record in served.records)[:, 0]
+    drafted, held = sum(draft_positions(record) for record in served.records)[:, 0]
     assert served.value("schedtop_spec_decode_num_draft_tokens_per_pos_total", position="0") == drafted > held
     assert served.value("vllm:spec_decode_num_accepted_tokens_per_pos_total", position="0") == held == accepted
     assert served.value("schedtop_knob_changes_total") >= 1
@@ -175,7 +176,7 @@ def test_prompts_by_source_add_up_once_all_have_begun(served: Served) -> None:
 
 
 def test_histograms_hold_every_sample(served: Served) -> None:
-    itl = np.concatenate([t.itl_column(record) for record in served.records]).astype(np.float64)
+    itl = np.concatenate([itl_column(record) for record in served.records]).astype(np.float64)
     itl = itl[~np.isnan(itl)]
     ttft = [wait_s for record in served.records for _, wait_s in record.ttft_s]
     finishes = [finish for record in served.records for finish in record.finishes]

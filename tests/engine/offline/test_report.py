@@ -10,7 +10,8 @@ import pytest
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
 from schedtop.engine.contract.latencies.slo import parse_slo
-from schedtop.engine.contract.telemetry import StepRecord, itl_column
+from schedtop.engine.contract.reading import itl_column
+from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.offline.report import Report, report_text
 
 SLO = parse_slo("ttft=600ms,itl=30ms")

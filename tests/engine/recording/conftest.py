@@ -8,6 +8,7 @@ import pytest
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract import telemetry as t
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
+from schedtop.engine.contract.reading import row_columns
 from schedtop.engine.recording import RecordingWriter
 
 
@@ -39,7 +40,7 @@ def run_engine(num_records: int, **scheduler: Any) -> Run:
         if i % 97 == 50:
             engine.set_knobs({"max_num_seqs": 12 + i % 7}, by="test")
         if i % 61 == 30:
-            engine.abort(int(t.row_columns(run.records[-1])["request"][0]))
+            engine.abort(int(row_columns(run.records[-1])["request"][0]))
         record = engine.step()
         assert record is not None
         run.records.append(record)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from schedtop.engine.contract import telemetry as t
+from schedtop.engine.contract.reading import itl_column
 from schedtop.engine.recording import Mark, Recording, RecordingError, RecordingWriter, check_new
 from schedtop.engine.recording.batch import decode_batch, encode_batch
 from schedtop.engine.recording.seconds import sample, second_of
@@ -156,7 +157,7 @@ def test_marks_are_found_in_both_directions(run: Any, tmp_path: Path) -> None:
                 back.append(at := nxt)
             assert back == hits[::-1]
             assert sum(getattr(marks, mark) for *_, marks in recording.timeline()) >= len(hits)
-        gaps = [float(np.nanmax(t.itl_column(r), initial=0)) for r in run.records]
+        gaps = [float(np.nanmax(itl_column(r), initial=0)) for r in run.records]
         limit_s = float(np.quantile(gaps, 0.98))
         slow = next(i for i, gap in enumerate(gaps) if gap > limit_s)
         assert recording.find_slow("itl", limit_s, -1) == slow

@@ -1,4 +1,4 @@
-"""Tiny random models of every supported family, what transformers generates with them, and a serving loop."""
+"""Tiny random models of every supported family, what transformers picks with them, and a serving loop."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from schedtop.engine.contract.commands import SamplingParams
 from schedtop.engine.contract.config import SchedulerConfig
 from schedtop.engine.handoff.plan import StepPlan, Worker
-from schedtop.engine.handoff.request import Request, SamplingParams
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.runner.drafting.draft_model import DraftModel, scratch_columns
 from schedtop.engine.runner.forward import Forward
 from schedtop.engine.runner.gpu.backend import make_kernel_decoder
@@ -145,28 +146,18 @@ def build_model(name: str) -> PreTrainedModel:
     return model
 
 
-class Reference:
-    """What `transformers.generate` gives greedily, without stopping."""
+kept_model = cache(build_model)
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._model = build_model(name)
-        self._known: dict[tuple[int, ...], list[int]] = {}
 
-    def __call__(self, prompt: list[int], max_tokens: int) -> list[int]:
-        known = self._known.get(tuple(prompt), [])
-        if len(known) < max_tokens:
-            known = self._known[tuple(prompt)] = self._generated(prompt, max_tokens)
-        return known[:max_tokens]
+def greedy_choices(name: str, prompt: list[int], output: list[int]) -> list[int]:
+    """What transformers picks after the prompt and after each token of `output` but the last, in one pass.
 
-    def _generated(self, prompt: list[int], max_tokens: int) -> list[int]:
-        with torch.inference_mode():
-            ids = torch.tensor([prompt])
-            out = self._model.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=max_tokens
-            )
-        generated: list[int] = out[0, len(prompt) :].tolist()
-        return generated
+    It is `output` exactly where `transformers.generate` would give that greedily.
+    """
+    with torch.inference_mode():
+        logits = kept_model(name)(torch.tensor([prompt + output[:-1]])).logits
+    choices: list[int] = logits[0, len(prompt) - 1 :].argmax(-1).tolist()
+    return choices
 
 
 class Served:
@@ -318,13 +309,22 @@ class Lab:
     build_config = staticmethod(build_config)
     build_model = staticmethod(build_model)
     layer_window = staticmethod(layer_window)
-    reference = staticmethod(cache(Reference))
+    greedy_choices = staticmethod(greedy_choices)
 
     @staticmethod
     def serve(name: str, route: str = "lean", **changes: Any) -> Served:
         options = {key: changes.pop(key) for key in OPTIONS if key in changes}
         config = scheduler_config(name, **changes)
         return Served(config, build_worker(name, route, config, **options))
+
+    @staticmethod
+    def check_greedy(name: str, prompts: list[list[int]], outputs: list[list[int]], *max_tokens: int) -> None:
+        """Outputs are those of transformers, as long as `max_tokens` (one for all, or one each) allows."""
+        assert [len(output) for output in outputs] == list(
+            max_tokens if len(max_tokens) > 1 else max_tokens * len(prompts)
+        )
+        for prompt, output in zip(prompts, outputs, strict=True):
+            assert output == greedy_choices(name, prompt, output)
 
     @staticmethod
     def decoder(name: str, route: str, config: SchedulerConfig) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from schedtop.engine.handoff.request import SamplingParams
+from schedtop.engine.contract.commands import SamplingParams
 from schedtop.engine.runner.batch import flatten
 from schedtop.engine.runner.drafting.draft_model import share
 from schedtop.engine.runner.forward import Forward
@@ -15,11 +15,6 @@ from schedtop.engine.runner.gpu.graphs import DecodeGraphs
 
 CPU = torch.device("cpu")
 MAX_TOKENS = 32
-
-
-def expected(lab: Any, prompts: list[list[int]], max_tokens: int = MAX_TOKENS, name: str = "llama") -> Any:
-    reference = lab.reference(name)
-    return [reference(prompt, max_tokens) for prompt in prompts]
 
 
 def serve(lab: Any, draft: str = "llama", prompts: Any = (), name: str = "llama", **changes: Any) -> Any:
@@ -35,7 +30,7 @@ def test_the_model_itself_drafts_nothing_but_hits(lab: Any, block_size: int) -> 
     """Chunked prompts beside decodes; drafts that cross the end of a block hold as the others do."""
     prompts = lab.prompts(5, seed=31, low=3, high=90)
     served = serve(lab, "llama", prompts, block_size=block_size, num_blocks=1024 // block_size)
-    assert served.run() == expected(lab, prompts)
+    lab.check_greedy("llama", prompts, served.run(), MAX_TOKENS)
     assert served.chunked and served.mixed
     assert served.accepted == served.drafts > 0
 
@@ -43,7 +38,7 @@ def test_the_model_itself_drafts_nothing_but_hits(lab: Any, block_size: int) -> 
 def test_another_model_drafts_few_hits(lab: Any) -> None:
     prompts = lab.prompts(5, seed=32, low=3, high=90)
     served = serve(lab, "qwen2", prompts)
-    assert served.run() == expected(lab, prompts)
+    lab.check_greedy("llama", prompts, served.run(), MAX_TOKENS)
     assert served.chunked and served.drafts
     assert served.accepted < served.drafts / 4
 
@@ -79,7 +74,7 @@ def test_rejected_drafts_leave_no_trace(lab: Any) -> None:
 
     drafter.propose = spoiled_propose
     inner, served.worker.execute = served.worker.execute, execute
-    assert served.run() == expected(lab, prompts)
+    lab.check_greedy("llama", prompts, served.run(), MAX_TOKENS)
     assert 0 < served.accepted < served.drafts
 
 
@@ -87,7 +82,7 @@ def test_rejected_drafts_leave_no_trace(lab: Any) -> None:
 def test_prefix_hits_preemption_and_resumption(lab: Any, draft: str) -> None:
     prompts = lab.prompts(8, seed=33, shared=16, low=10, high=40)
     served = serve(lab, draft, prompts, num_blocks=20)
-    assert served.run() == expected(lab, prompts)
+    lab.check_greedy("llama", prompts, served.run(), MAX_TOKENS)
     assert served.preemptions and served.cached
     if draft == "llama":
         assert served.accepted > 0.9 * served.drafts
@@ -100,7 +95,7 @@ def test_a_cached_prefix_serves_the_draft_model_too(lab: Any) -> None:
     for prompt in prompts:
         served.add(prompt, MAX_TOKENS)
         outputs = served.run()
-    assert outputs == expected(lab, prompts)
+    lab.check_greedy("llama", prompts, outputs, MAX_TOKENS)
     assert served.cached
     # With no room to catch up, a hit that it did not have would leave a request without a draft.
     assert served.accepted == served.drafts > 4 * 20
@@ -114,7 +109,7 @@ def test_a_prefix_cached_while_drafting_was_off(lab: Any) -> None:
         served.worker.num_speculative_tokens = count
         served.add(prompt, MAX_TOKENS)
         outputs = served.run()
-    assert outputs == expected(lab, [first, second, second])
+    lab.check_greedy("llama", [first, second, second], outputs, MAX_TOKENS)
     assert served.cached
     assert served.accepted == served.drafts > 40
 
@@ -124,7 +119,7 @@ def test_released_blocks(lab: Any, draft: str) -> None:
     """A window on every layer: the blocks before it go to others while the draft model, too, needs them no more."""
     prompts = lab.prompts(6, seed=35, low=10, high=60)
     served = serve(lab, draft, prompts, "mistral", num_blocks=24)
-    assert served.run() == expected(lab, prompts, name="mistral")
+    lab.check_greedy("mistral", prompts, served.run(), MAX_TOKENS)
     if draft == "mistral":
         assert served.accepted > 0.9 * served.drafts > 0
 
@@ -141,7 +136,7 @@ def test_the_number_of_drafts_changes_while_serving(lab: Any) -> None:
             before = served.drafts
             served.step()
             seen.add((count, served.drafts > before))
-    assert served.run() == expected(lab, prompts)
+    lab.check_greedy("llama", prompts, served.run(), MAX_TOKENS)
     assert served.accepted == served.drafts
     assert {(0, False), (2, True), (8, True)} <= seen
 
@@ -158,13 +153,13 @@ def test_a_request_that_lags_does_not_stop_the_others(lab: Any) -> None:
     before = served.drafts
     served.step()
     assert served.drafts - before == 8
-    assert served.run() == expected(lab, [*long, *short])
+    lab.check_greedy("llama", [*long, *short], served.run(), MAX_TOKENS)
 
 
 def test_few_rows_of_scratch(lab: Any) -> None:
     prompts = lab.prompts(6, seed=39, low=3, high=30)
     served = serve(lab, "llama", prompts, scratch_rows=1)
-    assert served.run() == expected(lab, prompts)
+    lab.check_greedy("llama", prompts, served.run(), MAX_TOKENS)
     assert served.accepted == served.drafts > 0
 
 
@@ -186,7 +181,7 @@ def test_draft_rows_fit_the_input_budget(lab: Any) -> None:
     while served.scheduler.num_unfinished:
         first = True
         served.step()
-    assert served.run() == expected(lab, prompts)
+    lab.check_greedy("llama", prompts, served.run(), MAX_TOKENS)
     assert 10 < max(rows) <= 20
     assert served.accepted == served.drafts > 0
 
@@ -213,7 +208,7 @@ def test_near_the_end_nothing_useless_is_drafted(lab: Any) -> None:
     prompt = lab.prompts(1, seed=42, low=20, high=21)[0]
     served = serve(lab, "llama")
     served.add(prompt, 7)
-    assert served.run() == expected(lab, [prompt], 7)
+    lab.check_greedy("llama", [prompt], served.run(), 7)
     # 1 from the prompt, 4 drafts and 1, the last one: nothing to draft.
     assert (served.steps, served.drafts) == (3, 4)
 
@@ -223,9 +218,7 @@ def test_up_to_the_models_length(lab: Any) -> None:
     served = serve(lab, "llama", max_model_len=64)
     for prompt in prompts:
         served.add(prompt, 100)
-    assert served.run() == [
-        output[: 64 - len(p)] for p, output in zip(prompts, expected(lab, prompts, 100), strict=True)
-    ]
+    lab.check_greedy("llama", prompts, served.run(), *(64 - len(prompt) for prompt in prompts))
 
 
 @pytest.mark.parametrize("seed", [1, 2, 4])
@@ -284,7 +277,7 @@ def test_other_routes(lab: Any, route: str) -> None:
     served = lab.serve("llama", route, draft="llama", num_speculative_tokens=3, draft_slots=1)
     for prompt in prompts:
         served.add(prompt, MAX_TOKENS)
-    assert served.run() == expected(lab, prompts)
+    lab.check_greedy("llama", prompts, served.run(), MAX_TOKENS)
     assert served.accepted == served.drafts > 0
 
 
@@ -294,7 +287,7 @@ def test_on_kernels(lab: Any) -> None:
     prompt = lab.prompts(1, seed=45, low=11, high=12)[0]
     served = lab.serve(name, "kernels", draft=name, num_blocks=6, num_speculative_tokens=2, draft_slots=1)
     served.add(prompt, 8)
-    assert served.run() == expected(lab, [prompt], 8, name)
+    lab.check_greedy(name, [prompt], served.run(), 8)
     assert served.accepted == served.drafts > 0
 
 
@@ -328,6 +321,6 @@ def test_in_recorded_steps(lab: Any) -> None:
     )
     for prompt in prompts:
         served.add(prompt, 7)
-    assert served.run() == expected(lab, prompts, 7, name)
+    lab.check_greedy(name, prompts, served.run(), 7)
     assert served.accepted == served.drafts > 0
     assert made[0].num_graphs > 0

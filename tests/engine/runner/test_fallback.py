@@ -11,8 +11,9 @@ import pytest
 import torch
 from schedtop import kernels
 from schedtop.engine.build import build_engine
+from schedtop.engine.contract.commands import SamplingParams
 from schedtop.engine.contract.config import EngineConfig
-from schedtop.engine.handoff.request import Request, SamplingParams
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.runner.gpu.backend import choose_kernels
 from schedtop.engine.runner.gpu.kernel_modules import replace_modules
 from schedtop.engine.runner.gpu.kernel_sampler import KernelSampler, setting_arrays
@@ -82,8 +83,7 @@ def test_a_kernel_that_fails_in_the_midst_of_serving(lab: Any, monkeypatch: pyte
         served.add(prompt, 6)
     served.step()
     break_kernel(monkeypatch, "paged_attention", after=3)
-    reference = lab.reference(name)
-    assert served.run() == [reference(prompt, 6) for prompt in prompts]
+    lab.check_greedy(name, prompts, served.run(), 6)
     assert len(told) == 1
 
 
@@ -128,7 +128,7 @@ def test_open_model_on_kernels(lab: Any, tmp_path: Path, monkeypatch: pytest.Mon
     engine.submit(request)
     while engine.num_unfinished:
         engine.step()
-    assert list(request.output_token_ids) == lab.reference("qwen2@kernels")(prompt, 4)
+    lab.check_greedy("qwen2@kernels", [prompt], [list(request.output_token_ids)], 4)
     assert not opened[0][0].notices
 
 

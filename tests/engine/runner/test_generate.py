@@ -53,7 +53,7 @@ def test_answers_in_order(lab: Any, config: EngineConfig, tmp_path: Path) -> Non
     summary = run(config, path, tmp_path / "out.jsonl")
     answers = read(tmp_path / "out.jsonl")
     assert [answer["id"] for answer in answers] == [f"p{i}" for i in range(9)]
-    assert [answer["token_ids"] for answer in answers] == [lab.reference("llama")(p, 20) for p in prompts]
+    lab.check_greedy("llama", prompts, [answer["token_ids"] for answer in answers], 20)
     assert {answer["finish_reason"] for answer in answers} == {"length"}
     assert all(answer["e2e_s"] > answer["ttft_s"] > 0 for answer in answers)
     assert summary.output_tokens == 180 and summary.prompt_tokens == sum(map(len, prompts))
@@ -82,7 +82,7 @@ def test_an_interrupted_run_goes_on(lab: Any, config: EngineConfig, tmp_path: Pa
     second = run(config, path, out)
     assert second.resumed == first.finished and second.finished == 9
     assert second.output_tokens == 20 * (9 - first.finished)
-    assert [answer["token_ids"] for answer in read(out)] == [lab.reference("llama")(p, 20) for p in prompts]
+    lab.check_greedy("llama", prompts, [answer["token_ids"] for answer in read(out)], 20)
 
 
 def test_kept_answers_survive_any_text_and_are_not_foreign_files(tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ def test_lines_have_settings_of_their_own(lab: Any, config: EngineConfig, tmp_pa
     ]
     run(config, write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl")
     short, one, two = (answer["token_ids"] for answer in read(tmp_path / "out.jsonl"))
-    assert short == lab.reference("llama")([5, 6, 7], 3)
-    assert one == two != lab.reference("llama")([5, 6, 7], 20)
+    lab.check_greedy("llama", [[5, 6, 7]], [short], 3)
+    assert one == two != lab.greedy_choices("llama", [5, 6, 7], one)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from schedtop.engine.contract.commands import SamplingParams
 from schedtop.engine.contract.config import ConfigError
-from schedtop.engine.handoff.request import Request, SamplingParams
+from schedtop.engine.handoff.request import Request
 from schedtop.engine.handoff.sampling_settings import check_sampling
 from schedtop.engine.runner.penalties import Penalties
 from transformers import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
@@ -111,7 +111,7 @@ def test_a_bias_forces_and_a_penalty_forbids(lab: Any) -> None:
     forced, alternating, plain = served.run()
     assert forced == [5] * 6
     assert set(alternating) == {5, 6} and abs(alternating.count(5) - alternating.count(6)) <= 1
-    assert plain == lab.reference("llama")(prompt, 6)
+    lab.check_greedy("llama", [prompt], [plain], 6)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_bias_forces_and_a_penalty_forbids(lab: Any) -> None:
 )
 def test_values_without_a_meaning_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"^{name}="):
-        check_sampling(replace(SamplingParams(), **{name: value}))
+        check_sampling(SamplingParams(**{name: value}))
 
 
 @pytest.mark.parametrize("drafts", [0, 4])

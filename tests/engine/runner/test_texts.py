@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedtop.engine.handoff.request import SamplingParams
+from schedtop.engine.contract.commands import SamplingParams
 from schedtop.engine.runner.detokenize import OutputText, Texts
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from schedtop.engine.contract.config import SchedulerConfig
 from schedtop.engine.contract.figures import COLUMNS, row_of
-from schedtop.engine.contract.telemetry import Deferral, Limiter, describe_head
+from schedtop.engine.contract.limiters import describe_head
+from schedtop.engine.contract.telemetry import Deferral, Limiter
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.step.observer import Observer

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from schedtop.engine.build import build_engine
+from schedtop.engine.contract.commands import CONFIRM_WITHIN_S, MAX_TRIAL_S, SetKnobs
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
-from schedtop.engine.contract.telemetry import CONFIRM_WITHIN_S, MAX_TRIAL_S, SetKnobs
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.serving.trial import Trials
 from schedtop.engine.serving.watched import MIN_SAMPLES, SETTLE_S, WATCH_S

@@ -9,7 +9,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
-from schedtop.engine.contract.telemetry import Limiter, StepRecord, describe_head
+from schedtop.engine.contract.limiters import describe_head
+from schedtop.engine.contract.telemetry import Limiter, StepRecord
 from schedtop.engine.decide_again.verify import verify_recording
 from schedtop.engine.metrics.collector import MetricsCollector
 from schedtop.engine.metrics.counts import Counts

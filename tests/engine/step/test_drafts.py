@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from schedtop.engine.contract.telemetry import MOST_DRAFTS, StepRecord, draft_positions, row_columns
+from schedtop.engine.contract.reading import draft_positions, row_columns
+from schedtop.engine.contract.telemetry import MOST_DRAFTS, StepRecord
 from schedtop.engine.offline.report import Report, report_text
 
 from tests.engine.harness import ask, engine_of

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
-from schedtop.engine.contract.telemetry import FinishReason, KnobChange, StepRecord, row_columns
+from schedtop.engine.contract.reading import row_columns
+from schedtop.engine.contract.telemetry import FinishReason, KnobChange, StepRecord
 from schedtop.engine.step.engine import Engine
 
 from tests.engine.harness import STEP_S, Script, ask, engine_of, run_out, step

@@ -25,8 +25,8 @@ from schedtop.engine.recording.reader import Recording
 from schedtop.engine.recording.writer import RecordingWriter
 from schedtop.engine.sim.host_store import LATENCY_S
 from schedtop.engine.sim.worker import SimWorker
+from schedtop.engine.step.describe import describe_arrival
 from schedtop.engine.step.engine import Engine
-from schedtop.engine.step.observer import describe_arrival
 
 HOST = {"kv_host_memory_bytes": "8GiB"}
 BLOCK_BYTES = 16 * 32 * 2 * 8 * 128 * 2
@@ -293,7 +293,7 @@ SETTINGS = st.fixed_dictionaries(
 ACTS = st.dictionaries(st.integers(0, 400), st.sampled_from(["abort", "knob", "pause"]), max_size=12)
 
 
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 5)
 @given(SETTINGS, st.sampled_from(["shared-prefix", "pressure"]), st.sampled_from([1.0, 20.0]), ACTS)
 def test_a_recording_is_decided_again_whatever_was_asked_of_it(
     scheduler: dict[str, Any], source: str, rate: float, acts: dict[int, str]

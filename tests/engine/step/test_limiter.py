@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from schedtop.engine.contract.telemetry import Limiter, StepRecord, describe_head
+from schedtop.engine.contract.limiters import describe_head
+from schedtop.engine.contract.telemetry import Limiter, StepRecord
 from schedtop.engine.step.engine import Engine
 
 from tests.engine.harness import ask, engine_of, run_out, step

@@ -11,22 +11,24 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedtop.engine.contract.telemetry import (
-    PREFIX_KEY_BYTES,
-    BlockClass,
-    Finish,
-    FinishReason,
+from schedtop.engine.contract.reading import (
     IntArray,
-    Limiter,
-    RowFlag,
-    Snapshot,
-    StepRecord,
-    Totals,
     block_changes,
     blocks_in_use,
     itl_column,
     row_columns,
     table_growth,
+)
+from schedtop.engine.contract.telemetry import (
+    PREFIX_KEY_BYTES,
+    BlockClass,
+    Finish,
+    FinishReason,
+    Limiter,
+    RowFlag,
+    Snapshot,
+    StepRecord,
+    Totals,
 )
 from schedtop.engine.step.engine import Engine
 

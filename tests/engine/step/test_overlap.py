@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
-from schedtop.engine.contract.telemetry import Limiter, RowFlag, StepRecord, row_columns, table_growth
+from schedtop.engine.contract.reading import row_columns, table_growth
+from schedtop.engine.contract.telemetry import Limiter, RowFlag, StepRecord
 from schedtop.engine.decide_again.verify import verify_recording
 from schedtop.engine.golden.case import read_case
 from schedtop.engine.recording import Recording, RecordingWriter

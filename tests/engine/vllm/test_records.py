@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedtop.console.past.state import State
 from schedtop.engine.channel.protocol import decode_outgoing, encode
-from schedtop.engine.contract.telemetry import BlockClass, StepRecord, row_columns
+from schedtop.engine.contract.reading import row_columns
+from schedtop.engine.contract.telemetry import BlockClass, StepRecord
 from schedtop.engine.decide_again.recorded_inputs import Driver
 from schedtop.engine.vllm.engine import fixed_of
 from schedtop.engine.vllm.events import Added, Scheduled, Updated

@@ -12,20 +12,8 @@ import pytest
 from schedtop.console.cli.set_limits import RunningEngine, set_all, set_everywhere
 from schedtop.engine.channel.client import ChannelClient
 from schedtop.engine.channel.protocol import ChannelError
-from schedtop.engine.contract.telemetry import (
-    Abort,
-    Bye,
-    Command,
-    Drain,
-    Header,
-    Outgoing,
-    Pause,
-    Reply,
-    SetKnobs,
-    Snapshot,
-    StepOnce,
-    StepRecord,
-)
+from schedtop.engine.contract.commands import Abort, Command, Drain, Pause, SetKnobs, StepOnce
+from schedtop.engine.contract.telemetry import Bye, Header, Outgoing, Reply, Snapshot, StepRecord
 from schedtop.engine.serving.flight.files import is_flying
 from schedtop.engine.vllm.plugin import hooked, wrap_core
 

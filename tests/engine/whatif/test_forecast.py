@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
-from schedtop.engine.contract.telemetry import Arrival, Header, Snapshot, StepRecord, row_columns
+from schedtop.engine.contract.reading import row_columns
+from schedtop.engine.contract.telemetry import Arrival, Header, Snapshot, StepRecord
 from schedtop.engine.decide_again.restore import restore
 from schedtop.engine.step.engine import Engine
 from schedtop.engine.whatif.forecast import device_cost, expected_rate, forecast

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
-from schedtop.engine.contract.telemetry import Snapshot, StepRecord, row_columns
+from schedtop.engine.contract.reading import row_columns
+from schedtop.engine.contract.telemetry import Snapshot, StepRecord
 from schedtop.engine.decide_again.recorded_scenario import recorded_scenario
 from schedtop.engine.recording import Recording, RecordingWriter
 from schedtop.engine.step.engine import Engine
@@ -21,8 +22,8 @@ REAL = {"device": "cpu, 2 threads", "simulated_clock": False}
 
 
 def built(limit: int | None = None, drafts: int = 2) -> Engine:
-    scheduler = {"max_num_seqs": 16, "num_blocks": 400, "num_speculative_tokens": drafts, "max_model_len": 4096}
-    workload = WorkloadSpec(source="mixed", rate=3.0, limit=limit)
+    scheduler = {"max_num_seqs": 16, "num_blocks": 160, "num_speculative_tokens": drafts, "max_model_len": 2048}
+    workload = WorkloadSpec(source="mixed", rate=3.0, limit=limit, scale=0.3)
     return build_engine(EngineConfig(device="sim:llama-3.1-8b@l4", workload=workload, scheduler=scheduler))
 
 
@@ -144,11 +145,11 @@ def test_nothing_is_left_to_do_after_the_last_step(drained: Path) -> None:
 def test_from_a_step_on_nothing_before_it_changes(busy: Path) -> None:
     with Recording(busy) as recording:
         step = recording.record(150).step
-    found = ask(busy, 150, max_num_seqs=6)
+    found = ask(busy, 150, max_num_seqs=3)
     assert found.step == step
     assert found.divergence is not None and found.divergence.step > step
     assert found.parting_s is not None and found.parting_s >= found.start_s
-    whole = ask(busy, None, max_num_seqs=6)
+    whole = ask(busy, None, max_num_seqs=3)
     assert whole.divergence is not None and whole.divergence.step <= step
 
 

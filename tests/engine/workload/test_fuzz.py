@@ -93,7 +93,7 @@ def test_mutated_packing(opened: Open, drain: Drain, tmp_path: Path, pack: Calla
         survives(opened, drain, tmp_path / "t", mutated(rng, packed), turn % 2 == 0)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4 * settings().max_examples, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.binary(max_size=200),
     st.sampled_from([b"", b"\x1f\x8b", b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"{", b'{"prompt":', b"arrived_at,"]),
@@ -110,7 +110,7 @@ json_values = st.recursive(
 keys = st.sampled_from([*ROW, *RESULT, "chat_id", "prompt", "output_tokens", "mean_ttft_ms", "request_rate"])
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4 * settings().max_examples, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.dictionaries(keys, json_values), min_size=1, max_size=3), st.sampled_from([ROW, RESULT, {}]))
 def test_any_json_under_the_known_keys(
     opened: Open, drain: Drain, tmp_path: Path, rows: list[dict[str, object]], base: dict[str, object]

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
-from schedtop.engine.contract.telemetry import Limiter, StepRecord, describe_head
+from schedtop.engine.contract.limiters import describe_head
+from schedtop.engine.contract.telemetry import Limiter, StepRecord
 from schedtop.engine.decide_again.verify import verify_recording
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.offline.headless import run_headless
