@@ -237,12 +237,12 @@ class Timeline:
     def span(self) -> tuple[float, float]:
         """The seconds in sight: up to the newest, or those around the cursor or a pinned step."""
         (begin_s, end_s), range_s = self.extent(), self.range_s
-        if range_s is None:
-            return begin_s, end_s
         wanted_s = self.view.cursor_s if self.view.cursor_s is not None else self.view.axis_s
         if self.view.replay is not None:  # what is to come is in sight, too: a page at a time
-            return self._page(begin_s, wanted_s, range_s)
+            return (begin_s, end_s) if range_s is None else self._page(begin_s, wanted_s, range_s)
         latest_s = min(end_s, max(self.view.edge_s, wanted_s))
+        if range_s is None:
+            return begin_s, latest_s
         if wanted_s < latest_s - range_s:
             latest_s = wanted_s + range_s / 2
         return latest_s - range_s, latest_s

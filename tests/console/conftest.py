@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from schedtop.console.screens import base
 from textual.css import stylesheet
 from textual.css.model import RuleSet
 
@@ -28,6 +29,12 @@ def _styles_parsed_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stylesheet, "parse", parse_once)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _said_until_the_next_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the seconds that words stay are over before a test has read them."""
+    monkeypatch.setattr(base, "SAID_S", 3600.0)
 
 
 @pytest.fixture(autouse=True)

@@ -13,11 +13,11 @@ from rich.style import Style
 from schedtop.console.past import ladder as past
 from schedtop.console.past.ladder import Bucket, Ladder, quantile
 from schedtop.console.widgets.latency import LatencyPanel
-from schedtop.console.widgets.timeline import Timeline
+from schedtop.console.widgets.timeline import RANGES_S, Timeline
 from schedtop.engine.contract.latencies.cohort import cohort
 from schedtop.engine.contract.reading import itl_column
 from schedtop.engine.contract.telemetry import Host, StepRecord
-from seat import COMPACT, WIDE, Clock, seated
+from seat import COMPACT, WIDE, Clock, Seat, seated
 from synthetic import SyntheticEngine
 
 from tests.engine.harness import ask, engine_of, step
@@ -104,21 +104,30 @@ def test_a_short_range_far_back_is_drawn_from_what_is_still_kept(
     assert sum(bucket.num_steps for bucket in columns if bucket is not None) == len(inside) > 0
 
 
-async def test_a_step_of_the_run_before_a_restart_is_a_column_and_a_key_away() -> None:
-    first = EngineLink(SyntheticEngine(rate=12.0, num_blocks=300), 150)
+def engine_and_next() -> tuple[EngineLink, EngineLink]:
+    """An engine, and another that takes its place."""
     engine = SyntheticEngine(seed=8, rate=12.0, num_blocks=300)
     second = EngineLink(engine, 20)
     second.messages[0] = engine.header(started_at=1_760_000_010.0)
+    return EngineLink(SyntheticEngine(rate=12.0, num_blocks=300), 150), second
+
+
+async def restart(seat: Seat, first: EngineLink, second: EngineLink) -> None:
+    seat.link = second
+    first.break_off("the connection was closed")
+    while not second.taken:
+        await seat.pilot.pause(0.01)
+    await seat.settle()
+
+
+async def test_a_step_of_the_run_before_a_restart_is_a_column_and_a_key_away() -> None:
+    first, second = engine_and_next()
     async with seated(link=first, reopen=lambda: second) as seat:
         view, old = seat.app.view, seat.app.history.latest
         assert old is not None
         # A question about a request of this run is still open when another engine answers.
         assert "Abort" in await seat.press("3", "delete")
-        seat.link = second
-        first.break_off("the connection was closed")
-        while not second.taken:
-            await seat.pilot.pause(0.01)
-        await seat.settle()
+        await restart(seat, first, second)
         assert "ended with its engine" in await seat.press("y") and not second.sent
         view.cursor_s = -view.present.before.earlier_s + old.end_s  # type: ignore[union-attr]
         text = await seat.press("1", "enter")
@@ -139,10 +148,12 @@ async def test_a_step_of_the_run_before_a_restart_is_a_column_and_a_key_away() -
         assert view.pinned is None and view.history is view.present and "RUN BEFORE" not in text
 
 
-async def test_the_timeline_of_a_paused_view_stands_still() -> None:
+@pytest.mark.parametrize("range_s", RANGES_S)
+async def test_the_timeline_of_a_paused_view_stands_still(range_s: float | None) -> None:
     async with seated() as seat:
-        await seat.press("1", "space")
         timeline = seat.live.batch_panel.timeline
+        timeline.range_index = RANGES_S.index(range_s)
+        await seat.press("1", "space")
         before = timeline.span
         assert "+300 steps" in (await seat.steps(300)).splitlines()[0]
         assert timeline.span == before
@@ -151,10 +162,7 @@ async def test_the_timeline_of_a_paused_view_stands_still() -> None:
 
 
 async def test_of_the_run_before_nothing_is_said_that_was_found_in_this_one() -> None:
-    first = EngineLink(SyntheticEngine(rate=12.0, num_blocks=300), 150)
-    engine = SyntheticEngine(seed=8, rate=12.0, num_blocks=300)
-    second = EngineLink(engine, 20)
-    second.messages[0] = engine.header(started_at=1_760_000_010.0)
+    first, second = engine_and_next()
     now = Clock()
     async with seated(link=first, reopen=lambda: second, now=now) as seat:
         view, explain = seat.app.view, seat.app.explain
@@ -166,11 +174,7 @@ async def test_of_the_run_before_nothing_is_said_that_was_found_in_this_one() ->
         text = await seat.press("2")
         title = view.findings[0].shown.title
         assert title[:40] in text and "finding" in seat.lines[0]
-        seat.link = second
-        first.break_off("the connection was closed")
-        while not second.taken:
-            await seat.pilot.pause(0.01)
-        await seat.settle()
+        await restart(seat, first, second)
         assert not explain.entries, "they are of an engine that is gone"
         now.now_s += 60.0  # the new engine has been told of
         for _ in range(200):

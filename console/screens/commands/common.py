@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from schedtop.console.drawing import text
 from schedtop.console.screens.base import Console, ConsoleScreen
@@ -20,6 +20,8 @@ from schedtop.engine.contract.telemetry import Reply, StepRecord
 
 if TYPE_CHECKING:
     from schedtop.console.view import View
+
+AnyScreen = TypeVar("AnyScreen", bound=ConsoleScreen)
 
 NO_OSC52 = ("linux", "vt100", "vt220")
 """Terminals that are known not to take a copy."""
@@ -62,10 +64,10 @@ def ask_abort(screen: ConsoleScreen, number: int) -> None:
     screen.app.push_screen(QuitScreen(f"Abort {name}? Its answer ends here.", "abort", "leave it"), answered)
 
 
-class CommonCommands:
-    """The hands of one screen for what can be done anywhere."""
+class ScreenCommands(Generic[AnyScreen]):
+    """The hands of one screen."""
 
-    def __init__(self, screen: ConsoleScreen) -> None:
+    def __init__(self, screen: AnyScreen) -> None:
         self.screen = screen
 
     @property
@@ -75,6 +77,10 @@ class CommonCommands:
     @property
     def console(self) -> Console:
         return self.screen.console
+
+
+class CommonCommands(ScreenCommands[ConsoleScreen]):
+    """The hands of one screen for what can be done anywhere."""
 
     def why_not(self, name: str) -> str | None:
         view = self.view

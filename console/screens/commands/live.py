@@ -6,31 +6,28 @@ from functools import partial
 
 from schedtop.console.guide import KNOB
 from schedtop.console.life.request_list import Filter
-from schedtop.console.screens.base import Commands, Console
-from schedtop.console.screens.commands.common import CommonCommands, abort_refused, ask_abort, engine_refuses
+from schedtop.console.screens.base import Commands
+from schedtop.console.screens.commands.common import (
+    CommonCommands,
+    ScreenCommands,
+    abort_refused,
+    ask_abort,
+    engine_refuses,
+)
 from schedtop.console.screens.commands.knobs import KnobCommands
 from schedtop.console.screens.live import LiveScreen
 from schedtop.console.screens.panel_screen import MoveCommands
-from schedtop.console.view import View
 from schedtop.console.widgets.events import LEVELS
 from schedtop.engine.contract.commands import SetKnobs
 
 
-class LiveCommands:
+class LiveCommands(ScreenCommands[LiveScreen]):
     """The hands of the Live screen for its panels."""
 
     def __init__(self, screen: LiveScreen) -> None:
-        self.screen = screen
+        super().__init__(screen)
         for name, panel in screen.panels.items():
             setattr(self, f"do_panel_{panel.NUMBER}", partial(screen.show_panel, name))
-
-    @property
-    def view(self) -> View:
-        return self.screen.view
-
-    @property
-    def console(self) -> Console:
-        return self.screen.console
 
     def why_not(self, name: str) -> str | None:
         match name:
