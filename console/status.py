@@ -11,6 +11,7 @@ from schedtop.console.past import sample_sizes as enough
 from schedtop.console.past.client import client_latencies
 from schedtop.console.past.past import Moment, Past
 from schedtop.console.past.unended import cohorts
+from schedtop.engine.contract.kv_groups import kinds_of
 from schedtop.engine.contract.latencies.cohort import Cohort
 from schedtop.engine.contract.limiters import describe_head
 
@@ -63,6 +64,9 @@ def facts(history: Past, entries: list[Entry], slos_s: dict[str, float]) -> dict
         "kv_blocks": blocks.held + blocks.shared + blocks.cached_free + blocks.empty
         if blocks is not None
         else None,
+        "kv_groups": _groups(history),
+        "host_kv_in_use": record.host_blocks[0] if record is not None and record.host_blocks else None,
+        "host_kv_blocks": record.host_blocks[1] if record is not None and record.host_blocks else None,
         "steps_per_s": rates.steps if rates is not None else None,
         "output_tokens_per_s": rates.output_tokens if rates is not None else None,
         "prompt_tokens_per_s": rates.prompt_tokens if rates is not None else None,
@@ -71,6 +75,16 @@ def facts(history: Past, entries: list[Entry], slos_s: dict[str, float]) -> dict
         "knobs": dict(state.knobs),
         "findings": [entry.shown.title for entry in entries if entry.active],
         "status": sentence(history, moment, entries)[0],
+    }
+
+
+def _groups(history: Past) -> dict[str, int]:
+    """Blocks in the tables of each kind of KV group, where there are several."""
+    header, record = history.header, history.now().record
+    if header is None or record is None or not record.group_blocks:
+        return {}
+    return {
+        kind.label: sum(record.group_blocks[place] for place in kind.groups) for kind in kinds_of(header.config)
     }
 
 
@@ -95,7 +109,11 @@ def page(found: dict[str, Any]) -> Iterator[str]:
     yield f"requests: {found['running']} running, {found['waiting']} waiting{wait}{whose}"
     if found["kv_blocks"]:
         share = text.share(found["kv_in_use"], found["kv_blocks"])
-        yield f"KV: {found['kv_in_use']} of {found['kv_blocks']} blocks in use ({share})"
+        groups = "".join(f", {kind} {held}" for kind, held in found["kv_groups"].items())
+        yield f"KV: {found['kv_in_use']} of {found['kv_blocks']} blocks in use ({share}){groups}"
+    if found["host_kv_blocks"]:
+        share = text.share(found["host_kv_in_use"], found["host_kv_blocks"])
+        yield f"host KV: {found['host_kv_in_use']} of {found['host_kv_blocks']} blocks in use ({share})"
     rates = (found["steps_per_s"], found["output_tokens_per_s"], found["prompt_tokens_per_s"])
     steps, outputs, prompts = (text.rate(rate) for rate in rates)
     yield f"rates: {steps} steps/s, {outputs} output tokens/s, {prompts} prompt tokens/s"

@@ -140,7 +140,7 @@ f keeps the selected request in sight, F keeps the order while values go on chan
         if self._workload_ended():
             sent = text.plural(totals.submitted, "request")
             return [f"The workload {workload} has ended after {sent}: no more will arrive."]
-        words = [f"The workload {workload} is not sending any now."]
+        words = [f"None of the workload {workload} is here at this moment."]
         if view.replay is None and history.live.knobs.get("rate") is not None:
             words.append("rate in [6] sets how many it sends per second.")
         return words

@@ -152,6 +152,9 @@ class MetricsCollector(Collector):
             "schedtop_starved_request_steps", "Running requests times steps without a token.", starved
         )
         yield self._counter("schedtop_knob_changes", "Changes of live limits.", [({}, self._counts.knob_changes)])
+        if self._header.config.get("encoder_budget") is not None:
+            encoded: Values = [({}, self._counts.encoder_tokens)]
+            yield self._counter("schedtop_encoder_tokens", "Image tokens encoded.", encoded)
 
     def _draft_positions(self) -> Iterator[Metric]:
         """Drafts by position, 0 the first, as on vLLM's page; how many were verified there is our own."""

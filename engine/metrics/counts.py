@@ -119,7 +119,7 @@ class Counts:
         self.limiters = dict.fromkeys(Limiter, 0)
         self.reasons = dict.fromkeys(FinishReason, 0)
         self.loops = self.knob_changes = 0
-        self.starved = 0
+        self.starved = self.encoder_tokens = 0
         self._prefixes = PrefixMemory(header.block_size, has_windows(header.config))
         self._families = Families(self._count_family)
         self.drafts = np.zeros((2, MOST_DRAFTS), dtype=np.int64)
@@ -204,6 +204,7 @@ class Counts:
         if record.draft_tokens:
             self.drafts += draft_positions(record)
         self.starved += starving(record)
+        self.encoder_tokens += record.encoder_tokens
         self._itl.append(record.itl_s)
         if len(self._itl) >= _ITL_STEPS:
             self._sort_itl()

@@ -183,13 +183,21 @@ class Engine:
         return record
 
     def _waits_for_copies(self, plan: StepPlan, planned: PlannedStep) -> bool:
-        """Nothing of a plan can run before a copy ends or a request comes: the time until then passes."""
-        wake_s = self.next_wake_s()
-        if plan.num_rows or planned.preemptions or planned.ended or wake_s is None or math.isinf(wake_s):
+        """Nothing of a plan can run before a copy ends, a request comes or the steps behind it have run: then the time
+        until that passes."""
+        if _changes(plan, planned):
+            return False
+        state, wake_s = self.scheduler.state, self.next_wake_s()
+        goes_on = any(_changes(batch.plan, batch.planned) for batch in state.under_way if batch.plan is not plan)
+        if not goes_on and (wake_s is None or math.isinf(wake_s)):
             return False
         self._end_copies(plan)
-        loads, under_way = self.scheduler.state.loads, self.scheduler.state.under_way
-        if loads is not None and not (loads.done or loads.sent or any(batch.plan.num_rows for batch in under_way)):
+        if (
+            not goes_on
+            and wake_s is not None
+            and state.loads is not None
+            and not (state.loads.done or state.loads.sent)
+        ):
             self.clock.skip_to(wake_s)
         return True
 
@@ -377,3 +385,8 @@ class Engine:
         self._last_end_s = self.clock_s
         if self.stages is not None and stages_free_s:
             self.stages.free_s = stages_free_s
+
+
+def _changes(plan: StepPlan, planned: PlannedStep) -> bool:
+    """Whether a step runs anything, or lets the one after it run more."""
+    return bool(plan.num_rows or planned.preemptions or planned.ended)

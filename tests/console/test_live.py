@@ -632,7 +632,7 @@ async def test_an_empty_engine_says_how_to_send_a_request() -> None:
     async with seated(link=PlayedLink([engine.header(workload={}), engine.snapshot()])) as seat:
         assert "No requests" in seat.text and "--workload" in seat.text
     async with seated(steps=0) as seat:
-        assert "No requests" in seat.text and "The workload mixed is not sending any now" in seat.text
+        assert "No requests" in seat.text and "None of the workload mixed is here at this moment" in seat.text
 
 
 async def test_a_stopped_engine_leaves_its_history_and_takes_no_knobs() -> None:

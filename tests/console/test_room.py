@@ -81,7 +81,8 @@ async def test_an_empty_table_says_why() -> None:
     begin = [engine.header(), engine.snapshot()]
     async with seated(link=PlayedLink(begin)) as seat:
         assert (
-            "The workload mixed is not sending any now" in seat.text and "how many it sends per second" in seat.text
+            "None of the workload mixed is here at this moment" in seat.text
+            and "how many it sends per second" in seat.text
         )
         seat.link.push(Notice("info", f"{WORKLOAD_ENDED}: no more requests will come"))
         await seat.settle()

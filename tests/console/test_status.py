@@ -14,6 +14,8 @@ import pytest
 from schedtop.console.drawing import text
 from schedtop.console.past.history import History
 from schedtop.console.status import brief, facts, page, sentence
+from schedtop.engine.build import build_engine
+from schedtop.engine.contract.config import EngineConfig
 from schedtop.engine.contract.limiters import describe_head
 from seat import COMPACT, WIDE, seated
 from synthetic import SyntheticEngine
@@ -44,6 +46,22 @@ def test_the_facts_are_those_of_the_records() -> None:
     assert describe_head(latest.head) in words and f"{latest.waiting} waiting" in words
     assert words in "\n".join(page(found)) and words in brief(found)
     assert "\x1b" not in "\n".join(page(found))
+
+
+@pytest.mark.parametrize("device", ["sim:gpt-oss-20b@h100", "sim:llama-3.1-8b@h100"])
+def test_kv_groups_and_host_memory_are_told_where_they_are(device: str) -> None:
+    scheduler = {} if "oss" in device else {"kv_host_memory_bytes": 2**30}
+    engine, history = build_engine(EngineConfig(device=device, scheduler=scheduler)), History()
+    for message in (engine.header, engine.snapshot(), *(engine.step() for _ in range(40))):
+        if message is not None:
+            history.apply(message)
+    latest, found = history.latest, facts(history, [], {})
+    assert latest is not None
+    assert sum(found["kv_groups"].values()) == sum(latest.group_blocks)
+    assert (found["host_kv_in_use"], found["host_kv_blocks"]) == (latest.host_blocks[:2] or (None, None))
+    words = "\n".join(page(found))
+    assert (f", full {found['kv_groups'].get('full')}" in words) == bool(latest.group_blocks) == ("oss" in device)
+    assert ("host KV: " in words) == bool(latest.host_blocks) == ("llama" in device)
 
 
 def test_nothing_is_made_up_before_the_first_step() -> None:

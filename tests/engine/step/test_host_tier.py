@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from schedtop.console.past.state import State
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
-from schedtop.engine.contract.telemetry import FinishReason, Snapshot, StepRecord
+from schedtop.engine.contract.telemetry import ROW_FIELDS, FinishReason, Snapshot, StepRecord, row_matrix
 from schedtop.engine.decide_again.branch import Fork
 from schedtop.engine.decide_again.restore import make_request, recorded_builder, restore
 from schedtop.engine.decide_again.verify import verify_recording
@@ -28,6 +28,7 @@ from schedtop.engine.sim.worker import SimWorker
 from schedtop.engine.step.describe import describe_arrival
 from schedtop.engine.step.engine import Engine
 
+TOKENS = ROW_FIELDS.index("tokens")
 HOST = {"kv_host_memory_bytes": "8GiB"}
 BLOCK_BYTES = 16 * 32 * 2 * 8 * 128 * 2
 LINK_BYTES_S = 64e9 * 0.8
@@ -173,6 +174,21 @@ def test_a_swapped_request_computes_nothing_again() -> None:
     back = [entry for record in records for entry in record.admissions if entry.resumed]
     assert len(back) == len(preemptions)
     assert sum(entry.cached_tokens for entry in back) == sum(entry.lost_tokens for entry in preemptions)
+
+
+def test_a_step_that_only_waits_for_results_is_no_step() -> None:
+    """Who must give way itself, with a token under way, is preempted a step later, of which nothing else is told."""
+    engine = engine_with(num_blocks=40, policy="priority", async_scheduling=True)
+    low, high = ask("low", 326, 0, 60), ask("high", 289, 1000, 60)
+    low.priority = 5
+    engine.submit(low)
+    while not engine.scheduler.state.table.size:
+        engine.step()
+    records = serve(engine, high)
+    (self_made,) = [entry for record in records for entry in record.preemptions if entry.number == entry.for_number]
+    assert self_made.number == low.number
+    executed = [record for record in records if record.executed]
+    assert all(row_matrix(record)[TOKENS].any() or record.preemptions for record in executed)
 
 
 def test_an_aborted_load_gives_everything_back() -> None:

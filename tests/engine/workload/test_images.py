@@ -14,6 +14,8 @@ from schedtop.engine.contract.limiters import describe_head
 from schedtop.engine.contract.telemetry import Limiter, StepRecord
 from schedtop.engine.decide_again.verify import verify_recording
 from schedtop.engine.handoff.request import Request
+from schedtop.engine.metrics.collector import MetricsCollector
+from schedtop.engine.metrics.counts import Counts
 from schedtop.engine.offline.headless import run_headless
 from schedtop.engine.recording.reader import Recording
 from schedtop.engine.sim.devices import GPUS
@@ -100,6 +102,17 @@ def test_an_image_that_can_never_fit_is_refused_with_its_numbers(trace: str) -> 
     ] * 3
     refusals = [refusal for record in records(trace, encoder_cache=500) for refusal in record.refusals]
     assert {refusal.reason for refusal in refusals} == {"an image has 576 tokens; the encoder's cache is 500"}
+
+
+def test_the_metrics_page_counts_the_tokens_of_encoded_images(trace: str) -> None:
+    engine = build_engine(EngineConfig(workload=WorkloadSpec(source=trace, image_tokens=576, time_scale=0.001)))
+    counts = Counts(engine.header)
+    for record in iter(engine.step, None):
+        counts.write(record)
+    page = {one.name: one for one in MetricsCollector(engine.header, counts).collect()}
+    assert page["schedtop_encoder_tokens"].samples[0].value == 8 * 576
+    plain = build_engine(EngineConfig(workload=WorkloadSpec())).header
+    assert "schedtop_encoder_tokens" not in {one.name for one in MetricsCollector(plain, Counts(plain)).collect()}
 
 
 def test_a_recording_with_images_is_decided_again(trace: str, tmp_path: Path) -> None:
