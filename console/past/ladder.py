@@ -354,9 +354,9 @@ class Ladder:
             for number, _ in record.ttft_s:
                 waits.pop(number, None)
                 last_s[number] = record.end_s
-            for gone in (*record.finishes, *record.refusals):
-                waits.pop(gone.number, None)
-                last_s.pop(gone.number, None)
+            for number in [gone.number for ended in (record.finishes, record.refusals) for gone in ended]:
+                waits.pop(number, None)
+                last_s.pop(number, None)
         last_s.update(newest_deliveries(records, set(last_s)))
 
     def _merge(self, rung: int, index: int, part: Bucket) -> None:
