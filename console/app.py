@@ -235,6 +235,9 @@ class ConsoleApp(App[None], inherit_bindings=False):
         """Take up what the feed brought and draw it."""
         self._painted_at_s = time.monotonic()
         self.feed.looked()
+        if self.feed.never_began:
+            self.exit()  # whoever started it says why
+            return
         self.take_status()
         self._take_findings()
         self.view.trial = self.trials.pending

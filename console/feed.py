@@ -156,11 +156,16 @@ class Feed(Commanded):
             return
         if isinstance(message, Reply):
             self._on_reply(message)
-        if isinstance(message, Bye):
+        if isinstance(message, Bye) and not (self.history.header is None and self.why_ended):
             self.status = LinkStatus("ended", text.clean(message.reason), self._now())
         elif self.status.state != "open" and (self.status.state != "ended" or isinstance(message, Header | Stage)):
             self.status = LinkStatus("open", since_s=self._now())
         self._tell()
+
+    @property
+    def never_began(self) -> bool:
+        """The console's own engine ended before it had loaded, as with settings that do not go together."""
+        return self.status.state == "ended" and self.history.header is None and self.why_ended is not None
 
     def _lost(self, cause: str, tries: int) -> bool:
         """Note the end of the link; True once it is open again, False when there is nothing to wait for."""

@@ -33,7 +33,6 @@ from schedtop.engine.contract.config import EngineConfig
 from schedtop.engine.contract.latencies.slo import Slo, parse_slo
 from schedtop.engine.contract.nearest_name import did_you_mean
 from schedtop.engine.serving.flight.files import discard
-from schedtop.engine.sim.spec import PREFIX
 
 REPORT_S = 30.0
 """Simulated seconds of the report that a pipe gets instead of a console."""
@@ -75,10 +74,8 @@ def open_console(flags: Mapping[str, Any], bare: bool = False) -> int:
 
         try:
             link = process.connect(read_only=options.read_only)
-            if config.device.startswith(PREFIX):  # built within a moment, or not at all
-                link.await_start(JOIN_WITHIN_S)
         except ChannelError as error:
-            raise CommandError(process.exit_cause() or str(error)) from None
+            raise CommandError(str(error)) from None
         make_forecast, recorder = ForecastProcess(), RecordProcess(process.address)
         try:
             code = run_console(

@@ -21,7 +21,7 @@ from schedtop.engine.channel.protocol import (
 )
 from schedtop.engine.channel.token_file import token_for
 from schedtop.engine.contract.commands import Command, Join
-from schedtop.engine.contract.telemetry import PROTOCOL, Bye, Outgoing, Stage
+from schedtop.engine.contract.telemetry import PROTOCOL, Bye, Outgoing
 
 _READ_BYTES = 1 << 18
 _GATHER_S = 0.05
@@ -100,20 +100,6 @@ class ChannelClient:
         if isinstance(first, Bye):
             raise ChannelClosedError(f"{self.address}: {first.reason}")
         self._first = first
-
-    def await_start(self, timeout_s: float) -> None:
-        """Wait until the engine has loaded, or `timeout_s`; what it says then `receive` still returns.
-
-        Raises `ChannelClosedError` with the engine's reason if it could not load.
-        """
-        deadline_s = time.monotonic() + timeout_s
-        while (left_s := deadline_s - time.monotonic()) > 0:
-            first = self.receive(left_s)
-            if isinstance(first, Bye):
-                raise ChannelClosedError(first.reason)
-            if not isinstance(first, Stage):
-                self._first = first
-                return
 
     def send(self, command: Command) -> None:
         """Send one command; its `Reply` comes through `receive`. Raises `ChannelClosedError` if it is gone."""

@@ -111,6 +111,7 @@ CONSOLE = """
 import sys, time
 from schedtop.engine.contract import telemetry as t
 from schedtop.engine.channel import ChannelClient
+from schedtop.engine.contract.commands import SetKnobs
 client = ChannelClient.connect(sys.argv[1], 300)
 command = SetKnobs(1, {"max_num_seqs": 9}, trial_s=float(sys.argv[2]))
 client.send(command)
