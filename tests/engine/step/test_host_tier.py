@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from schedtop.console.past.state import State
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
-from schedtop.engine.contract.telemetry import ROW_FIELDS, FinishReason, Snapshot, StepRecord, row_matrix
+from schedtop.engine.contract.reading import row_matrix
+from schedtop.engine.contract.telemetry import ROW_FIELDS, FinishReason, Snapshot, StepRecord
 from schedtop.engine.decide_again.branch import Fork
 from schedtop.engine.decide_again.restore import make_request, recorded_builder, restore
 from schedtop.engine.decide_again.verify import verify_recording
