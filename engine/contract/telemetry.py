@@ -248,7 +248,7 @@ class Totals(Message, frozen=True):
 
     `finished` ended by stop or length; `kv_capacity` were cut off by a full pool, `failed` ended by an error. `drafts`
     are rows that carried any; `accepted_draft_tokens` those that the model agreed with, delivered or not.
-    `cache_queries` are prompt tokens of first admissions while prefix caching was on, `external_tokens` those of
+    `cache_queries` are prompt tokens of first admissions that looked into the prefix cache, `external_tokens` those of
     `cached_tokens` from the host's memory. `aborted_prefill_tokens` were computed for requests that were aborted
     before their first output.
     """

@@ -373,7 +373,7 @@ class Observer:
             gained["admitted"] += 1
             gained["prompt_tokens"] += started.request.num_prompt_tokens
             gained["cached_tokens"] += started.request.cached_tokens
-            if self.scheduler.state.kv.caching:
+            if self.scheduler.state.kv.caching and not started.request.skip_reading_prefix_cache:
                 gained["cache_queries"] += started.request.num_prompt_tokens
         for entry in planned.admissions:
             if entry.resumed:

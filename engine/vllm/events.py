@@ -46,6 +46,7 @@ class Added(NamedTuple):
     hashes: tuple[bytes, ...]
     client_wait_s: float | None
     has_stop_strings: bool
+    skips_cache: bool = False
 
 
 class Ended(NamedTuple):

@@ -224,6 +224,7 @@ class Hook:
                     tuple(getattr(request, "block_hashes", ())) if self.facts.keys_are_blocks else (),
                     None if arrival_s is None else max(0.0, time.time() - arrival_s),
                     bool(getattr(params, "stop", None)),
+                    bool(getattr(request, "skip_reading_prefix_cache", False)),
                 )
             )
         except Exception as error:

@@ -95,6 +95,7 @@ class RandomRun:
             tokens = rng.randint(1, min(60, self._most_tokens))
             request = self._requests.make(f"r{self._made}", prompt, tokens, **more)
             request.sampling_params.stop_token_ids = [STOP]
+            request.skip_reading_prefix_cache = rng.random() < 0.15  # as a request for prompt_logprobs does
             self.scheduler.add_request(request)
             self._made += 1
 

@@ -182,6 +182,7 @@ class Records:
             event.priority,
             keys,
             event.client_wait_s,
+            skip_reading_prefix_cache=event.skips_cache,
             parent=child[1] if (child := _CHILD.fullmatch(event.id)) else "",
         )
         self.lives.add(arrival, event.has_stop_strings)
@@ -363,7 +364,7 @@ class Records:
                 counts["admitted"] += 1
                 counts["prompt_tokens"] += life.arrival.prompt_tokens
                 counts["cached_tokens"] += admission.cached_tokens
-                if self._caching:
+                if self._caching and not life.arrival.skip_reading_prefix_cache:
                     counts["cache_queries"] += life.arrival.prompt_tokens
 
     def _tell(self, now_s: float, **step: Any) -> StepRecord:

@@ -374,3 +374,14 @@ def test_three_preemptions_with_nothing_finished_in_between_are_a_loop() -> None
     loops = [entry.count for entry in entries if entry.loop]
     assert len(entries) >= 3
     assert loops == [entry.count for entry in entries if entry.count >= 3]
+
+
+def test_who_skips_the_prefix_cache_asks_it_nothing() -> None:
+    prompt = list(range(12))
+    looks = ask("aa", prompt), ask("bb", prompt), ask("cc", prompt, skip_reading_prefix_cache=True)
+    engine = engine_of(*looks[:1], enable_prefix_caching=True)
+    engine.step()
+    for request in looks[1:]:
+        engine.submit(request)
+    record = step(engine)
+    assert (record.totals.cache_queries, record.totals.cached_tokens) == (24, 8)

@@ -93,6 +93,7 @@ class Request:
     blocks: list[Block] = field(default_factory=list)
     sampling_params: Any = None
     client_index: int = 0
+    skip_reading_prefix_cache: bool = False
 
     @property
     def num_tokens(self) -> int:

@@ -175,6 +175,17 @@ def test_an_abort_between_steps_is_told_and_one_by_stop_string_is_not_certain() 
     assert run.tell() is None
 
 
+def test_who_skips_the_prefix_cache_asks_it_nothing() -> None:
+    """As requests for log probabilities of their prompts do."""
+    run = Run("0.32")
+    run.add("looks", 4, 5)
+    run.add("skips", 6, 5, skip_reading_prefix_cache=True)
+    run.step()
+    record = run.records[-1]
+    assert [arrival.skip_reading_prefix_cache for arrival in record.arrivals] == [False, True]
+    assert record.totals.cache_queries == 4
+
+
 def test_steps_in_flight_are_recorded_in_the_order_of_their_schedules() -> None:
     """As under async scheduling: a step is decided while the one before runs."""
     run = Run("0.32", budget=8)
