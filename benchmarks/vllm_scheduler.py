@@ -16,7 +16,7 @@ def build(model: str, base: type | None = None, **limits: Any) -> Any:
     """A scheduler of class `base` (vLLM's synchronous one unless given). `limits` are vLLM's names and
     `num_blocks`, `block_size`, `enable_prefix_caching`, `num_speculative_tokens` (n-gram drafts, or those of a
     `drafter`), and `windows`: for each KV group its sliding window in tokens, None for full attention (one such group
-    unless given)."""
+    unless given), and `pooling`."""
     import torch
     from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -28,10 +28,13 @@ def build(model: str, base: type | None = None, **limits: Any) -> Any:
     num_blocks, caching = limits.pop("num_blocks", 10_000) + 1, limits.pop("enable_prefix_caching", True)
     overlaps, drafts = limits.pop("async_scheduling", False), limits.pop("num_speculative_tokens", 0)
     windows, drafter = limits.pop("windows", (None,)), limits.pop("drafter", "ngram")
+    runner = "pooling" if limits.pop("pooling", False) else "generate"
     scheduler_config = SchedulerConfig(
         max_model_len=length, is_encoder_decoder=False, async_scheduling=False, **limits
     )
-    model_config = ModelConfig(model=model, dtype="float16", seed=0, skip_tokenizer_init=True, max_model_len=length)
+    model_config = ModelConfig(
+        model=model, runner=runner, dtype="float16", seed=0, skip_tokenizer_init=True, max_model_len=length
+    )
     cache_config = CacheConfig(block_size=block_size, enable_prefix_caching=caching, gpu_memory_utilization=0.9)
     config = VllmConfig(scheduler_config=scheduler_config, model_config=model_config, cache_config=cache_config)
     if drafts:
@@ -70,9 +73,11 @@ class Requests:
         from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 
         init_none_hash(sha256)
+        self._pooling = scheduler.vllm_config.model_config.runner_type == "pooling"
         self._hasher = get_request_block_hasher(scheduler.block_size, sha256)
 
     def make(self, name: str, prompt: list[int], max_tokens: int, **more: Any) -> Any:
+        from vllm.pooling_params import PoolingParams
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
 
@@ -81,8 +86,8 @@ class Requests:
         return Request(
             request_id=name,
             prompt_token_ids=prompt,
-            sampling_params=sampling,
-            pooling_params=None,
+            sampling_params=None if self._pooling else sampling,
+            pooling_params=PoolingParams() if self._pooling else None,
             block_hasher=self._hasher,
             **more,
         )

@@ -109,10 +109,16 @@ def scheduler_settings(scheduler: Any) -> dict[str, Any]:
         **_drafter(scheduler),
         "draft_slots": int(getattr(speculative, "max_num_new_slots_for_drafting", 0) or 0),
         "async_scheduling": is_async(scheduler),
+        "pooling": _pools(scheduler),
         "max_batched_tokens_ceiling": most_tokens,
         "max_seqs_ceiling": most_seqs,
         **settings_of(scheduler),
     }
+
+
+def _pools(scheduler: Any) -> bool:
+    """Whether its requests have no outputs, and end with their prompts."""
+    return bool(getattr(scheduler.vllm_config.model_config, "runner_type", "") == "pooling")
 
 
 def _drafter(scheduler: Any) -> dict[str, Any]:
@@ -187,6 +193,8 @@ def _undecidable(scheduler: Any) -> list[str]:
         found.append("LoRA")
     if getattr(scheduler, "dynamic_sd_lookup", None) is not None:
         found.append("a number of drafts that follows the batch")
+    if _pools(scheduler) and is_async(scheduler):  # which vLLM advises against: it plans a row for nothing
+        found.append("a pooling model under asynchronous scheduling")
     if getattr(vllm_config, "diffusion_config", None) is not None:
         found.append("diffusion")
     coordinator = getattr(scheduler.kv_cache_manager, "coordinator", None)

@@ -36,6 +36,7 @@ class RandomRun:
         drafts: int = 0,
         windows: tuple[int | None, ...] = (None,),
         drafter: str = "ngram",
+        pooling: bool = False,
     ) -> None:
         from vllm.v1.core.sched.async_scheduler import AsyncScheduler
         from vllm.v1.core.sched.scheduler import Scheduler
@@ -54,6 +55,7 @@ class RandomRun:
             "num_speculative_tokens": drafts,
             "windows": windows,
             "drafter": drafter,
+            "pooling": pooling,
         }
         with pytest.MonkeyPatch.context() as patch:  # no thread: what the hook notes is taken here
             patch.setattr("schedtop.engine.vllm.plugin._begin", Hook)
@@ -94,7 +96,8 @@ class RandomRun:
             more = {"priority": rng.randint(0, 2), "arrival_time": float(self._made)}
             tokens = rng.randint(1, min(60, self._most_tokens))
             request = self._requests.make(f"r{self._made}", prompt, tokens, **more)
-            request.sampling_params.stop_token_ids = [STOP]
+            if not self.limits["pooling"]:
+                request.sampling_params.stop_token_ids = [STOP]
             request.skip_reading_prefix_cache = rng.random() < 0.15  # as a request for prompt_logprobs does
             self.scheduler.add_request(request)
             self._made += 1
@@ -140,6 +143,7 @@ class RandomRun:
         self._take(idle=not self._under_way and self.random.random() < 0.5)
 
     def _settle(self, output: Any, chunks: dict[str, bool]) -> None:
+        import torch
         from vllm.v1.outputs import ModelRunnerOutput
 
         self._sometimes(0.1, self._abort)
@@ -152,6 +156,9 @@ class RandomRun:
             req_id_to_index={name: place for place, name in enumerate(chunks)},
             sampled_token_ids=[[STOP if rng.random() < 0.02 else 7 for _ in range(count)] for count in counts],
         )
+        if self.limits["pooling"]:
+            result.sampled_token_ids = [[] for _ in counts]
+            result.pooler_output = [torch.zeros(1) if count else None for count in counts]
         self.scheduler.update_from_output(output, result)
         if self._drafts and self._depth == 1:
             self._propose(dict(zip(chunks, counts, strict=True)))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from schedtop.engine.decide_again.verify import verify_recording
 from schedtop.engine.recording import Recording, RecordingWriter
+from schedtop.engine.recording.frames import RecordingError
 from schedtop.engine.vllm.changes import with_consequences
 from schedtop.engine.vllm.engine import fixed_of
 from schedtop.engine.vllm.hook import Hook
@@ -114,6 +115,26 @@ def test_whatever_happens_is_decided_alike(overlaps: bool, drafts: int, seed: in
         verdict = verify_recording(recording)
     assert verdict.equal, str(verdict.difference)
     assert verdict.steps == recording.num_steps > 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_pooling_model_is_decided_alike(seed: int, tmp_path: Path) -> None:
+    run = RandomRun(seed, tmp_path / "run.rec", overlaps=False, pooling=True)
+    run.go()
+    with Recording(tmp_path / "run.rec") as recording:
+        verdict = verify_recording(recording)
+    assert verdict.equal, str(verdict.difference)
+    assert verdict.steps == recording.num_steps > 0
+
+
+def test_a_pooling_model_under_asynchronous_scheduling_is_refused_by_name(tmp_path: Path) -> None:
+    run = RandomRun(0, tmp_path / "run.rec", overlaps=True, pooling=True)
+    run.go()
+    with (
+        Recording(tmp_path / "run.rec") as recording,
+        pytest.raises(RecordingError, match="a pooling model under asynchronous scheduling"),
+    ):
+        verify_recording(recording)
 
 
 @pytest.mark.parametrize("seed", range(8))
