@@ -40,6 +40,11 @@ class Commanded(Protocol):
     behind_s: float
     why_ended: Callable[[], str | None] | None
 
+    @property
+    def never_began(self) -> bool:
+        """The console's own engine ended before it had loaded, as with settings that do not go together."""
+        return False
+
     def start(self) -> None: ...
 
     def close(self) -> None:
@@ -164,7 +169,6 @@ class Feed(Commanded):
 
     @property
     def never_began(self) -> bool:
-        """The console's own engine ended before it had loaded, as with settings that do not go together."""
         return self.status.state == "ended" and self.history.header is None and self.why_ended is not None
 
     def _lost(self, cause: str, tries: int) -> bool:
