@@ -39,7 +39,7 @@ def test_both_runs(
             app.player.move(app.player.history.source.index_of_step(250))
             app.staging.stage("max_num_seqs", 6)
         await pilot.press("r")
-        while app.reruns.doing is not None:
+        while app.reruns.outcome is None:
             await pilot.pause(0.02)
         while app.history.ladder.share < 1:
             app.history.ladder.read_on(1.0)
