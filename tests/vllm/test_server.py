@@ -13,7 +13,7 @@ import pytest
 from schedtop.console.past.state import State
 from schedtop.engine.contract.commands import Abort, Pause, Resume, SetKnobs
 from schedtop.engine.contract.reading import row_columns
-from schedtop.engine.contract.telemetry import Bye, Header, Reply, Snapshot, StepRecord
+from schedtop.engine.contract.telemetry import Bye, Header, Notice, Reply, Snapshot, StepRecord
 from schedtop.engine.decide_again.verify import verify_recording
 from schedtop.engine.recording import Recording
 from schedtop.engine.scrape.fetch import Fetcher
@@ -111,6 +111,23 @@ def limits_hold(server: Server, console: Console) -> None:
     longest = [int(row_columns(record)["tokens"].max(initial=0)) for record in records]
     assert max(record.scheduled_tokens for record in records) <= 48
     assert max(longest) == 32 and max(record.running for record in records) == 2
+
+
+def test_a_trial_that_breaks_its_slo_is_taken_back_by_the_server(server: Server, console: Console) -> None:
+    """No gap is as short as this SLO asks; the console does nothing."""
+    before = len(console.records)
+
+    def turn() -> None:
+        reply = console.ask(
+            lambda id: SetKnobs(id, {"max_num_seqs": 8}, by="test", trial_s=3600.0, slo_s={"itl": 1e-6})
+        )
+        assert reply.ok, reply.text
+        console.until(lambda message: isinstance(message, Notice) and "back to max_num_seqs 16" in message.text)
+
+    answers = ask(server.url, "tried", 8, 4 * TOKENS, turn)
+    assert all(answer.reason == "length" for answer in answers)
+    changes = [change for record in console.records[before:] for change in record.knobs]
+    assert [(change.old, change.new) for change in changes] == [(16, 8), (8, 16)]
 
 
 def test_a_pause_holds_admissions_and_an_abort_tells_its_client(server: Server, console: Console) -> None:
