@@ -29,7 +29,7 @@ def growth(planned: PlannedStep, told: Set[int]) -> tuple[bytes, bytes, bytes]:
 
 
 def _group_growth(planned: PlannedStep, told: Set[int]) -> tuple[bytes, bytes, bytes]:
-    """As `_growth`, with an entry for each KV group of a request."""
+    """As `growth`, with an entry for each KV group of a request."""
     entries: list[tuple[int, int, list[int]]] = []
     for number, ids in planned.new_blocks.items():
         start = 0

@@ -35,7 +35,7 @@ COLUMNS = (
     "decoding",  # 1: it got an output since it was admitted, so its newest token is all it needs
     "slot",  # which line of the output store is its own
     "flushed",  # place in the store up to which its request knows its outputs
-    "origin",  # place in the store of its first token, were it all there: token i lies i places behind
+    "origin",  # place in the store where its first token would be: token i is i places further on
     "in_flight",  # tokens scheduled in steps under way
     "next_step",  # step before which it is passed over
 )

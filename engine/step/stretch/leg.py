@@ -1,4 +1,4 @@
-"""A leg of a stretch: turns with the same rows. Who comes, comes before its first turn; who ends, in its last."""
+"""A leg of a stretch: turns with the same rows. Requests arrive before its first turn and end in its last."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class Before(msgspec.Struct, frozen=True):
-    """How it stood before the first turn: what the leg's records begin with.
+    """The state before the first turn, with which the leg's records begin.
 
     `changed`: blocks that changed since the last record, and their class.
     """
@@ -134,7 +134,7 @@ class Before(msgspec.Struct, frozen=True):
 
 
 class After(msgspec.Struct, frozen=True):
-    """How the last turn left it; `changed` as of `Before`."""
+    """The state after the last turn; `changed` as in `Before`."""
 
     totals: Totals
     blocks: Blocks
@@ -145,10 +145,10 @@ class After(msgspec.Struct, frozen=True):
 
 
 class Leg(msgspec.Struct, frozen=True):
-    """What some turns came to.
+    """The result of some turns.
 
-    `told`: the steps that were under way before and are told in the first turns, one each. `turns_told`: the turns in
-    which a step is told. `gaps_s` (turns, rows) is NaN where a row was not told. `head` and `oldest_queued_s`: of all
+    `told`: the steps under way before, which are reported in the first turns, one each. `turns_told`: the turns that
+    report a step. `gaps_s` (turns, rows) is NaN where a row was not told. `head` and `oldest_queued_s`: of all
     steps planned in the leg.
     """
 

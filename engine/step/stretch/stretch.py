@@ -1,4 +1,4 @@
-"""What a stretch came to: its records, and what a report needs in their place."""
+"""The result of a stretch: its records, and what a report reads instead of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from schedtop.engine.step.stretch.records import records_of_leg
 
 
 class Requests(msgspec.Struct, frozen=True):
-    """What a step's record says of requests that come, start and go; the fields are a `StepRecord`'s.
+    """Arrivals, admissions and ends in a step's record; the fields are a `StepRecord`'s.
 
     `num_rows`: rows of the record.
     """
@@ -38,7 +38,7 @@ class Requests(msgspec.Struct, frozen=True):
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """What some turns came to. A `Report` takes it in place of their records.
+    """The result of many turns. A `Report` takes it instead of their records.
 
     `common`: what all records share. `slots`: input rows for the drafts of a request. `delivered`: requests that are
     still there, and when they got their newest outputs.
@@ -72,7 +72,7 @@ class Stretch(msgspec.Struct, frozen=True):
 
     @property
     def blocks_in_use(self) -> int:
-        """The most that a step told of had in use after scheduling; decodes free nothing before they end."""
+        """The most blocks in use after scheduling a reported step; decodes free nothing before they end."""
         most, untold = 0, self.legs[-1].course.outlook.lag
         for leg in reversed(self.legs):
             if leg.turns > untold:
@@ -89,9 +89,9 @@ class Stretch(msgspec.Struct, frozen=True):
             yield leg.course.columns[0], leg.gaps_s
 
     def requests(self) -> Iterator[Requests]:
-        """Who came, started and went, by step; steps in which nobody did are left out.
+        """Arrivals, admissions and ends by step; steps without any are left out.
 
-        Arrivals may be told with the first step that admits: nothing of them depends on a step.
+        Arrivals may come with the first step that admits: nothing about them depends on a step.
         """
         for leg in self.legs:
             arrivals, refusals = tuple(leg.before.events.arrivals), tuple(leg.before.events.refusals)
