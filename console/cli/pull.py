@@ -67,4 +67,4 @@ def check_pulled(name: str | None) -> None:
 
     if name in PULLABLE and pulled_path(name) is None:
         size_mb = PULLABLE[name].num_bytes / 1e6
-        raise CommandError(f"model {name} is not here yet: run `schedtop pull {name}` ({size_mb:.0f} MB)")
+        raise CommandError(f"model {name} is not here yet: run `schedtop pull {name}` ({size_mb:.0f} MB on disk)")
