@@ -10,9 +10,10 @@ import numpy as np
 from schedtop.console.drawing import text
 from schedtop.console.past import sample_sizes as enough
 from schedtop.console.past.events import Event
-from schedtop.console.past.latency import BUCKET_S, LatencyBuckets, Samples, merge
+from schedtop.console.past.latency import BUCKET_S, LatencyBuckets
 from schedtop.console.past.past import Past
 from schedtop.console.past.unended import Floats, cohort_of, unended
+from schedtop.engine.contract.latencies.samples import Samples, merge
 from schedtop.engine.contract.telemetry import KnobChange, Totals
 
 SPAN_S = 60.0

@@ -10,10 +10,10 @@ from schedtop.console.life.request_life import Life
 from schedtop.console.life.request_list import RequestList
 from schedtop.console.life.slow_gaps import Blamer
 from schedtop.console.past import sample_sizes as enough
-from schedtop.console.past.latency import merge
 from schedtop.console.past.past import Moment, Past
 from schedtop.engine.contract.kv_groups import kinds_of
 from schedtop.engine.contract.latencies.front_end import front_end_of
+from schedtop.engine.contract.latencies.samples import merge
 from schedtop.engine.contract.telemetry import Arrival, Finish, StepRecord
 
 STALL_FACTOR = 3.0

@@ -17,9 +17,10 @@ from schedtop.console.drawing import text
 from schedtop.console.past import events
 from schedtop.console.past.events import Event
 from schedtop.console.past.ladder import EARLIER, Ladder
-from schedtop.console.past.latency import LatencyBuckets, Samples, of_records
+from schedtop.console.past.latency import LatencyBuckets
 from schedtop.console.past.past import MAX_EVENTS, MAX_FINISHED, MAX_RECORDS, MAX_TEXT_CHARS, Gap, Moment, Past
 from schedtop.console.past.state import State, Tracked
+from schedtop.engine.contract.latencies.samples import Samples, of_records
 from schedtop.engine.contract.telemetry import (
     Arrival,
     Bye,

@@ -10,8 +10,9 @@ from typing import Protocol
 from schedtop.console.drawing import text
 from schedtop.console.past.events import Event
 from schedtop.console.past.ladder import NO_STEP, Ladder
-from schedtop.console.past.latency import BUCKET_S, LatencyBuckets, Reading, Samples
+from schedtop.console.past.latency import BUCKET_S, LatencyBuckets, Reading
 from schedtop.console.past.state import State
+from schedtop.engine.contract.latencies.samples import Samples
 from schedtop.engine.contract.reading import hit_rate, totals_since
 from schedtop.engine.contract.telemetry import (
     Arrival,

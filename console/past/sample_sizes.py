@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from schedtop.console.past.latency import Samples
 from schedtop.engine.contract.latencies.cohort import Bounded, Cohort
+from schedtop.engine.contract.latencies.samples import Samples
 
 _LEAST = 10
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
-from schedtop.console.past.latency import KINDS, Samples, merge
 from schedtop.console.past.past import Moment, Past
 from schedtop.console.past.state import State
 from schedtop.engine.contract.latencies.cohort import Cohort, cohort
+from schedtop.engine.contract.latencies.samples import KINDS, Samples, merge
 
 Floats = npt.NDArray[np.float64]
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from schedtop.console.drawing import text
 from schedtop.console.past import sample_sizes as enough
-from schedtop.console.past.latency import Samples, merge
 from schedtop.console.past.recorded.source import Source
 from schedtop.console.replay.player import Player
+from schedtop.engine.contract.latencies.samples import Samples, merge
 
 KINDS: dict[str, str] = {
     "any": "event",

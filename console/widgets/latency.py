@@ -11,11 +11,12 @@ from schedtop.console.drawing.line import Line
 from schedtop.console.drawing.styles import BOLD
 from schedtop.console.past import sample_sizes as enough
 from schedtop.console.past.client import ClientLatencies
-from schedtop.console.past.latency import BUCKET_S, Samples, column_of, last_column_s, merge
+from schedtop.console.past.latency import BUCKET_S, column_of, last_column_s
 from schedtop.console.past.unended import cohort_of, unended
 from schedtop.console.view import WINDOWS_S, View
 from schedtop.console.widgets.panel import Panel, Pieces
 from schedtop.engine.contract.latencies.cohort import Cohort
+from schedtop.engine.contract.latencies.samples import Samples, merge
 
 GUTTER = 10
 PLAIN = Style(bold=False, underline=False)

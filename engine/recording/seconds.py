@@ -6,21 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
+from schedtop.engine.contract.latencies.samples import Samples, of_records
 from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.recording.packing.columns import Column, differences, pack, sums, unpack
 
-UNIT_S = 1e-6
 _MAX_SAMPLES = 1 << 22
-
-
-@dataclass(frozen=True, slots=True)
-class Samples:
-    """Durations in whole microseconds: distinct `values` in order, and how often each occurred (int64 both)."""
-
-    values: npt.NDArray[np.int64]
-    counts: npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,16 +43,7 @@ def second_of(record: StepRecord) -> int:
 
 def sample(second: int, records: Iterable[StepRecord]) -> Second:
     """The samples of some records."""
-    records = list(records)
-    itl_s = np.frombuffer(b"".join([record.itl_s for record in records]), dtype=np.float32).astype(np.float64)
-    ttft_s = np.array([wait_s for record in records for _, wait_s in record.ttft_s], dtype=np.float64)
-    return Second(second, _collect(ttft_s), _collect(itl_s))
-
-
-def _collect(seconds: npt.NDArray[np.float64]) -> Samples:
-    finite = seconds[np.isfinite(seconds)]
-    values, counts = np.unique(np.rint(finite / UNIT_S).astype(np.int64), return_counts=True)
-    return Samples(values, counts)
+    return Second(second, **of_records(records))
 
 
 def encode_seconds(seconds: Sequence[Second]) -> bytes:

@@ -9,7 +9,7 @@ import pytest
 from schedtop.console.explain import catalogue as table
 from schedtop.console.life.reader import read_life
 from schedtop.console.past import sample_sizes as enough
-from schedtop.console.past.latency import collect, merge
+from schedtop.engine.contract.latencies.samples import collect, merge
 from seat import COMPACT, STRIP, WIDE, seated
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from schedtop.console.past import history as past
 from schedtop.console.past.history import KEYFRAME_EVERY, History
 from schedtop.console.past.ladder import EARLIER
-from schedtop.console.past.latency import LatencyBuckets, Samples, collect, merge, packed, unpacked
+from schedtop.console.past.latency import LatencyBuckets, packed, unpacked
+from schedtop.engine.contract.latencies.samples import Samples, collect, merge
 from schedtop.engine.contract.telemetry import Arrival, Bye, Notice, Refusal, StepRecord, TextDelta, Totals
 from schedtop.engine.golden.case import prompt_tokens, read_case
 from synthetic import SyntheticEngine

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from schedtop.console.past.events import Event
-from schedtop.console.past.latency import Samples, of_records
 from schedtop.console.past.past import MAX_EVENTS, MAX_RECORDS, Gap, Moment, Past
 from schedtop.console.past.recorded.records import (
     Chapters,
@@ -20,6 +19,7 @@ from schedtop.console.past.recorded.records import (
     RecordedTexts,
 )
 from schedtop.console.past.state import State
+from schedtop.engine.contract.latencies.samples import Samples, of_records
 from schedtop.engine.contract.telemetry import Notice, StepRecord
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ from schedtop.console.drawing import text
 from schedtop.console.past import events
 from schedtop.console.past.events import Event
 from schedtop.console.past.ladder import Ladder
-from schedtop.console.past.latency import BUCKET_S, KINDS, LatencyBuckets, Reading, Samples, unserved
+from schedtop.console.past.latency import BUCKET_S, LatencyBuckets, Reading, unserved
 from schedtop.console.past.past import MAX_EVENTS, MAX_FINISHED, MAX_RECORDS, MAX_TEXT_CHARS
 from schedtop.console.past.recorded.source import Source
+from schedtop.engine.contract.latencies.samples import KINDS, Samples
 from schedtop.engine.contract.telemetry import Arrival, Finish, StepRecord
 
 BLOCK = 128
@@ -141,11 +142,7 @@ class RecordedLatency(LatencyBuckets):
         found = self.source.seconds(first, last)
         for index in range(first, last + 1):
             second = found.get(index)
-            self._known[index] = (
-                None
-                if second is None
-                else {kind: Samples(getattr(second, kind).values, getattr(second, kind).counts) for kind in KINDS}
-            )
+            self._known[index] = None if second is None else {kind: getattr(second, kind) for kind in KINDS}
 
 
 class RecordedLadder(Ladder):

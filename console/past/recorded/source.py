@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from schedtop.engine.contract.latencies.samples import Samples
 from schedtop.engine.contract.telemetry import Header, Snapshot, StepRecord, TextDelta
 
 MARKS = ("preemptions", "loops", "knobs", "refusals", "aborts")
@@ -12,13 +13,13 @@ MARKS = ("preemptions", "loops", "knobs", "refusals", "aborts")
 
 
 class SecondOfSamples(Protocol):
-    """Latencies of one second of the engine's clock: whole microseconds, and how often each occurred."""
+    """Latencies of one second of the engine's clock."""
 
     @property
-    def ttft(self) -> Any: ...
+    def ttft(self) -> Samples: ...
 
     @property
-    def itl(self) -> Any: ...
+    def itl(self) -> Samples: ...
 
 
 class ChunkMarks(Protocol):

@@ -11,8 +11,8 @@ import msgspec
 import pytest
 from schedtop.console.past.client import client_latencies
 from schedtop.console.past.history import History
-from schedtop.console.past.latency import KINDS
 from schedtop.console.past.recorded.history import RecordedHistory
+from schedtop.engine.contract.latencies.samples import KINDS
 from schedtop.engine.contract.telemetry import StepRecord, TextDelta
 from schedtop.engine.recording import Recording, RecordingWriter
 
