@@ -1,1 +1,1 @@
-"""An engine without a console: runs to their end, answers to a file of prompts, reports."""
+"""An engine without a console: runs to completion, answers to a file of prompts, reports."""

@@ -1,4 +1,4 @@
-"""Answers to a file of prompts: kept one by one as they come, in order when all are there."""
+"""Answers to a file of prompts: saved one by one as they come, put in order once all are there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PART_SUFFIX = ".part"
 
 
 def is_complete(out_path: Path, count: int) -> bool:
-    """Whether the answers are all there already. Raises `ConfigError` if the file holds something else."""
+    """Whether all answers are already there. Raises `ConfigError` if the file holds something else."""
     if odd := odd_file(out_path):
         raise ConfigError(odd)
     if out_path.is_dir():
@@ -46,7 +46,7 @@ def _is_answer(line: bytes) -> bool:
 
 @contextmanager
 def _kept(path: Path) -> Iterator[None]:
-    """A disk that takes no more, told by the file's name."""
+    """A full disk, reported with the file's name."""
     try:
         yield
     except OSError as error:
@@ -56,7 +56,7 @@ def _kept(path: Path) -> Iterator[None]:
 
 
 class Answers:
-    """Finished answers in a file of their own until all are there; then in order in `out_path`."""
+    """Collects finished answers in a separate file until all are there, then writes them in order to `out_path`."""
 
     def __init__(self, out_path: Path, prompts: bytes, settings: dict[str, Any]) -> None:
         if not out_path.parent.is_dir():
@@ -75,7 +75,7 @@ class Answers:
         if not self._part_path.exists():
             return {}
         with self._part_path.open("rb") as file:
-            self._claim(file)  # let go at once: the answers it holds go into a new file
+            self._claim(file)  # released at once: its answers go into a new file
         # Bytes: an answer's text may hold characters that end a line of text, such as U+2028.
         first, *lines = self._part_path.read_bytes().split(b"\n")
         head = json.dumps({"run": self._run}).encode()
@@ -90,7 +90,7 @@ class Answers:
                 entry = json.loads(line)
                 done[entry.pop("index")] = entry
             except ValueError:
-                break  # the last line of a run that was killed while it wrote
+                break  # the last line of a run that was killed while writing
         return done
 
     def __enter__(self) -> Answers:
@@ -102,11 +102,11 @@ class Answers:
             self._write({"run": self._run})
             for index, answer in self.done.items():
                 self._write({"index": index, **answer})
-            os.replace(whole, self._part_path)  # not before all that was kept is in it again
+            os.replace(whole, self._part_path)  # only once everything that was kept is back in it
         return self
 
     def _claim(self, file: IO[Any]) -> None:
-        """Two runs that answer into one file would lose each other's answers. Raises `ConfigError` for the second."""
+        """Two runs writing to one file would lose each other's answers. Raises `ConfigError` for the second."""
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -119,13 +119,13 @@ class Answers:
         self._file.close()
 
     def add(self, index: int, answer: dict[str, Any]) -> None:
-        """Keep one answer, on the disk before the next step."""
+        """Save one answer; it is on disk before the next step."""
         self.done[index] = answer
         with _kept(self._part_path):
             self._write({"index": index, **answer})
 
     def finish(self, count: int) -> None:
-        """All answers in order under the final name."""
+        """Write all answers, in order, under the final name."""
         whole = self._part_path.with_name(self._part_path.name + "ial")
         with _kept(whole), open(whole, "w", encoding="utf-8", opener=private) as file:
             file.writelines(json.dumps(self.done[index], ensure_ascii=False) + "\n" for index in range(count))

@@ -1,4 +1,4 @@
-"""Requests by class (priority, or LoRA adapter): who came, who was served, who waits and for how long."""
+"""Requests by class (priority or LoRA adapter): arrivals, requests served, requests waiting and for how long."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class _Class:
 
 
 class Classes:
-    """Counts by what `key` makes of an arrival, of records in order; None is not a class."""
+    """Counts per class, which `key` derives from an arrival (None: no class); takes records in order."""
 
     def __init__(self, key: Callable[[Arrival], Key | None] = lambda arrival: arrival.priority) -> None:
         self._key = key
         self._of: dict[Key, _Class] = {}
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Those in flight before the first record have arrived, and been admitted, before."""
+        """Count requests in flight before the first record as arrived and admitted earlier."""
         for item in snapshot.requests:
             self._open(self._key(item.arrival))
 
@@ -36,7 +36,7 @@ class Classes:
         return None if key is None else self._of.setdefault(key, _Class())
 
     def add(self, record: Moves, lives: Lives) -> None:
-        """Take in a record before `lives` does."""
+        """Take in a record; call this before `lives` takes it."""
         keys = {arrival.number: self._key(arrival) for arrival in record.arrivals}
         for key in keys.values():
             if (found := self._open(key)) is not None:
@@ -57,7 +57,7 @@ class Classes:
                 found.ttft_s.add(ttft_s)
 
     def document(self, lives: Lives, now_s: float) -> dict[str, Any]:
-        """By class, the lowest (of priorities the most urgent) first: counts, the oldest wait, its cohort's TTFT."""
+        """Per class, lowest (most urgent priority) first: counts, the longest wait, the cohort's TTFT."""
         plain = {}
         for key in sorted(self._of, key=lambda key: (isinstance(key, str), key)):
             found = self._of[key]

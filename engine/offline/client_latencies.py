@@ -1,4 +1,4 @@
-"""What a client feels: the scheduler's latency and the time outside it, simulated or told by the server."""
+"""What a client feels: the scheduler's latency plus the time outside it, simulated or reported by the server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ClientLatencies:
-    """Takes in records in order; knows a request's time outside the scheduler by `front_end` or by its arrival."""
+    """Takes in records in order; a request's time outside the scheduler comes from `front_end` or from its arrival."""
 
     def __init__(self, front_end: FrontEnd | None) -> None:
         self._front_end = front_end
@@ -24,7 +24,7 @@ class ClientLatencies:
         self._ttft_s, self._e2e_s = Percentiles(), Percentiles()
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Those who are in flight before the first record."""
+        """Requests in flight before the first record."""
         for item in snapshot.requests:
             self._note(item.arrival)
 
@@ -63,7 +63,7 @@ class ClientLatencies:
         }
 
     def _wait_s(self, arrival: Arrival, record: StepRecord | Requests) -> float:
-        """The time outside the scheduler of a request that is noted, for a token of this record's step."""
+        """Time outside the scheduler of a known request, for a token of this record's step."""
         if arrival.client_wait_s is not None:
             return arrival.client_wait_s
         assert self._front_end is not None

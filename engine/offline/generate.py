@@ -1,4 +1,4 @@
-"""Prompts from a file through an engine, answers into a file: interrupted runs keep what is finished and resume."""
+"""Prompts from a file, answers to a file: interrupted runs keep finished answers and resume."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ PENALTY_KEYS = ("repetition_penalty", "presence_penalty", "frequency_penalty", "
 SAMPLING_KEYS = ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "ignore_eos", *PENALTY_KEYS)
 
 OnProgress = Callable[[int, int], None]
-"""Called with answers finished and prompts in all."""
+"""Called with the number of finished answers and of all prompts."""
 
 
 class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One line of the input: exactly one of the first three fields, and what differs from the run's settings."""
+    """One line of the input: exactly one of the first three fields, plus overrides of the run's settings."""
 
     prompt: str | None = None
     prompt_token_ids: list[int] | None = None
@@ -53,7 +53,7 @@ class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class Summary:
-    """What a run came to; tokens and events count what this run did, not what it found finished."""
+    """The outcome of a run; tokens and events count this run's work, not what was already finished."""
 
     prompts: int
     resumed: int = 0
@@ -87,14 +87,14 @@ class Summary:
 
 
 class Line(NamedTuple):
-    """A prompt, and the line it stands in, from 1."""
+    """A prompt and its line number, from 1."""
 
     number: int
     prompt: Prompt
 
 
 def read_prompts(path: Path) -> list[Line]:
-    """The prompts of a JSONL file. Raises `ConfigError` naming the line that cannot be used."""
+    """The prompts of a JSONL file. Raises `ConfigError` naming the bad line."""
     if odd := odd_file(path):
         raise ConfigError(odd)
     try:
@@ -115,7 +115,7 @@ def read_prompts(path: Path) -> list[Line]:
 
 
 def read_prompt(line: bytes) -> Prompt:
-    """One line of the input. Raises `ConfigError` or what msgspec does."""
+    """One line of the input. Raises `ConfigError`, or msgspec's own errors."""
     prompt = msgspec.json.decode(line, type=Prompt)
     given = [key for key in PROMPT_KEYS if getattr(prompt, key) is not None]
     if len(given) != 1:
@@ -139,9 +139,9 @@ def generate(
 ) -> Summary:
     """Answer every prompt of a file, one line each, in order.
 
-    `sampling` overrides the model's own advice by the names of `SamplingParams`. `on_notice` hears why it runs slower
-    than it could. An interrupted run keeps what is finished beside `out_path` and goes on from there next time.
-    Raises `ConfigError` for bad input, before anything is served.
+    `sampling` overrides the model's defaults, by the field names of `SamplingParams`. `on_notice` gets the reason if a
+    slower route is used. An interrupted run keeps finished answers beside `out_path`, and the next run resumes from
+    them. Raises `ConfigError` for bad input, before anything is served.
     """
     check_sampling(SamplingParams(**(sampling or {})))
     if config.device.startswith(PREFIX):
@@ -177,7 +177,7 @@ def generate(
 
 
 def encode_lines(lines: Iterable[Line], path: Path, taken: Any) -> Iterator[TokenIds]:
-    """The token ids of each prompt, for a model that takes `taken`. Raises `ConfigError` naming the line."""
+    """The token ids of each prompt, for a model that accepts `taken`. Raises `ConfigError` naming the line."""
     longest = taken.max_model_len
     for number, prompt in lines:
         try:
@@ -216,7 +216,7 @@ def make_requests(
 
 
 def sampling_of(prompt: Prompt, sampling: dict[str, Any], advice: SamplingParams) -> SamplingParams:
-    """A prompt's own settings over the run's over the model's; raises `ConfigError` for one that means nothing."""
+    """A prompt's own settings over the run's over the model's; raises `ConfigError` for an invalid one."""
     own = {key: getattr(prompt, key) for key in SAMPLING_KEYS if getattr(prompt, key) is not None}
     values = {**sampling, **own}
     if "stop" in values:
@@ -227,7 +227,7 @@ def sampling_of(prompt: Prompt, sampling: dict[str, Any], advice: SamplingParams
 
 
 def encode(prompt: Prompt, taken: Any) -> TokenIds:
-    """A prompt's token ids, int32; raises `ConfigError` if there are none or the model does not know one."""
+    """A prompt's token ids, int32; raises `ConfigError` if there are none or one is outside the vocabulary."""
     if prompt.prompt_token_ids is not None:
         bad = [token for token in prompt.prompt_token_ids if not 0 <= token < taken.vocab_size]
         if bad:

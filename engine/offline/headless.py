@@ -1,4 +1,4 @@
-"""Running an engine without a console: flat out, or paced, until its work is done."""
+"""Runs an engine without a console, flat out or paced, until its work is done."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OnProgress = Callable[[float], None]
 
 
 class Ahead(NamedTuple):
-    """How far an engine goes by itself: steps that start before `until_s`, and so many."""
+    """How far an engine may run by itself: steps that start before `until_s`, and at most this many."""
 
     until_s: float = math.inf
     steps: int = MOST_OUTPUTS
@@ -40,7 +40,7 @@ class Ahead(NamedTuple):
 def run_headless(
     config: EngineConfig, slo: Slo | None, notice: Callable[[str], None], show_progress: bool = False
 ) -> Report:
-    """Serve the config's workload and report. Raises `ConfigError` before anything runs."""
+    """Serve the config's workload and return the report. Raises `ConfigError` before anything runs."""
     if config.workload is not None and config.workload.rate == 0:
         raise ConfigError("--rate 0: nothing would ever arrive; give a rate above 0")
     engine = build_engine(config, notice)
@@ -79,7 +79,7 @@ def serve(
     Report and sinks get every record.
     """
     began_s = time.monotonic()
-    # A recording looks at the state after each of its steps, and a pace is one of single steps.
+    # A recording needs the state after every step, and pacing works on single steps.
     walk = step_through if sinks or config.real_time else run_through
     try:
         for done in walk(engine, config, stop=stop):
@@ -113,7 +113,7 @@ def run_through(
 ) -> Iterator[StepRecord | Stretch]:
     """As `step_through`, but flat out, with stretches in place of records where there are any.
 
-    `ahead` says how far the engine can go before the caller may want to change something.
+    `ahead` gives how far the engine may run before the caller might change something.
     """
     until_s = math.inf if config.duration_s is None else config.duration_s
     for _ in _turns(engine, config, stop or StopSignals()):
@@ -124,8 +124,8 @@ def run_through(
 
 
 def _turns(engine: Engine, config: EngineConfig, stop: StopSignals) -> Iterator[None]:
-    """Before each step until the engine is exhausted, the config's duration is over or `stop` was asked for, at the
-    config's pace."""
+    """Yields before each step, at the config's pace, until the engine is exhausted, the duration is over or `stop`
+    is requested."""
     began_s = time.monotonic()
     until_s = config.duration_s
     while until_s is None or engine.clock_s < until_s:
@@ -162,7 +162,7 @@ def _hand_out(record: StepRecord, sinks: dict[str, Sink], notice: Callable[[str]
 
 
 class Progress:
-    """A bar over a run's seconds, or a count of them where the end is unknown; silent unless shown."""
+    """A progress bar over the run's seconds, or a counter where the end is unknown; silent unless shown."""
 
     def __init__(self, total_s: float | None, shown: bool) -> None:
         self._total_s = total_s

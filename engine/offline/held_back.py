@@ -1,4 +1,4 @@
-"""Requests that were not served as they were asked: refused, or their output cut at the model's length."""
+"""Requests not served as asked: refused, or cut off at the model's length."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _NUMBER = re.compile(r"\d[\d,]*")
 
 
 class HeldBack:
-    """Counts them as records come; a request that was there before the first record is not known here.
+    """Counts them record by record; requests from before the first record are unknown here.
 
-    `own_model_len`: beyond it no setting helps.
+    `own_model_len`: the model's own limit, which no setting can raise.
     """
 
     def __init__(self, own_model_len: int | None = None) -> None:
@@ -40,7 +40,7 @@ class HeldBack:
                 self._cut_at_tokens = max(self._cut_at_tokens, prompt + finish.output_tokens)
 
     def _refuse(self, refusal: Refusal) -> None:
-        """Reasons that differ only in their numbers are one; the one that needs most stands for them."""
+        """Reasons that differ only in their numbers are grouped; the one with the largest need represents them."""
         kind = _NUMBER.sub("N", refusal.reason)
         self._counts[kind] = self._counts.get(kind, 0) + 1
         worst = self._refused.setdefault(kind, [refusal])
@@ -73,7 +73,7 @@ class HeldBack:
 
 
 def held_back_lines(document: dict[str, Any]) -> list[str]:
-    """One line for each reason in a report's document: how many, why, and what raises it."""
+    """One line for each reason in a report's document: how many, why, and what raises the limit."""
     lines = []
     for item in document.get("refusals", ()):
         remedy = f"; raise {item['setting']}" if item["setting"] else ""
@@ -86,7 +86,7 @@ def held_back_lines(document: dict[str, Any]) -> list[str]:
 
 
 def _remedy(cut: dict[str, Any]) -> str:
-    """Where outputs were cut, and what raises that."""
+    """Where outputs were cut, and what raises the limit."""
     own = cut.get("own_model_len")
     if not cut["setting"]:
         return f"the model's own length, {own:,}: no setting raises it"

@@ -1,4 +1,4 @@
-"""What a run came to: one JSON document. `report_text` is the same for reading."""
+"""The outcome of a run as one JSON document. `report_text` is the same for reading."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ LATENCIES = ("ttft_s", "itl_s", "tpot_s", "e2e_s")
 class Report:
     """Accumulates step records; figures are since the session's start, as its totals are.
 
-    Latencies are those of a cohort (`engine.contract.cohort`): who still waits at the end is part of it. `drafter`
-    names who drafts, where that is known; `workload` is a header's description of it; `block_size` is needed for lost
-    hits, `windows` says that some layers forget; `front_end` is what a client's latencies have on top of the
+    Latencies are those of a cohort (`engine.contract.cohort`): requests still waiting at the end count. `drafter`
+    names the drafter where known; `workload` is a header's description of it; `block_size` is needed for lost
+    hits, `windows` says that some layers forget; `front_end` is what a client's latencies add to the
     scheduler's, where that is simulated; `own_model_len` says what raises a limit. `wall_s`, `stopped_by` (a signal)
     and `unrecorded` (its recording is not whole) are for the caller to set; `close` says how long the run went on after
     its last record.
@@ -96,7 +96,7 @@ class Report:
         return report
 
     def begin(self, snapshot: Snapshot) -> None:
-        """The first record is not that of a session's start: `snapshot` is the state before it."""
+        """For a recording that starts mid-session: `snapshot` is the state before the first record."""
         self.totals, self.clock_s = snapshot.totals, snapshot.clock_s
         self._lives.begin(snapshot)
         self._clients.begin(snapshot)
@@ -126,7 +126,7 @@ class Report:
             self._pool_blocks = blocks.held + blocks.shared + blocks.cached_free + blocks.empty
 
     def _add_requests(self, record: StepRecord | Requests) -> None:
-        """Take in who came, started and went."""
+        """Count arrivals, admissions and ends."""
         for _, ttft_s in record.ttft_s:
             self._ttft_s.add(ttft_s)
         self._held_back.add(record)
@@ -152,7 +152,7 @@ class Report:
         self._lives.deliver_rows(record)
 
     def _add_stretch(self, stretch: Stretch) -> None:
-        """Rows got one output in each step."""
+        """Take in steps in which each row got one output."""
         for numbers, gaps_s in stretch.gaps():
             self._itl_s.add_bytes(gaps_s.tobytes())
             if self.slo is not None and self.slo.itl_s is not None:
@@ -161,7 +161,7 @@ class Report:
             self._lives.deliver(delivered, end_s)
 
     def close(self, clock_s: float) -> None:
-        """The run went on to `clock_s`, if it did not end later than that."""
+        """The run lasted at least until `clock_s`."""
         self.clock_s = max(self.clock_s, clock_s)
 
     def _add_finishes(self, record: StepRecord | Requests) -> None:
@@ -182,7 +182,7 @@ class Report:
             self._family_e2e_s.add(family.last_s - family.first_s)
 
     def _describe_families(self) -> dict[str, Any]:
-        """Children of a parent are one request to who asked: it ends with the last of them."""
+        """To the client, the children of a parent are one request, which ends with the last of them."""
         unended = [max(0.0, self.clock_s - family.first_s) for family in self._families.open.values()]
         return {
             "ended": self._num_families,
@@ -192,7 +192,7 @@ class Report:
         }
 
     def as_dict(self, since: Totals | None = None, start_s: float = 0.0) -> dict[str, Any]:
-        """Plain JSON values; what cannot be known is None. `goodput` is there if an SLO was given.
+        """Plain JSON values; None where unknown. `goodput` is present if an SLO was given.
 
         `since` and `start_s`: totals are what was counted after these, and the time is from then on.
         """
@@ -313,7 +313,7 @@ class Report:
 
 
 def _summary(values_s: Sequence[float]) -> dict[str, Any]:
-    """As a latency of whom nobody still waits."""
+    """The same for a latency without open values."""
     values = Percentiles()
     for value_s in values_s:
         values.add(value_s)

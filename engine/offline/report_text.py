@@ -1,4 +1,4 @@
-"""A report's document for reading: aligned lines, `n/a` for what is unknown, `>` before a lower bound."""
+"""A report's document as text: aligned lines, `n/a` where unknown, `>` before a lower bound."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LATENCIES = ("ttft", "itl", "tpot", "e2e")
 
 
 def report_text(document: dict[str, Any]) -> str:
-    """A report's document for reading."""
+    """A report's document as text."""
     budget, clock_s = document["budget_use"], document["clock_s"]
     counts = {name: count for name, count in document["requests"].items() if isinstance(count, int)}
     shown = {name: count for name, count in counts.items() if count or name not in _ONLY_IF_ANY}
@@ -53,7 +53,7 @@ def report_text(document: dict[str, Any]) -> str:
 
 
 def told_lines(document: dict[str, Any]) -> list[str]:
-    """What to know before trusting a report's figures: how its workload was read, what was not served as asked."""
+    """Caveats of a report: how its workload was read, and what was not served as asked."""
     workload = document.get("workload", {})
     read = [workload["read_as"]] if workload.get("read_as") else []
     told = [*held_back_lines(document), *read, *workload.get("notices", ())]
@@ -64,7 +64,7 @@ _ONLY_IF_ANY = ("kv_capacity", "failed", "running", "waiting")
 
 
 def _ends(document: dict[str, Any]) -> list[str]:
-    """Ends that are not successes, in words."""
+    """Unsuccessful ends, in words."""
     cut, wasted = document["requests"]["kv_capacity"], document["tokens"]["aborted_prefill"]
     lines = []
     if cut:
@@ -75,7 +75,7 @@ def _ends(document: dict[str, Any]) -> list[str]:
 
 
 MOST_NAMES = 8
-"""Lines that adapters and clients get; `--json` has all of them."""
+"""Most lines for adapters and clients; `--json` has all of them."""
 
 
 def _busiest(by_name: dict[str, Any]) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def _busiest(by_name: dict[str, Any]) -> dict[str, Any]:
 
 
 def _classes(kind: str, by_class: dict[str, Any]) -> list[str]:
-    """One line per class, where there are several."""
+    """One line per class, if there are several."""
     if len(by_class) < 2:
         return []
     return [
@@ -119,7 +119,7 @@ def _hits(document: dict[str, Any]) -> str:
 
 
 def _tiers(document: dict[str, Any]) -> list[str]:
-    """Where the hits came from, where there is memory behind the pool."""
+    """Where cache hits came from, if there is a host tier."""
     tiers = document.get("hits_by_tier")
     if tiers is None:
         return []
@@ -128,7 +128,7 @@ def _tiers(document: dict[str, Any]) -> list[str]:
 
 
 def drafts_text(drafts: dict[str, Any]) -> str:
-    """Who drafted and what held; by position, the first draft first."""
+    """The drafter and its acceptance by position, first draft first."""
     by = f" by {drafts['by']}" if drafts["by"] else ""
     places = ", ".join(percent_text(share) for share in drafts["by_position"])
     held = f"{percent_text(drafts['accepted_share'])} accepted"

@@ -1,4 +1,4 @@
-"""Signals that end a run between two steps, so that its report and recording are written."""
+"""Signals end a run between two steps, so that its report and recording are written."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _LOOK_EVERY_S = 0.1
 
 
 class StopSignals:
-    """`number` is the signal that asked for the end, None so far."""
+    """`number` is the signal that requested the end, or None."""
 
     def __init__(self) -> None:
         self.number: int | None = None
 
     def sleep(self, seconds: float) -> None:
-        """Sleep, until a signal asks for the end."""
+        """Sleep until a signal requests the end."""
         if seconds <= 0:
             return
         until_s = time.monotonic() + seconds
@@ -28,8 +28,8 @@ class StopSignals:
 
     @contextmanager
     def heard(self) -> Iterator[StopSignals]:
-        """SIGTERM and SIGHUP only leave a note inside; the second one ends the process as ever. One that is ignored
-        (nohup) stays so. Outside the main thread nothing changes."""
+        """Inside, SIGTERM and SIGHUP only set a flag; a second one ends the process as usual. Ignored signals
+        (nohup) stay ignored. Outside the main thread nothing changes."""
         if threading.current_thread() is not threading.main_thread():
             yield self
             return

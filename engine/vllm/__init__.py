@@ -1,4 +1,4 @@
-"""The console on a vLLM server: a hook around the scheduler that vLLM picked, in the server's own process.
+"""The console on a vLLM server: a hook around the scheduler that vLLM chose, inside the server's process.
 
 Nothing here imports vLLM but inside functions, and nothing happens unless `SCHEDTOP_ATTACH` is set.
 

@@ -1,4 +1,4 @@
-"""What the hook is asked by the environment, and where it writes."""
+"""The hook's settings from the environment, and where it logs."""
 
 from __future__ import annotations
 

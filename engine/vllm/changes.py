@@ -1,4 +1,4 @@
-"""What a knob change on a vLLM server may be, and what it will do, told before it is carried out."""
+"""Which knob changes a vLLM server accepts, and their effects, reported before they are applied."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _budget(typed: Mapping[str, Any], now: Mapping[str, Any]) -> int:
 
 
 def with_consequences(typed: dict[str, Any]) -> dict[str, Any]:
-    """`max_num_batched_tokens` sets both budgets unless the other is given, too; it goes first."""
+    """`max_num_batched_tokens` sets both budgets unless the other is given as well; it is applied first."""
     if "max_num_batched_tokens" in typed:
         typed = {
             "max_num_batched_tokens": typed["max_num_batched_tokens"],
@@ -58,7 +58,7 @@ def with_consequences(typed: dict[str, Any]) -> dict[str, Any]:
 
 
 def foresee(typed: Mapping[str, Any], running: int, decoding: int, num_free: int, num_blocks: int) -> list[str]:
-    """What a checked change will do to what runs now, in an operator's words."""
+    """The effect of a checked change on running requests, in an operator's words."""
     lines = []
     cap = typed.get("max_num_seqs")
     if cap is not None and cap < running:

@@ -31,21 +31,22 @@ from schedtop.engine.vllm.records.records import Records
 from schedtop.engine.vllm.records.requests import DECODING
 
 LOOK_EVERY_S = 0.02
-"""While nothing comes. The engine's thread does not wake this one: that would cost it a system call per step."""
+"""Polling interval while idle. The engine's thread does not wake this one: that would cost it a system call per
+step."""
 TELL_IDLE_AFTER_S = 0.1
-"""What happens while no step does is told this often."""
+"""How often events outside steps are reported."""
 YIELD_S = 0.0001
 """After each record: the engine's thread may be waiting for the interpreter."""
 END_WITHIN_S = 1.0
 KEPT_BYTES = 6 << 20
-"""Less than an outbox holds."""
+"""Fewer than an outbox holds."""
 NO_SUBMIT = "vLLM takes requests at its own address only"
 
 
 class HookedEngine:
     """What `ServiceLoop` needs. Limits count as set once they are checked: the engine sets them before its next step.
 
-    `paused` is for a loop that would stop looking; this one pauses admissions only.
+    `paused` is for loops that stop stepping; here only admissions pause.
     """
 
     paused = False
@@ -104,7 +105,7 @@ class HookedEngine:
         return records.idle(self.clock_s)
 
     def take_errors(self) -> list[str]:
-        """What went wrong when limits were set."""
+        """Errors from setting limits."""
         errors, self._records.errors = self._records.errors, []
         return errors
 
@@ -112,7 +113,7 @@ class HookedEngine:
         return self._records.snapshot(self.clock_s)
 
     def unended(self) -> Unended:
-        """Waits and gaps that no token has ended yet, now."""
+        """Open waits and gaps as of now."""
         lives, now_s = self._records.lives, self.clock_s
         last_s = lives.last_s[[life.slot for life in lives.by_id.values()]] if lives.by_id else np.zeros(0)
         arrivals_s = [life.arrival.arrival_s for life in lives.by_id.values() if life.first_token_s is None]
@@ -121,7 +122,7 @@ class HookedEngine:
     def set_knobs(
         self, values: Mapping[str, Any], expected_version: int | None = None, by: str = "", dry_run: bool = False
     ) -> Reply:
-        """Change live limits, all or none. The reply says what was refused, or what will happen."""
+        """Change live limits, all or none. The reply says what was refused or what the change will do."""
         if expected_version is not None and expected_version != self.knobs_version:
             text = (
                 f"knobs were changed meanwhile (version {self.knobs_version}, not {expected_version}): look again"
@@ -162,7 +163,7 @@ class HookedEngine:
             raise ValueError("this vLLM's loop cannot be reached: admissions cannot be paused")
 
     def abort(self, number: int) -> bool:
-        """End one request; its client is told."""
+        """Abort one request; its client is notified."""
         name = next((life.id for life in self._records.lives.by_id.values() if life.number == number), None)
         if name is None:
             return False
@@ -179,14 +180,14 @@ class HookedEngine:
         raise ValueError(NO_SUBMIT)
 
     def skip_to(self, time_s: float) -> None:
-        """Its clock is the wall's."""
+        """It runs on the wall clock."""
 
     def drain(self) -> None:
-        """The server is not ours to end."""
+        """Refuse: the server is not ours to stop."""
 
 
 def fixed_of(header: Header) -> Fixed:
-    """What of the engine never changes."""
+    """What never changes about the engine."""
     config, groups = header.config, groups_of(header)
     most_tokens = config["max_num_batched_tokens"] * (1 + config["async_scheduling"])
     return Fixed(
@@ -204,7 +205,7 @@ def fixed_of(header: Header) -> Fixed:
 
 
 class Kept:
-    """All records since the start, for a recording that is to hold them; given up for good when they are too many."""
+    """All records since the start, for a recording; dropped for good once there are too many."""
 
     def __init__(self, first: Snapshot) -> None:
         self._bodies: list[bytes] = [encode(first)]
@@ -219,7 +220,7 @@ class Kept:
             self._bodies = []
 
     def all(self) -> list[bytes]:
-        """The first snapshot and all records; nothing if they are not there any more."""
+        """The first snapshot and all records; nothing if they have been dropped."""
         return self._bodies
 
 
@@ -253,7 +254,7 @@ class HookLoop(ServiceLoop):
         self._hook, self._hooked = hook, engine
 
     def run(self) -> str:
-        """As without a hook; the machine is watched meanwhile."""
+        """The loop as usual, while the host is being watched."""
         self._watch.start()
         failed = True
         try:
@@ -266,7 +267,7 @@ class HookLoop(ServiceLoop):
                 self._files.close(keep=failed or self._hook.server_failed)
 
     def tick(self) -> None:
-        """Between steps: tell what went wrong, and end with the hook."""
+        """Between steps: report errors, and end when the hook does."""
         for error in self._hooked.take_errors():
             self.notice("error", error)
         if self._hook.off:
@@ -279,7 +280,7 @@ def _notices(hook: Hook) -> list[str]:
 
 
 def _open_flight(hook: Hook, root: str) -> FlightFiles | None:
-    """The last minutes on disk, where they are asked for; a folder that cannot be written costs a warning."""
+    """The flight recorder on disk, if requested; a folder that cannot be written only causes a warning."""
     if not root:
         return None
     try:
@@ -292,7 +293,7 @@ def _open_flight(hook: Hook, root: str) -> FlightFiles | None:
 def serve_hook(hook: Hook, address: str, read_only: bool = False, flights: str = "") -> str:
     """Serve consoles at `address` (`%r` is the rank) from a thread of its own; the address. Raises `ChannelError`.
 
-    The last minutes are kept below the folder `flights`, too.
+    The last minutes are also kept below the folder `flights`.
     """
     server = ChannelServer(address.replace("%r", str(hook.facts.header.settings["rank"])))
     engine = HookedEngine(hook)
@@ -310,7 +311,7 @@ def serve_hook(hook: Hook, address: str, read_only: bool = False, flights: str =
 
 
 def _serve(loop: HookLoop, server: ChannelServer, hook: Hook) -> None:
-    """The whole life of the thread. Whatever goes wrong in it, the server runs on."""
+    """The body of the thread. Whatever fails in it, the server keeps running."""
     reason = "the hook has ended"
     try:
         reason = loop.run()

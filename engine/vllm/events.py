@@ -1,4 +1,4 @@
-"""What the engine's thread notes, in the engine's own order. Holds references and numbers, works nothing out."""
+"""What the engine's thread notes, in the engine's own order. Only holds references and numbers; computes nothing."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class HeadSeen(NamedTuple):
 
 
 class PreemptSeen(NamedTuple):
-    """A victim: tokens it had computed, outputs and drafts of those that were under way, free blocks before and after,
-    blocks handed out so far in the step."""
+    """A preempted request: tokens it had computed, outputs and drafts of those that were under way, free blocks before
+    and after, blocks handed out so far in the step."""
 
     id: str
     computed_tokens: int
@@ -50,7 +50,7 @@ class Added(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """Requests that were ended from outside a step. `by_console`: a console asked for it."""
+    """Requests ended from outside a step. `by_console`: at a console's request."""
 
     at_s: float
     ids: list[str]
@@ -59,7 +59,7 @@ class Ended(NamedTuple):
 
 
 class Scheduled(NamedTuple):
-    """One `schedule`: its output, times, the limits it obeyed, and what it left behind.
+    """One `schedule`: its output, times, limits in force, and the resulting state.
 
     `running` are the ids of all running requests where some got no tokens; `given` the first block of every handing
     out, for the beneficiaries of `preempted`.
@@ -86,8 +86,8 @@ class Scheduled(NamedTuple):
 
 
 class Updated(NamedTuple):
-    """One `update_from_output`, and how many run and wait after it. `blocks` are triples of block id, references, 1 if
-    it has content, end to end; `whole`: they are the whole pool."""
+    """One `update_from_output`, with the numbers running and waiting after it. `blocks` are triples of block id,
+    references, 1 if it has content, end to end; `whole`: they are the whole pool."""
 
     output: Any
     outputs: Any
@@ -101,14 +101,14 @@ class Updated(NamedTuple):
 
 
 class Drafted(NamedTuple):
-    """How many drafts each of these requests has for its next step."""
+    """The number of drafts each request has for its next step."""
 
     ids: list[str]
     counts: list[int]
 
 
 class Applied(NamedTuple):
-    """Limits that were set on the engine's thread, or why not."""
+    """Limits set on the engine's thread, or why they were not."""
 
     at_s: float
     values: dict[str, Any]
@@ -128,12 +128,12 @@ Event = Added | Ended | Scheduled | Updated | Drafted | Applied | PauseSeen
 
 
 def is_step(event: Event) -> bool:
-    """A schedule that did something: it gave tokens, or took a request's place."""
+    """A schedule with an effect: it scheduled tokens or preempted a request."""
     return isinstance(event, Scheduled) and bool(event.output.num_scheduled_tokens or event.preempted)
 
 
 def left_of(events: Iterable[Event]) -> Iterator[str]:
-    """Who ended from outside, or was preempted."""
+    """Requests ended from outside, or preempted."""
     for event in events:
         if isinstance(event, Ended):
             yield from event.ids

@@ -1,4 +1,4 @@
-"""The groups of KV blocks that a vLLM server divides its model's layers into, in this project's words."""
+"""The KV groups of a vLLM server, in this project's terms."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from schedtop.engine.kv.coordinator import open_group
 from schedtop.engine.kv.groups import Group
 
 _DECIDED = ("FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec")
-"""Kinds of which recordings have been decided again."""
+"""Kinds whose recordings can be verified."""
 
 
 def specs_of(scheduler: Any) -> list[Any]:
-    """What vLLM says of each group; None where a version says nothing."""
+    """vLLM's description of each group; None where a version has none."""
     groups = getattr(scheduler.kv_cache_config, "kv_cache_groups", None) or [None]
     return [_first(getattr(group, "kv_cache_spec", None)) for group in groups]
 
 
 def _first(spec: Any) -> Any:
-    """Layers of one kind with different shapes share a group: any of them tells what is kept."""
+    """Layers of one kind with different shapes share a group: any one of them says what is kept."""
     layers = getattr(spec, "kv_cache_specs", None)
     return next(iter(layers.values())) if layers else spec
 
 
 def entry_of(spec: Any, block_size: int) -> dict[str, Any]:
-    """A group as the setting `kv_groups` has it; its block size where it is not the engine's.
+    """A group as the setting `kv_groups` has it; with its block size if it differs from the engine's.
 
-    A chunk of local attention is shown as a window of its size; kinds that are not known keep everything.
+    A chunk of local attention is shown as a window of its size; unknown kinds keep everything.
     """
     kinds = {kind.__name__ for kind in type(spec).__mro__}
     if "SlidingWindowSpec" in kinds:
@@ -77,7 +77,7 @@ def settings_of(scheduler: Any) -> dict[str, Any]:
 
 
 def undecided_of(scheduler: Any) -> list[str]:
-    """Kinds of groups whose recordings are not decided again."""
+    """Kinds of groups whose recordings cannot be verified."""
     found = []
     for spec in specs_of(scheduler):
         name = type(spec).__name__

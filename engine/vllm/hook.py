@@ -1,6 +1,7 @@
 """The engine's side: notes what the scheduler did and carries out commands, all on the engine's own thread.
 
-Every body here is caught. After `MAX_ERRORS` the hook is off, and the scheduler runs as if it had never been there.
+Every method catches its own errors. After `MAX_ERRORS` the hook turns off, and the scheduler runs as if it had never
+been there.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from schedtop.engine.vllm.pool_watch import LookUps, PoolWatch
 
 MAX_ERRORS = 3
 MAX_UNREAD = 50_000
-"""Notes that nobody took: whoever should have is gone or far too slow."""
+"""Most notes kept unread: the reader is gone or far too slow."""
 MAX_SKIPPED = 64
-"""Skipped requests that are looked over for the head of the queue."""
+"""Most skipped requests examined when looking for the head of the queue."""
 
 Command = Callable[["Hook"], None]
 
@@ -68,7 +69,7 @@ class Hook:
         self.core = core
 
     def wake(self) -> None:
-        """Have commands carried out now, though the engine may be idle. Called from the other thread."""
+        """Have commands carried out now, even if the engine is idle. Called from the other thread."""
         core = self.core
         if core is None:
             return
@@ -80,7 +81,7 @@ class Hook:
             self.failed(error)
 
     def end(self, reason: str) -> None:
-        """The scheduler, or the loop that drives it, ends; the first reason counts."""
+        """The scheduler or its loop ends; the first reason counts."""
         on_end, self.on_end = self.on_end, lambda reason: None
         try:
             on_end(reason)
@@ -94,7 +95,7 @@ class Hook:
             self.turn_off(f"off after {MAX_ERRORS} errors, the last: {self.errors[-1]}")
 
     def turn_off(self, reason: str, quiet: bool = False) -> None:
-        """From now on the scheduler runs alone; said once."""
+        """From now on the scheduler runs alone; logged once."""
         if self.off:
             return
         self.off = reason
@@ -105,7 +106,7 @@ class Hook:
             log.warning("schedtop: %s; the server runs on without a console", reason)
 
     def obey(self) -> None:
-        """Carry out what consoles asked."""
+        """Carry out commands from consoles."""
         try:
             while self.commands:
                 self.commands.popleft()(self)
@@ -113,7 +114,7 @@ class Hook:
             self.failed(error)
 
     def before_schedule(self, throttle_prefills: object = False, *_: object, **__: object) -> float:
-        """Commands take effect before a step is decided."""
+        """Commands take effect before the next step is planned."""
         if self.commands:
             self.obey()
         try:
@@ -162,13 +163,13 @@ class Hook:
         )
 
     def _gone(self, running: list[Any]) -> list[PreemptSeen]:
-        """Victims as an older scheduler lets them be told: they ran before the step and do not any more."""
+        """Preempted requests as inferred for an older scheduler: they ran before the step and no longer do."""
         left = {request.request_id for request in running}
         free = self.pool.num_free()
         return [PreemptSeen(name, -1, 1, free, free, 0) for name in self._running if name not in left]
 
     def _head(self) -> HeadSeen | None:
-        """The request that is served next: the first one that was not skipped."""
+        """The head of the queue: the first request that was not skipped."""
         first, skipped = None, self.facts.skipped(self.scheduler)
         for queue in self.facts.queues(self.scheduler):
             if not queue:
@@ -231,7 +232,7 @@ class Hook:
             self.failed(error)
 
     def before_finish(self, request_ids: Any, status: Any) -> Any:
-        """Note who is about to be ended; returns `request_ids`, which may have been an iterator."""
+        """Note which requests are about to end; returns `request_ids`, which may have been an iterator."""
         if self.off:
             return request_ids
         try:
@@ -271,7 +272,7 @@ class Hook:
             self.failed(error)
 
     def after_drafts(self, proposed: Any) -> None:
-        """Note how many drafts each request has got, after its grammar took out what it forbids."""
+        """Note how many drafts each request has after its grammar removed the forbidden ones."""
         if self.off:
             return
         try:
@@ -283,7 +284,7 @@ class Hook:
             self.failed(error)
 
     def abort(self, name: str) -> None:
-        """End one request and tell its client."""
+        """Abort one request and notify its client."""
         request = self.scheduler.requests.get(name)
         if request is None:
             return
@@ -298,6 +299,6 @@ class Hook:
 
 
 def is_stale(request: Any) -> bool:
-    """It was preempted, and waits for results that are still under way."""
+    """It was preempted and waits for results under way."""
     stale = getattr(request, "num_stale_output_tokens", 0)
     return bool(stale) and not getattr(request, "drop_stale_output", False)

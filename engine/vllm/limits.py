@@ -1,4 +1,4 @@
-"""What a scheduler of vLLM is and has, by capability, and how its limits are read and set."""
+"""What a vLLM scheduler can do, by capability, and how its limits are read and set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from schedtop.engine.vllm.events import Applied
 from schedtop.engine.vllm.groups import block_size_of, keys_are_blocks, settings_of, specs_of, undecided_of
 
 QUEUES = ("kv_holding_waiting", "skipped_waiting", "waiting")
-"""In the order in which they are served; no version has all."""
+"""In the order in which they are served; no version has all of them."""
 
 _CAPABILITIES = {
     "max_num_active_reqs": "a lower max_num_seqs is set again before each step",
@@ -20,14 +20,14 @@ _CAPABILITIES = {
     "_preempt_request": "preemptions do not give lost tokens or the beneficiary",
     "scheduler_reserve_full_isl": "the full-sequence check cannot be changed",
 }
-"""What schedulers may lack, and what that takes away."""
+"""What a scheduler may lack, and what is lost without it."""
 
 
 @dataclass(slots=True)
 class Facts:
-    """A scheduler at its start. `missing` says in words what its version cannot tell or do.
+    """A scheduler at its start. `missing` says in words what its version cannot report or do.
 
-    `keys_are_blocks`: a hash per block, so that equal prefixes can be told. `cap` is an admission cap that a
+    `keys_are_blocks`: one hash per block, so that equal prefixes can be recognised. `cap` is an admission cap that a
     scheduler without one of its own is given again before each step.
     """
 
@@ -66,7 +66,7 @@ class Facts:
 
     @staticmethod
     def is_paused(scheduler: Any) -> bool:
-        """Whether admissions, or everything, are paused, by whomever."""
+        """Whether admissions, or everything, are paused, by anyone."""
         return bool(getattr(scheduler, "pause_state", 0))
 
 
@@ -84,7 +84,7 @@ def limits_of(scheduler: Any, cap: int | None = None) -> tuple[int, int, int, in
 
 
 def scheduler_settings(scheduler: Any) -> dict[str, Any]:
-    """Its start-up settings by the names of this project's (which are vLLM's)."""
+    """Its start-up settings under this project's names (which are vLLM's)."""
     config, vllm_config = scheduler.scheduler_config, scheduler.vllm_config
     speculative = getattr(vllm_config, "speculative_config", None)
     most_tokens, most_seqs = config.max_num_batched_tokens, scheduler.max_num_running_reqs
@@ -117,7 +117,7 @@ def scheduler_settings(scheduler: Any) -> dict[str, Any]:
 
 
 def _pools(scheduler: Any) -> bool:
-    """Whether its requests have no outputs, and end with their prompts."""
+    """Whether its requests have no outputs and end with their prompts."""
     return bool(getattr(scheduler.vllm_config.model_config, "runner_type", "") == "pooling")
 
 
@@ -132,7 +132,7 @@ def _drafter(scheduler: Any) -> dict[str, Any]:
 
 
 def _knobs(scheduler: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that can be turned here, at their start-up values."""
+    """The knobs available here, at their start-up values."""
     names = ["max_num_batched_tokens", "max_num_scheduled_tokens", "max_num_seqs", "long_prefill_token_threshold"]
     if hasattr(scheduler.kv_cache_manager, "watermark_blocks"):
         names.append("watermark")
@@ -185,7 +185,7 @@ def rank_of(vllm_config: Any) -> int:
 
 
 def _undecidable(scheduler: Any) -> list[str]:
-    """What this server does that a recording of it cannot be decided again with."""
+    """What this server does that makes its recordings impossible to verify."""
     vllm_config, found = scheduler.vllm_config, undecided_of(scheduler)
     if getattr(scheduler, "connector", None) is not None:
         found.append("a KV connector")

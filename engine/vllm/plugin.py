@@ -10,11 +10,11 @@ from typing import Any
 from schedtop.engine.vllm.asked import ADDRESS, FLIGHTS, READ_ONLY, log
 
 MARK = "schedtop_hooked"
-"""On whatever is wrapped already: plugin and flag together must wrap once."""
+"""Marks what is already wrapped: plugin and flag together must wrap only once."""
 
 
 def register() -> None:
-    """Called by vLLM in every process of an installation that has this package: does nothing unless asked."""
+    """Called by vLLM in every process of an installation that has this package: does nothing unless requested."""
     if not os.environ.get(ADDRESS):
         return
     try:
@@ -26,12 +26,12 @@ def register() -> None:
             return
         wrap_choice(SchedulerConfig)
         wrap_core(EngineCoreProc)
-    except Exception as error:  # whatever vLLM became, it must start
+    except Exception as error:  # whatever vLLM has become, it must start
         log.warning("schedtop: no console can attach: %s: %s", type(error).__name__, error)
 
 
 def named_scheduler(name: str) -> type:
-    """vLLM's scheduler of that name, hooked; without an address it is vLLM's own."""
+    """vLLM's scheduler of that name, hooked; without an address, vLLM's own."""
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from vllm.v1.core.sched.scheduler import Scheduler
 
@@ -59,7 +59,7 @@ def wrap_choice(config: type) -> None:
 
 
 def wrap_core(core: type) -> None:
-    """Let a hook know the loop it runs in, so that commands reach an idle engine, and how that loop ended."""
+    """Give a hook the loop it runs in, so that commands reach an idle engine, and how that loop ended."""
     run, handle = getattr(core, "run_busy_loop", None), getattr(core, "_handle_client_request", None)
     if run is None or handle is None or hasattr(run, MARK):
         return
@@ -76,7 +76,7 @@ def wrap_core(core: type) -> None:
             hook.server_failed = True
             hook.end(f"vLLM's engine failed: {type(error).__name__}: {error}"[:200])
             raise
-        finally:  # consoles are told here: the front end kills an engine that takes long to clear up
+        finally:  # consoles are notified here: the front end kills an engine that is slow to clean up
             hook.end("vLLM is shutting down")
 
     @wraps(handle)
@@ -148,7 +148,7 @@ def hooked(base: type) -> type:
 
 
 def _hook_optional(hooked: Any, base: Any) -> None:
-    """Hook the methods that not every version's scheduler has."""
+    """Hook the methods that only some versions have."""
     if hasattr(base, "_preempt_request"):
 
         def _preempt_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
@@ -172,7 +172,7 @@ def _hook_optional(hooked: Any, base: Any) -> None:
 
 
 def _begin(scheduler: Any) -> Any:
-    """The hook of a scheduler that was just built, serving; None where it cannot be."""
+    """The serving hook of a newly built scheduler; None if it cannot serve."""
     try:
         from schedtop.engine.vllm.engine import serve_hook
         from schedtop.engine.vllm.hook import Hook

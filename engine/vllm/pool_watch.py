@@ -9,10 +9,10 @@ WATCHED = ("get_new_blocks", "touch", "free_blocks", "evict_blocks", "reset_pref
 
 
 class PoolWatch:
-    """Wraps the methods of one pool. `given` is the first block of every handing out since it was last taken.
+    """Wraps the methods of one pool. `given` has the first block of every allocation since it was last read.
 
-    `lost`: something happened that names no blocks, so only a look at the whole pool helps. What goes wrong here goes
-    to `failed`, never to the scheduler in whose call it happens.
+    `lost`: something happened that names no blocks, so only a look at the whole pool helps. Errors go to `failed`,
+    never to the scheduler in whose call they occur.
     """
 
     def __init__(self, pool: Any, failed: Callable[[Exception], None]) -> None:
@@ -40,7 +40,7 @@ class PoolWatch:
         return _triples(self._pool.blocks)
 
     def release(self) -> None:
-        """Give the pool its own methods back."""
+        """Restore the pool's own methods."""
         for name in WATCHED:
             self._pool.__dict__.pop(name, None)
         self._touched, self.given = [], []
@@ -105,7 +105,7 @@ class LookUps:
 
     def last_of(self, request: Any) -> tuple[int, tuple[int, ...], int]:
         """Tokens found for a request, in how many places of each KV group, and how many of those blocks are free;
-        nothing if nobody looked."""
+        nothing if there was no look-up."""
         looked, found, self._request, self._found = self._request, self._found, None, None
         if looked is not request:
             return 0, (), 0
@@ -114,7 +114,7 @@ class LookUps:
         return found[1], tuple(map(len, groups)), free
 
     def release(self) -> None:
-        """Give the manager its own method back."""
+        """Restore the manager's own method."""
         self._manager.__dict__.pop("get_computed_blocks", None)
         self._request = self._found = None
 

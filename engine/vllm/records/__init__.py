@@ -1,1 +1,1 @@
-"""Notes of the hook become step records, on a thread of their own."""
+"""The hook's notes become step records, on a separate thread."""

@@ -37,8 +37,8 @@ Ints = npt.NDArray[np.int64]
 @dataclass(slots=True)
 class Batch:
     """`slots` are those that got tokens, `order` all rows of the record; both in the engine's order. The arrays have
-    one entry per slot of `slots`. `was_cut`: somebody got less than was left of it, not for want of results,
-    nor by the threshold."""
+    one entry per slot of `slots`. `was_cut`: some request got fewer tokens than it had left, for reasons other than
+    missing results or the threshold."""
 
     slots: Slots
     order: Slots
@@ -62,7 +62,7 @@ def take_batch(
 
     With drafts, an output planned ahead counts them all as computed; what was rejected since is taken off here.
 
-    Raises `KeyError` for a request that never arrived.
+    Raises `KeyError` for an unknown request.
     """
     given = output.num_scheduled_tokens
     slots = lives.slots(given)
@@ -145,13 +145,13 @@ def _computed_before(lives: Lives, output: Any, slots: Slots) -> Ints:
 
 
 def _goes_on(output: Any) -> bool:
-    """Nobody was admitted: what is said of running requests is in the batch's order."""
+    """Nothing was admitted: what is said of running requests is in the batch's order."""
     cached = output.scheduled_cached_reqs
     return not (output.scheduled_new_reqs or getattr(cached, "resumed_req_ids", True))
 
 
 def _admit(lives: Lives, slots: Slots, computed: Ints, now_s: float) -> tuple[list[Admission], list[Life]]:
-    """Requests of the batch that waited until now enter; vLLM lists resumed ones now here, now there."""
+    """Admit the batch's requests that were waiting; where vLLM lists resumed ones varies by version."""
     admissions, fresh = [], []
     entered = (lives.columns[WAITING, slots] > 0) & (lives.columns[GONE, slots] == 0)
     for place in entered.nonzero()[0].tolist():

@@ -20,7 +20,7 @@ class Gaps:
         self._older: dict[int, array[float]] = {}
 
     def grow(self) -> None:
-        """Twice as many slots."""
+        """Double the number of slots."""
         self._newest = np.concatenate([self._newest, np.zeros_like(self._newest)])
         self._filled = np.concatenate([self._filled, np.zeros_like(self._filled)])
 
@@ -33,7 +33,7 @@ class Gaps:
             self._older[slot] = self.take(slot)
 
     def take(self, slot: int) -> array[float]:
-        """All gaps of a slot, which has none from now on."""
+        """Take all gaps of a slot."""
         gaps = self._older.pop(slot, None) or array("f")
         gaps.frombytes(self._newest[slot, : self._filled[slot]].tobytes())
         self._filled[slot] = 0

@@ -1,4 +1,4 @@
-"""Who gave its place in the batch to whom."""
+"""Which request was preempted for which."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ LOOP_LENGTH = 3
 def give_way(
     lives: Lives, seen: Scheduled, place: int, now_s: float, by_priority: bool, num_blocks: int
 ) -> Preemption | None:
-    """Put the victim at `place` of a schedule back into the queue; None if it has ended."""
+    """Put the preempted request at `place` of a schedule back into the queue; None if it has ended."""
     victim = seen.preempted[place]
     life = lives.by_id.get(victim.id)
     if life is None:
         return None
     lost = int(lives.columns[COMPUTED, life.slot]) if victim.computed_tokens < 0 else victim.computed_tokens
-    taker, columns = _taker(seen, victim), lives.columns  # it may have ended since
+    taker, columns = _taker(seen, victim), lives.columns  # it may have ended in the meantime
     slot = lives.slots([taker])[0] if lives.knows(taker) else life.slot
     # A lower priority goes first, though the step may have planned it already: unless all of it is under way.
     before = by_priority and columns[ENTERED, life.slot] < columns[ENTERED, slot]
@@ -42,7 +42,7 @@ def give_way(
 
 
 def _taker(seen: Scheduled, victim: PreemptSeen) -> str:
-    """Who got blocks next; if nobody did, whoever wanted them became the last victim itself."""
+    """The request that got blocks next; if none did, the one that wanted them was itself the last to be preempted."""
     if victim.num_given < len(seen.given):
         first = seen.given[victim.num_given] - 1
         tables = new_tables(seen.output)

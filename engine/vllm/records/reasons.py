@@ -17,9 +17,9 @@ _STATUSES = (
 
 
 class Fixed(NamedTuple):
-    """What of a scheduler never changes. `caps` are the most blocks of each KV group that the full-sequence check asks
-    for; `gives_back`: some group does not keep all of its blocks. `lookahead`: tokens behind those of a step that a
-    drafter writes, too, up to the `longest` a request may be."""
+    """What never changes about a scheduler. `caps` are the most blocks of each KV group that the full-sequence check
+    asks for; `gives_back`: some group does not keep all of its blocks. `lookahead`: tokens behind those of a step that
+    a drafter writes, too, up to the `longest` a request may be."""
 
     block_size: int
     draft_slots: int
@@ -59,7 +59,7 @@ def head_of(seen: Scheduled, number: int, fixed: Fixed, prefills: bool = False) 
     room = min(token_left, input_left - draft_slots)
     wanted = head.num_tokens - head.hit_tokens
     padded = wanted == 1 and not prefills and (seen.num_running or head.hit_tokens)
-    wanted += fixed.drafts if padded else 0  # it is admitted with placeholders or not at all
+    wanted += fixed.drafts if padded else 0  # admitted with placeholders or not at all
     chunk = min(wanted, seen.threshold or wanted)
     if padded and wanted > room:
         if token_left <= input_left - draft_slots:

@@ -1,7 +1,7 @@
 """Notes become step records, one at a time, numbered in the order of their schedules.
 
-A record is made when its step is settled; notes that came after its schedule wait for the next one. So what is known
-of the requests is always what the records so far have told, however many steps are under way.
+A record is made when its step is settled; notes that came after its schedule wait for the next one. So the known state
+of requests is always that of the records so far, however many steps are under way.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ _BLANK: dict[str, Any] = {
 
 @dataclass(slots=True)
 class Told:
-    """What the next record is to tell beside its step."""
+    """What the next record reports besides its step."""
 
     arrivals: list[Arrival] = field(default_factory=list)
     finishes: list[Finish] = field(default_factory=list)
@@ -131,7 +131,7 @@ class Records:
         return self._record(scheduled, event)
 
     def idle(self, now_s: float) -> StepRecord | None:
-        """A record of what happened while no step did; None if nothing did, or a step is under way."""
+        """A record of what happened outside steps; None if nothing did, or a step is under way."""
         if any(map(is_step, self._pending)):
             return None
         while self._pending:
@@ -145,7 +145,7 @@ class Records:
         return self._tell(now_s, limiter=Limiter.PAUSED.value, head=head)
 
     def _reach(self, output: Any) -> Scheduled | None:
-        """Take up what came before the schedule of `output`; that schedule, None if nobody noted it."""
+        """Take in the notes before the schedule of `output`; returns that schedule, None if it was not noted."""
         if not any(isinstance(event, Scheduled) and event.output is output for event in self._pending):
             return None
         while True:
@@ -168,7 +168,7 @@ class Records:
                 self._told.paused_by = event.by
             case Drafted():
                 self._drafted = dict(zip(event.ids, event.counts, strict=True))
-            case Scheduled():  # one without a batch, or whose results were never noted
+            case Scheduled():  # one without a batch, or with results never noted
                 self._preempt(event, event.began_s)
 
     def _arrive(self, event: Added) -> None:
@@ -224,7 +224,7 @@ class Records:
             self.wants_rescan = True
 
     def _preempt(self, seen: Scheduled, now_s: float, among: Container[str] | None = None) -> None:
-        """Put the victims of a schedule back, or those of them that are `among` some."""
+        """Requeue the requests that a schedule preempted, or only those `among` some."""
         for place, victim in enumerate(seen.preempted):
             if among is None or victim.id in among:
                 told = give_way(self.lives, seen, place, now_s, self._by_priority, self.pool.num_blocks)
@@ -245,7 +245,8 @@ class Records:
         accepted, rejected = self._reject(batch, emitted)
         rows = row_bytes(lives, batch, emitted, accepted)
         names = {life.id for life, _ in ended}
-        for event in self._pending:  # whoever ends before its preemption is told: both are reported together
+        # An end before the preemption is reported: both are reported together.
+        for event in self._pending:
             if names and isinstance(event, Scheduled):
                 self._preempt(event, event.began_s, names)
         self._told.finishes += [lives.end(life, reason, self.step) for life, reason in ended]
@@ -280,7 +281,7 @@ class Records:
         lives = self.lives
         prefills = bool((batch.flags & (RowFlag.DECODE | RowFlag.NEW | RowFlag.RESUMED) == 0).any())
         waiting = lives.by_id.get(seen.head.id) if seen.head is not None else None
-        if waiting is None and seen.head is not None and lives.knows(seen.head.id):  # it has ended since
+        if waiting is None and seen.head is not None and lives.knows(seen.head.id):  # it has ended in the meantime
             slot = lives.slots([seen.head.id])[0]
             head = head_of(seen, int(lives.columns[NUMBER, slot]), self._fixed, prefills)
             return head, head.reason
@@ -408,7 +409,7 @@ class Records:
         )
 
     def _queued(self) -> list[Life]:
-        """The longest waiting of both parts of the queue."""
+        """The longest wait in both parts of the queue."""
         lives = self.lives
         ends = (next(iter(lives.front), None), next(iter(lives.back), None))
         return [lives.by_id[name] for name in ends if name is not None]
@@ -431,7 +432,7 @@ class Records:
         return Totals(*self._counts.values())  # type: ignore[arg-type]
 
     def snapshot(self, now_s: float) -> Snapshot:
-        """What the records so far have told, as one state."""
+        """The state according to the records so far."""
         lives = self.lives
         return Snapshot(
             seq=self.seq,

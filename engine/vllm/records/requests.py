@@ -48,7 +48,7 @@ Slots = npt.NDArray[np.intp]
 
 @dataclass(slots=True, eq=False)
 class Life:
-    """What is not a column. `tables` are its block ids by KV group."""
+    """What does not fit in a column. `tables` are its block ids by KV group."""
 
     slot: int
     id: str
@@ -94,7 +94,7 @@ class Lives:
         self._num_entered = 0
 
     def next_number(self) -> int:
-        """A number for a request that arrives."""
+        """Assign a number to an arriving request."""
         self._next_number += 1
         return self._next_number - 1
 
@@ -127,7 +127,7 @@ class Lives:
         return np.array([*map(self._slot_of.__getitem__, ids)], dtype=np.intp)
 
     def admit(self, life: Life, now_s: float) -> float:
-        """It leaves the queue to run; returns how long it waited there."""
+        """It leaves the queue to run; returns its wait, seconds."""
         waited_s = max(0.0, now_s - life.queued_s)
         if life.first_scheduled_s is None:
             life.first_scheduled_s = max(now_s, life.arrival.arrival_s)
@@ -156,7 +156,7 @@ class Lives:
         self.front[life.id] = None
 
     def end(self, life: Life, reason: str, step: int, ended_s: float | None = None) -> Finish:
-        """It is over; `step` is the newest one. `ended_s`: when, if not by a step."""
+        """It has ended; `step` is the newest one. `ended_s`: when, if not by a step."""
         slot = life.slot
         outputs, last_s = int(self.columns[OUTPUTS, slot]), float(self.last_s[slot])
         self.columns[GONE, slot] = 1
@@ -168,7 +168,7 @@ class Lives:
         return _finish(life, reason, outputs, last_s, self.gaps.take(slot), ended_s)
 
     def knows(self, name: str) -> bool:
-        """It is in flight, or ended so lately that a step with it may be under way."""
+        """It is in flight, or ended so recently that a step with it may be under way."""
         return name in self._slot_of
 
     def forget(self, step: int) -> None:
@@ -185,7 +185,7 @@ class Lives:
             self.front.pop(name, None)
 
     def queue(self, by_priority: bool) -> list[Life]:
-        """Those that wait, head first."""
+        """Waiting requests, head first."""
         waiting = [self.by_id[name] for name in (*reversed(self.front), *self.back)]
         if by_priority:
             waiting.sort(key=lambda life: (life.arrival.priority, life.arrival.arrival_s, life.number))

@@ -30,7 +30,7 @@ def new_tables(output: Any) -> Iterable[tuple[str, list[list[int]]]]:
 
 
 def grow(lives: Lives, output: Any, in_order: bool, fresh: set[str]) -> Growth:
-    """Make the tables longer; those of `fresh` requests begin anew. `in_order`: the output names them in the batch's
+    """Make the tables longer; those of `fresh` requests start empty. `in_order`: the output names them in the batch's
     order."""
     found = Growth([], [], [])
     tables = dict(new_tables(output))
