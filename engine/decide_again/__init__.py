@@ -1,1 +1,1 @@
-"""Recorded decisions made again: verified, compared, and continued differently from any step."""
+"""Replays recorded decisions: verifies them, compares them, and continues differently from any step."""

@@ -1,4 +1,4 @@
-"""A recorded run that continues differently: its state after a record, and what came from outside after that."""
+"""A recorded run that continues differently: its state after a record, and the inputs that followed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NOT_TO_DECIDE = (AssertionError, IndexError, KeyError, RecordingError, ValueErr
 
 
 class Fork:
-    """Where a recording is left: after record `index`. Every `engine` is the same one, ready to continue.
+    """Where a run branches off its recording: after record `index`. Every `engine` is the same, ready to continue.
 
     Its past is decided again, so that its queue, blocks and cache are the recorded ones. Where that cannot be (the
     recording begins late, another scheduler wrote it), the state is taken from `snapshot`, the one after the record;
@@ -67,7 +67,7 @@ class Fork:
         self._decided: Engine | None = None
 
     def engine(self, on_progress: Callable[[float], None] = lambda share: None) -> Engine:
-        """An engine on simulated time with all that follows as its source. `on_progress` gets a share of the way."""
+        """An engine on simulated time whose source is everything that follows. `on_progress` gets the share done."""
         if not self._from_snapshot:
             try:
                 if self._decided is None:
@@ -91,10 +91,10 @@ class Fork:
         return engine
 
     def _as_long(self, arrival: Arrival) -> Arrival:
-        """With the outputs it got, where the model ended it later on."""
+        """With the outputs it got, where the model later ended it."""
         return msgspec.structs.replace(arrival, max_tokens=self._stopped.get(arrival.number, arrival.max_tokens))
 
-    # The past decided again
+    # The past, replayed
 
     def _decide_again(self, on_progress: Callable[[float], None]) -> Engine:
         recording = self.recording
@@ -111,7 +111,7 @@ class Fork:
             keeps_drafts=bool(header.config.get("async_scheduling")),
         )
         if header.simulated_clock:
-            # Its outputs and drafts are known, and continue as they were.
+            # Its outputs and drafts are known and continue unchanged.
             driver.engine.worker = worker
         ahead = driver.num_ahead
         for at, (record, following) in enumerate(
@@ -130,7 +130,7 @@ class Fork:
             return record
         return msgspec.structs.replace(record, arrivals=tuple(map(self._as_long, record.arrivals)))
 
-    # Or taken from a snapshot
+    # Or restored from a snapshot
 
     def _restored(self) -> Engine:
         assert self._snapshot is not None
@@ -185,7 +185,7 @@ class ReadyingSource:
         while self._ready and self._ready[0][0] <= clock_s:
             _, number = self._ready.popleft()
             request = self._scheduler.state.requests.get(number)
-            # Late results are awaited here as they come here.
+            # Late results are awaited at this engine's own pace.
             if request is not None and request.deferred is not Limiter.STALE_OUTPUT:
                 self._scheduler.make_ready(number)
         return self._source.take(clock_s, step)
@@ -216,7 +216,7 @@ def copied(engine: Engine) -> Engine:
 
 
 def _play(driver: Driver, record: StepRecord, following: Sequence[StepRecord]) -> None:
-    """Decide a record again. Raises `ValueError` where the outcome is not the recorded one."""
+    """Replay a record. Raises `ValueError` if the outcome differs from the recorded one."""
     decided = driver.play(record, following)
     if decided is None or decided.rows != record.rows or decided.waiting != record.waiting:
         raise ValueError(f"step {record.step} is decided otherwise here")

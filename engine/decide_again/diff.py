@@ -1,4 +1,4 @@
-"""Two recordings side by side: where they first part, and why."""
+"""Two recordings side by side: where they first diverge, and why."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEADER_FIELDS = (
 
 
 class Outside(msgspec.Struct, frozen=True):
-    """What came from outside since the last step that ran."""
+    """Inputs since the last executed step."""
 
     arrivals: list[Arrival]
     knobs: list[KnobChange]
@@ -49,11 +49,11 @@ class RecordingDiff(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def equal(self) -> bool:
-        """The same decisions, whatever the settings."""
+        """Whether all decisions are the same, whatever the settings."""
         return self.step is None
 
     def as_text(self) -> str:
-        """For reading: where they part, in what, and the likely causes."""
+        """As text: where they diverge, in what, and the likely causes."""
         lines = [f"A  {self.a}  {self.steps[0]:,} steps", f"B  {self.b}  {self.steps[1]:,} steps"]
         lines += _block("started with", self.settings)
         if self.step is None:
@@ -76,9 +76,9 @@ def _block(title: str, parts: list[Part]) -> list[str]:
 
 
 def diff(a: Recording, b: Recording, on_progress: Callable[[int], None] = lambda index: None) -> RecordingDiff:
-    """Compare two recordings step by step, those without work left out. Real times are not differences.
+    """Compare two recordings step by step, skipping steps without work. Real times are not compared.
 
-    `on_progress` gets the number of steps done. Raises `RecordingError` where a file turns out damaged.
+    `on_progress` gets the number of steps done. Raises `RecordingError` if a file proves damaged.
     """
     timed = a.header.simulated_clock and b.header.simulated_clock
     ids: dict[int, str] = {}
@@ -110,7 +110,7 @@ def diff(a: Recording, b: Recording, on_progress: Callable[[int], None] = lambda
 
 
 def _steps(recording: Recording) -> Iterator[tuple[Outside, StepRecord]]:
-    """Each step that ran, with what had come from outside before it."""
+    """Each executed step, with the inputs before it."""
     arrivals: list[Arrival] = []
     knobs: list[KnobChange] = []
     for record in recording.records():
@@ -139,7 +139,7 @@ def _asked(arrival: Arrival) -> str:
 
 
 def settings_parts(a: Header, b: Header) -> list[Part]:
-    """What two engines were started with otherwise."""
+    """Where the start-up settings of two engines differ."""
     found = {name: (getattr(a, name), getattr(b, name)) for name in HEADER_FIELDS}
     for field in ("config", "settings", "workload"):
         left, right = getattr(a, field), getattr(b, field)

@@ -1,4 +1,4 @@
-"""Where two runs of the same requests part, and what they decided differently there."""
+"""Where two runs of the same requests diverge, and what they decided differently there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from schedtop.engine.contract.telemetry import StepRecord
 
 
 class Part(msgspec.Struct, frozen=True):
-    """One field of a step in both runs, in an operator's words."""
+    """One field of a step in both runs, in operator's terms."""
 
     field: str
     base: str
@@ -59,7 +59,7 @@ def first_difference(base: StepRecord | None, variant: StepRecord | None, ids: I
 
 
 def _same(base: StepRecord, variant: StepRecord) -> bool:
-    """A quick no to most pairs; equal bytes are equal decisions."""
+    """A quick test that rules out most pairs: equal bytes mean equal decisions."""
     return (
         base.rows == variant.rows
         and base.limiter == variant.limiter
@@ -80,7 +80,7 @@ def _events(key: str, describe: Callable[[Any, Ids], str]) -> Callable[..., Part
 
 
 def told_apart(one: list[str], other: list[str]) -> tuple[str, str]:
-    """What only one of two lists has; all of both where they differ in order or number alone."""
+    """Items that only one of two lists has; both lists whole if they differ only in order or number."""
     own = [text for text in one if text not in other], [text for text in other if text not in one]
     left, right = own if any(own) else (one, other)
     return _listed(left), _listed(right)

@@ -16,7 +16,7 @@ from schedtop.engine.sim.host_store import HostLink, open_host_store
 from schedtop.engine.step.engine import Engine
 
 MOST_TURNS = 1000
-"""Without a step, between two records."""
+"""Between two records, without a step."""
 
 
 class CopyClock(RecordedClock):
@@ -29,7 +29,7 @@ class CopyClock(RecordedClock):
         self.num_in_vain = 0
 
     def skip_to(self, time_s: float) -> bool:
-        """Raises `ValueError` where nothing that is recorded ever ends the wait."""
+        """Raises `ValueError` if nothing recorded ever ends the wait."""
         before_s, self.clock_s = self.clock_s, max(self.clock_s, min(time_s, self.until_s))
         self.num_in_vain = self.num_in_vain + 1 if self.clock_s == before_s else 0
         if self.num_in_vain > MOST_TURNS:
@@ -38,7 +38,7 @@ class CopyClock(RecordedClock):
 
 
 class Arrivals:
-    """A source: requests come at the times at which they were recorded, as far as they are known."""
+    """A source: requests arrive at their recorded times, as far as they are known."""
 
     def __init__(self) -> None:
         self.description: dict[str, Any] = {}
@@ -57,11 +57,11 @@ class Arrivals:
         return self._due[0].arrival_s if self._due else None
 
     def set_rate(self, rate: float | None, clock_s: float) -> None:
-        """They come as they came."""
+        """They arrive as recorded."""
 
 
 class HostDriver(Driver):
-    """As `Driver`, with a memory whose link has the recorded speed: what it holds follows from what is decided."""
+    """As `Driver`, with a host tier at the recorded link speed: its contents follow from the decisions."""
 
     clock: CopyClock
 
@@ -82,7 +82,7 @@ class HostDriver(Driver):
         return "clients may have sent outputs again as prompts, of which no recording tells what the memory has"
 
     def _abort(self, number: int, at_s: float) -> None:
-        """Time may have passed between it and the record that reports it."""
+        """Time may have passed between the event and the record that reports it."""
         self.engine.abort(number)
 
     def play(self, record: StepRecord, following: Sequence[StepRecord]) -> StepRecord | None:

@@ -1,4 +1,4 @@
-"""Where a server's recording that begins late can be decided from, and this scheduler put into that state.
+"""From which step a server's late recording can be verified, and how the scheduler is put into that state.
 
 A snapshot says who holds which block and which free blocks are cached, but neither their order in the free queue nor
 their contents. Both follow from what came later: free blocks were handed out in their order, and who got a block from
@@ -28,7 +28,7 @@ Contents = dict[int, bytes]
 def first_decidable(
     header: Header, path: str, snapshot: Snapshot, records: Iterable[StepRecord]
 ) -> tuple[int, Snapshot]:
-    """How many of `records`, which follow `snapshot`, cannot be decided, and the state after them.
+    """How many of `records`, which follow `snapshot`, cannot be replayed, and the state after them.
 
     A snapshot has no step under way and no drafts: servers that have them are decided from the first moment on
     at which they were idle. Raises `RecordingError` where there is none, or no snapshot in the middle.
@@ -114,7 +114,7 @@ def _at_rest(state: RequestState, block_size: int) -> Request:
 
 
 def _run(scheduler: Scheduler, request: Request, state: RequestState) -> None:
-    """Give a request its row; blocks that another one has filled before it are that one's by content, too."""
+    """Give a request its row; blocks that another request filled first keep that request's content."""
     books, kv = scheduler.state, scheduler.state.kv
     known = min(state.computed_tokens, request.num_tokens)
     request.status = Status.RUNNING
@@ -165,7 +165,7 @@ class _Later:
             self._lengths[number] = start + len(ids) // 4
 
     def free_blocks(self) -> tuple[list[int], list[int]]:
-        """Free blocks without and with content, next to be taken first; those that nobody took are last."""
+        """Free blocks without and with content, next to be allocated first; those never allocated come last."""
         order = [*(block for block in self._taken if block in self._free)]
         order += [block for block in self._free if block not in self._taken]
         empty, cached = ([block for block in order if self._free[block] == kind] for kind in (0, 1))
@@ -174,7 +174,7 @@ class _Later:
     def contents(self, requests: Mapping[int, Request]) -> Contents:
         """Of blocks that were filled before the start and found in the cache later.
 
-        Requests from before the start have made-up keys: where somebody found their blocks, they get his instead.
+        Requests from before the start have made-up keys; where a later request hit their blocks, its keys replace them.
         """
         found: Contents = {}
         known = {number: recorded_keys(arrival.prefix_keys) for number, arrival in self._arrivals.items()}

@@ -1,4 +1,4 @@
-"""A recording's outside world: what arrived, what was turned, and what the model returned, record by record."""
+"""The inputs of a recorded run: arrivals, knob changes and the model's results, record by record."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VLLM = "vllm"
 
 
 class RecordedClock:
-    """Stands where the recording says."""
+    """A clock that stands where the recording says."""
 
     simulated = True
 
@@ -57,7 +57,7 @@ class RecordedWorker:
         self.drafts: dict[int, int] | int = 0
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Outputs are all the same token: a request's keys carry its number, so that no two look alike."""
+        """All outputs are the same token; a request's keys carry its number, so that no two are alike."""
         numbers = plan.numbers.tolist()
         counts = np.array([self.emitted.get(number, 0) for number in numbers], dtype=np.int32)
         sampled = np.zeros((plan.num_rows, int(counts.max(initial=1))), dtype=np.int32)
@@ -76,7 +76,7 @@ class RecordedWorker:
 
 
 class Driver:
-    """This scheduler in a recording's world. `play` each record in turn; it answers with what was decided here.
+    """This scheduler, fed with a recording's inputs. `play` each record in turn; it returns what was decided here.
 
     Prefix keys are the identity of prompt blocks. A block of outputs has no recorded identity: where an admission
     got such a block from the cache, the recorded block table says which one it was.
@@ -93,16 +93,16 @@ class Driver:
 
     @property
     def doubt(self) -> str:
-        """Why a difference would say nothing; empty where it would."""
+        """Why a difference would mean nothing; empty if it would."""
         return ""
 
     @property
     def num_ahead(self) -> int:
-        """How many of the following steps have to be known to play one: that many may be planned meanwhile."""
+        """How many following steps must be known to play one: that many may be planned ahead."""
         return self.engine.scheduler.config.max_concurrent_batches
 
     def play(self, record: StepRecord, following: Sequence[StepRecord]) -> StepRecord | None:
-        """The record of this scheduler in the place of `record`; None where it has nothing to run.
+        """This scheduler's record in place of `record`; None if it has nothing to run.
 
         `following` are the next records: they say which drafts were proposed, and what is planned ahead.
         """
@@ -124,7 +124,7 @@ class Driver:
         return engine.step()
 
     def _idle(self, record: StepRecord) -> StepRecord:
-        """Events without a step, and the turns that followed them."""
+        """Events outside steps, and the turns that followed them."""
         engine = self.engine
         for _ in range(record.turns):
             engine.turn()
@@ -168,7 +168,7 @@ class Driver:
             )
 
     def _learn_contents(self, record: StepRecord) -> None:
-        """Where an admission found blocks whose content only the model knew, take over what they hold."""
+        """Where an admission hit blocks whose content only the model knew, adopt their content."""
         state = self.engine.scheduler.state
         tables: dict[int, list[bytes]] = {}
         for number, ids in table_growth(record.grown, record.grown_blocks):
@@ -206,7 +206,7 @@ class Driver:
 
 
 def _drafts_of(record: StepRecord) -> dict[int, int]:
-    """Drafts that requests had before a step, whether or not they were scheduled."""
+    """Drafts that requests had before a step, scheduled or not."""
     rows, cut = row_columns(record), np.frombuffer(record.proposed, dtype=np.int32).reshape(-1, 2)
     scheduled = zip(rows["request"].tolist(), rows["drafts"].tolist(), strict=True)
     return {**dict(scheduled), **dict(zip(*cut.T.tolist(), strict=True))}
@@ -215,7 +215,7 @@ def _drafts_of(record: StepRecord) -> dict[int, int]:
 def with_following(
     records: Iterable[StepRecord], count: int = 1
 ) -> Iterator[tuple[StepRecord, Sequence[StepRecord]]]:
-    """Every record with those behind it up to the `count`th executed one, as `Driver.play` takes them."""
+    """Every record with its successors up to the `count`th executed one, as `Driver.play` takes them."""
     held: deque[StepRecord] = deque()
     num_executed = 0
     for record in records:
@@ -230,7 +230,7 @@ def with_following(
 
 
 def request_of(arrival: Arrival) -> Request:
-    """A request as long and as alike to others as the recorded one; its tokens are made up."""
+    """A request of the recorded lengths and shared prefixes; its tokens are made up."""
     length = min(max(arrival.prompt_tokens, 0), MAX_PROMPT_TOKENS)
     return Request(
         id=arrival.id,
@@ -252,7 +252,7 @@ def request_of(arrival: Arrival) -> Request:
 
 
 def _check_decidable(header: Header, path: str) -> None:
-    """Some of what decides is in no recording."""
+    """Some inputs to decisions are in no recording."""
     found = list(header.settings.get("undecidable", ()))
     if header.source == VLLM and "async_scheduling" not in header.config:
         found.insert(0, "an older hook, which did not tell in which order things happened")

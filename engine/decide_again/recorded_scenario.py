@@ -1,4 +1,4 @@
-"""A recording as a scenario: its own arrivals, device and knobs, and the changes that were made while it ran."""
+"""A recording as a scenario: its arrivals, device and knobs, and the changes made while it ran."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _SIZES_POOL = {"kv_cache_memory_bytes": "--kv-cache-memory", "gpu_memory_utiliza
 
 
 def recorded_scenario(config: EngineConfig, given: set[str]) -> Scenario:
-    """The scenario of the recording that is `config`'s workload; fields and knobs in `given` overrule it.
+    """The scenario of the recording that is `config`'s workload; fields and knobs in `given` override it.
 
-    A real device without a simulated one given in its place gets step times fitted to the recording itself.
+    A real device, unless replaced by a simulated one, gets step times fitted to the recording itself.
     Raises `ConfigError` (`RecordingError` for the file).
     """
     assert config.workload is not None
@@ -58,7 +58,7 @@ def recorded_scenario(config: EngineConfig, given: set[str]) -> Scenario:
 
 
 def config_of(header: Header, config: EngineConfig, given: set[str]) -> EngineConfig:
-    """`config` with the settings of a recorded engine, but for the fields and scheduler settings in `given`."""
+    """`config` with a recorded engine's settings, except the fields and scheduler settings in `given`."""
     scheduler = {
         name: value
         for name, value in header.config.items()
@@ -86,7 +86,7 @@ def _fitted(recording: Recording) -> tuple[SimDevice, str]:
 
 
 def zero_s(recording: Recording) -> float:
-    """When the first request arrived: where the clock of the recording's arrivals begins."""
+    """When the first request arrived: zero on the clock of the recording's arrivals."""
     return next((item.arrival_s for record in recording.records() for item in record.arrivals), 0.0)
 
 

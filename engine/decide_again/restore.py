@@ -1,4 +1,4 @@
-"""From a snapshot back to an engine: the same requests, equally far, in the same places."""
+"""From a snapshot back to an engine: the same requests, with the same progress, in the same places."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def restore(header: Header, snapshot: Snapshot, cost: StepCost, recent: Sequence
 def _open_tier(
     header: Header, snapshot: Snapshot, config: SchedulerConfig, clock: SimulatedClock
 ) -> HostStore | None:
-    """The memory behind the pool with what the snapshot says; empty where it is of an older recording."""
+    """The host tier with the snapshot's contents; empty for an older recording."""
     link = header.settings.get("host_link")
     if not link:
         return None
@@ -90,7 +90,7 @@ def _open_tier(
 
 
 def _hold_again(scheduler: Scheduler, snapshot: Snapshot, requests: Mapping[int, Request]) -> set[int]:
-    """Give blocks, while there are any, to those that load or have just loaded; returns who got them."""
+    """Give blocks, while any are free, to requests that load or have just loaded; returns those that got them."""
     kv, loads = scheduler.state.kv, scheduler.state.loads
     held = set[int]()
     if snapshot.host is None or loads is None or not isinstance(loads.store, HostStore):
@@ -110,7 +110,7 @@ def _hold_again(scheduler: Scheduler, snapshot: Snapshot, requests: Mapping[int,
 
 
 def config_at(header: Header, snapshot: Snapshot) -> SchedulerConfig:
-    """The scheduler's settings with the live knobs as they were in the snapshot."""
+    """The scheduler's settings, with the live knobs as in the snapshot."""
     fields = {**header.config, **snapshot.knobs}
     known = {name: value for name, value in fields.items() if name in SchedulerConfig.__struct_fields__}
     return msgspec.convert(known, SchedulerConfig)
@@ -122,7 +122,7 @@ def vocab_size(header: Header) -> int:
 
 
 def ask_of(arrival: Arrival, block_size: int, ordinal: int, own_s: float) -> Ask:
-    """A request of the same lengths and prefix; what follows the prefix is its own, by `ordinal`."""
+    """A request of the same lengths and prefix; the rest is unique, by `ordinal`."""
     keys = prefix_ids(arrival)
     return Ask(
         own_s,
@@ -166,7 +166,7 @@ def make_request(builder: RequestBuilder, arrival: Arrival, block_size: int) -> 
 
 def _at_rest(builder: RequestBuilder, state: RequestState, block_size: int) -> Request:
     request = make_request(builder, state.arrival, block_size)
-    first = request.number * 7919  # with a prime as modulus: outputs like nobody else's
+    first = request.number * 7919  # modulo a prime: outputs unlike any other request's
     request.output_token_ids = array("i", [(first + i) % 31_991 for i in range(state.output_tokens)])
     request.gaps_s = array("f", [float("nan")] * state.output_tokens)
     request.cached_tokens = state.cached_tokens
@@ -182,11 +182,11 @@ def _at_rest(builder: RequestBuilder, state: RequestState, block_size: int) -> R
 
 
 def _run_again(scheduler: Scheduler, request: Request, state: RequestState, under_way: bool) -> None:
-    """Give a request its blocks and its row; it waits, as if preempted, if its blocks are not there."""
+    """Give a request its blocks and its row; without its blocks it waits, as if preempted."""
     books = scheduler.state
     computed, kv = state.computed_tokens, books.kv
     if not under_way:
-        # As older recordings have it, and servers: what is under way is computed once more.
+        # As older recordings have it, and servers: steps under way are computed again.
         computed = min(computed, request.num_tokens - 1)
     hit = kv.look_up(request, min(computed + 1, request.num_tokens))
     if kv.shortage(hit, computed - hit.num_tokens, computed, full=False, reserve=False) is not None:
@@ -205,7 +205,7 @@ def _run_again(scheduler: Scheduler, request: Request, state: RequestState, unde
 
 
 def _pass_through_cache(scheduler: Scheduler, request: Request) -> None:
-    """Leave the full blocks of a prompt in the prefix cache, free to take."""
+    """Leave the full blocks of a prompt in the prefix cache, free to be reused."""
     kv = scheduler.state.kv
     num_full = request.num_prompt_tokens // kv.block_size
     hit = kv.look_up(request, request.num_prompt_tokens)

@@ -1,4 +1,4 @@
-"""One run that can be repeated: a workload, a device, the knobs, and what changes in them on the way."""
+"""One repeatable run: a workload, a device, the knobs, and their changes along the way."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ROUNDING_S = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class KnobEvent:
-    """A change of live knobs, or requests that were given up, at a time on the engine's clock."""
+    """A change of live knobs, or aborted requests, at a time on the engine's clock."""
 
     at_s: float
     values: dict[str, Any]
@@ -39,7 +39,7 @@ class KnobEvent:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """What a run is made of. The same scenario gives the same records, in this process or another.
+    """What defines a run. The same scenario gives the same records in any process.
 
     `device` takes the place of the config's. `events` are what was changed while the base ran. `changes` are the
     knobs under question: set from the start, or by `from_step`, as a live change after so many steps. The config's
@@ -104,7 +104,7 @@ class Scenario:
         return case_engine(msgspec.structs.replace(case, config=limits), self.config)
 
     def run(self, engine: Engine) -> Iterator[StepRecord | Stretch]:
-        """All that an engine which `build` made does, with the scenario's changes on the way."""
+        """Everything an engine from `build` does, with the scenario's changes along the way."""
         late = bool(self.from_step and self.changes)
         due = due_events(self.events, () if late else self.changes)
 
@@ -125,7 +125,7 @@ class Scenario:
         return chain.from_iterable(map(records_of, self.run(engine)))
 
     def pinned(self) -> Scenario:
-        """This scenario with its pool as a setting of its own, so that no other setting changes it."""
+        """This scenario with its pool size pinned, so that no other setting changes it."""
         if self.is_case or "num_blocks" in self.config.scheduler:
             return self
         blocks = self.build().scheduler.config.num_blocks
@@ -141,7 +141,7 @@ class Scenario:
 
 
 class EndingSource:
-    """A source that ends at `end_s`; its requests of before are the same whenever they are taken."""
+    """A source that ends at `end_s`; earlier requests do not depend on when they are taken."""
 
     def __init__(self, source: Source, end_s: float) -> None:
         self.description = source.description
@@ -187,18 +187,18 @@ def _except(values: Mapping[str, Any], names: Any) -> dict[str, Any]:
 
 
 def due_events(events: Iterable[KnobEvent], held: Iterable[str]) -> list[KnobEvent]:
-    """What is to happen, last first, for `apply_due`; knobs that are `held` keep what they were set to."""
+    """The scenario's events, last first, for `apply_due`; knobs that are `held` keep their values."""
     left = [replace(event, values=_except(event.values, set(held))) for event in events]
     return [event for event in left if event.values or event.aborts][::-1]
 
 
 def due_s(due: list[KnobEvent]) -> float:
-    """Until when nothing is to happen; `apply_due` may still find nothing then."""
+    """The time of the next event; `apply_due` may still find nothing then."""
     return due[-1].at_s - 2 * ROUNDING_S if due else math.inf
 
 
 def apply_due(engine: Engine, due: list[KnobEvent]) -> None:
-    """Carry out, and take from `due`, what comes before the engine's next step."""
+    """Carry out, and remove from `due`, what comes before the engine's next step."""
     if not due:
         return
     now_s = engine.clock_s
@@ -213,7 +213,7 @@ def apply_due(engine: Engine, due: list[KnobEvent]) -> None:
 
 
 def set_knobs(engine: Engine, values: Mapping[str, Any]) -> None:
-    """Change live knobs. Raises `ConfigError` where the engine refuses."""
+    """Change live knobs. Raises `ConfigError` if the engine refuses."""
     reply = engine.set_knobs(values, by="what-if")
     if not reply.ok:
         raise ConfigError(f"at step {engine.observer.step}: {reply.text}")

@@ -1,4 +1,4 @@
-"""A vLLM server's recording as the log that it is: schedules, results, arrivals and aborts in their own order."""
+"""A vLLM server's recording as a log: schedules, results, arrivals and aborts in their own order."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from schedtop.engine.step.observer import Observer
 
 
 class ServerDriver(Driver):
-    """This scheduler in a server's world, where every note has its time on one clock.
+    """This scheduler, fed with a server's log, where every note has its time on one clock.
 
     A step is planned at its `planned_s`, which may be before the results of the one before; an abort may come between
     a step's schedule and its results. The record of the first step planned after an event reports it.
@@ -62,7 +62,7 @@ class ServerDriver(Driver):
         return super().doubt
 
     def begin_at(self, snapshot: Snapshot, records: Iterable[StepRecord]) -> None:
-        """Go on from `snapshot` instead of from the server's start; `records` are those after it."""
+        """Continue from `snapshot` instead of the server's start; `records` are those after it."""
         engine = self.engine
         engine.scheduler = Scheduler(config_at(engine.header, snapshot))
         engine.observer = Observer(engine.scheduler)
@@ -102,7 +102,7 @@ class ServerDriver(Driver):
         return msgspec.structs.replace(decided, **changes)
 
     def _foresee(self, record: StepRecord) -> None:
-        """Put the events of a record, once each, where they belong in time."""
+        """Insert the events of a record, once each, where they belong in time."""
         if record.seq <= self._newest_seq:
             return
         self._newest_seq = record.seq
@@ -139,7 +139,7 @@ class ServerDriver(Driver):
         self.clock.clock_s = planned_s
         state = self.engine.scheduler.state
         limits = state.limits
-        if record.paused:  # a server's pause holds the queue only: nobody can be under this cap
+        if record.paused:  # a server's pause holds only the queue: no request fits under this cap
             state.limits = replace(limits, seq_cap=0)
         self.engine.plan_step()
         state.limits = limits
@@ -154,7 +154,7 @@ class ServerDriver(Driver):
         }
 
     def _learn(self, request: Request, group: int, place: int, block: int) -> None:
-        """What was in the cache before the start is known by who found it."""
+        """What was cached before the start is known from later hits."""
         kv = self.engine.scheduler.state.kv
         held = kv.pool.key_of(block) if self._late else None
         if held is not None and block not in self._fresh:
@@ -165,7 +165,7 @@ class ServerDriver(Driver):
     def _as_told(
         self, decided: StepRecord, record: StepRecord, plan: StepPlan, planned: PlannedStep, last: bool
     ) -> StepRecord:
-        """What was decided; what a hook reports elsewhere or cannot know is taken from `record`."""
+        """The decided record; what a hook reports elsewhere or cannot know is taken from `record`."""
         # Older hooks left out what those got who have ended since.
         told = self._told_ended.difference(np.frombuffer(record.grown, dtype=np.int32)[::2].tolist())
         grown, grown_blocks, grown_groups = growth(planned, told)
@@ -187,13 +187,13 @@ class ServerDriver(Driver):
             if self.engine.scheduler.state.limits.num_speculative_tokens:
                 changes["rows"] = _as_known(decided.rows, record.rows)
             changes["blocks"] = msgspec.structs.replace(decided.blocks, **own)  # as they were for this step
-        if last and self.num_ahead > 1:  # whether the next step was planned by then, nobody says
+        if last and self.num_ahead > 1:  # whether the next step was planned by then is not recorded
             names = ("blocks", "changed_blocks", "running", "waiting")
             changes |= {name: getattr(record, name) for name in names}
         return msgspec.structs.replace(decided, **changes)
 
     def _figures_of(self, record: StepRecord, decided: StepRecord, changes: dict[str, Any]) -> dict[str, Any]:
-        """What only the past shows of requests from before the start."""
+        """Fields of requests from before the start that only their past would show."""
         told = {finish.number: finish for finish in record.finishes if finish.number in self._known_late}
         finishes = tuple(
             msgspec.structs.replace(told.get(own.number, own), reason=own.reason, output_tokens=own.output_tokens)
@@ -202,7 +202,7 @@ class ServerDriver(Driver):
         head = changes["head"]
         if head is not None and record.head is not None and head.number == record.head.number:
             short = (head.reason in _OF_BLOCKS) and (record.head.reason in _OF_BLOCKS)
-            if short:  # what it would find in the cache is not always known
+            if short:  # what it would hit in the cache is not always known
                 changes |= {"head": record.head, "limiter": record.limiter}
         return {
             "head": changes["head"],
@@ -213,7 +213,7 @@ class ServerDriver(Driver):
         }
 
     def _finishes(self, record: StepRecord, settled: Sequence[Finish]) -> tuple[Finish, ...]:
-        """Those that ended from outside according to `record`, then those of the step."""
+        """Requests ended from outside according to `record`, then those of the step."""
         ended = []
         for finish in record.finishes:
             own = self._ended.pop(finish.number, None) if finish.ended_s is not None else None
@@ -227,7 +227,7 @@ _OF_BLOCKS = (Limiter.BLOCKS, Limiter.FULL_SEQUENCE, Limiter.WATERMARK)
 
 
 def _as_seen(decided: Head | None, recorded: Head | None) -> Head | None:
-    """Since when the head waits, and whom it outranks, are not decisions of the step."""
+    """How long the head has waited, and what it outranks, are not decisions of the step."""
     if decided is None or recorded is None:
         return decided
     return msgspec.structs.replace(decided, since_s=recorded.since_s, inverted=recorded.inverted)
@@ -256,7 +256,7 @@ def _as_counted(decided: tuple[Preemption, ...], recorded: tuple[Preemption, ...
 
 
 def driver_of(header: Header, path: str) -> Driver:
-    """The driver for a recording with this header. Raises `RecordingError` for what is not decided here."""
+    """The driver for a recording with this header. Raises `RecordingError` for what cannot be verified."""
     if header.source == VLLM:
         return ServerDriver(header, path)
     return HostDriver(header, path) if header.settings.get("host_link") else Driver(header, path)

@@ -1,4 +1,4 @@
-"""Steps under way in a snapshot, set out again: planned as they were, their results still to come."""
+"""Restores a snapshot's steps under way: planned as they were, their results still to come."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _planned(step: UnderWay, requests: Mapping[int, Request], tables: Tables) ->
 
 
 def _take_off(tables: list[list[int]], counts: Sequence[int]) -> list[list[int]]:
-    """So many blocks of the end of each table, which leave it."""
+    """Remove this many blocks from the end of each table."""
     pieces = []
     for table, count in zip(tables, counts, strict=False):
         cut = max(len(table) - count, 0)
@@ -128,7 +128,7 @@ def _batch(
 
 
 def _expect(state: State, batch: Batch, order: int) -> None:
-    """What the rows that still run expect of a step, the `order`-th under way."""
+    """What running rows expect of the `order`-th step under way."""
     table, plan, config = state.table, batch.plan, state.config
     rows = table.rows_of(plan.numbers, batch.slots)
     here = rows >= 0

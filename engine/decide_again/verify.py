@@ -1,4 +1,4 @@
-"""Does this scheduler decide what a recording says? Step after step, down to the ids of blocks."""
+"""Verifies that this scheduler decides what a recording says, step by step, down to block ids."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from schedtop.engine.recording.reader import Recording
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """The first step that is decided otherwise here. Of each part, `base` is recorded and `variant` is decided."""
+    """The first step decided differently here. In each part, `base` is recorded and `variant` is decided."""
 
     step: int
     clock_s: float
@@ -30,9 +30,9 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class RecordingVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of replaying a recording. `difference` None: all `steps` are decided the same.
+    """The outcome of verifying a recording. `difference` None: all `steps` are decided the same.
 
-    `first_step` is how many steps were left out before the first one that could be decided.
+    `first_step` is how many steps were skipped before the first one that could be verified.
     `submitted` is the sum of `finished`, `kv_capacity`, `refused`, `aborted`, `failed`, `running` and `waiting`.
     """
 
@@ -109,7 +109,7 @@ def verify_recording(
 
 
 def _begin(recording: Recording, driver: Driver) -> tuple[int, Snapshot]:
-    """How many records are left out, and the state before the first that is decided, which `driver` has taken up."""
+    """How many records are skipped, and the state before the first verified one, which `driver` has adopted."""
     snapshot, first = recording.keyframe_before(0)
     if not (snapshot.step or snapshot.requests or first):
         return 0, snapshot
@@ -131,7 +131,7 @@ class _Classes:
         self.recorded, self.decided = known.copy(), known.copy()
 
     def part(self, recorded: StepRecord, decided: StepRecord) -> Part | None:
-        """Take in a step of both; the first block that is not of the same class in both."""
+        """Take in a step of both runs; returns the first block whose class differs."""
         named = []
         for classes, record in ((self.recorded, recorded), (self.decided, decided)):
             blocks, values = block_changes(record)
@@ -162,7 +162,7 @@ def _play(
 
 
 def compare(recorded: StepRecord, decided: StepRecord, ids: dict[int, str]) -> Difference | None:
-    """The decisions in which two records differ, most telling first; times the device took are none."""
+    """The decisions in which two records differ, most telling first; device times are not decisions."""
     found = first_difference(recorded, decided, ids)
     parts = list(found.parts) if found is not None else []
     if not parts:
@@ -192,7 +192,7 @@ _EXACT = (
 
 
 def _part(name: str, recorded: StepRecord, decided: StepRecord) -> Part | None:
-    """One field, if it is not the same in both."""
+    """One field, if it differs."""
     left, right = getattr(recorded, name), getattr(decided, name)
     if left == right:
         return None
@@ -200,7 +200,7 @@ def _part(name: str, recorded: StepRecord, decided: StepRecord) -> Part | None:
 
 
 def _texts(left: Any, right: Any) -> tuple[str, str]:
-    """Both sides from the first item that is not the same."""
+    """Both sides from the first item that differs."""
     if isinstance(left, bytes):
         left, right = (np.frombuffer(side, dtype=np.int32).tolist() for side in (left, right))
     if isinstance(left, list | tuple):

@@ -152,7 +152,7 @@ class BlockPool:
         return len(keyed) + len(plain)
 
     def _unshared(self, blocks: list[int]) -> list[int]:
-        """The blocks that only one request holds; the others lose one holder."""
+        """The blocks that only one request holds; the others lose one reference."""
         refs = self._refs
         alone = [block for block in blocks if refs[block] == 1]
         if len(alone) == len(blocks):
@@ -174,12 +174,12 @@ class BlockPool:
         self.index.remove(block)
 
     def num_free_of(self, blocks: list[int]) -> int:
-        """How many of these blocks nobody holds; -1 is none."""
+        """How many of these blocks are unreferenced; -1 is not a block."""
         refs = self._refs
         return sum([block >= 0 and refs[block] == 0 for block in blocks])
 
     def key_of(self, block: int) -> bytes | None:
-        """The block's prefix-cache key; None where it has none."""
+        """The block's prefix-cache key, or None."""
         return self._keys[block]
 
     def class_of(self, block: int) -> BlockClass:
@@ -211,11 +211,11 @@ class BlockPool:
         return changed
 
     def discard_changes(self) -> None:
-        """Forget the touched blocks without looking at them."""
+        """Discard the touched blocks unread."""
         self._changed.clear()
 
     def take_up(self, tables: Iterable[list[int]], empty: list[int], cached: list[int], keys: list[bytes]) -> None:
-        """Begin with these blocks held and the others free, next to be taken first; cached ones carry `keys`."""
+        """Start with these blocks held and the others free, next to be allocated first; cached ones carry `keys`."""
         self._refs = [0] * self.num_blocks
         for table in tables:
             for block in table:

@@ -49,7 +49,7 @@ class KVCoordinator(KVManager):
         self._growth: tuple[int, ...] = ()
 
     def _find_capacity(self) -> int | None:
-        """By halving: what is needed only grows with the tokens."""
+        """By bisection: the need only grows with the tokens."""
         if self._most_held(self.max_model_len) <= self.pool.num_blocks:
             return None
         fits, too_many = 0, self.max_model_len

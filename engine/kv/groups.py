@@ -43,11 +43,11 @@ class Group:
         return -(-with_lookahead // self.size)
 
     def num_skipped(self, num_computed: int) -> int:
-        """Blocks from the start that no token behind `num_computed` of them needs."""
+        """Leading blocks that no token after the first `num_computed` needs."""
         return 0
 
     def next_release(self, holding: Holding) -> int:
-        """Computed tokens from which a further block can be given back."""
+        """Computed tokens from which one more block can be freed."""
         return FOR_EVER
 
     def room(self, holding: Holding, lookahead: int) -> int:
@@ -72,7 +72,7 @@ class Group:
         return max(required - held, 0)
 
     def extend(self, table: list[int], required: int, fresh: bool, pool: BlockPool) -> list[int]:
-        """Give the table `required` places; returns the blocks taken, of which there must be enough."""
+        """Grow the table to `required` places; returns the blocks taken. Enough must be free."""
         blocks = pool.take(max(required - len(table), 0))
         assert blocks is not None, "blocks were counted before"
         table += blocks
@@ -115,7 +115,7 @@ def fresh_need(
 
 
 class WindowGroup(Group):
-    """A sliding window: blocks before it are given back, and a hit needs only those inside it."""
+    """A sliding window: blocks before it are freed, and a hit needs only those inside it."""
 
     looks_once = False
 
@@ -137,10 +137,10 @@ class WindowGroup(Group):
         return -(-(self.window - 1) // self.size) + drop
 
     def longest_hit(self, find: Find, count: int, align: int, drop: bool) -> Rows:
-        """The right-most whole run, or a shorter one from the start."""
+        """The right-most complete run, or a shorter one from the start."""
         length, size = self.run_length(drop), self.size
         if length == drop:
-            return []  # a token that attends to itself alone needs nothing
+            return []  # a token that attends only to itself needs nothing
         rows: Rows = []
         for place in range(count - 1, -1, -1):
             if not rows and (place + 1 - drop) * size % align:
@@ -205,7 +205,7 @@ class StateGroup(WholeStateGroup):
         return 1 + self.num_draft_blocks if fresh else 1
 
     def extend(self, table: list[int], required: int, fresh: bool, pool: BlockPool) -> list[int]:
-        """Places that were jumped over are not needed; drafts' blocks left behind move on to the new end."""
+        """Skipped places are not needed; drafts' blocks left behind move to the new end."""
         state = required - 1 - self.num_draft_blocks
         moved: list[int] = []
         if not fresh:

@@ -1,4 +1,4 @@
-"""The look-up over several KV groups: the longest prefix that all of them can give, found by turns.
+"""The look-up over several KV groups: the longest prefix cached in all of them, found iteratively.
 
 Each kind of group shortens the candidate to its own longest hit, until nothing shrinks.
 """
@@ -22,7 +22,7 @@ class Kind:
         self.rows: Rows | None = None
 
     def look_up(self, find_in: FindIn, num_tokens: int, align: int, drop: bool) -> int:
-        """Find the longest hit within `num_tokens`; returns its tokens."""
+        """The longest hit within `num_tokens`, in tokens."""
 
         def find(block: int) -> list[int] | None:
             found = [find_in(place, block) for place in self.places]

@@ -1,4 +1,4 @@
-"""The KV-cache manager: decides whether the state of a request can be held, and holds it."""
+"""The KV-cache manager: decides whether a request's state fits, and holds it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FOR_EVER = (1 << 31) - 1
 
 
 class Shortage(msgspec.Struct, frozen=True):
-    """Why a request cannot be admitted: `need` blocks, `have` free, `reserve` to stay free on top."""
+    """Why a request cannot be admitted: it needs `need` blocks, `have` are free, and `reserve` must stay free."""
 
     reason: Limiter
     need: int
@@ -69,7 +69,7 @@ class KVManager:
         self.window_need_blocks = self._window_need(config)
 
     def _window_need(self, config: SchedulerConfig) -> int | None:
-        """Most blocks one request can hold at once under a window: the window, the chunks under way, and both edges."""
+        """Most blocks one request can hold under a window: the window, the chunks under way, and both edges."""
         if self.window is None:
             return None
         reach = min(
@@ -83,7 +83,7 @@ class KVManager:
 
     @property
     def capacity_tokens(self) -> int | None:
-        """Most tokens with state that one request can ever have; None where the window bounds its need."""
+        """Most tokens with state that one request can ever have; None if a window bounds its need."""
         if self.window_need_blocks is not None and self.window_need_blocks <= self.pool.num_blocks:
             return None
         return self.pool.num_blocks * self.block_size
@@ -132,7 +132,7 @@ class KVManager:
         return None
 
     def admit(self, request: Request, hit: Hit, num_new_tokens: int) -> None:
-        """Take the hit and the blocks for the next chunk; `shortage` must have found none."""
+        """Allocate the hit and the blocks for the next chunk; `shortage` must have found none."""
         if hit.blocks:
             self.pool.share([block for block in hit.blocks if block >= 0])
         count = self._total_blocks(hit.num_tokens + num_new_tokens) - len(hit.blocks)
@@ -156,7 +156,7 @@ class KVManager:
         return blocks
 
     def release_before_window(self, request: Request, num_computed: int) -> None:
-        """Replace blocks that no later token can attend to by -1."""
+        """Replace blocks that no later token can attend to with -1."""
         if self.window is None:
             return
         end = max(0, num_computed - self.window + 1) // self.block_size
@@ -174,7 +174,7 @@ class KVManager:
         return (num_tokens // self.block_size + 1) * self.block_size
 
     def register(self, request: Request, num_tokens: int) -> None:
-        """Give the blocks that `num_tokens` tokens fill their cache entries: they will be full after this step."""
+        """Register the blocks that `num_tokens` tokens fill: they will be full after this step."""
         num_full_blocks = num_tokens // self.block_size
         if not self.caching or num_full_blocks <= request.num_registered:
             return
@@ -184,7 +184,7 @@ class KVManager:
         self.pool.register(request.block_ids[start:num_full_blocks], request.block_keys[start:num_full_blocks])
 
     def unregister(self, request: Request, num_tokens: int) -> None:
-        """Take back the cache entries behind `num_tokens` tokens: they will not be computed after all."""
+        """Remove the cache entries beyond `num_tokens` tokens: they will not be computed after all."""
         num_blocks = num_tokens // self.block_size
         for block in request.block_ids[num_blocks : request.num_registered]:
             if block >= 0:
@@ -192,7 +192,7 @@ class KVManager:
         request.num_registered = min(request.num_registered, num_blocks)
 
     def free(self, request: Request) -> int:
-        """Give back all blocks, last first; returns how many became free."""
+        """Free all blocks, last first; returns how many became free."""
         count, blocks = request.num_registered, request.block_ids
         keyed, plain = blocks[:count][::-1], blocks[count:][::-1]
         if self.window is not None:
@@ -205,11 +205,11 @@ class KVManager:
         return freed
 
     def most_tokens(self, hit: Hit, wanted: int) -> int:
-        """Of `wanted` tokens behind a hit, how many an empty pool can hold at once."""
+        """How many of `wanted` tokens after a hit an empty pool can hold at once."""
         return min(wanted, self.pool.num_blocks * self.block_size - hit.num_tokens)
 
     def most_growth(self, request: Request, num_computed: int, wanted: int) -> int:
-        """Of `wanted` tokens, how many a request has slots for, and can get."""
+        """How many of `wanted` tokens a request has slots for or can get."""
         slots = (len(request.block_ids) + self.pool.num_free) * self.block_size
         return min(wanted, slots - num_computed)
 
@@ -223,15 +223,15 @@ class KVManager:
         return Hit(tables[0], num_computed, tables[1:], request.junction, held=True)
 
     def admit_load(self, request: Request, hit: Hit) -> None:
-        """Take the hit and the blocks for what comes from outside."""
+        """Allocate the hit and the blocks for externally loaded tokens."""
         raise NotImplementedError("only the coordinator serves loads")
 
     def lacking(self, requests: list[Request], more: int) -> int:
-        """Blocks that requests lack for their whole sequences and `more` tokens."""
+        """Blocks still missing for the requests' whole sequences and `more` tokens."""
         raise NotImplementedError("only the coordinator serves loads")
 
     def forget_blocks(self, request: Request) -> None:
-        """The request's blocks are somebody else's to give back."""
+        """Ownership of the request's blocks moves elsewhere."""
         raise NotImplementedError("only the coordinator serves loads")
 
     def standing(self, request: Request) -> Standing:
@@ -254,7 +254,7 @@ class KVManager:
         return ()
 
     def stored_tokens(self, num_computed: int, num_released: int) -> int:
-        """Tokens in the blocks of running requests, which have computed so many and released so many blocks."""
+        """Tokens stored in the blocks of running requests, given their computed tokens and released blocks."""
         return num_computed - (self.pool.num_extra_refs + num_released) * self.block_size
 
     def key_of(self, request: Request, group: int, place: int) -> bytes | None:
@@ -262,7 +262,7 @@ class KVManager:
         return request.block_keys[place] if place < len(request.block_keys) else None
 
     def learn_key(self, request: Request, group: int, place: int, key: bytes) -> None:
-        """Take over what a block holds whose tokens only the model knew."""
+        """Adopt the content of a block whose tokens only the model knew."""
         request.block_keys[place] = key
 
     def tables(self, request: Request) -> Iterable[list[int]]:

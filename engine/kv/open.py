@@ -8,7 +8,7 @@ from schedtop.engine.kv.manager import KVManager
 
 
 def open_kv(config: SchedulerConfig) -> KVManager:
-    """The manager of one plain group where that is enough: it serves many requests at once."""
+    """The single-group manager where it suffices: it serves many requests at once."""
     groups = config.groups()
     plain = len(groups) == 1 and groups[0].mamba is None and groups[0].block_size == config.block_size
     drafter = config.drop_last_cached_block or config.num_lookahead_tokens or config.prefill_lookahead

@@ -22,7 +22,7 @@ def extend_keys(request: Request, num_blocks: int, block_size: int) -> None:
 
 
 def _update_with_images(request: Request, start: int, block_size: int) -> None:
-    """Images stand for themselves: their tokens are the same, whatever they show."""
+    """Images are part of the key: their tokens are the same whatever they show."""
     for image in request.images:
         if image.offset < start + block_size and image.end > start:
             # No token id is negative, so this is not a token.
@@ -47,7 +47,7 @@ class PrefixIndex:
         return self._first.get(key)
 
     def add(self, keys: list[bytes], blocks: list[int]) -> None:
-        """Each block, which had no key, now carries its key; a block of -1 is passed over."""
+        """Give each block, so far without a key, its key; -1 is skipped."""
         carried, find, others = self.keys, self._first.setdefault, self._others
         for key, block in zip(keys, blocks, strict=True):
             if block >= 0:
@@ -56,7 +56,7 @@ class PrefixIndex:
                     others.setdefault(key, []).append(block)
 
     def remove(self, block: int) -> None:
-        """The block no longer carries its key, if it has one."""
+        """Remove the block's key, if it has one."""
         key = self.keys[block]
         if key is None:
             return
@@ -73,7 +73,7 @@ class PrefixIndex:
             del self._others[key]
 
     def remove_all(self, blocks: list[int]) -> None:
-        """The blocks, all of which have keys, no longer carry them."""
+        """Remove the keys of these blocks, all of which have one."""
         first, keys = self._first, self.keys
         if self._others:
             for block in blocks:

@@ -1,1 +1,1 @@
-"""An engine that serves: its process, its loop, trials of knob changes, and where records go."""
+"""A serving engine: its process, its loop, trials of knob changes, and the sinks for records."""

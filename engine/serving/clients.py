@@ -1,4 +1,4 @@
-"""Clients of the channel that submit requests of their own: who is owed which tokens."""
+"""Clients that submit requests over the channel, and the tokens each of them is owed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Served(Protocol):
 
 
 class Clients:
-    """The requests that clients submitted, until they end. `arrival_s` is the present on the engine's clock."""
+    """The requests that clients submitted, until they end. `arrival_s` is now, on the engine's clock."""
 
     def __init__(self, engine: Served, server: ChannelServer, arrival_s: Callable[[], float]) -> None:
         self.draining = False
@@ -46,7 +46,7 @@ class Clients:
         server.on_gone = self._leave
 
     def submit(self, peer: Peer, command: Submit, knobs_version: int) -> Reply:
-        """Queue a client's request. Raises `ValueError` for one that means nothing."""
+        """Queue a client's request. Raises `ValueError` for an invalid one."""
         if self.draining:
             return Reply(command.id, False, "the engine is ending and takes no new requests", knobs_version)
         request = self._request(command)
@@ -91,7 +91,7 @@ class Clients:
         return ids
 
     def hand_out(self, record: StepRecord) -> None:
-        """Give every client what the engine's last step (`record`) made for it."""
+        """Send every client what the engine's last step (`record`) produced for it."""
         if not self._owners:
             return
         ends: dict[Peer, list[Ending]] = {}
@@ -141,7 +141,7 @@ class Clients:
         return columns["request"][planned][got], emitted[got], self._engine.sampled[got]
 
     def _leave(self, peer: Peer) -> None:
-        """End the requests of a client that hung up."""
+        """Abort the requests of a client that disconnected."""
         for number in [number for number, owner in self._owners.items() if owner is peer]:
             self._forget(number)
             self._engine.abort(number)

@@ -1,4 +1,4 @@
-"""What the machine gives the engine's process, once a second: processor time, waits for it, the GPU."""
+"""What the host gives the engine's process, sampled once a second: CPU time, run-queue waits, the GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Gpu = Callable[[], tuple[float, int, int]]
 
 
 class HostWatch:
-    """Looks once a second on its own thread: a driver may take long to answer, and no step waits for it."""
+    """Samples once a second on its own thread: a driver may be slow to answer, and no step may wait for it."""
 
     def __init__(self, find_gpu: Callable[[], Gpu | None] = lambda: None) -> None:
         self._find_gpu = find_gpu
@@ -35,7 +35,7 @@ class HostWatch:
         self._thread.start()
 
     def take(self) -> tuple[Host, ...]:
-        """What was found since the last call; nothing most of the time."""
+        """Samples since the last call; usually none."""
         if self._found is None:
             return ()
         found, self._found = self._found, None
@@ -58,7 +58,7 @@ class HostWatch:
         if self._gpu is not None:
             try:
                 return self._gpu()
-            except Exception:  # whatever a driver raises: it is not asked again
+            except Exception:  # whatever a driver raises, it is not queried again
                 self._gpu = None
         return None, None, None
 

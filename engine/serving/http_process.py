@@ -22,7 +22,7 @@ _BACKLOG = 2048
 
 
 class HttpProcess:
-    """The child, in its own session: Ctrl+C in a terminal is the engine's to answer."""
+    """The child, in its own session: Ctrl+C in a terminal is for the engine to handle."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
@@ -30,7 +30,7 @@ class HttpProcess:
     def watch(
         self, server: ChannelServer, on_serving: Callable[[str], object], on_end: Callable[[str], None]
     ) -> None:
-        """Let `server.poll` also read what the child says: where it serves, or why it ended."""
+        """Let `server.poll` also read the child's messages: where it serves, or why it ended."""
         stdout = self.process.stdout
         assert stdout is not None
 
@@ -45,13 +45,13 @@ class HttpProcess:
         server.watch(stdout, read)
 
     def drain(self) -> None:
-        """Take nothing new: answer 503, finish the streams."""
+        """Accept nothing new: answer 503, finish open streams."""
         assert self.process.stdin is not None
         with suppress(OSError):
             self.process.stdin.close()
 
     def close(self) -> None:
-        """Wait until the last answers are out, and end it by force if that takes too long."""
+        """Wait until the last responses are sent; kill it if that takes too long."""
         self.drain()
         try:
             self.process.wait(END_WITHIN_S)
@@ -63,7 +63,7 @@ class HttpProcess:
 
 
 def check_http(config: EngineConfig) -> Place | None:
-    """Where HTTP is to be served, if anywhere. Raises `ConfigError`."""
+    """The HTTP address, if any. Raises `ConfigError`."""
     if config.http is None:
         return None
     place = parse_place(config.http)

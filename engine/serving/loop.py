@@ -1,4 +1,4 @@
-"""The engine's loop: commands in, one step, its record out, and the pace of it all."""
+"""The engine's loop: commands in, one step, its record out, all at the set pace."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from schedtop.engine.serving.steppable import KnobOutcome, Steppable
 from schedtop.engine.serving.trial import Trials
 
 POLL_GAP_S = 0.001
-"""The channel is looked at no more often than this while steps follow each other without a pause."""
+"""The channel is polled no more often than this while steps run back to back."""
 IDLE_WAIT_S = 1.0
 DRAIN_WITHIN_S = 3.0
-"""Wall time that in-flight requests get to finish once the engine is to end."""
+"""Wall time that in-flight requests get to finish once the engine stops."""
 REBASE_S = 1.0
-"""A simulated clock this far behind the wall clock is not chased: paced time continues from where it is."""
+"""A simulated clock this far behind the wall clock does not catch up: paced time continues from where it is."""
 
 
 @runtime_checkable
@@ -56,7 +56,7 @@ class Pace:
         self._zero_s = time.monotonic() - clock_s
 
     def now_s(self) -> float:
-        """Where a clock that kept pace would be."""
+        """Where a clock in pace would be."""
         return time.monotonic() - self._zero_s
 
     def ahead_s(self, clock_s: float) -> float:
@@ -68,7 +68,7 @@ class Pace:
 
 
 class ServiceLoop:
-    """Serves one engine until it is to end. `sinks` get every record after the consoles, by name.
+    """Serves one engine until it stops. `sinks` get every record after the consoles, by name.
 
     A sink that raises `OSError` is reported and removed from `sinks`. `real_time` paces a simulated clock;
     `duration_s` ends the run at that engine time, the end of the workload does unless `stay`. `notices` are told
@@ -108,7 +108,7 @@ class ServiceLoop:
         self._host = host
         self._simulated = engine.header.simulated_clock
         self._pace = Pace(engine.clock_s) if real_time and self._simulated else None
-        # A model's own memory is used again in every step: to give that back would cost more than it frees.
+        # A model's own memory is used again in every step: returning it would cost more than it frees.
         self._spare = SpareMemory(time.monotonic()) if self._simulated else None
         self._next_poll_s = 0.0
         self._asked: tuple[str, float | None] | None = None
@@ -121,7 +121,7 @@ class ServiceLoop:
         self.last_step = 0
 
     def run(self) -> str:
-        """Step until the end; returns its reason. What the engine raises passes through."""
+        """Step until the end; returns the reason. The engine's exceptions propagate."""
         self._server.ready(self._engine.header, self._snapshot)
         for text in self._notices:
             self.notice("info", text)
@@ -143,12 +143,12 @@ class ServiceLoop:
         return reason
 
     def tick(self) -> None:
-        """Called before each step, for a loop's other duties."""
+        """Called before each step, for a subclass's other duties."""
 
     def end(self, reason: str, within_s: float | None = DRAIN_WITHIN_S) -> None:
         """Take no new requests and end when none is in flight, at the latest `within_s` (None: no limit) from now.
 
-        Asked twice, it ends at once. Only leaves a note for the loop, so a signal handler may call it.
+        A second request ends it at once. Only sets a flag for the loop, so a signal handler may call it.
         """
         self._asked = (reason, 0.0 if self._asked else within_s)
         self._clients.draining = True
@@ -167,7 +167,7 @@ class ServiceLoop:
         return snapshot if trial is None else msgspec.structs.replace(snapshot, trial=trial)
 
     def _await_console(self) -> None:
-        """A console that sees every step knows every latency; one that never comes must not hold the engine up."""
+        """A console that sees every step knows every latency; one that never comes must not block the engine."""
         until_s = time.monotonic() + self._join_within_s
         while not self._server.num_joined and self._asked is None and time.monotonic() < until_s:
             self._take_commands(until_s - time.monotonic())
@@ -191,7 +191,7 @@ class ServiceLoop:
         return self._ending if over or late else None
 
     def _next_s(self) -> float:
-        """Engine time of whatever comes next: a simulated clock jumps over idle time, a paced one passes it."""
+        """Engine time of the next event: a simulated clock jumps over idle time, a paced one waits it out."""
         engine = self._engine
         if not self._simulated or engine.num_unfinished or engine.paused:
             return engine.clock_s
@@ -201,7 +201,7 @@ class ServiceLoop:
         return engine.clock_s if wake_s is None or math.isinf(wake_s) else max(engine.clock_s, wake_s)
 
     def _arrival_s(self) -> float:
-        """Now, on the engine's clock: never later than the step that may take what arrives."""
+        """Now, on the engine's clock: never later than the step that may admit new arrivals."""
         engine = self._engine
         if not self._pace:
             return engine.clock_s
@@ -245,7 +245,7 @@ class ServiceLoop:
         texts.clear()
 
     def _keep_pace(self) -> None:
-        """Serve the channel after a step, as long as the pace leaves time."""
+        """Serve the channel after a step, for as long as the pace allows."""
         ahead_s = self._pace.ahead_s(self._engine.clock_s) if self._pace else 0.0
         now_s = time.monotonic()
         if ahead_s > 0 or now_s >= self._next_poll_s:
@@ -275,7 +275,7 @@ class ServiceLoop:
         return max(0.0, min(IDLE_WAIT_S, wake_s - self._engine.clock_s))
 
     def _tell_end_of_work(self) -> None:
-        """Once, when nothing is in flight and nothing will come: a rate of 0 can be raised again."""
+        """Reports once that nothing is in flight and nothing will arrive: a rate of 0 can be raised again."""
         if self._for_clients or self._engine.num_unfinished or self._ending is not None or self._told_end_of_work:
             return
         if self._engine.snapshot().knobs.get("rate") == 0:

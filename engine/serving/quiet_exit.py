@@ -1,4 +1,4 @@
-"""Leaving the process without the noise that Triton's bindings print at interpreter exit."""
+"""Exits the process without the noise that Triton's bindings print at interpreter exit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NoReturn
 
 
 def leave(code: int) -> NoReturn:
-    """Exit with `code`; everything of ours must be closed by now.
+    """Exit with `code`; everything must be closed by now.
 
     Where Triton is loaded the interpreter's teardown is skipped: its bindings would print a page about leaked
     instances over the last message to the user.

@@ -44,11 +44,11 @@ OWNER_GONE = "the console that owned this engine is gone"
 
 
 class StopLoading(BaseException):
-    """Ends the loading of a model from a signal handler; not an error, so nothing on the way may swallow it."""
+    """Raised by a signal handler to end the loading of a model; not an `Exception`, so that nothing swallows it."""
 
 
 class Life:
-    """Why the process should end: asked by a signal, by the owner's absence or by a command.
+    """Why the process should end: a signal, the loss of its owner, or a command.
 
     Requests in flight get `drain_within_s` to finish (None: as long as they take, until a second signal).
     """
@@ -82,7 +82,7 @@ class Life:
 
     @contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """A part of an interruptible block that runs to its end first, so that what it opens gets closed."""
+        """Part of an interruptible block that finishes first, so that what it opens is closed."""
         self._armed = False
         yield
         self._armed = True
@@ -90,7 +90,7 @@ class Life:
             raise StopLoading(self._reason)
 
     def end(self, reason: str, code: int = 0) -> None:
-        """End the process in order, with that exit code; callable from any thread."""
+        """End the process cleanly with this exit code; callable from any thread."""
         if self._reason is None:
             self._reason, self.code = reason, code
         signal.raise_signal(signal.SIGTERM)
@@ -127,7 +127,7 @@ class Greeter:
         self._thread = threading.Thread(target=self._run, name="greeter", daemon=True)
 
     def stage(self, name: str) -> None:
-        """What is being done now."""
+        """The current stage."""
         self._stage = name
         self._life.wake()
 
@@ -168,7 +168,7 @@ def read_config(arguments: list[str]) -> tuple[EngineConfig, bool]:
 
 
 def _first_line(fd: int) -> bytes:
-    """Bytes up to a newline or the end, one by one: what follows stays unread, so that its end can be seen."""
+    """Bytes up to a newline or the end, one by one: the rest stays unread, so that its end can be detected."""
     line = bytearray()
     while len(line) < MAX_CONFIG_BYTES:
         byte = os.read(fd, 1)
@@ -188,7 +188,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def serve(config: EngineConfig, owned: bool = False) -> int:
-    """Run one engine until it ends; `owned`: stdin's end is the owner's. Returns the exit code."""
+    """Run one engine until it ends; `owned`: the end of stdin means that the owner is gone. Returns the exit code."""
     try:
         server = ChannelServer(
             config.socket or default_address(), token_file=config.token_file, read_only=config.read_only
@@ -250,7 +250,7 @@ def _load(
     stack: ExitStack,
     http: HttpProcess | None,
 ) -> tuple[ServiceLoop, dict[str, Sink]]:
-    """Build and check everything, the cheap checks first; consoles are greeted meanwhile.
+    """Build and check everything, cheap checks first; consoles can join meanwhile.
 
     Returns the loop and its sinks; one that fails is removed from them.
     """
@@ -266,7 +266,7 @@ def _load(
     with Greeter(server, life) as greeter, life.interruptible():
 
         def stage(name: str) -> None:
-            """What is being done; once serving, what went wrong with the worker."""
+            """Report the current stage; once serving, the worker's problems."""
             if life.loop is None:
                 greeter.stage(name)
             else:
@@ -274,7 +274,7 @@ def _load(
 
         engine = _build(config, stage)
         calm_collector()
-        # As stages they are gone before anybody reads them.
+        # As stages they would vanish before being read.
         notices += getattr(getattr(engine, "worker", None), "notices", ())
         with life.undisturbed():
             sinks = open_sinks(config, engine, stack, tell)
@@ -351,7 +351,7 @@ def _fail(line: str, code: int) -> int:
 
 
 def _log(line: str) -> None:
-    with suppress(OSError):  # an owner that died does not read on
+    with suppress(OSError):  # a dead owner reads nothing
         print(f"schedtop engine: {one_line(line)}", file=sys.stderr, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Where records go beside the consoles: a recording, the metrics page."""
+"""Where records go besides the consoles: a recording, the metrics page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from schedtop.engine.serving.steppable import Steppable
 
 
 def check_sinks(config: EngineConfig) -> None:
-    """What can be known before anything is loaded. Raises `ConfigError`."""
+    """Checks that need nothing loaded. Raises `ConfigError`."""
     if config.record is not None:
         from schedtop.engine.recording import RecordingError, check_new
 

@@ -1,4 +1,4 @@
-"""What the loop and its trials need of an engine, whichever it is."""
+"""What the loop and its trials need from any engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commit-confirmed: a change that reverts by itself unless it is confirmed, or at once when it breaks an SLO."""
+"""Commit-confirmed changes: they revert unless confirmed in time, or at once when they break an SLO."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ JUDGE_EVERY_S = 0.25
 
 
 class Trials:
-    """At most one trial at a time. It lives beside the engine, so it ends whatever becomes of the consoles.
+    """At most one trial at a time. It lives with the engine, so it ends even if every console is gone.
 
     `tell` sends what every console should know. All of it belongs to the thread that steps.
     """
@@ -37,11 +37,11 @@ class Trials:
         return self._trial and msgspec.structs.replace(self._trial, left_s=self.left_s())
 
     def left_s(self) -> float:
-        """Seconds of wall time until the pending trial is over by itself; infinite without one."""
+        """Seconds of wall time until the pending trial expires; infinite without one."""
         return max(0.0, self._until_s - self._now()) if self._trial else float("inf")
 
     def set_knobs(self, command: SetKnobs) -> KnobOutcome:
-        """Carry out a change, for good or on trial. Raises `ValueError` for a trial that cannot begin."""
+        """Apply a change, permanently or on trial. Raises `ValueError` for a trial that cannot begin."""
         on_trial = command.trial_s is not None and not command.dry_run
         if on_trial:
             self._refuse(command)
@@ -84,7 +84,7 @@ class Trials:
             self._take_back(why or "not confirmed in time")
 
     def _breach(self) -> str:
-        """What broke, judged now and then: it walks all requests."""
+        """What broke; judged only now and then, because it walks all requests."""
         now_s = self._engine.clock_s
         if now_s < self._judge_at_s:
             return ""
@@ -119,7 +119,7 @@ class Trials:
         self._tell(Notice("info", words, trial))
 
     def _leave_out(self, names: set[str]) -> None:
-        """These knobs were set for good."""
+        """These knobs were set permanently."""
         trial = self._trial
         if trial is None or not trial.values.keys() & names:
             return

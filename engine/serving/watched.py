@@ -1,4 +1,4 @@
-"""Latencies of the last seconds against one bound, and whether a change broke it or made it worse.
+"""Recent latencies against one bound, and whether a change broke it or made it worse.
 
 An SLO that held when the change came breaks when the p95 of what is judged is past its bound, of at least
 `MIN_SAMPLES`. What is open counts as soon as it is past the bound: a wait for a first token is a TTFT, a running or
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 WATCH_S = 5.0
 """An SLO is judged over the last seconds of the engine's clock."""
 SETTLE_S = 1.0
-"""What was under way when the change came is not its doing."""
+"""Ignored right after a change: what was under way is not its doing."""
 MIN_SAMPLES = 20
 MOST_STARVED = 0.25
 """Above what a pool under pressure has preempted at any time (up to a seventh of its requests), which is not news."""

@@ -1,7 +1,7 @@
 """The last minutes of an engine on disk, where they outlive a crash.
 
 A flight is a folder of the engine's own: `header`, locked while the engine lives, and segments of frames as the channel
-sends them. An orderly end removes it. What is left without its lock is of an engine that crashed.
+sends them. A clean exit removes it. A flight whose lock is not held belongs to an engine that crashed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from schedtop.engine.contract.files.written import PRIVATE_FILE, PRIVATE_FOLDER,
 from schedtop.engine.contract.telemetry import Header
 
 FLUSH_S = 0.5
-"""What a killed engine loses at most is what it did since the last flush."""
+"""A killed engine loses at most what it did since the last flush."""
 MOST_UNWRITTEN_BYTES = 8 << 20
-"""A disk that takes nothing for so long ends the files."""
+"""A disk that accepts nothing for this long ends the flight."""
 KEPT_FLIGHTS = 3
 KEPT_S = 7 * 86400.0
 HEADER, SEGMENTS = "header", "*.frames"
@@ -116,12 +116,12 @@ class FlightFiles:
 
 
 def crashed(root: Path) -> list[Path]:
-    """Flights of engines that did not end in order, the newest first."""
+    """Flights of engines that did not exit cleanly, newest first."""
     return [folder for folder in _flights(root) if any(folder.glob(SEGMENTS)) and not is_flying(folder)]
 
 
 def is_flying(folder: Path) -> bool:
-    """True while the engine of a flight lives."""
+    """True while the engine of a flight is alive."""
     try:
         lock = os.open(folder / HEADER, os.O_RDONLY)
     except OSError:
@@ -136,7 +136,7 @@ def is_flying(folder: Path) -> bool:
 
 
 def sweep(root: Path) -> None:
-    """Remove all but the newest flights of engines that are gone, and those that are old."""
+    """Remove flights of dead engines: all but the newest, and old ones."""
     left = KEPT_FLIGHTS
     for folder in _flights(root):
         if is_flying(folder):
@@ -148,7 +148,7 @@ def sweep(root: Path) -> None:
 
 
 def discard(root: Path, process: int) -> None:
-    """Remove the flight of an engine that was ended on purpose."""
+    """Remove the flight of an engine that was stopped on purpose."""
     for folder in root.glob(f"*-{process}"):
         if not is_flying(folder):
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The last minutes of an engine, kept in memory for consoles that attach later, and on disk for after a crash."""
+"""The last minutes of an engine: in memory for consoles that attach later, on disk in case of a crash."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from schedtop.engine.contract.telemetry import Snapshot, StepRecord
 from schedtop.engine.serving.flight.files import FlightFiles
 
 KEEP_S = 600.0
-"""On the engine's clock."""
+"""Seconds on the engine's clock."""
 KEEP_BYTES = 16 << 20
-"""Of records, in memory that is taken at the start: taken as they come, it would grow for minutes."""
+"""Of records, in memory allocated at the start: allocated on demand, it would grow for minutes."""
 SEGMENT_S = 15.0
 SEGMENT_BYTES = KEEP_BYTES // 16
 MOST_SNAPSHOT_BYTES = KEEP_BYTES // 4
@@ -22,7 +22,7 @@ MOST_SNAPSHOT_BYTES = KEEP_BYTES // 4
 
 
 class Segment(NamedTuple):
-    """A snapshot, as it is sent, and where the records after it begin in the stream of all records."""
+    """An encoded snapshot, and where the records after it begin in the stream of all records."""
 
     begin_s: float
     snapshot: bytes
@@ -30,7 +30,7 @@ class Segment(NamedTuple):
 
 
 class FlightRecorder(Sink):
-    """Keeps whole segments, the oldest forgotten first: at most `KEEP_S` and `KEEP_BYTES`, without output text.
+    """Keeps whole segments and drops the oldest first: at most `KEEP_S` and `KEEP_BYTES`, without output text.
 
     With `files` they are on disk, too, there without prompts; `notice` is called if the disk fails.
     """
@@ -43,7 +43,7 @@ class FlightRecorder(Sink):
     ) -> None:
         self._snapshot, self._files, self._notice = snapshot, files, notice
         self._segments: deque[Segment] = deque()
-        self._held = bytearray(b"\xff") * KEEP_BYTES  # memory that was never written to is not there yet
+        self._held = bytearray(b"\xff") * KEEP_BYTES  # untouched memory is not resident yet
         self._end = 0
         self._begin()
 
@@ -73,7 +73,7 @@ class FlightRecorder(Sink):
         return now_s - newest.begin_s >= SEGMENT_S or num_bytes >= SEGMENT_BYTES
 
     def _keep(self, chunk: bytes) -> None:
-        """Write over the oldest bytes. Of a chunk that is longer than all memory nothing counts: it ends a segment."""
+        """Overwrite the oldest bytes. A chunk larger than the whole buffer is dropped and ends the segment."""
         size = len(self._held)
         place, first = self._end % size, size - self._end % size
         self._held[place : place + len(chunk)] = chunk[:first]
