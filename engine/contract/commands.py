@@ -1,4 +1,4 @@
-"""What a console or a client may ask of an engine: one message per command."""
+"""Commands from a console or a client to an engine: one message each."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from schedtop.engine.contract.telemetry import Message
 
 
 class Command(Message, frozen=True):
-    """Base of what a console may ask. `id` is chosen by the sender and returned in the `Reply`."""
+    """Base of all commands. `id` is chosen by the sender and returned in the `Reply`."""
 
 
 MAX_TRIAL_S = 86_400.0
 
 
 CONFIRM_WITHIN_S = 30.0
-"""Of wall time, for who confirms a trial once it is over: it reverts by itself only so much later."""
+"""Wall time of grace for confirming an expired trial: it reverts by itself only this much later."""
 
 
 class SetKnobs(Command, tag=101, frozen=True):
@@ -44,7 +44,7 @@ class Pause(Command, tag=102, frozen=True):
 
 
 class Resume(Command, tag=103, frozen=True):
-    """Go on stepping."""
+    """Resume stepping."""
 
     id: int
     by: str = ""
@@ -64,7 +64,7 @@ class Abort(Command, tag=105, frozen=True):
 
 
 class Drain(Command, tag=106, frozen=True):
-    """Take no new requests; the engine ends when nothing is in flight, or at once if `now`."""
+    """Accept no new requests; the engine ends when nothing is in flight, or at once if `now`."""
 
     id: int
     now: bool = False
@@ -89,7 +89,7 @@ class Join(Command, tag=107, frozen=True):
 
 
 class EndTrial(Command, tag=108, frozen=True):
-    """End trial `number`: `keep` confirms its values, else they go back now."""
+    """End trial `number`: `keep` confirms its values, otherwise they revert now."""
 
     id: int
     number: int
@@ -98,9 +98,9 @@ class EndTrial(Command, tag=108, frozen=True):
 
 
 class SamplingParams(Message, frozen=True):
-    """How tokens are picked. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off.
+    """How tokens are sampled. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off.
 
-    `logprobs` asks for each output's log probability before any of this, and those of so many likeliest tokens.
+    `logprobs` requests each output's log probability before any of this, and those of that many likeliest tokens.
     """
 
     temperature: float = 0.0

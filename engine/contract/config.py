@@ -10,7 +10,7 @@ from schedtop.engine.contract.kv_groups import Entry, GroupError, KVGroup, commo
 
 
 class ConfigError(ValueError):
-    """A setting that cannot be used; the text names it and says what to do."""
+    """An unusable setting; the text names it and says what to do."""
 
 
 class KVConnector(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -165,7 +165,7 @@ def _check_kv(config: SchedulerConfig) -> None:
 
 
 def _check_together(config: SchedulerConfig) -> None:
-    """Refuse what would leave a request waiting forever; vLLM does not."""
+    """Refuse settings that would leave a request waiting forever; vLLM accepts them."""
     _check_host_memory(config)
     depth, role = config.pipeline_depth, config.kv_connector and config.kv_connector.role
     if config.max_loras and config.encoder_budget is not None:
@@ -227,7 +227,7 @@ class WorkloadSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """All that starts an engine process. `scheduler` holds only what was set explicitly, by knob name.
+    """Everything needed to start an engine process. `scheduler` holds only what was set explicitly, by knob name.
 
     `join_within_s`: wall time that the first step waits for a console. `draft_model` drafts for `model`.
     `http` is where clients are served (`HOST:PORT`), under `served_model_name`, and each adapter of `lora` under its

@@ -1,4 +1,4 @@
-"""Steps for other tools: one table of columns, which CSV and Parquet derive from, and whole records as JSON."""
+"""Steps for other tools: one table of columns, from which CSV and Parquet derive, and whole records as JSON."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ COLUMNS: dict[str, tuple[type, Callable[[StepRecord], Cell]]] = {
 
 
 def write_csv(records: Iterable[StepRecord], file: BinaryIO) -> None:
-    """A line of titles, and one of figures per record."""
+    """A header line, then a line of figures per record."""
     text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
     writer = csv.writer(text)
     writer.writerow(COLUMNS)
@@ -100,7 +100,7 @@ def write_csv(records: Iterable[StepRecord], file: BinaryIO) -> None:
 
 
 def write_jsonl(records: Iterable[StepRecord], file: BinaryIO) -> None:
-    """One line per record with everything in it."""
+    """One line per record, with every field."""
     encode = msgspec.json.Encoder().encode
     for record in records:
         file.write(json_bytes(encode(document_of(record))) + b"\n")
@@ -113,7 +113,7 @@ def row_of(record: StepRecord) -> list[Cell]:
 
 
 def document_of(record: StepRecord) -> dict[str, Any]:
-    """All of a record as plain JSON values by field name, its packed fields spelt out; NaN is null."""
+    """A whole record as plain JSON values by field name, packed fields expanded; NaN is null."""
     blocks, classes = block_changes(record)
     gaps_s = [None if gap_s != gap_s else gap_s for gap_s in itl_column(record).tolist()]
     rows = row_matrix(record).T.tolist()
@@ -135,7 +135,7 @@ def document_of(record: StepRecord) -> dict[str, Any]:
 
 
 def _grown(record: StepRecord) -> dict[str, Any]:
-    """The blocks that each request got; of several KV groups, those of each."""
+    """The blocks each request got, per KV group if there are several."""
     growth = [
         (str(number), np.frombuffer(ids, dtype=np.int32).tolist())
         for number, ids in table_growth(record.grown, record.grown_blocks)

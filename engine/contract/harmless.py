@@ -1,4 +1,4 @@
-"""Text from outside made harmless: ids, names, paths, messages. All of it passes here before anybody reads it.
+"""Makes outside text harmless: ids, names, paths, messages. All of it passes through here before it is shown.
 
 Control, format (bidi among them), private and unassigned characters become `?`, whitespace a blank. Accents are
 composed; of marks that stay apart a letter keeps one, so that nothing is painted over other lines.
@@ -34,7 +34,7 @@ def one_line(value: object, limit: int | None = None) -> str:
 
 
 def page(lines: Iterable[str]) -> str:
-    """Lines that stay as many as they are, whatever they hold."""
+    """Lines whose number stays the same, whatever they hold."""
     return "\n".join(one_line(line) for line in lines)
 
 
@@ -44,7 +44,7 @@ def harmless(text: str) -> str:
 
 
 def json_text(text: str) -> str:
-    """A JSON document whose strings hold no character that a terminal obeys: those are escaped."""
+    """A JSON document with all terminal control characters in its strings escaped."""
     return _ESCAPED_IN_JSON.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 

@@ -52,7 +52,7 @@ class Knob:
 
 
 class KnobError(ValueError):
-    """A value that a knob refuses; the text names the knob, the value and the bound."""
+    """A refused knob value; the text names the knob, the value and the bound."""
 
 
 KNOBS: tuple[Knob, ...] = (
@@ -490,7 +490,7 @@ def live_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def with_followers(change: Mapping[str, Any]) -> dict[str, Any]:
-    """A change and what it takes along: a knob that follows a changed one becomes None unless it is given too."""
+    """A change with its consequences: a knob that follows a changed one becomes None unless it is given too."""
     taken_along = {knob.name: None for knob in LIVE if knob.follows in change and knob.name not in change}
     return {**change, **taken_along}
 
@@ -502,7 +502,7 @@ def in_force(values: Mapping[str, Any], name: str) -> Any:
 
 
 def parse_assignments(items: Iterable[str]) -> dict[str, str]:
-    """`name=value` strings as a dict; raises `KnobError` for one without `=` and for a name that comes twice."""
+    """`name=value` strings as a dict; raises `KnobError` for one without `=` and for a repeated name."""
     pairs: dict[str, str] = {}
     for item in items:
         name, sep, value = item.partition("=")

@@ -1,4 +1,4 @@
-"""KV groups: layers that keep state alike share one, and all share the pool of blocks."""
+"""KV groups: layers that keep state in the same way share a group, and all groups share the pool of blocks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Entry = str | int | KVGroup
 
 
 class GroupError(ValueError):
-    """Groups that cannot be used together; the text says why."""
+    """An invalid combination of groups; the text says why."""
 
 
 def read_groups(entries: tuple[Entry, ...], block_size: int, max_model_len: int) -> tuple[KVGroup, ...]:
@@ -64,7 +64,7 @@ def _read(entry: Entry, block_size: int, max_model_len: int) -> KVGroup:
 
 
 class Kind(NamedTuple):
-    """Equal groups: what they are called, how many there are, and the place of the first among all."""
+    """Equal groups: their name, their number, and the index of the first among all."""
 
     label: str
     groups: tuple[int, ...]
@@ -84,7 +84,8 @@ def kinds_of(config: Mapping[str, Any]) -> list[Kind]:
 
 
 def has_windows(config: Mapping[str, Any]) -> bool:
-    """Whether any layer forgets, so that the prefix cache keeps only what `prefix_cache_retention_interval` says."""
+    """Whether any layer drops state, so that the prefix cache keeps only what `prefix_cache_retention_interval`
+    says."""
     return bool(config.get("sliding_window")) or any(not kind.full for kind in kinds_of(config))
 
 

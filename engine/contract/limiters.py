@@ -1,4 +1,4 @@
-"""What each limiter is called, what it means, and which knobs relieve it: one row each."""
+"""Each limiter's name, meaning and the knobs that relieve it: one row each."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def limiter_help() -> str:
 
 
 def describe_head(head: Head) -> str:
-    """The waiting head's reason with its numbers, as every screen and report words it."""
+    """The waiting head's reason with its numbers, in the words of every screen and report."""
     need, have = head.need, head.have
     if head.reason in DEFERRED:
         return describe_deferral(head.reason)
@@ -89,5 +89,5 @@ def describe_head(head: Head) -> str:
 
 
 def describe_deferral(reason: str) -> str:
-    """Why a request is skipped, as every screen and report words it."""
+    """Why a request is skipped, in the words of every screen and report."""
     return f"deferred: {reason}"

@@ -1,4 +1,4 @@
-"""What the packed fields of a step record say, and the totals of two of them."""
+"""Reads the packed fields of a step record, and the differences of totals."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def draft_positions(record: StepRecord) -> npt.NDArray[np.int64]:
 
 
 def totals_since(before: Totals, totals: Totals) -> Totals:
-    """What was counted from `before` on."""
+    """What was counted since `before`."""
     pairs = zip(msgspec.structs.astuple(before), msgspec.structs.astuple(totals), strict=True)
     return Totals(*(new - old for old, new in pairs))
 
 
 def hit_rate(totals: Totals) -> float | None:
-    """Share of looked-up prompt tokens that the prefix cache had; None where nothing was looked up."""
+    """Share of looked-up prompt tokens found in the prefix cache; None if nothing was looked up."""
     # Engines that do not count look-ups have them wherever something was found.
     queries = totals.cache_queries or (totals.prompt_tokens if totals.cached_tokens else 0)
     return totals.cached_tokens / queries if queries else None

@@ -1,4 +1,4 @@
-"""Start-up settings as they were given, checked and completed before anything is built."""
+"""Start-up settings as given, checked and completed before anything is built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine says about itself: one frozen record per step, and the messages around it.
+"""The engine's telemetry: one frozen record per step, and the messages around it.
 
 Everything the console, recordings, reports and metrics show comes from these structs. They are encoded as
 msgpack arrays, so a field may only be appended (with a default); any other change raises `PROTOCOL`.
@@ -29,7 +29,7 @@ MOST_DRAFTS = 8
 
 
 class Limiter(StrEnum):
-    """What stopped the scheduler from taking the next piece of work; also why the waiting head waits."""
+    """What stopped the scheduler from scheduling more; also why the waiting head waits."""
 
     NONE = "none"
     TOKEN_BUDGET = "token_budget"
@@ -103,7 +103,7 @@ class Message(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Arrival(Message, frozen=True):
     """A request the scheduler received. `prefix_keys` joins `PREFIX_KEY_BYTES` of each full prompt block's key.
 
-    `client` is who asked, where the request says so. `images` are offsets, lengths and names; `adapter` 0 is none,
+    `client` is the sender, where the request names it. `images` are offsets, lengths and names; `adapter` 0 is none,
     `adapter_name` what its workload calls it. `parent` is the same for requests that answer one question, as vLLM makes
     them of `n`.
     """
@@ -126,7 +126,7 @@ class Arrival(Message, frozen=True):
 
     @property
     def adapter_label(self) -> str:
-        """What to call its adapter; empty where it asks for none."""
+        """Its adapter's name; empty if it has none."""
         return self.adapter_name or (str(self.adapter) if self.adapter else "")
 
 
@@ -208,7 +208,7 @@ class Deferral(Message, frozen=True):
 
 
 class KnobChange(Message, frozen=True):
-    """A limit changed at this step. `by` says who (a key, a command, a schedule)."""
+    """A limit changed at this step. `by` names the cause (a key, a command, a schedule)."""
 
     name: str
     old: Any
@@ -217,7 +217,7 @@ class KnobChange(Message, frozen=True):
 
 
 class Host(Message, frozen=True):
-    """What the machine gave the engine's process over the last `span_s` of wall time; None where it is not known.
+    """What the host gave the engine's process over the last `span_s` of wall time; None where unknown.
 
     `cpu` is processor time in cores, of all threads; `delay` the share of time in which the stepping thread was ready
     and waited for a processor. `gpu_busy` is a share, clocks are MHz.
@@ -405,7 +405,7 @@ class Header(Message, tag=2, frozen=True):
 
 
 class Trial(Message, frozen=True):
-    """A knob change that the engine takes back unless it is confirmed, or at once when an SLO breaks.
+    """A knob change that the engine reverts unless it is confirmed, or at once when an SLO breaks.
 
     `before` is what it goes back to; `left_s` wall time remained when this was said, none once the trial is over.
     `slo_s` bounds the p95 of `ttft` and `itl`, seconds.
@@ -495,7 +495,7 @@ class Snapshot(Message, tag=3, frozen=True):
 
 
 class Stage(Message, tag=4, frozen=True):
-    """What the engine is doing before it can serve."""
+    """The engine's current stage before it can serve."""
 
     name: str
     elapsed_s: float
@@ -506,7 +506,7 @@ WORKLOAD_ENDED = "the workload has ended"
 
 
 class Notice(Message, tag=5, frozen=True):
-    """One line for the operator: something went wrong, or was adjusted, and serving continues.
+    """One line for the operator: something failed or was adjusted, and serving continues.
 
     `trial` is there where a change went on trial, or its trial ended.
     """
@@ -539,7 +539,7 @@ class Reply(Message, tag=7, frozen=True):
 
 
 class Bye(Message, tag=8, frozen=True):
-    """The engine ends, and why; nothing follows."""
+    """The engine ends, and why; the last message."""
 
     reason: str
     step: int
@@ -561,7 +561,7 @@ class TokenLogprob(Message, frozen=True):
 
 
 class Output(Message, tag=9, frozen=True):
-    """What a step gave to the requests of one client.
+    """What a step produced for the requests of one client.
 
     `numbers` are requests and `counts` how many tokens each got, both int32; `token_ids` (int32) are end to end in
     that order. `ends` are requests that end with these tokens. `logprobs`: of those who asked, one entry per token.

@@ -1,4 +1,4 @@
-"""A workload's description in words: how a trace was read, and what its reader noticed."""
+"""A workload described in words: how a trace was read, and what its reader noticed."""
 
 from __future__ import annotations
 

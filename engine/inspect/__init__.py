@@ -1,1 +1,1 @@
-"""Looking into recordings: sums, exports, checks, and what can be proved of their decisions."""
+"""Inspects recordings: summaries, exports and checks."""

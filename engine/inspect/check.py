@@ -1,4 +1,4 @@
-"""Conditions over a recording, each with the step that broke it."""
+"""Conditions on a recording, each with the step that broke it."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Checker:
             itl.max_s, itl.step, itl.request = largest, record.step, self._name(number)
 
     def _judge(self, name: str, step: int, request: int | None) -> None:
-        """A count only grows: a bound from above breaks here, one from below is judged at the end."""
+        """Counts only grow: an upper bound breaks here, a lower bound is judged at the end."""
         for index, condition in enumerate(self.conditions):
             if condition.figure == name and condition.bounds_above and index not in self.broken:
                 count = self.counts[name]
@@ -172,7 +172,7 @@ def _shown(condition: Condition, value: float | None) -> str:
 
 
 def _happened(record: StepRecord) -> Iterator[tuple[str, int, int | None]]:
-    """What a record adds to each count, and whose it was."""
+    """What a record adds to each count, and for which request."""
     for preemption in record.preemptions:
         yield "preemptions", 1, preemption.number
         if preemption.loop:

@@ -1,4 +1,4 @@
-"""What `schedtop check` understands: conditions over a run's figures, and how each one is read."""
+"""The conditions of `schedtop check`, and how each one is parsed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COUNTS = {
 SHARES = ("hit_rate", "budget_use", "peak_kv_usage", "goodput")
 RATES = ("output_tokens_per_s", "requests_per_s")
 ABSENT = {"preemptions", "loops", "refusals", "aborts", "kv_capacity", "knob_changes"}
-"""What `no NAME` may deny."""
+"""The events that `no NAME` may name."""
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     "<=": operator.le,
@@ -44,7 +44,7 @@ _CONDITION = re.compile(r"([a-z_0-9]+)(?:\.([a-z0-9]+))?(<=|>=|==|!=|<|>|=)([0-9
 
 
 class ConditionError(ValueError):
-    """A condition that cannot be read; the text shows it and says what to write."""
+    """An unreadable condition; the text shows it and says what to write."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A recording written for other tools, a chunk in memory at a time."""
+"""Exports a recording for other tools, one chunk in memory at a time."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ FORMATS: dict[str, tuple[str, Callable[[Recording, Records, BinaryIO], None]]] =
 
 
 def check_format(name: str) -> None:
-    """Raises `ConfigError` where a format's library is not there."""
+    """Raises `ConfigError` if a format's library is missing."""
     if name == "parquet":
         try:
             import pyarrow  # noqa: F401
@@ -79,7 +79,7 @@ def check_format(name: str) -> None:
 
 
 def default_path(recording: str, name: str) -> Path:
-    """Beside the recording, with the format's ending."""
+    """The default output path: beside the recording, with the format's suffix."""
     return Path(recording).with_suffix(FORMATS[name][0])
 
 
@@ -89,7 +89,7 @@ def export(
     target: Path | BinaryIO,
     on_progress: Callable[[int], None] = lambda index: None,
 ) -> None:
-    """Write a recording in one of `FORMATS`. A file is complete or not there.
+    """Write a recording in one of `FORMATS`. The file is complete or absent.
 
     `on_progress` gets the number of records done. Raises `RecordingError`, `OSError`.
     """

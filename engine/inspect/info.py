@@ -1,4 +1,4 @@
-"""What a recording is, and how its run ended."""
+"""What a recording holds, and how its run ended."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def document(
 
 
 def text(recording: Recording, figures: dict[str, Any]) -> str:
-    """The document for reading."""
+    """The document as text."""
     header = recording.header
     lines = [
         _line("file", recording.path),

@@ -1,4 +1,4 @@
-"""What a file is, by its content, and which command takes it: for whoever gave it to another one."""
+"""Recognises a file by its content, and names the command that accepts it: for errors of commands that do not."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RESULTS = Kind("results of a sweep", "schedtop sweep --results takes it")
 EMPTY = Kind("an empty file", "name another")
 
 MOST_BYTES = 1 << 20
-"""Of a first line that is looked at."""
+"""Bytes of the first line that are examined."""
 
 
 def kind_of(path: Path) -> Kind | None:

@@ -52,7 +52,7 @@ class TraceEvents:
                 self._begin(item.arrival.number, state, snapshot.clock_s)
 
     def add(self, record: StepRecord) -> Iterator[Event]:
-        """The events that nothing can come before any more."""
+        """The events that nothing can precede any more."""
         for arrival in record.arrivals:
             yield self._track(arrival)
             self._begin(arrival.number, "queued", arrival.arrival_s, _asked(arrival))
@@ -64,12 +64,12 @@ class TraceEvents:
             self._prompts.pop(finish.number, None)
         self._counters(record)
         self._end_s = max(self._end_s, record.end_s)
-        # What the next record describes began after this one did.
+        # The next record describes what began after this one did.
         yield from self._flush(self._last_start_s)
         self._last_start_s = record.start_s
 
     def finish(self) -> Iterator[Event]:
-        """The rest; whatever is still open ends with the recording."""
+        """The remaining events; open slices end with the recording."""
         for number in list(self._open):
             self._close(number, self._end_s, {"reason": "the recording ends"})
         yield from self._flush(float("inf"))

@@ -24,7 +24,7 @@ from schedtop.engine.workload.trace import (
 
 
 def looks_like_recording(path: Path) -> bool:
-    """By the file's first bytes."""
+    """Recognised by the file's first bytes."""
     if odd_file(path):
         return False
     try:
@@ -35,7 +35,7 @@ def looks_like_recording(path: Path) -> bool:
 
 
 def read_arrivals(path: Path, tally: Tally) -> Trace:
-    """The requests of a recording in order of arrival. An output is as long as allowed unless the model stopped it.
+    """The requests of a recording in order of arrival. An output has its maximum length unless the model stopped it.
 
     Raises `TraceError` for a file of which nothing can be read.
     """

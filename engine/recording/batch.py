@@ -66,7 +66,7 @@ _BOOLS = ("executed", "paused")
 _TIMES = ("start_s", "end_s", "execute_s", "schedule_s", "update_s", "oldest_wait_s")
 _OTHERS = ("rows", "itl_s", "blocks", "changed_blocks", "grown", "grown_blocks", "totals")
 _EVENTS = tuple(name for name in _FIELDS if name not in (*_INTS, *_TIMES, *_OTHERS))
-"""All that is left, `limiter` among them, is kept as it is, one list per field; of tuples only those not empty."""
+"""Everything else, `limiter` included, is kept as is, one list per field; empty tuples are left out."""
 _TUPLES = tuple(name for name in _EVENTS if get_origin(_FIELDS[name]) is tuple)
 _EVENT_DECODERS: dict[str, msgspec.msgpack.Decoder[Any]] = {
     name: msgspec.msgpack.Decoder(GenericAlias(list, _FIELDS[name])) for name in _EVENTS
@@ -152,12 +152,12 @@ def decode_batch(data: bytes, block_size: int, tables: Tables) -> list[StepRecor
     columns |= {name: [bool(value) for value in columns[name]] for name in _BOOLS}
     columns |= {name: getattr(times, name) for name in _TIMES}
     columns |= {name: [_DEFAULTS[name]] * n for name in _EVENTS if name in _DEFAULTS}
-    # An older recording lacks the last ones.
+    # Older recordings lack the last ones.
     columns |= {name: _EVENT_DECODERS[name].decode(raw) for name, raw in zip(_EVENTS, batch.events, strict=False)}
     for name, places in zip(_TUPLES, batch.event_places, strict=False):
         columns[name] = _spread(columns[name], np.flatnonzero(unpack(places, n)).tolist(), n)
     columns["blocks"] = [Blocks(*row) for row in zip(*pool, strict=True)]
-    counts += [[0] * n for _ in _COUNTS[len(counts) :]]  # of a version that did not count these yet
+    counts += [[0] * n for _ in _COUNTS[len(counts) :]]  # from a version that did not count these yet
     columns["totals"] = _rebuild(Totals, dict(zip(_COUNTS, counts, strict=True)) | {"busy_s": times.busy_s})
     columns["grown"], columns["grown_blocks"] = unpack_gains(batch.blocks, n)
     columns["changed_blocks"] = unpack_changes(batch.blocks, _moves(columns), tables)

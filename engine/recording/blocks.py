@@ -33,7 +33,7 @@ Tables = dict[int, bytes]
 """Block ids (int32) of every request that holds some, by number."""
 
 _UNTOUCHED = 4
-"""Stored as the class of a block that was foreseen to change and did not."""
+"""Stored as the class of a block that was predicted to change and did not."""
 
 
 class StoredBlocks(msgspec.Struct, array_like=True, frozen=True):

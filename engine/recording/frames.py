@@ -1,4 +1,4 @@
-"""What a recording's file is made of: a mark, then frames that can each be checked and read alone.
+"""A recording's file format: a mark, then frames that can each be checked and read alone.
 
     file    = MARK, frame...            the first frame is the header; the last one of a closed file is the end
     frame   = head (88 bytes), payload  the payload is zstd; the head has lengths, checksums and what seeking needs
@@ -30,7 +30,7 @@ MAX_RAW_BYTES = 64 << 20
 _SYNC = b"\xf5ST\xaf"
 _WINDOW_BYTES = 1 << 20
 _MOST_TRIES = 1 << 18
-"""A crafted file may be full of what looks like frames: looking for the next one must end."""
+"""A crafted file may be full of apparent frames: the search for the next one must end."""
 _HEAD = struct.Struct("<4sB3xIIIIQQdd5I2f")
 _CHECK = struct.Struct("<I")
 HEAD_BYTES = _HEAD.size + _CHECK.size

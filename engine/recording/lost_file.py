@@ -1,4 +1,4 @@
-"""What others can do to a recording while it is written, and where it continues then."""
+"""What can happen to a recording's file while it is written, and where writing then continues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_BESIDE = 10_000
 
 
 class Loss(StrEnum):
-    """What happened, as the operator reads it. The first two leave our own file whole behind its descriptor."""
+    """What happened, in words for the operator. The first two leave our own file whole behind its descriptor."""
 
     REMOVED = "was removed or moved away"
     REPLACED = "was replaced by another file"
@@ -24,7 +24,7 @@ class Loss(StrEnum):
 
 
 def loss_of(fd: int, path: str, size: int) -> Loss | None:
-    """What became of the file behind `fd`, of which `size` bytes were written at `path`; None if it is as it was."""
+    """What happened to the file behind `fd`, of which `size` bytes were written at `path`; None if it is unchanged."""
     own = os.fstat(fd)
     if own.st_size != size:
         return Loss.CHANGED

@@ -1,4 +1,4 @@
-"""Reads a recording: any step, any stretch, and what is worth jumping to.
+"""Reads a recording: any step, any range, and the marks to jump to.
 
 Damage costs everything up to the next keyframe.
 """
@@ -52,7 +52,7 @@ _UNREADABLE = (ValueError, TypeError, IndexError, KeyError, OverflowError, Recur
 
 
 class Mark(StrEnum):
-    """What one jumps to."""
+    """Marks to jump to."""
 
     PREEMPTION = "preemptions"
     LOOP = "loops"

@@ -1,4 +1,4 @@
-"""Writes a recording beside a running engine: the engine only queues records, a thread packs and writes them."""
+"""Writes a recording while the engine runs: the engine only queues records, a thread packs and writes them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_SEGMENT_RECORDS = 4096
 KEYFRAME_SHARE = 0.15
 """A large snapshot is written less often, so that keyframes stay below about this share of the file."""
 FLUSH_S = 0.5
-"""What a killed process loses at most is what it recorded since the last flush."""
+"""A killed process loses at most what it recorded since the last flush."""
 MAX_QUEUED = 4096
 STALLED_S = 5.0
 
@@ -51,7 +51,7 @@ def _refusal(path: str, error: OSError) -> str:
 
 
 class RecordingMovedError(OSError):
-    """The recording is not where it should be, because its file was taken away; a notice has said so."""
+    """The recording is not where it should be, because its file was removed; a notice has said so."""
 
 
 class RecordingWriter:
@@ -89,7 +89,7 @@ class RecordingWriter:
         self._thread.start()
 
     def write(self, record: StepRecord, encoded: bytes = b"") -> None:
-        """Queue one record; waits only if the disk is far behind. Raises `OSError` when recording has ended."""
+        """Queue one record; waits only if the disk is far behind. Raises `OSError` once recording has ended."""
         if self._file.error is not None or len(self._queue) >= MAX_QUEUED:
             self._check_room()
         if self._num_told < len(self._file.losses):
@@ -273,7 +273,7 @@ class _File:
             self.flush()
 
     def _guard(self, write: Callable[[], None]) -> None:
-        """Do one write; whatever goes wrong ends the recording, never the engine."""
+        """Do one write; any failure ends the recording, never the engine."""
         if self.error is not None:
             return
         try:

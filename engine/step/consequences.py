@@ -1,4 +1,4 @@
-"""What a knob change would do, said before it is applied: refusals with the numbers, and warnings."""
+"""The consequences of a knob change, before it is applied: refusals with their numbers, and warnings."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _unfinished_tokens(request: Request) -> int:
 
 
 def warnings_for(state: State, now: Mapping[str, Any], typed: Mapping[str, Any]) -> list[str]:
-    """What a checked change will do to what runs and waits now, in an operator's words."""
+    """The effect of a checked change on running and waiting requests, in an operator's words."""
     knobs, lines = {**now, **with_followers(typed)}, []
     running, table = state.table.size, state.table
     cap = typed.get("max_num_active_seqs") or typed.get("max_num_seqs")

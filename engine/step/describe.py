@@ -47,7 +47,7 @@ def _group_growth(planned: PlannedStep, told: Set[int]) -> tuple[bytes, bytes, b
 
 
 def describe_arrival(request: Request, block_size: int) -> Arrival:
-    """A request as telemetry describes it: lengths and prefix digests, no text but its preview."""
+    """A request as telemetry describes it: lengths and prefix digests, and no text except its preview."""
     keys = request.block_keys[: request.num_prompt_tokens // block_size]
     return Arrival(
         number=request.number,

@@ -38,7 +38,7 @@ NOTHING = StepResult(np.zeros((0, 1), dtype=np.int32), np.zeros(0, dtype=np.int3
 
 
 class Engine:
-    """One scheduler, one worker, one clock. It is driven from outside and waits for nobody.
+    """One scheduler, one worker, one clock. It is driven from outside and never blocks.
 
     `texts` is the output text that the last step made certain, by request number, where the worker has any; `tier` is
     the memory behind the pool, where there is one. `sampled` are the last step's outputs as the worker returned them,
@@ -89,7 +89,7 @@ class Engine:
 
     @property
     def exhausted(self) -> bool:
-        """Nothing is in flight and nothing will arrive by itself."""
+        """Nothing is in flight and no more arrivals are due."""
         return not self.num_unfinished and self.next_wake_s() is None
 
     def step(self) -> StepRecord | None:
@@ -113,7 +113,7 @@ class Engine:
             self._told_apart.append(self._idle_record())
 
     def _before_event(self) -> None:
-        """Copies that have ended meanwhile are recorded first: `verify` needs the order of events."""
+        """Copies that have ended by now are recorded first: `verify` needs the order of events."""
         if self.tier is not None:
             self.set_apart()
 
@@ -153,7 +153,7 @@ class Engine:
         self.plan_step()
 
     def plan_step(self) -> None:
-        """Plan one more step; how many may be under way is the caller's to know."""
+        """Plan one more step; the caller knows how many may be under way."""
         began_s = time.perf_counter()
         self.scheduler.schedule(self.clock_s)
         self._schedule_s.append(None if self.clock.simulated else time.perf_counter() - began_s)
@@ -164,7 +164,7 @@ class Engine:
         plan = self.scheduler.next_due()
         if self.tier is not None and self._waits_for_copies(plan, planned):
             return None
-        preempts = planned.limiter is Limiter.PREEMPTED_NOW  # whoever it was may have ended since
+        preempts = planned.limiter is Limiter.PREEMPTED_NOW  # that request may have ended in the meantime
         told = self._max_under_way == 1 or plan.num_rows or preempts or planned.ended
         if not told and any(batch.plan.num_rows for batch in self.scheduler.state.under_way):
             self.scheduler.update(plan, NOTHING, self.clock_s)
@@ -226,7 +226,7 @@ class Engine:
     def has_work(self) -> bool:
         """A request can be scheduled, or results are to come. Deferred requests alone are not work."""
         state = self.scheduler.state
-        # Those whose adapter had no slot may have one now that nobody runs.
+        # A request whose adapter had no slot may have one now that nothing runs.
         if state.table.size or state.waiting.ready:
             return True
         if state.loads is not None and state.loads.is_ready:
@@ -245,7 +245,7 @@ class Engine:
             self.submit(request)
 
     def _take_copies(self) -> None:
-        """While nothing is to be run: what the tier has copied by now."""
+        """While there is nothing to run: process what the tier has copied by now."""
         if self.tier is not None and self.tier.is_due():
             self.scheduler.schedule(self.clock_s)
             self._end_copies(self.scheduler.next_due())
@@ -261,7 +261,7 @@ class Engine:
         return allowed
 
     def tell(self) -> StepRecord | None:
-        """A record of what happened since the last one although nothing ran; None if nothing did."""
+        """A record of what happened since the last one without a step; None if nothing did."""
         if not self.observer.has_events and self.paused == self._told_paused:
             return None
         return self._idle_record()
@@ -330,14 +330,14 @@ class Engine:
         return self.paused
 
     def drain(self) -> None:
-        """Take nothing more from the workload; what is in flight continues."""
+        """Take no more requests from the workload; those in flight continue."""
         self.source = None
         self.resume()
 
     def set_knobs(
         self, values: Mapping[str, Any], expected_version: int | None = None, by: str = "", dry_run: bool = False
     ) -> Reply:
-        """Change live limits, all or none. The reply says what was refused, or what will happen."""
+        """Change live limits, all or none. The reply says what was refused or what the change will do."""
         if expected_version is not None and expected_version != self.knobs_version:
             text = (
                 f"knobs were changed meanwhile (version {self.knobs_version}, not {expected_version}): look again"
@@ -371,7 +371,7 @@ class Engine:
         return Reply(0, ok, text, self.knobs_version, warnings or [])
 
     def unended(self) -> Unended:
-        """Waits and gaps that no token has ended yet, now."""
+        """Open waits and gaps as of now."""
         return look(self.scheduler.state, self.clock_s)
 
     def snapshot(self) -> Snapshot:

@@ -1,4 +1,4 @@
-"""Python's cyclic garbage collector, made to stay out of an engine's steps."""
+"""Keeps Python's cyclic garbage collector out of an engine's steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns what the engine did into telemetry: one record per step, and snapshots of the present state."""
+"""Turns the engine's work into telemetry: one record per step, and snapshots of the present state."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Events(msgspec.Struct):
 
 
 class Observer:
-    """Keeps the running totals, and the events that wait for the next record."""
+    """Keeps the running totals and the events for the next record."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -77,7 +77,7 @@ class Observer:
 
     @property
     def has_events(self) -> bool:
-        """Something happened that no record has reported yet."""
+        """Whether something happened that no record has reported yet."""
         events = self._events
         told = events.arrivals or events.refusals or events.finishes or events.knobs
         return bool(told or self.scheduler.state.waiting.deferrals)
@@ -93,7 +93,7 @@ class Observer:
         self._queued_s[request.number] = request.queued_since_s
 
     def note_abort(self, finish: Finish, prefill_tokens: int) -> None:
-        """An end outside a step, with the prompt tokens that were computed for nothing."""
+        """Count an end outside a step, with its wasted prompt tokens."""
         self.counts["aborted_prefill_tokens"] += prefill_tokens
         self._events.finishes.append(finish)
         self._count_finishes([finish])
@@ -180,7 +180,7 @@ class Observer:
         )
 
     def note_drafts(self, plan: StepPlan, result: StepResult) -> None:
-        """How many drafts the rows of a step have for their next one."""
+        """The number of drafts that a step's rows have for their next step."""
         if result.num_drafts is not None and not self.scheduler.config.async_scheduling:
             self._proposed = plan.numbers.copy(), result.num_drafts * (result.num_sampled > 0)
 
@@ -229,7 +229,7 @@ class Observer:
         limiter: Limiter = Limiter.NONE,
         head: Head | None = None,
     ) -> StepRecord:
-        """The present standing as a record in which nothing happens, at no time."""
+        """The present state as a record without events or duration."""
         state = self.scheduler.state
         return StepRecord(
             seq=self.seq,
@@ -281,7 +281,7 @@ class Observer:
         return tuple(deferrals)
 
     def deferred(self) -> tuple[tuple[str, int], ...]:
-        """How many wait without being ready, by reason."""
+        """How many waiting requests are not ready, by reason."""
         state = self.scheduler.state
         counts = state.waiting.num_deferred
         if state.loads is not None:
@@ -315,7 +315,7 @@ class Observer:
 
     @property
     def oldest_queued_s(self) -> float | None:
-        """Since when the request that waits longest has been waiting."""
+        """When the longest-waiting request began to wait."""
         return next(iter(self._queued_s.values()), None)
 
     def _oldest_wait_s(self, now_s: float) -> float | None:
@@ -326,7 +326,7 @@ class Observer:
         return Totals(*self.counts.values())  # type: ignore[arg-type]
 
     def blocks(self) -> Blocks:
-        """The pool by class, now."""
+        """The pool by class, as of now."""
         state = self.scheduler.state
         pool, table = state.kv.pool, state.table
         free, cached_free = pool.num_free, pool.num_cached_free
@@ -383,7 +383,7 @@ class Observer:
         return gained
 
     def begin_at(self, step: int, totals: Totals) -> None:
-        """So many steps were reported before, with these totals."""
+        """Continue after this many reported steps, with these totals."""
         self.step = self.seq = step
         self.counts.update(msgspec.structs.asdict(totals))
 
@@ -410,7 +410,7 @@ class Observer:
             self._queued_s[preemption.number] = planned.now_s
 
     def look_at(self, head: Head | None) -> Head | None:
-        """The head of the queue with what the scheduler does not say of it."""
+        """The head of the queue, with the details that the scheduler lacks."""
         if head is None:
             return None
         since_s = self._queued_s.get(head.number)

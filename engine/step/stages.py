@@ -1,4 +1,5 @@
-"""The stages of a simulated device: each holds one batch, so a batch need not wait for the one before to be through."""
+"""The stages of a simulated device: each holds one batch, so a batch need not wait until the previous one is
+through."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two runs of the same requests, side by side."""
+"""Compares two runs of the same requests."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return plain
 
     def as_text(self) -> str:
-        """A side-by-side table, and below it where the runs part."""
+        """A side-by-side table, and below it where the runs diverge."""
         head = ("", "base", "variant", "difference")
         rows = [head]
         for figure in shown_in(self.base, self.variant):
@@ -76,13 +76,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return page([*lines, "", *self.verdict().split("\n"), *self._told()])
 
     def _told(self) -> list[str]:
-        """What to know of the base, and of the variant where it is not the same."""
+        """Notes on the base, and on the variant where they differ."""
         base = held_back_lines(self.base)
         variant = [line for line in held_back_lines(self.variant) if line not in base]
         return [*told_lines(self.base), *(f"variant: {line}" for line in variant)]
 
     def verdict(self) -> str:
-        """No change, or where the runs part and in what."""
+        """Either no change, or where the runs diverge and in what."""
         if self.divergence is None:
             return f"no change: all {self.base['steps']:,} steps are the same"
         return f"first difference at {self.divergence}"
@@ -184,7 +184,7 @@ class _Side:
 
 
 def _run_both(sides: tuple[_Side, _Side], on_step: Callable[[StepRecord], None]) -> Divergence | None:
-    """Run both to their ends; step by step only until they part. `on_step` gets the base's records up to there."""
+    """Run both to completion; step by step only until they diverge. `on_step` gets the base's records up to there."""
     divergence: Divergence | None = None
     ids: dict[int, str] = {}
     pairs: Any = zip_longest(*(side.records() for side in sides))
@@ -201,7 +201,7 @@ def _run_both(sides: tuple[_Side, _Side], on_step: Callable[[StepRecord], None])
 
 
 def setting(engine: Engine, name: str) -> Any:
-    """A knob's value now: a live one's, or what the engine started with."""
+    """A knob's current value: the live one, or the start-up value."""
     return engine.knobs[name] if name in engine.knobs else getattr(engine.scheduler.config, name)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from schedtop.engine.offline.report_text import duration_text, percent_text
 
 MOST_VALUES = 4
-"""Of one knob, one after the other, that are written out."""
+"""Values of one knob over time that are written out."""
 
 SHARES = ("p50", "p95", "p99")
 """The percentiles that runs are compared by."""
@@ -31,7 +31,7 @@ class Figure:
     better: int = 0
 
     def is_bound(self, document: Document) -> bool:
-        """Requests still open could only raise it."""
+        """Open requests can only raise it."""
         part = document.get(self.path[0])
         return isinstance(part, Mapping) and self.path[-1] in part.get("lower_bound", ())
 
@@ -111,7 +111,7 @@ def value_text(figure: Figure, value: float | None) -> str:
 
 
 def change_text(figure: Figure, base: float | None, variant: float | None) -> str:
-    """The way from one value to another: a share in points, anything else relative to the base too."""
+    """The change from one value to another: shares in points, other figures also relative to the base."""
     if base is None or variant is None:
         return ""
     if base == variant:

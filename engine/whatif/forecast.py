@@ -1,4 +1,4 @@
-"""What a change would do from here: the present state, simulated forward with and without it."""
+"""Forecasts a change: the present state, simulated forward with and without it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Figures = dict[str, float | None]
 """Those of one run, by name; None is unknown."""
 
 LEAST_SPAN_S = 1.0
-"""A rate is reported over no shorter a time."""
+"""The shortest time over which a rate is reported."""
 
 
 class Estimate(msgspec.Struct, frozen=True):
@@ -158,7 +158,7 @@ def _shared_prefixes(known: Sequence[Arrival]) -> dict[int, int]:
 
 
 def _run(engine: Engine, until_s: float, horizon_s: float) -> Figures:
-    """From now to `until_s`, which is `horizon_s` on."""
+    """From now to `until_s`, `horizon_s` later."""
     report = Report()
     report.begin(engine.snapshot())
     start = report.totals

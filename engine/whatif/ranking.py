@@ -1,4 +1,4 @@
-"""Which runs of a sweep are worth having: the Pareto set, and the one that wins."""
+"""The best runs of a sweep: the Pareto set, and the winner."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from schedtop.engine.whatif.compared_figures import BY_NAME, CUT_OFF, GOODPUT, R
 
 LATENCIES = (BY_NAME["ttft_p95_s"], BY_NAME["itl_p95_s"])
 WITHOUT_SLO = BY_NAME["e2e_p95_s"]
-"""What decides where no SLO says what good is: the whole wait of all but the slowest requests."""
+"""The objective without an SLO: the E2E of all but the slowest requests."""
 
 Documents = Sequence[Document | None]
 
@@ -24,12 +24,13 @@ def objectives(with_slo: bool) -> tuple[Figure, ...]:
 
 
 def decisive(with_slo: bool) -> Figure:
-    """What decides among runs that serve everybody."""
+    """The objective among runs that serve every request."""
     return GOODPUT if with_slo else WITHOUT_SLO
 
 
 def pareto_set(documents: Documents, with_slo: bool) -> list[int]:
-    """Places of the runs that no other beats: as good in every objective and better in one. None never counts."""
+    """Indices of the runs that no other run dominates (as good in every objective, better in one). None never
+    counts."""
     scores = [None if document is None else _scores(document, with_slo) for document in documents]
     places = []
     for place, score in enumerate(scores):
@@ -42,7 +43,7 @@ def pareto_set(documents: Documents, with_slo: bool) -> list[int]:
 
 
 def ranked(documents: Documents, with_slo: bool) -> list[int]:
-    """Places of the runs, best first; equal ones keep their order."""
+    """Indices of the runs, best first; ties keep their order."""
     known = [
         (place, _scores(document, with_slo)) for place, document in enumerate(documents) if document is not None
     ]
@@ -50,7 +51,7 @@ def ranked(documents: Documents, with_slo: bool) -> list[int]:
 
 
 def _scores(document: Any, with_slo: bool) -> tuple[float, ...]:
-    """Each objective so that more is better; an unknown one is the worst."""
+    """Each objective, with its sign such that more is better; unknown is worst."""
     values = ((figure, figure.of(document)) for figure in objectives(with_slo))
     return tuple(float("-inf") if value is None else figure.better * value for figure, value in values)
 

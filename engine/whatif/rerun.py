@@ -1,4 +1,4 @@
-"""A recording run again under other limits, from its start or from one of its steps, beside what was recorded."""
+"""Reruns a recording under other limits, from its start or from one of its steps, beside what was recorded."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from schedtop.engine.whatif.verdict import CANNOT_TELL, verdict
 RUN_ON, LEAST_RUN_ON_S = 20.0, 600.0
 """For the unserved, base and variant run on for at most so many times the recorded stretch plus so many seconds."""
 OnProgress = Callable[[str, float], None]
-"""Gets what is being done, and a share of it."""
+"""Called with the current task and the share done."""
 
 
 class Follower(Protocol):
-    """Sees a run go by, up to where the recording ends."""
+    """Sees every record of a run, up to the recording's end."""
 
     def begin(self, snapshot: Snapshot, shift_s: float) -> None:
         """Before the first record: the state, and what to add to the run's clock for the recording's."""
@@ -138,7 +138,7 @@ class Run:
         return self.start.clock_s
 
     def count_until(self, end_s: float) -> None:
-        """What comes later than `end_s` is for latencies alone."""
+        """Records after `end_s` count for latencies only."""
         self.end_s, self.whole = end_s, self._begun()
         self.records = _until(self.records, end_s + RUN_ON * (end_s - self.start_s) + LEAST_RUN_ON_S)
 
@@ -189,7 +189,7 @@ def rerun(
 
 @dataclass(slots=True)
 class Stage:
-    """Three runs about to begin. `start` is the recording's first record to compare with."""
+    """The starting point of three runs. `start` is the recording's first record to compare with."""
 
     recorded: Run
     base: Run
@@ -313,7 +313,7 @@ def _going_on(engine: Engine, fork: Fork, held: Iterable[str]) -> Iterator[StepR
 def _play(
     recording: Recording, scenario: Scenario, stage: Stage, question: Question, on_progress: OnProgress
 ) -> Rerun:
-    """Run all three, and look where they part."""
+    """Run all three and find where they diverge."""
     beside = _Beside(stage)
     divergence = _run_both(stage, beside, on_progress)
     beside.rest()
@@ -340,7 +340,7 @@ def _play(
 
 
 def _run_both(stage: Stage, beside: _Beside, on_progress: OnProgress) -> Divergence | None:
-    """Run base and variant step by step to their ends; where they part."""
+    """Run base and variant step by step to completion; returns where they diverge."""
     divergence: Divergence | None = None
     shares = [0.0, 0.0]
     pairs: Any = zip_longest(stage.base.records, stage.variant.records)
@@ -364,13 +364,13 @@ def _ended(totals: Totals) -> int:
 
 
 def _in_decisions(found: Divergence | None) -> Divergence | None:
-    """The difference apart from how long the device took."""
+    """The difference, device times aside."""
     parts = [] if found is None else [part for part in found.parts if part.field != "time"]
     return msgspec.structs.replace(found, parts=parts) if found is not None and parts else None
 
 
 class _Beside:
-    """The recorded run beside the base: is every step the same?"""
+    """Compares the recorded run with the base, step by step."""
 
     def __init__(self, stage: Stage) -> None:
         self._run, self._ids = stage.recorded, stage.ids

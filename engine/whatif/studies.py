@@ -1,4 +1,4 @@
-"""Four studies: what a mechanism of the engine is worth, on requests that suit it, do not, or press it hard."""
+"""Four studies: what a mechanism of the engine is worth, on requests that suit it, do not suit it, or stress it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All combinations of some knobs' values, run over the cores, each kept as soon as it is done."""
+"""Runs all combinations of knob values on all cores; each result is saved as soon as it is done."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MAX_RUNS = 100_000
 
 
 class SweepError(RuntimeError):
-    """A sweep that cannot continue; the text says what is kept."""
+    """A sweep that cannot continue; the text says what was saved."""
 
 
 def parse_vary(items: Iterable[str]) -> dict[str, list[Any]]:
@@ -131,7 +131,7 @@ def _digest(path: Path, size: int, mtime_ns: int) -> str:
 
 
 def _outcomes(runs: Mapping[str, Scenario], slo: Slo | None, jobs: int) -> Iterator[SweepRun]:
-    """The outcome of each run, as they end."""
+    """The outcomes of the runs, in order of completion."""
     if jobs == 1 or len(runs) == 1:
         yield from (_run(key, scenario, slo) for key, scenario in runs.items())
         return
@@ -167,7 +167,7 @@ def _run(key: str, scenario: Scenario, slo: Slo | None) -> SweepRun:
 
 
 def _join_parent() -> None:
-    """A process of the sweep ends with its parent, however that ends."""
+    """Makes a process of the sweep end with its parent, however that ends."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -1,4 +1,4 @@
-"""Runs of a sweep in a file: one line of JSON each, so that a killed sweep loses none that was done."""
+"""The runs of a sweep in a file: one line of JSON each, so that a killed sweep loses no finished run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Results:
                 file.truncate(whole)
 
     def add(self, outcome: SweepRun) -> None:
-        """Keep an outcome; it is on disk when this returns."""
+        """Save an outcome; it is on disk when this returns."""
         line = msgspec.json.encode(outcome)
         # As a reader would see it, so that an unbroken sweep and a resumed one are the same.
         self.outcomes[outcome.key] = msgspec.json.decode(line, type=SweepRun)

@@ -119,7 +119,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         return page([f"{self.source} on {self.device}", *self.notes, "", *lines, "", self.verdict(), *self._told()])
 
     def _told(self) -> list[str]:
-        """What to know of the settings as they are, or of the first run there is."""
+        """Notes on the base settings, or on the first run there is."""
         documents = [self.documents[self.base], *self.documents]
         return told_lines(next((document for document in documents if document is not None), {}))
 

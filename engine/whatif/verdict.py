@@ -34,7 +34,7 @@ def verdict(figure: Figure, documents: tuple[Document, Document], cohorts: tuple
 
 
 def _bounds(figure: Figure, cohorts: tuple[Cohorts, Cohorts]) -> tuple[Bounded, Bounded] | None:
-    """What both runs know of a latency's percentile, taken over equally many members; None for other figures."""
+    """A latency percentile that both runs know, over equally many members; None for other figures."""
     name, share = figure.path[0], SHARES.get(figure.path[-1])
     if share is None or name not in cohorts[0]:
         return None

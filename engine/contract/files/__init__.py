@@ -1,1 +1,1 @@
-"""Files that are read or written: which may be, and how they come to be whole or not at all."""
+"""Input and output files: which may be read, and how output appears whole or not at all."""

@@ -1,4 +1,4 @@
-"""Files that are written: named where that fails, and whole or not there."""
+"""Output files: named in errors, and either whole or absent."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 PRIVATE_FILE, PRIVATE_FOLDER = 0o600, 0o700
-"""Modes of what holds prompts or outputs, whatever the umask allows."""
+"""Modes of files and folders that hold prompts or outputs, whatever the umask."""
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, for their owner only. Raises `OSError`."""
+    """Make a folder and its missing parents, for their owner only. Raises `OSError`."""
     if folder.parent != folder and not folder.parent.exists():
         make_folder(folder.parent)
     folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
@@ -31,7 +31,7 @@ def private(path: str, flags: int) -> int:
 
 @contextmanager
 def named(path: Path) -> Iterator[None]:
-    """An `OSError` from inside names `path`: those of writing to an open file do not."""
+    """Makes an `OSError` from inside name `path`: errors of writing to an open file do not."""
     try:
         yield
     except OSError as error:
@@ -42,7 +42,7 @@ def named(path: Path) -> Iterator[None]:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file, its owner's only, that has its name only when all is written. Raises `OSError` naming a file."""
+    """An owner-only file that gets its name once all of it is written. Raises `OSError` naming a file."""
     unfinished = path.with_name(path.name + ".part")
     try:
         unfinished.unlink(missing_ok=True)

@@ -1,1 +1,1 @@
-"""Latencies of those served and those still waiting: one cohort, its percentiles, its SLOs."""
+"""Latencies of requests served and still waiting: one cohort, its percentiles, its SLOs."""

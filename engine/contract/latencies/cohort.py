@@ -1,6 +1,6 @@
-"""Latencies of those that got theirs and of those that still wait, as one cohort: the one place that sums them up.
+"""Known latencies and open ones as one cohort: the only place that sums them up.
 
-A percentile over what has ended praises an engine that serves nobody: the survivors look fast while the rest wait.
+A percentile over ended requests alone flatters a stalled engine: the survivors look fast while the rest wait.
 """
 
 from __future__ import annotations
@@ -65,14 +65,14 @@ class Cohort:
         if not num_open:
             return Bounded(least, least, False)
         smallest = int(self.open.nonzero()[0][0])
-        # Of equal ones the known come first: they cannot grow.
+        # Among equals, known ones come first: they cannot grow.
         surely = int(self.known[: smallest + 1].sum() + self.open[:smallest].sum())
         beyond = place > num - num_open - 1
         most = float("inf") if beyond else _at(self.values, np.cumsum(self.known), place)
         return Bounded(least, most, place > surely - 1)
 
     def missing(self, num: int) -> Cohort:
-        """With `num` members more of whom nothing is known."""
+        """With `num` more members of which nothing is known."""
         return self if num <= 0 else cohort(self.values, [*self.open_values(), *[0.0] * num], self.known)
 
     @property
@@ -90,12 +90,12 @@ class Cohort:
         return int(self.known[:end].sum()), int(self.known[end:].sum() + self.open[end:].sum())
 
     def share_within(self, bound: float) -> float | None:
-        """The SLO share; None while nobody is judged."""
+        """The share within the SLO; None while no member is judged."""
         within, past = self.judged(bound)
         return within / (within + past) if within + past else None
 
     def open_values(self) -> Floats:
-        """What each open member has come to."""
+        """What each open member has reached so far."""
         return np.repeat(self.values, self.open)
 
     def document(self) -> dict[str, Any]:

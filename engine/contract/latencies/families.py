@@ -1,4 +1,4 @@
-"""Requests of one parent, as vLLM makes them of `n`: how many there were, and when the last of them was done."""
+"""Requests of one parent, as vLLM creates them for `n`: how many there were, and when the last of them finished."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Families:
         self._children: dict[int, Arrival] = {}
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Those who are in flight before the first record."""
+        """The requests in flight before the first record."""
         self._arrive(item.arrival for item in snapshot.requests)
 
     def add(self, record: Moves) -> None:

@@ -1,4 +1,4 @@
-"""Who is in flight, from records alone: since when they wait, and their open latencies so far."""
+"""The requests in flight, from records alone: since when they wait, and their open latencies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class Unended:
-    """What the open latencies have come to by a moment, seconds; each is at most what it will be in the end."""
+    """The open latencies as of a moment, seconds; each is a lower bound of its final value."""
 
     ttft_s: Floats
     itl_s: Floats
@@ -76,7 +76,7 @@ class Lives:
         self._gaps_s: list[npt.NDArray[np.float32]] = []
 
     def begin(self, snapshot: Snapshot) -> None:
-        """Those who are in flight before the first record."""
+        """The requests in flight before the first record."""
         waiting = set(snapshot.waiting)
         for item in snapshot.requests:
             number = item.arrival.number
@@ -94,7 +94,7 @@ class Lives:
         self.deliver_rows(record)
 
     def move(self, record: Moves) -> None:
-        """Take in who came, started and went by a record."""
+        """Take in a record's arrivals, admissions and ends."""
         for arrival in record.arrivals:
             self.of[arrival.number] = Life(arrival)
         for preemption in record.preemptions:
@@ -136,7 +136,7 @@ class Lives:
             self._gaps_s.append(gaps_s)
 
     def _fold(self) -> None:
-        """Work in deliveries: many steps at once cost little more than one."""
+        """Apply pending deliveries: many steps at once cost little more than one."""
         if self._delivered:
             numbers = np.concatenate([part for part, _ in self._delivered])
             ends_s = np.repeat([end_s for _, end_s in self._delivered], [len(part) for part, _ in self._delivered])
@@ -151,7 +151,8 @@ class Lives:
             self._numbers, self._gaps_s = [numbers[live]], [gaps_s[live]]
 
     def unended(self, now_s: float) -> Unended:
-        """How it stands at `now_s`. A gap that has not begun, since a delivery at this very moment, is none yet."""
+        """The open latencies at `now_s`. A gap that has not begun, since a delivery at this very moment, is none
+        yet."""
         self._fold()
         lives = self.of.values()
         served = [life for life in lives if life.first_s is not None]
@@ -166,7 +167,7 @@ class Lives:
         )
 
     def num_past(self, slo: Slo, now_s: float) -> int:
-        """Live requests that are past a bound by what they have come to."""
+        """Live requests already past a bound."""
         self._fold()
         late = self._late_gaps(slo.itl_s, now_s) if slo.itl_s is not None else set()
         return sum(number in late or _is_past(life, slo, now_s) for number, life in self.of.items())
@@ -186,7 +187,7 @@ class Lives:
 
 
 def _mean_gap_s(life: Life, now_s: float) -> float:
-    """At least what the mean gap will be, if all outputs that are allowed come at once now."""
+    """A lower bound of the final mean gap: as if all remaining outputs came now."""
     assert life.first_s is not None
     return (now_s - life.first_s) / (life.arrival.max_tokens - 1)
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from schedtop.engine.contract.latencies.cohort import Cohort, cohort
 
 COMPACT_AT = 4 * 2**20
-"""Values kept as they came before equal ones are joined. Rows of one step mostly share their gap, so few remain."""
+"""Values buffered before equal ones are merged. Rows of one step mostly share their gap, so few remain."""
 
 
 class Percentiles:

@@ -1,4 +1,4 @@
-"""Service-level objectives: what a finished request must have kept to count as good."""
+"""Service-level objectives: the bounds a finished request must keep to count as good."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def parse_slo(text: str) -> Slo:
 
 
 def served(finish: Finish) -> bool:
-    """The request ran to its end; aborted and refused ones are counted apart and divide nothing."""
+    """The request ran to its end; aborted and refused ones are counted separately and divide nothing."""
     return finish.reason not in _NOT_SERVED
 
 

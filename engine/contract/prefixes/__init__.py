@@ -1,1 +1,1 @@
-"""Prompts by the prefixes they share: what a block is whatever its engine, and which hits a pool lost."""
+"""Prompts by their shared prefixes: the identity of a block across engines, and the hits a pool lost."""

@@ -1,4 +1,4 @@
-"""Prompt tokens that the prefix cache had once and has lost: a sign that a pool is too small for its prefixes."""
+"""Prompt tokens that the prefix cache once had and lost: a sign that the pool is too small for its prefixes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _SET_SHIFT = 48
 _ODD = 0x9E3779B97F4A7C15
 _64_BITS = (1 << 64) - 1
 _WAYS = 8
-"""Blocks remembered are about `_NUM_SETS * _WAYS`, in 6 MiB taken at once. Of a full set the longest unused one goes
-and is taken for never seen."""
+"""Blocks remembered are about `_NUM_SETS * _WAYS`, in 6 MiB taken at once. A full set drops its least recently used
+one, which then counts as never seen."""
 _AT_ONCE = 64
-"""Prompts. To note that many costs little more than to note one."""
+"""Prompts. Noting this many costs little more than noting one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class Lookups:
 
     @property
     def unbounded_hit_rate(self) -> float | None:
-        """What a cache that evicts nothing would have had."""
+        """What a cache without evictions would have held."""
         both = self.cached_tokens + self.lost_tokens
         return both / self.prompt_tokens if self.prompt_tokens else None
 
 
 class _Seen:
-    """Paths seen lately, in sets of `_WAYS`: as much memory after a day as after a minute."""
+    """Recently seen paths, in sets of `_WAYS`: constant memory, however long it runs."""
 
     def __init__(self) -> None:
         self._paths = np.zeros((_NUM_SETS, _WAYS), dtype=np.uint64)
@@ -69,11 +69,11 @@ class _Seen:
         """Note when they (n,) were used, in order."""
         while len(paths):
             sets = _sets(paths)
-            # Its present slot, else that of the longest unused.
+            # Its present slot, else the least recently used one.
             ways = np.where(self._paths[sets] == paths[:, None], -1, self._used[sets]).argmin(axis=1)
             places = sets * _WAYS + ways
             self._flat_paths[places], self._flat_used[places] = paths, used
-            left = self._flat_paths[places] != paths  # a set takes one at a time
+            left = self._flat_paths[places] != paths  # a set accepts one at a time
             paths, used = paths[left], used[left]
 
 
@@ -127,7 +127,7 @@ class PrefixMemory:
             self._prompts.pop(refusal.number, None)
 
     def _look_up(self, arrival: Arrival, cached_tokens: int) -> None:
-        if arrival.skip_reading_prefix_cache:  # it looks for nothing, so it misses nothing
+        if arrival.skip_reading_prefix_cache:  # it looks nothing up, so it misses nothing
             return
         known = self._num_known(arrival)
         self._prompt_tokens += arrival.prompt_tokens
@@ -135,7 +135,7 @@ class PrefixMemory:
         self._lost_tokens += max(0, known * self._block_size - cached_tokens)
 
     def _num_known(self, arrival: Arrival) -> int:
-        """Blocks from the start that were here before and could be found; most prompts differ in the first."""
+        """Leading blocks that were seen before and could be hit; most prompts differ in the first."""
         keys, most = arrival.prefix_keys, (arrival.prompt_tokens - 1) // self._block_size
         begin = keys[:PREFIX_KEY_BYTES]
         if not most or not (begin in self._new_begin or self._seen.has_one(_first_path(begin))):

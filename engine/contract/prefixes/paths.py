@@ -1,4 +1,4 @@
-"""What a prompt block is, by all that comes before it: the identity that outlives an engine's own keys."""
+"""The identity of a prompt block, by everything before it: it outlives an engine's own keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Columns of numbers as few bytes: differences first, then the narrowest type that holds them.
+"""Packs columns of numbers into few bytes: differences first, then the narrowest type that holds them.
 
 All arithmetic wraps around in the column's own integer type, and floats are compared bit by bit, so every step can
 be undone exactly. What is left is mostly zeros and repeats, which the compressor behind this takes care of.
@@ -52,7 +52,7 @@ def pack(values: Ints) -> Column:
 
 
 def unpack(column: Column, count: int) -> Longs:
-    """`count` integers. Raises `ColumnError` if there are not as many."""
+    """`count` integers. Raises `ColumnError` if the number differs."""
     code, value, data = column
     if code == _CONSTANT:
         if not -(1 << 63) <= value < 1 << 63:

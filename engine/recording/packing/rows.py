@@ -1,7 +1,7 @@
 """The rows of many steps as columns, each predicted from the same request's row of the step before.
 
 Rows are sorted by request and step (a stable sort that the reader repeats from the request numbers alone). Along
-one request, a steady decode is then foreseen in full, and only what was not foreseen is stored.
+one request, a steady decode is then predicted in full, and only what was not predicted is stored.
 """
 
 from __future__ import annotations

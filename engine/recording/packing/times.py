@@ -1,4 +1,4 @@
-"""The times of many steps, each foreseen from the others: a step begins where the last one ended, and so on."""
+"""The times of many steps, each predicted from the others: a step begins where the last one ended, and so on."""
 
 from __future__ import annotations
 
