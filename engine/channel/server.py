@@ -1,4 +1,4 @@
-"""The engine's end of the channel: polled between steps, never waits for a console."""
+"""The engine's end of the channel: polled between steps; never waits for a console."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class ChannelServer(Sink):
 
     @property
     def who_may_connect(self) -> str:
-        """In words, for the operator; with what they may do."""
+        """In words for the operator, with their permissions."""
         who = f"whoever has the token in {self._token_path}" if self._token else f"user {os.getuid()} alone"
         return f"{who} may connect" + (", to watch only" if self._read_only else "")
 
@@ -120,7 +120,7 @@ class ChannelServer(Sink):
         self._push_joined(self._stage)
 
     def ready(self, header: Header, snapshot: Callable[[], Snapshot]) -> None:
-        """From now on the engine serves: consoles get `header`, a snapshot (made in `poll`), then records."""
+        """The engine now serves: consoles get `header`, a snapshot (made in `poll`), then records."""
         self._header, self._snapshot = header, snapshot
         for peer in self._peers:
             if peer.joined:
@@ -140,7 +140,7 @@ class ChannelServer(Sink):
                 peer.offer(body)
 
     def notice(self, notice: Notice) -> None:
-        """Tell every console one line."""
+        """Send every console one line."""
         self._push_joined(encode(notice))
 
     def reply(self, peer: Peer, reply: Reply) -> None:
@@ -148,13 +148,13 @@ class ChannelServer(Sink):
         peer.push(encode(reply))
 
     def output(self, peer: Peer, output: Output) -> None:
-        """Give a client its tokens, at once; never dropped."""
+        """Send a client its tokens, immediately; never dropped."""
         peer.push(encode(output))
         self._flush(peer)
 
     def close(self, bye: Bye, within_s: float = 1.0) -> None:
         """Say `bye`, wait up to `within_s` until consoles have read all, and stop listening."""
-        self.on_gone = lambda peer: None  # the engine takes no orders any more
+        self.on_gone = lambda peer: None  # the engine accepts no more commands
         self._selector.unregister(self._listener)
         self._listener.close()
         self._push_joined(encode(bye))
@@ -194,7 +194,7 @@ class ChannelServer(Sink):
             self._make_room()
 
     def _make_room(self) -> None:
-        """Connections that have not joined take no console's place: the oldest goes when there are too many."""
+        """Connections that have not joined take no console's slot: the oldest is closed when there are too many."""
         strangers = [peer for peer in self._peers if not peer.joined]
         if len(strangers) > self._max_peers:
             self._drop(strangers[0])
@@ -293,13 +293,13 @@ class ChannelServer(Sink):
             self._selector.modify(peer.sock, events, peer)
 
     def _dismiss(self, peer: Peer, reason: str) -> None:
-        """Say why, then hang up once that is sent."""
+        """Send the reason, then close once it is sent."""
         peer.leaving = True
         peer.push(encode(Bye(reason=reason, step=0)))
         self._flush(peer)
 
     def _drop_silent(self) -> None:
-        """Hang up on connections that never said `Join`, or were dismissed and do not read."""
+        """Close connections that never sent `Join`, or were dismissed and do not read."""
         oldest_s = time.monotonic() - JOIN_WITHIN_S
         for peer in self._peers.copy():
             if (not peer.joined or peer.leaving) and peer.connected_at < oldest_s:

@@ -1,4 +1,4 @@
-"""Starting an engine process that lives as long as its owner."""
+"""Starts an engine process that lives as long as its owner."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class EngineProcess:
             time.sleep(_RETRY_S)
 
     def exit_cause(self) -> str | None:
-        """Why the engine ended, in one line: its last words, or its exit code or signal. None while it runs."""
+        """Why the engine ended, in one line: its last message, or its exit code or signal. None while it runs."""
         code = self.process.poll()
         if code is None:
             return None
@@ -71,7 +71,7 @@ class EngineProcess:
         if self.process.stdin and not self.process.stdin.closed:
             self.process.stdin.close()
         with suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGCONT)  # a suspended process receives nothing else
+            self.process.send_signal(signal.SIGCONT)  # a suspended process handles nothing else
         with suppress(subprocess.TimeoutExpired):
             return self.process.wait(within_s)
         self.process.terminate()

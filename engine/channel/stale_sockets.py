@@ -1,4 +1,4 @@
-"""Sockets of engines that were killed: nobody else removes them."""
+"""Removes the sockets of killed engines, which nothing else would."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _is_own_socket(path: Path) -> bool:
 
 
 def _refuses(path: Path) -> bool:
-    """True if the kernel says that nobody listens; any other answer is not proof."""
+    """True if the kernel says that nothing listens; any other answer is not proof."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)  # a full backlog would hold a blocking one
         try:

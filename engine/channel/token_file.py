@@ -1,4 +1,5 @@
-"""The token that every TCP connection gives: the kernel says who owns a Unix socket's other end, not a TCP port's."""
+"""The token that every TCP connection presents: the kernel knows the owner of a Unix socket's other end, but not of a
+TCP port's."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def read_token(path: Path) -> str:
 
 
 def token_for(named: str | None) -> str:
-    """What a client gives; empty if it has no file. Raises `ChannelError` where the named file is not there."""
+    """The token a client presents; empty if it has no file. Raises `ChannelError` where the named file is not there."""
     token = read_token(token_path(named))
     if named and not token:
         raise ChannelError(f"there is no token file {named}: the engine says at its start where its own lies")
@@ -57,7 +58,7 @@ def ensure_token(path: Path) -> str:
         with open_new(draft) as file:
             file.write(f"{secrets.token_urlsafe(32)}\n".encode())
         try:
-            os.link(draft, path)  # whole, and never over one that another engine has just made
+            os.link(draft, path)  # written whole, and never over one that another engine has just made
         except FileExistsError:
             pass
         finally:

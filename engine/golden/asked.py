@@ -1,4 +1,4 @@
-"""What a golden case asks for: its requests."""
+"""The requests of a golden case."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from schedtop.engine.contract.config import SchedulerConfig
 class CaseExternal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What the store holds of a request: `tokens` of its prompt, from the start.
 
-    Before `known_step` it cannot say. The first load fails from block `fail_block` of the sequence on, or wholly.
+    Before `known_step` it cannot answer. The first load fails from block `fail_block` of the sequence on, or wholly.
     """
 
     tokens: int
@@ -19,7 +19,7 @@ class CaseExternal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 
 class CaseImage(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """`length` tokens of a prompt from `offset` on; without a name it is unlike any other."""
+    """`length` tokens of a prompt from `offset` on; without a name it is unique."""
 
     offset: int
     length: int
@@ -52,5 +52,5 @@ class CaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 def unrecorded(config: SchedulerConfig) -> list[str]:
-    """What a case depends on and its recording lacks; empty where the recording can be decided again."""
+    """What a case depends on that its recording lacks; empty if the recording can be verified."""
     return ["a KV connector"] if config.kv_connector is not None else []

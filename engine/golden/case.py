@@ -22,7 +22,7 @@ class CaseError(ValueError):
 
 
 class CaseConfig(SchedulerConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A limit that this scheduler does not know would make another case of it."""
+    """Unknown limits are refused: they would make it a different case."""
 
 
 class CaseKnob(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,7 +36,7 @@ class CaseAbort(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CaseStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was decided in one step; see `compare_step` for the fields' meaning. A field left unset is not compared."""
+    """The decisions of one step; see `compare_step` for the fields' meaning. A field left unset is not compared."""
 
     step: int
     scheduled: list[tuple[str, int, int]]
@@ -88,7 +88,7 @@ def read_case(path: Path) -> Case:
 
 
 def check_case(case: Case) -> Case:
-    """The case with typed knob values; raises for what a case's types allow but no scheduler can run."""
+    """The case with typed knob values; raises for what the types of a case allow but no scheduler can run."""
     check_scheduler_config(case.config)
     seen = set()
     requests = [_with_one_name(request) for request in case.requests]
@@ -112,7 +112,8 @@ def _with_one_name(request: CaseRequest) -> CaseRequest:
 
 
 def _check_images(config: CaseConfig, request: CaseRequest) -> None:
-    """A drafter that reads ahead needs the next image while it still holds the one before: neither might ever go."""
+    """A drafter that reads ahead needs the next image while it still holds the previous one: neither might ever be
+    released."""
     gap = 2 * config.prefill_lookahead
     for before, image in pairwise(request.images):
         if image.offset < before.offset + before.length + gap:
@@ -164,11 +165,11 @@ def _typed_knob(case: Case, knob: CaseKnob) -> CaseKnob:
 MAX_PROMPT_TOKENS = 1 << 24
 MAX_SEED = 1 << 40
 STOP_TOKEN = 49000
-"""What a request's `stop_after`-th output is; the model gives it nowhere else."""
+"""The token of a request's `stop_after`-th output; the model emits it nowhere else."""
 
 
 def make_request(asked: CaseRequest, arrival_s: float) -> Request:
-    """A case's request as it arrives."""
+    """A case's request on arrival."""
     stops = frozenset() if asked.stop_after is None else frozenset({STOP_TOKEN})
     request = Request(
         asked.id,

@@ -1,4 +1,4 @@
-"""Replays golden cases step by step, and says where the decisions differ."""
+"""Replays golden cases step by step and reports where decisions differ."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from schedtop.engine.scheduler.scheduler import Scheduler
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The first place where a case and this scheduler part."""
+    """The first place where a case and this scheduler diverge."""
 
     step: int
     field: str
@@ -162,18 +162,18 @@ class CaseRun:
 
     @property
     def _active(self) -> bool:
-        """There is something to plan, or a plan whose results are to be applied."""
+        """There is something to plan, or a plan awaiting its results."""
         more = self._depth > 1 and bool(self._under_way or self._untold)
         return self.scheduler.num_unfinished > 0 or more or self._is_kept
 
     @property
     def _is_kept(self) -> bool:
-        """The store still needs blocks of a request that has ended."""
+        """The store still needs the blocks of an ended request."""
         return self.scheduler.state.loads is not None and bool(self.scheduler.state.loads.kept)
 
     @property
     def _untold(self) -> bool:
-        """Some ends have not reached the worker."""
+        """Some ends have not been passed to the worker."""
         return bool(self.scheduler.state.gone)
 
     def apply_events(self, step: int) -> None:
@@ -204,7 +204,7 @@ class CaseRun:
         self.refusals += [refusal] if refusal else []
 
     def _run_step(self, step: int) -> CaseStep:
-        """Plan, and apply the oldest plan if as many are under way as may be, or nothing else is left to do."""
+        """Plan, and apply the oldest plan if the limit of plans under way is reached or nothing else is left to do."""
         decided: dict[str, Any] = {"step": step, "finished": []}
         due = True
         if self.scheduler.num_unfinished or self._untold or self._is_kept:

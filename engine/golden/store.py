@@ -1,4 +1,4 @@
-"""The store of a case: what is outside the pool, how long a load or a send takes, and which load fails."""
+"""The store of a case: what lies outside the pool, how long loads and sends take, and which load fails."""
 
 from __future__ import annotations
 
@@ -79,4 +79,4 @@ class CaseStore:
         return False
 
     def forget(self, request: Request) -> None:
-        """Nothing is kept for a request alone."""
+        """Nothing is kept per request."""

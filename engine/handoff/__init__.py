@@ -1,1 +1,1 @@
-"""What the rooms of a step hand each other: requests, plans, results."""
+"""What the parts of a step exchange: requests, plans, results."""

@@ -15,7 +15,7 @@ from schedtop.engine.handoff.request import Request
 IntArray = npt.NDArray[np.int32]
 
 PLACEHOLDER = -1
-"""Id of a draft that nobody drafted: always rejected."""
+"""Id of a placeholder draft: always rejected."""
 OWN_DRAFT = -2
 """Id of a draft that the worker proposed in the step before and kept to itself."""
 
@@ -96,5 +96,5 @@ class Worker(Protocol):
     simulated: bool
 
     def execute(self, plan: StepPlan) -> StepResult:
-        """Run one step. Raises nothing in normal service."""
+        """Run one step. Raises nothing in normal operation."""
         ...

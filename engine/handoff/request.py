@@ -1,4 +1,4 @@
-"""A request: what was asked for, and how far it has come."""
+"""A request: what was asked for, and its progress."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.adapter or self.cache_salt:
-            # Keys are chained from the start: what it begins with, all of them have in them.
+            # Keys are chained from the start, so every key covers the beginning.
             self.key_hasher.update(repr((self.adapter, self.cache_salt)).encode())
 
     @property

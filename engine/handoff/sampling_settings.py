@@ -1,4 +1,4 @@
-"""Which sampling settings mean something; checked before a model is loaded."""
+"""Validates sampling settings, before a model is loaded."""
 
 from __future__ import annotations
 

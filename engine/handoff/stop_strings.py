@@ -1,10 +1,10 @@
-"""Cutting output text at stop strings as it comes."""
+"""Cuts output text at stop strings as it streams."""
 
 from __future__ import annotations
 
 
 class StopStrings:
-    """Text that may be the beginning of a stop string is held back; `stopped` is the one that was completed."""
+    """Holds back text that may begin a stop string; `stopped` is the completed one."""
 
     def __init__(self, stop: tuple[str, ...]) -> None:
         self._stop = stop
@@ -12,7 +12,7 @@ class StopStrings:
         self.stopped: str | None = None
 
     def push(self, piece: str) -> str:
-        """The text that became certain with one more piece."""
+        """The text that one more piece makes certain."""
         if not self._stop or not piece:
             return piece
         text = self._held + piece
@@ -26,7 +26,7 @@ class StopStrings:
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """What was held back, once nothing more comes."""
+        """The text held back, once nothing more will come."""
         held, self._held = self._held, ""
         return held
 

@@ -1,4 +1,4 @@
-"""The hand-off to a store of KV state outside the pool: what it holds, what it loads, what it takes."""
+"""The hand-off to a store of KV state outside the pool: what it holds, loads and saves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from schedtop.engine.handoff.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A load that has ended. `first_lost`: place of the first block that did not come; `whole`: nothing came."""
+    """A load that has ended. `first_lost`: index of the first missing block; `whole`: nothing was loaded."""
 
     request: Request
     first_lost: int | None = None
@@ -29,7 +29,7 @@ class KVStore(Protocol):
     consumes: bool
 
     def tokens(self, request: Request, local: int) -> int | None:
-        """Tokens it can give behind the `local` ones; None: it cannot say yet."""
+        """Tokens it holds beyond the `local` ones; None: not known yet."""
         ...
 
     def begin(self, request: Request, local: int, tokens: int) -> None:
@@ -55,5 +55,5 @@ class KVStore(Protocol):
         ...
 
     def forget(self, request: Request) -> None:
-        """A request has ended: what was kept for it alone can go."""
+        """A request has ended: what was kept only for it can be dropped."""
         ...

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients read them."""
+"""Errors in the form that OpenAI's clients expect."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 from starlette.responses import Response
 
 RETRY_AFTER_S = 1
-"""Clients that are asked to retry wait at least this many seconds."""
+"""Seconds that clients are asked to wait before a retry."""
 
 
 class ApiError(Exception):
@@ -41,5 +41,5 @@ def json_response(values: Any, status: int = 200, headers: dict[str, str] | None
 
 
 def busy(message: str) -> ApiError:
-    """503, for what may be different in a moment."""
+    """503, for temporary conditions."""
     return ApiError(503, message, retry=True)

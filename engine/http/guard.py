@@ -1,4 +1,4 @@
-"""Who may ask, and how much a request may be: decided before any route sees it."""
+"""Access control and request size limits, applied before any route."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 BODY_WITHIN_S = 30.0
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 OPEN_PATHS = frozenset({"/health"})
-"""Answered without a token: they reveal nothing, and load balancers have no token."""
+"""Served without a token: they reveal nothing, and load balancers have none."""
 
 
 class Guard:
@@ -58,7 +58,7 @@ def _host_name(host: str) -> str | None:
 
 
 def check_token(request: Request, token: str) -> None:
-    """Raise `ApiError` unless the request bears the token; it takes the same time whatever is wrong."""
+    """Raise `ApiError` unless the request bears the token; in constant time."""
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     same = hmac.compare_digest(given.strip().encode(), token.encode())
     if scheme.lower() != "bearer" or not same:
@@ -88,7 +88,7 @@ def _too_large() -> ApiError:
 
 
 class ClientGoneError(Exception):
-    """Nobody reads the answer any more."""
+    """The client has disconnected."""
 
 
 async def while_connected(receive: Receive, work: Awaitable[Response | None]) -> Response | None:

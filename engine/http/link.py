@@ -36,7 +36,7 @@ from schedtop.engine.contract.telemetry import (
 from schedtop.engine.http.streams import Stream
 
 MAX_PROMPT_TOKENS = (MAX_INCOMING_BYTES - (1 << 16)) // 4
-"""More do not fit into one command."""
+"""Most that fit into one command."""
 
 _AUDITED_CHANGES = 200
 _READ_BYTES = 1 << 16
@@ -120,7 +120,7 @@ class EngineLink(asyncio.BufferedProtocol):
         return await future
 
     def release(self, stream: Stream) -> None:
-        """Nobody reads this stream any more: what is left of its request is aborted."""
+        """The client has gone: abort the rest of its request."""
         self._streams.pop(stream.number, None)
         self._queued.discard(stream.number)
         if not stream.over:

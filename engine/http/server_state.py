@@ -1,4 +1,4 @@
-"""What every route needs of the running server."""
+"""The state of the running server that every route needs."""
 
 from __future__ import annotations
 
@@ -58,18 +58,18 @@ class ServerState:
 
     @property
     def has_logits(self) -> bool:
-        """A model runs."""
+        """Whether a model runs."""
         return not self.header.simulated_clock
 
     @property
     def advice(self) -> Mapping[str, Any]:
-        """How the model's files say that it is sampled."""
+        """The sampling defaults from the model's files."""
         advice: Mapping[str, Any] = self.header.settings.get("sampling", {})
         return advice
 
     @property
     def healthy(self) -> bool:
-        """The engine is there and takes requests."""
+        """The engine is up and accepts requests."""
         return self.link.ended is None and not self.draining
 
     def check_model(self, name: str | None) -> None:

@@ -36,14 +36,14 @@ END_WITHIN_S = 3.0
 MAX_HEAD_BYTES = 64 << 10
 MOST_FILES = 1 << 16
 OTHER_FILES = 64
-"""Descriptors for what is not a connection."""
+"""File descriptors reserved for anything but connections."""
 TOLD_EVERY_S = 60.0
 
 
 def main() -> int:
     """Serve until the engine is gone; the exit code."""
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=HttpSettings)
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # who asks for what is nobody's news
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # requests are not logged
     num_files = _raise_file_limit()
     try:
         asyncio.run(serve(settings, num_files))
@@ -70,7 +70,7 @@ async def serve(settings: HttpSettings, num_files: int) -> None:
         counts.write(record)
     link.on_record = counts.write
     app = make_app(state, settings, metrics_page(header, names[0], counts, state.counts))
-    # As many as wait at the door are let in at once, before any of them can be turned away.
+    # All pending connections are accepted at once, before any of them can be turned away.
     backlog = min(2048, max(1, num_files // 8))
     TimedProtocol.most = max(1, num_files - backlog - OTHER_FILES)
     server = uvicorn.Server(
@@ -98,7 +98,7 @@ async def serve(settings: HttpSettings, num_files: int) -> None:
 
 
 def _watch_engine(state: ServerState) -> None:
-    """The end of stdin: the engine is ending, and takes nothing new."""
+    """The end of stdin: the engine is ending and accepts nothing new."""
     loop = asyncio.get_running_loop()
 
     def read() -> None:

@@ -9,7 +9,7 @@ import msgspec
 from schedtop.engine.contract.config import ConfigError, EngineConfig
 
 SERVING, FAILED = "serving", "failed"
-"""How the line begins that the process says on stdout."""
+"""The prefix of the process's line on stdout."""
 
 DEFAULT_PLACE = "127.0.0.1:8000"
 MAX_BODY_BYTES = 16 << 20
@@ -34,7 +34,7 @@ class Place(NamedTuple):
 
     @property
     def loopback(self) -> bool:
-        """Nobody but this machine reaches it."""
+        """Only this machine can reach it."""
         return ipaddress.ip_address(self.host).is_loopback
 
 

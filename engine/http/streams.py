@@ -10,7 +10,7 @@ from schedtop.engine.contract.telemetry import Ending, TokenLogprob
 
 MAX_UNSENT_TOKENS = 16_384
 MAX_UNSENT_S = 60.0
-"""A client that has not read for so long, or left so much, is dropped while its answer still grows."""
+"""A client that has not read for this long, or has this much unread, is dropped while its answer still grows."""
 
 
 class StreamFailedError(Exception):
@@ -18,7 +18,7 @@ class StreamFailedError(Exception):
 
 
 class Stream:
-    """An outbox of token ids. Whoever reads slowly gets many at once; nobody waits for it."""
+    """An outbox of token ids. A slow reader gets many at once; nothing waits for it."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -32,7 +32,7 @@ class Stream:
 
     @property
     def over(self) -> bool:
-        """Nothing more will come from the engine."""
+        """The engine will send nothing more."""
         return self.ending is not None or self._failure is not None
 
     def push(self, ids: list[int], logprobs: Sequence[TokenLogprob] = ()) -> None:

@@ -47,7 +47,7 @@ def open_texts(config: EngineConfig, vocab_size: int) -> Texts:
 
 
 class StandInTexts:
-    """For a device without a model: equal beginnings have equal tokens, and outputs are words that mean nothing."""
+    """For a device without a model: equal beginnings have equal tokens, and outputs are meaningless words."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size

@@ -15,8 +15,8 @@ _FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 
 class TimedProtocol(H11Protocol):
     """Hangs up on a connection that does not finish a request's head in time (slow loris).
 
-    Beyond `most` connections the one that has been silent for longest makes room; where all are busy, the new one is
-    told to come again.
+    Beyond `most` connections the one that has been silent for longest makes room; if all are busy, the new
+    one gets 503.
     """
 
     most: ClassVar[int] = 1 << 16
@@ -51,7 +51,7 @@ class TimedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def hang_up(self) -> None:
-        """Close at once, whatever was to be sent."""
+        """Close immediately, discarding unsent data."""
         self._head_came()
         self.transport.abort()
 

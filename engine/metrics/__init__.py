@@ -1,4 +1,4 @@
-"""The `/metrics` page: vLLM's names, labels and buckets for what this engine knows, `schedtop_*` for the rest."""
+"""The `/metrics` page: vLLM's names, labels and buckets where they apply, `schedtop_*` for the rest."""
 
 from schedtop.engine.metrics.serve import MetricsError, start_metrics
 

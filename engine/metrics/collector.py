@@ -1,4 +1,4 @@
-"""Telling the counts under vLLM's names and labels. What the engine cannot know is absent, never 0."""
+"""Exports the counts under vLLM's names and labels. What the engine cannot know is absent, never 0."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ HISTOGRAM_TEXTS = {
 
 
 class MetricsCollector(Collector):
-    """Makes the page's families out of `counts`, in whatever thread asks."""
+    """Builds the page's metric families from `counts`, in the thread that asks."""
 
     def __init__(self, header: Header, counts: Counts) -> None:
         self._header = header
@@ -157,7 +157,7 @@ class MetricsCollector(Collector):
             yield self._counter("schedtop_encoder_tokens", "Image tokens encoded.", encoded)
 
     def _draft_positions(self) -> Iterator[Metric]:
-        """Drafts by position, 0 the first, as on vLLM's page; how many were verified there is our own."""
+        """Drafts by position, from 0, as on vLLM's page; the number verified per position is an addition."""
         names = {
             "schedtop_spec_decode_num_draft_tokens_per_pos": "Draft tokens verified, by position.",
             "vllm:spec_decode_num_accepted_tokens_per_pos": "Draft tokens accepted, by position.",
@@ -203,7 +203,7 @@ class MetricsCollector(Collector):
         yield self._gauge("schedtop_clock_seconds", "The engine's clock.", [({}, record.end_s)])
 
     def _load(self, running: int, waiting: int, deferred: int, usage: float | None) -> Iterator[Metric]:
-        """What dashboards look at first; all 0 before the first record."""
+        """The figures dashboards show first; all 0 before the first record."""
         yield self._gauge("vllm:num_requests_running", "Requests that run.", [({}, running)])
         yield self._gauge("vllm:num_requests_waiting", "Requests that wait.", [({}, waiting)])
         waits = [({"reason": "capacity"}, waiting - deferred), ({"reason": "deferred"}, deferred)]

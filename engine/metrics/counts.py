@@ -1,4 +1,4 @@
-"""Counting records. A record costs next to nothing: its running totals are kept as they are, and inter-token times
+"""Counts records. A record costs almost nothing: its running totals are kept as they are, and inter-token times
 are sorted into buckets many steps at a time."""
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Buckets:
 
 
 class _Live:
-    """What the page must remember of a request until it ends."""
+    """What must be remembered of a request until it ends."""
 
     __slots__ = (
         *(
@@ -105,7 +105,7 @@ class _Live:
 
 
 class Counts:
-    """A sink that counts. Written by the engine's thread; whoever reads holds `lock` and calls `settle` first."""
+    """A sink that counts. Written by the engine's thread; readers hold `lock` and call `settle` first."""
 
     def __init__(self, header: Header) -> None:
         tokens = one_two_five(header.max_model_len)
@@ -172,7 +172,7 @@ class Counts:
             self.knob_changes += len(record.knobs)
 
     def _count_moves(self, record: StepRecord) -> None:
-        """Who runs after a step, for requests with an adapter."""
+        """Running requests with an adapter, after a step."""
         for moved, runs in ((record.preemptions, False), (record.admissions, True)):
             for entry in moved:
                 if (live := self._live.get(entry.number)) is not None:
@@ -241,13 +241,13 @@ class Counts:
         self._count_asked(family.children, family.most_outputs)
 
     def _count_asked(self, answers: int, most_outputs: int) -> None:
-        """What a client asked for as one, as on vLLM's page."""
+        """Requests as the client sent them, as on vLLM's page."""
         self.histograms["vllm:request_params_n"].add(answers)
         self.histograms["vllm:request_max_num_generation_tokens"].add(most_outputs)
 
     @property
     def lost_hit_tokens(self) -> int:
-        """Prompt tokens that the prefix cache had once and had no more when they were asked for."""
+        """Prompt tokens that the prefix cache once had and had lost when they were looked up."""
         return self._prefixes.found.lost_tokens
 
     @property
@@ -256,7 +256,7 @@ class Counts:
         return sum(live.prompt_tokens for live in self._live.values() if not live.admitted)
 
     def settle(self) -> None:
-        """Count what was put off."""
+        """Apply deferred counts."""
         if self._itl:
             self._sort_itl()
 

@@ -12,7 +12,7 @@ from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 MOST_CONNECTIONS = 8
-"""Prometheus uses one. One more closes the oldest, so that idle ones keep nobody out."""
+"""Prometheus uses one. One more closes the oldest, so that idle connections block nobody."""
 SILENT_S = 5.0
 _NO_DESCRIPTOR_WAIT_S = 0.1
 
@@ -25,7 +25,7 @@ class _Handler(WSGIRequestHandler):
     timeout = SILENT_S
 
     def log_message(self, *_: Any) -> None:
-        """Nothing is logged: who asks is not news."""
+        """Nothing is logged: requests are routine."""
 
 
 class PageServer(ThreadingMixIn, WSGIServer):
@@ -61,18 +61,18 @@ class PageServer(ThreadingMixIn, WSGIServer):
             oldest = self._open[0] if len(self._open) > MOST_CONNECTIONS else None
         if oldest is not None:
             with suppress(OSError):
-                oldest.shutdown(socket.SHUT_RDWR)  # its thread sees the end, and closes it
+                oldest.shutdown(socket.SHUT_RDWR)  # its thread notices and closes it
         return connection, address
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection that is done."""
+        """Close a finished connection."""
         with self._lock:
             if request in self._open:
                 self._open.remove(request)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that broke or fell silent is nobody's news."""
+        """Broken or silent connections are not logged."""
 
     def close(self) -> None:
         """Stop serving."""

@@ -1,1 +1,1 @@
-"""Other servers' metrics pages: what vLLM and SGLang say of themselves without a hook."""
+"""Other servers' metrics pages: what vLLM and SGLang report without a hook."""

@@ -1,4 +1,4 @@
-"""Fetching a metrics page: bounded in time and size, and every failure a state with its cause."""
+"""Fetches a metrics page, bounded in time and size; every failure is a state with its cause."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Fetcher:
         self._client = client or httpx.Client(timeout=WITHIN_S, follow_redirects=False)
 
     def fetch(self) -> dict[EngineKey, Reading]:
-        """What the page says now. Raises `PageError` for whatever went wrong."""
+        """Fetch the page now. Raises `PageError` for any failure."""
         try:
             return read_page(self._text())
         except httpx.TimeoutException:

@@ -1,4 +1,4 @@
-"""What pages call the same thing: vLLM's names from 0.10 on, and SGLang's. The first that a page has is taken."""
+"""Synonyms on pages: vLLM's names from 0.10 on, and SGLang's. The first one that a page has is used."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from schedtop.engine.scrape.names import COUNTERS, ENGINE_LABELS, GAUGES, HISTOGRAMS, MODEL_LABEL
 
 MAX_ENGINES = 256
-"""On one page; a label that takes any value would grow without end."""
+"""On one page; a label with arbitrary values would grow without end."""
 
 
 class PageError(ValueError):
@@ -30,7 +30,7 @@ Buckets = tuple[tuple[float, float], ...]
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What a page says of one engine; a figure it does not have is absent. `kv_usage` is a share."""
+    """A page's figures of one engine; missing figures are absent. `kv_usage` is a share."""
 
     gauges: dict[str, float]
     counters: dict[str, float]

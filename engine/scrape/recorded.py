@@ -26,7 +26,7 @@ class Opening(msgspec.Struct, frozen=True):
 
 
 class PageRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What one server's page said at a time (Unix seconds), or why it said nothing."""
+    """One server's page at a time (Unix seconds), or why there was none."""
 
     at_s: float
     server: str
@@ -39,7 +39,7 @@ class PageRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class PageWriter:
-    """Appends to a new file; what was written is there whatever happens next. Raises `OSError`."""
+    """Appends to a new file; what was written survives a crash. Raises `OSError`."""
 
     def __init__(self, path: str) -> None:
         self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb")
@@ -78,7 +78,7 @@ def _with_bounds(reading: Reading, old: float, new: float) -> Reading:
 
 
 def is_page_recording(path: Path) -> bool:
-    """Whether a file begins as one. A pipe is not looked into: that would wait for its writer."""
+    """Whether a file begins as one. Pipes are not examined: that would block on the writer."""
     if not path.is_file():
         return False
     try:
@@ -89,7 +89,7 @@ def is_page_recording(path: Path) -> bool:
 
 
 def read_pages(path: Path) -> Iterator[PageRecord]:
-    """The pages of a recording, in order; a last line that is torn is left out. Raises `PageError`."""
+    """The pages of a recording, in order; a torn last line is dropped. Raises `PageError`."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise PageError(f"{path} has more than {MAX_FILE_BYTES >> 30} GiB")

@@ -53,7 +53,7 @@ class Window:
         return None if first is last else (first, last)
 
     def added(self, counter: str, seconds: float) -> tuple[float, float] | None:
-        """What was added to a counter, and in how many seconds; None if that is not known."""
+        """The increase of a counter, and over how many seconds; None if unknown."""
         if (span := self.span(seconds)) is None:
             return None
         (began_s, first), (ended_s, last) = span
@@ -67,7 +67,7 @@ class Window:
         return added[0] / added[1] if added is not None and added[1] > 0 else None
 
     def buckets(self, histogram: str, seconds: float) -> list[tuple[float, float]] | None:
-        """What was added to each bucket (not to those below it), by upper bound; None if that is not known."""
+        """The increase of each bucket (not cumulative), by upper bound; None if unknown."""
         if (span := self.span(seconds)) is None:
             return None
         (_, first), (_, last) = span

@@ -1,4 +1,4 @@
-"""From recordings of a device to a device file: `sim:@FILE.toml`."""
+"""Makes a device file, `sim:@FILE.toml`, from recordings of a device."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def write_device(path: Path, calibration: Calibration, fitted: Fit) -> None:
 
 
 def fit_text(fitted: Fit) -> str:
-    """The costs and the errors of a fit, for reading."""
+    """The costs and the errors of a fit, as text."""
     cost = fitted.cost
     rows = [
         f"{'fixed':<22}{cost.fixed_s * 1e3:>12.4g} ms",

@@ -1,4 +1,4 @@
-"""What a step's time depends on: four sums over its rows. Simulation and calibration both start here."""
+"""The features that a step's time depends on: four sums over its rows, used by simulation and calibration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class StepFeatures(NamedTuple):
 
 
 class StepCost(Protocol):
-    """How long a device takes for a step."""
+    """A device's step times."""
 
     def step_s(self, features: StepFeatures) -> float:
         """Seconds; never falls when a feature grows. `kv_tokens` may be an array of them."""

@@ -23,7 +23,7 @@ TERMS = ("fixed cost", "tokens", "attention of chunks", "KV read", "requests")
 
 MIN_STEPS = 100
 MIN_WOKEN = 3
-"""Steps of an engine that was idle: with fewer, what waking it takes is not fitted."""
+"""Steps after idleness: with fewer, the wake-up time is not fitted."""
 MIN_SPREAD = 1e-4
 """Least ratio of the singular values of the scaled columns: below it, two costs cannot be separated."""
 FLOORS = (0, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -34,11 +34,11 @@ ROUNDS = 5
 MOST_LOG = 1.0
 """Natural logarithm of the ratio beyond which a step's error counts no more."""
 OUTLIER = 4.0
-"""Steps further off than this many (robust) standard deviations are left out: something else took their time."""
+"""Steps more than this many (robust) standard deviations off are left out: something else took their time."""
 
 
 class FitError(ConfigError):
-    """Steps that no device can be fitted to; the text says what they lack."""
+    """Steps that cannot be fitted; the text says what they lack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +228,7 @@ def _fit_robustly(steps: Steps) -> tuple[Floats, int]:
     if keep.all() or keep.sum() < MIN_STEPS // 2:
         return coefficients, len(steps)
     kept = Steps(steps.design[keep], steps.times_s[keep])
-    # Leaving out must not leave out a whole kind of step.
+    # Removing outliers must not remove a whole kind of step.
     if _spread_of(kept)[0] < MIN_SPREAD:
         return coefficients, len(steps)
     return _fit_once(kept), len(kept)

@@ -1,4 +1,4 @@
-"""The host's memory behind the pool: a second tier of KV state, at the speed of the link to it.
+"""The host tier: a second tier of KV state in host memory, at the speed of its link.
 
 A request that ends leaves its full blocks there, once they are copied; until then it keeps them. A later one loads
 what the pool has evicted, while it waits and others run. A preempted request may have its state put here and back.
@@ -19,7 +19,7 @@ from schedtop.engine.handoff.request import Request
 from schedtop.engine.handoff.store import Load
 
 LATENCY_S = 50e-6
-"""Of a copy: submitting it, and hearing of its end."""
+"""Overhead of a copy: submitting it and noticing its end."""
 
 
 class HostLink(NamedTuple):
@@ -87,7 +87,7 @@ class HostStore:
         return self.used_blocks, self.num_blocks, len(self._loads), len(self._sends)
 
     def next_event_s(self) -> float | None:
-        """When the next copy is done; None if none is under way."""
+        """When the next copy finishes; None if none is under way."""
         return min((copy.due_s for copy in (*self._loads, *self._sends)), default=None)
 
     def is_due(self) -> bool:
@@ -122,7 +122,7 @@ class HostStore:
         self._make_room(0)
 
     def go_on_loading(self, request: Request, load: HostLoad) -> None:
-        """A load of a snapshot is under way."""
+        """Restore a snapshot's load under way."""
         assert load.due_s is not None, "a load that has ended is not under way"
         self._loads.append(Copy(load.due_s, request, {}, Load(request, load.first_lost)))
 
@@ -184,7 +184,7 @@ class HostStore:
         return [copy.request for copy in done]
 
     def _keep(self, keys: dict[bytes, bytes]) -> None:
-        """A prefix is of use from its start, so its last blocks are the first to go."""
+        """A prefix is used from its start, so its last blocks are evicted first."""
         for key in reversed(list(keys)[: self.num_blocks - self._swapped_blocks]):
             self._blocks[key] = keys[key]
             self._blocks.move_to_end(key)
@@ -203,7 +203,7 @@ class HostStore:
         return True
 
     def take_delay_s(self) -> float:
-        """By how much copies that were waited for make the step longer."""
+        """How much longer the awaited copies make the step."""
         delay_s, self._delay_s = self._delay_s, 0.0
         return delay_s
 
@@ -216,7 +216,7 @@ class HostStore:
             self._blocks.popitem(last=False)
 
     def _copied_s(self, way: str, blocks: int) -> float:
-        """When a copy that begins now, or after those of its direction, is done."""
+        """When a copy finishes that begins now, or after those of its direction."""
         begins_s = max(self._clock(), self._free_s[way])
         self._free_s[way] = begins_s + LATENCY_S + blocks * self.link.block_bytes / self.link.bytes_per_s
         return self._free_s[way]
@@ -228,7 +228,7 @@ class HostStore:
 
 
 def _name(key: bytes) -> bytes:
-    """What a block is called here: the end of its key, which in a recorded one is its path key."""
+    """A block's name here: the end of its key, which in a recorded key is the path key."""
     return key[-PATH_KEY_BYTES:]
 
 

@@ -80,7 +80,7 @@ def read_calibration(path: Path) -> Calibration:
     except msgspec.DecodeError as error:
         raise ConfigError(f"{path}: not a device file that schedtop calibrate wrote: {error}") from None
     cost = calibration.cost
-    # A step that takes no time would leave the simulated clock standing.
+    # A step that takes no time would stop the simulated clock.
     if not math.fsum((cost.fixed_s, cost.per_token_s, cost.per_request_s)) > 0:
         raise ConfigError(f"{path}: one of fixed_s, per_token_s and per_request_s must be above 0")
     return calibration

@@ -1,4 +1,4 @@
-"""How many KV blocks fit beside the weights, and which divisions of a model over GPUs can be used."""
+"""How many KV blocks fit beside the weights, and how a model can be divided over GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model's shape from its `config.json`: `sim:PATH@GPU`. What is not understood is refused by the field's name."""
+"""A model's shape from its `config.json`: `sim:PATH@GPU`. What is not understood is refused, naming the field."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ _CHANGE_NOTHING = frozenset(
         "mamba_chunk_size",
     ]
 )
-"""Named like one, and of no consequence here."""
+"""Shape-like names that do not matter here."""
 
 
 def _tells_shape(field: str, value: Any) -> bool:
@@ -102,7 +102,7 @@ FULL = "full_attention"
 
 
 def _number(config: Config, *names: str, default: int | None = None) -> int:
-    """The first of some fields that is there, as a whole number."""
+    """The first of some fields that is present, as a whole number."""
     for name, value in [(name, config.get(name)) for name in names]:
         if value is None:
             continue
@@ -320,7 +320,7 @@ LEFT_OUT: dict[str, Fields] = {
         "max_position_embeddings": 131072,
     },
 }
-"""What an architecture's published files leave out where it is the default."""
+"""Defaults that an architecture's published files leave out."""
 
 
 def _quantisation(settings: Any) -> tuple[float, bool]:
@@ -344,7 +344,7 @@ def _quantisation(settings: Any) -> tuple[float, bool]:
 
 
 def _plain_attention(settings: Any) -> bool:
-    """Whether the weights of attention are left as they were."""
+    """Whether attention weights are not quantised."""
     if not isinstance(settings, dict):
         return False
     names = settings.get("modules_to_not_convert") or settings.get("ignore") or ()

@@ -118,7 +118,7 @@ def _engine(model: ModelShape, gpu: Gpu, ranks: int, stages: int) -> Any:
     kinds = {"gemm_quant_mode": "fp8"} if model.layer_weight_bytes == 1 else {}
     if model.kv_number_bytes == 1:
         kinds["kvcache_quant_mode"] = "fp8"
-    with tempfile.TemporaryDirectory() as folder:  # its own look-up of a model's name would ask the network
+    with tempfile.TemporaryDirectory() as folder:  # its own look-up of a model's name would use the network
         (Path(folder) / "config.json").write_text(json.dumps(_config(model)))
         try:
             return EngineHandle.compile(folder, system, BACKEND, tp_size=ranks, moe_tp_size=ranks, **kinds)
@@ -128,7 +128,7 @@ def _engine(model: ModelShape, gpu: Gpu, ranks: int, stages: int) -> Any:
 
 
 def _unknown(model: ModelShape) -> str:
-    """What of a model the tables lack; empty if nothing."""
+    """What the tables lack for a model; empty if nothing."""
     reasons = {
         "sliding windows": model.windowed_layers > 0,
         "layers with a state of fixed size": model.state is not None,

@@ -1,4 +1,4 @@
-"""Step time from first principles: bytes over bandwidth, arithmetic over peak, and what neither explains.
+"""Step time from first principles: bytes over bandwidth, arithmetic over peak, and fixed costs.
 
 The constants below hold for every model and GPU alike. `benchmarks/devices.py` compares with published
 measurements; `docs/devices.md` discusses the sources.

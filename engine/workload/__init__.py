@@ -1,4 +1,4 @@
-"""Where requests come from: generators and traces."""
+"""Sources of requests: generators and traces."""
 
 from schedtop.engine.workload.open import open_source
 from schedtop.engine.workload.trace import TraceError, register_reader

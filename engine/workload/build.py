@@ -1,4 +1,4 @@
-"""From an ask to a request with its tokens, at the moment it arrives."""
+"""Turns an ask into a request with its tokens, at the moment it arrives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from schedtop.engine.workload.tokens import key_tokens, mixed, mixed_number, own
 Encode = Callable[[str], Sequence[int]]
 
 SAMPLING = SamplingParams(ignore_eos=True)
-"""A workload says how long outputs are, so no end token may cut them."""
+"""A workload defines output lengths, so no end token may cut them."""
 
 
 class RequestBuilder:
@@ -68,7 +68,7 @@ class RequestBuilder:
 
     def _synthetic(self, ask: Ask) -> TokenIds:
         if ask.prompt_tokens > self._max_model_len:
-            # It will be refused for its length; a view of one number has that length and takes no memory.
+            # It will be refused for its length; a broadcast view has that length and takes no memory.
             return np.broadcast_to(np.int32(0), (ask.prompt_tokens,))
         shared = 0 if ask.shared is None else min(len(ask.shared) * ask.shared_width, ask.prompt_tokens)
         tokens = np.empty(ask.prompt_tokens, dtype=np.int32)
@@ -96,5 +96,5 @@ class RequestBuilder:
 
 
 def _ordinal_of(parent: str) -> int:
-    """The children of a parent have its prompt, so what is theirs alone follows from its name."""
+    """The children of a parent share its prompt, so their own part follows from the parent's name."""
     return int.from_bytes(sha256(parent.encode()).digest()[:8])

@@ -61,7 +61,7 @@ SALT_COLUMN = "cache_salt"
 
 
 def cache_salt(value: object) -> str | None:
-    """Whose prefixes a request may share; None for everybody's. Raises `BadRowError` for what is not text."""
+    """The group whose prefixes a request may share; None for all. Raises `BadRowError` for what is not text."""
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else value
     if isinstance(text, bool) or not isinstance(text, str | int | None):
         raise BadRowError(f"{SALT_COLUMN} is not text", value)
@@ -83,13 +83,13 @@ SKIP_COLUMN = "skip_reading_prefix_cache"
 ROW_COLUMNS = frozenset(
     [*ADAPTER_COLUMNS, *IMAGE_COLUMNS, PRIORITY_COLUMN, SALT_COLUMN, PARENT_COLUMN, SKIP_COLUMN]
 )
-"""What a row of most formats may say besides."""
+"""Optional fields of most formats."""
 
 _TRUTH = {"": False, "0": False, "false": False, "1": True, "true": True}
 
 
 def skips_prefix_cache(value: object) -> bool:
-    """Whether a request looks for no prefix; false where nothing is given. Raises `BadRowError`."""
+    """Whether a request skips the prefix cache; false by default. Raises `BadRowError`."""
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str("" if value is None else value)
     found = _TRUTH.get(text.strip().lower())
     if found is None:

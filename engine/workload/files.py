@@ -1,4 +1,4 @@
-"""Lines of a trace file, whatever it is packed in."""
+"""Lines of a trace file, in any compression."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import zstandard
 from schedtop.engine.workload.trace import HEAD_BYTES, BadRowError, Tally, TraceError
 
 MAX_LINE_BYTES = 2**28
-"""A longer line is refused: nothing bounds what a packed file may unfold to."""
+"""Longer lines are refused: a compressed file may expand without bound."""
 
 Line = tuple[int, bytes]
 
@@ -26,7 +26,7 @@ _UNREAD = {
     b"\xff\xfe": _UTF_16,
     b"\xfe\xff": _UTF_16,
 }
-"""What files begin with that are not read, and what to do with them."""
+"""Magic bytes of unsupported files, and what to do with them."""
 _LFS = b"version https://git-lfs"
 _ZSTD_FEED_BYTES = 1024
 """Small on purpose: four packed bytes can unfold to 128 KiB."""

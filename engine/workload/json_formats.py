@@ -159,7 +159,7 @@ def _image_column(keys: Iterable[str]) -> str:
 
 
 def _also(row: dict[str, Any]) -> dict[str, Any]:
-    """What a row of any format may say besides."""
+    """Optional fields of any format."""
     name = next((name for name in ADAPTER_COLUMNS if name in row), None)
     adapter = "" if name is None else adapter_name(row[name], name)
     image = _image_column(row)

@@ -1,4 +1,4 @@
-"""One way in: a generator's name or a trace file becomes a source."""
+"""Opens a workload: a generator's name or a trace file becomes a source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers as OpenAI's clients read them: one JSON document, or events."""
+"""Answers in the form that OpenAI's clients expect: one JSON document, or events."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from schedtop.engine.http.text import OutputText
 
 DONE = b"data: [DONE]\n\n"
 REASONS = {FinishReason.STOP: "stop", FinishReason.ABORT: "abort"}
-"""What a client calls an end; any other is `length` to it."""
+"""Finish reasons by the client's name; any other is `length`."""
 
 
 @dataclass(slots=True)
 class Piece:
-    """Text that became certain, and whether it is the last. `reason` and `stop` belong to the end."""
+    """Certain text, and whether it is the last. `reason` and `stop` belong to the end."""
 
     text: str
     completion_tokens: int
@@ -72,7 +72,7 @@ class Reader:
         return "".join(pieces), None
 
     def _last(self, text: str, ending: Ending | None, stop: str | int | None) -> Piece:
-        if ending is None:  # the text says stop where the engine knows no text
+        if ending is None:  # the text decides on stop, which the engine cannot see
             return Piece(text, self._num_tokens, "stop", stop)
         reason = "stop" if stop is not None else REASONS.get(FinishReason(ending.reason), "length")
         return Piece(text, self._num_tokens, reason, stop, ending.cached_tokens)
@@ -99,7 +99,7 @@ class Answer:
         """A stream's events, from the first certain text to the last one but `DONE`."""
         first, last = True, Piece("", 0)
         async for piece in pieces:
-            if first and self.chat:  # not before there is text: to some clients it is the first token
+            if first and self.chat:  # only once there is text: some clients take it for the first token
                 yield self._event([self._choice({"role": "assistant", "content": ""})], Piece("", 0))
             first, last = False, piece
             shown = {"content": piece.text} if self.chat else piece.text
@@ -166,5 +166,5 @@ class Answer:
 
 
 def error_event(error: dict[str, Any]) -> bytes:
-    """What went wrong after an answer had begun."""
+    """An error after the answer had begun."""
     return b"data: %b\n\n" % msgspec.json.encode(error)

@@ -31,7 +31,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 _INLINE_CHARS = 4000
-"""A longer text is tokenised in a thread: answers that stream must not wait for it."""
+"""Longer texts are tokenised in a thread: streaming answers must not wait for it."""
 
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -51,7 +51,7 @@ class Generation:
         self._kind = kind
 
     async def respond(self) -> Response:
-        """The answer, or the error. Raises `ApiError` for what goes wrong before the first byte."""
+        """The answer, or the error. Raises `ApiError` for errors before the first byte."""
         asked = read(await read_body(self._request), self._kind)
         state = self._state
         state.check_model(asked.model)
@@ -142,7 +142,7 @@ class Generation:
         return texts.encode(prompt, special), prompt[:PREVIEW_CHARS]
 
     def _max_tokens(self, asked: GenerationRequest, prompt: int) -> int:
-        """Output tokens of the request. Raises `ApiError` with need and capacity for what can never fit."""
+        """Output tokens of the request. Raises `ApiError` with need and capacity if it can never fit."""
         longest = min(self._state.max_model_len, MAX_PROMPT_TOKENS)
         given = asked.asked_tokens
         field = "max_tokens" if asked.max_tokens is not None else "max_completion_tokens"

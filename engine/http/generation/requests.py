@@ -1,4 +1,4 @@
-"""What clients send, checked: one clear line and the field's name for whatever cannot be served as asked."""
+"""Validates what clients send: one clear line with the field's name for whatever cannot be served as asked."""
 
 from __future__ import annotations
 
@@ -60,14 +60,14 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "watermarking": (False,),
     "web_search_options": (),
 }
-"""Fields that would change an answer and are not served, with the values beside null that ask for nothing."""
+"""Unsupported fields that would change an answer, with the values besides null that are harmless."""
 
 MAX_STOPS = 16
 MAX_ID_CHARS = 128
 _FIELD = re.compile(r"at `\$\.(\w+)")
 _INT64 = 1 << 63
 _ADVISED = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-"""What a model's own settings may advise."""
+"""Sampling defaults that a model may set."""
 _SAMPLING = (
     *("temperature", "top_k", "top_p", "min_p", "seed"),
     *("repetition_penalty", "frequency_penalty", "presence_penalty"),
@@ -88,7 +88,7 @@ class StreamOptions(msgspec.Struct, frozen=True):
 
 
 class GenerationRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What completions and chats have in common; null is as good as absent."""
+    """The fields common to completions and chats; null means absent."""
 
     model: str | None = None
     max_tokens: Count | None = None

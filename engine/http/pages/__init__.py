@@ -1,1 +1,1 @@
-"""What the server answers beside generation: metrics, knobs."""
+"""The server's pages besides generation: metrics, knobs."""

@@ -1,4 +1,4 @@
-"""`/v1/knobs`: which knobs there are, their values, and who set them."""
+"""`/v1/knobs`: the knobs, their values, and who set them."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from schedtop.engine.metrics.page_text import page_text
 
 
 class HttpCollector(Collector):
-    """What never reached the engine, or left it unread."""
+    """Requests that never reached the engine, or whose client left."""
 
     def __init__(self, model: str, counts: HttpCounts) -> None:
         self._model = model
@@ -37,7 +37,7 @@ class HttpCollector(Collector):
 
 
 def metrics_registry(header: Header, model: str, counts: Counts, http_counts: HttpCounts) -> CollectorRegistry:
-    """All that is on the page, under the name that clients use for the model."""
+    """Everything on the page, under the clients' name for the model."""
     registry = CollectorRegistry()
     for collector in (GCCollector, PlatformCollector, ProcessCollector):
         collector(registry=registry)
@@ -47,6 +47,6 @@ def metrics_registry(header: Header, model: str, counts: Counts, http_counts: Ht
 
 
 def metrics_page(header: Header, model: str, counts: Counts, http_counts: HttpCounts) -> Callable[[], bytes]:
-    """A function that makes the page."""
+    """A function that renders the page."""
     registry = metrics_registry(header, model, counts, http_counts)
     return lambda: page_text(registry.collect())
