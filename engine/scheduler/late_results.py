@@ -1,4 +1,4 @@
-"""Results that come for rows which have moved meanwhile, or have left: ended requests, and preempted ones."""
+"""Results for rows that have moved or left in the meantime: ended requests, and preempted ones."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Present(NamedTuple):
 
 
 class Late(NamedTuple):
-    """What came of results for rows that have left."""
+    """The outcome of results for rows that have left."""
 
     first_tokens: list[tuple[int, float]]
     finishes: list[Finish]
@@ -79,7 +79,7 @@ def agreed_drafts(result: StepResult) -> IntArray:
 def settle_late(
     state: State, batch: Batch, result: StepResult, places: list[int], itl_s: npt.NDArray[np.float32], now_s: float
 ) -> Late:
-    """Give preempted requests their outputs, which may end them; results of ended ones are thrown away."""
+    """Give preempted requests their outputs, which may end them; results of ended ones are discarded."""
     late = Late([], [], 0, 0, 0, [])
     outputs = rejected = accepted = 0
     all_agreed = agreed_drafts(result)

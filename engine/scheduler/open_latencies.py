@@ -21,7 +21,7 @@ class Unended:
 
 
 def look(state: State, now_s: float) -> Unended:
-    """How it stands at `now_s`. Walks the queue: not for every step."""
+    """The open latencies at `now_s`. Walks the queue: not for every step."""
     table = state.table
     last_s = table.last_s[: table.size]
     arrivals_s = [table.requests[row].arrival_s for row in np.flatnonzero(np.isnan(last_s)).tolist()]

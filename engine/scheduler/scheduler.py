@@ -1,4 +1,4 @@
-"""The scheduler: decides how much each request advances in a step. The rooms beside this file decide the parts."""
+"""The scheduler: decides how much each request advances in a step. The rooms beside this file decide the details."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class Scheduler:
         return state.under_way[-1].plan
 
     def next_due(self) -> StepPlan:
-        """The oldest plan under way, as it stands after the results of those before it."""
+        """The oldest plan under way, after the results of earlier ones."""
         batch = self.state.under_way[0]
         place_after_results(self.state, batch)
         return batch.plan

@@ -29,7 +29,7 @@ ACCEPTED, EMITTED, FLAGS = (ROW_FIELDS.index(name) for name in ("accepted", "emi
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """What a step came to. `rows` and `itl_s` are a telemetry record's fields; counts are tokens.
+    """The outcome of a step. `rows` and `itl_s` are a telemetry record's fields; counts are tokens.
 
     `ended_before` are requests that had ended before these results came.
     """
@@ -46,7 +46,7 @@ class Settled(msgspec.Struct, frozen=True):
 
 
 class Drafts(NamedTuple):
-    """What became of a step's drafts. `cut_off`: those that the model agreed with behind each row's end."""
+    """The outcome of a step's drafts. `cut_off`: those that the model agreed with behind each row's end."""
 
     accepted: int
     rejected: int
@@ -121,7 +121,8 @@ def _outputs(state: State, batch: Batch, result: StepResult, present: Present) -
 def _settle_loads(
     state: State, batch: Batch, result: StepResult, now_s: float
 ) -> tuple[list[Finish], dict[int, int]]:
-    """Who ends by a load that failed, and who has only so many tokens left by one: that row has no results."""
+    """Requests that end because of a failed load, and those it cuts back to so many tokens: such rows have no
+    results."""
     if state.loads is None:
         return [], {}
     state.loads.free_due(state)
@@ -212,7 +213,7 @@ def _settle_drafts(
     batch.columns[ACCEPTED, present.at] = agreed
     delivered = np.minimum(np.maximum(emitted - ONE, ZERO), drafts)
     rejected = drafts - delivered
-    if cut:  # their results are not looked at
+    if cut:  # their results are ignored
         rejected[np.isin(present.of(batch.plan.numbers), list(cut))] = 0
     table.num_computed[rows] -= rejected
     if state.config.async_scheduling:

@@ -1,1 +1,1 @@
-"""The scheduler's books: who waits, who runs, what each holds, and how an entry ends."""
+"""The scheduler's books: waiting and running requests, what each holds, and how it ends."""

@@ -1,4 +1,4 @@
-"""The end of a request: why, what it gives back, and the figures of its life."""
+"""The end of a request: its reason, the blocks it frees, and the figures of its life."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def stop_at(state: State, request: Request) -> int:
 
 
 def reason_of(state: State, request: Request, stopped: bool) -> FinishReason:
-    """Why a request ends that has all its outputs; `stopped`: the last of them is a stop token."""
+    """The finish reason of a request with all its outputs; `stopped`: the last one is a stop token."""
     if stopped:
         return FinishReason.STOP
     if not state.config.pooling and request.num_tokens < min(

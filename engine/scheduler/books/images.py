@@ -1,4 +1,4 @@
-"""Images: the encoder's budget of a step, a third one beside tokens and rows, and the cache of what it encoded."""
+"""Images: the encoder budget of a step, a third one beside tokens and rows, and the cache of encoded images."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from schedtop.engine.contract.config import SchedulerConfig
 from schedtop.engine.handoff.request import Image, Request
 
 Reference = tuple[int, int]
-"""A request's number and which of its images."""
+"""A request's number and the index of its image."""
 
 
 @dataclass(slots=True)
@@ -22,7 +22,7 @@ class Fitting:
 
 
 class Encoder:
-    """Every image that a request still needs holds a reference; what nobody refers to goes when room is needed,
+    """Every image that a request still needs holds a reference; unreferenced ones are evicted when room is needed,
     the longest-unreferenced first.
 
     `left` tokens of the step's budget; `encoded` maps numbers to images that the step encodes, `dropped` are names
@@ -54,7 +54,7 @@ class Encoder:
         self.encoded, self.dropped = {}, []
 
     def fit(self, request: Request, start: int, chunk: int) -> int:
-        """How many of the `chunk` tokens from `start` on can be computed; `charge` or `give_back` says what became."""
+        """How many of the `chunk` tokens from `start` on can be computed; follow with `charge` or `give_back`."""
         self.charge()
         fitting = self._fitting = Fitting(request)
         self.missing = None
@@ -81,7 +81,8 @@ class Encoder:
         return chunk
 
     def _make_room(self, image: Image, needed: dict[str, int]) -> bool:
-        """Whether the cache can take the image beside the others of its chunk; drops what nobody refers to for it."""
+        """Whether the cache has room for the image beside the others of its chunk; evicts unreferenced images for
+        it."""
         want = image.length + sum(needed.values())
         free = self.size - sum(self._lengths.values())
         if want > free + sum(self._lengths[name] for name in self._idle):
@@ -134,7 +135,7 @@ class Encoder:
                 self._idle[name] = None
 
     def leave(self, request: Request) -> None:
-        """A request ends or is preempted: what the step was to encode for it is not."""
+        """A request ends or is preempted: its images are not encoded in this step."""
         if self._fitting is not None and self._fitting.request is request:
             self._fitting = None
         if request.number not in self._holders:

@@ -1,4 +1,4 @@
-"""State that comes from outside: requests that wait for a load, and blocks that outlive their request.
+"""External state: requests that wait for a load, and blocks that outlive their request.
 
 A request whose load takes steps owns its blocks while it waits: it is in `holding`, before the queue. Once the load
 is reported it runs like any other, or computes what was lost.
@@ -47,7 +47,7 @@ class Loads:
 
     @property
     def is_ready(self) -> bool:
-        """Somebody's load has ended."""
+        """Whether any load has ended."""
         return any(not entry.loading for entry in self.holding)
 
     @property
@@ -57,7 +57,7 @@ class Loads:
     # The waiting pass
 
     def begin(self, state: State, request: Request, hit: Hit, local: int) -> None:
-        """The blocks for a load are taken: it begins."""
+        """Begin a load, whose blocks have been allocated."""
         self.store.begin(request, local, hit.num_tokens - local)
         self.started[request.number] = (local, hit.num_tokens - local)
         if not self.store.waits:
@@ -98,7 +98,7 @@ class Loads:
         return True
 
     def turn(self, kv: KVManager, entry: Holding) -> Hit | None:
-        """What a request has whose load was reported; None: nothing, it looks in the cache again."""
+        """What a request got from its reported load; None: nothing, it looks in the cache again."""
         request = entry.request
         if not request.block_ids and not request.further:
             return None
@@ -111,7 +111,7 @@ class Loads:
         return kv.held_by(request, entry.num_computed)
 
     def reserve(self, state: State) -> int:
-        """Blocks that requests still lack which are loading, loaded, or in the middle of their prompt."""
+        """Blocks still missing for requests that are loading, loaded, or in the middle of their prompt."""
         table, size = state.table, state.table.size
         ends = table.num_computed[:size] + table.tokens[:size]
         prefilling = [table.requests[row] for row in np.flatnonzero(ends < table.num_tokens[:size]).tolist()]
@@ -122,7 +122,7 @@ class Loads:
     # Results
 
     def settle_failures(self, state: State, batch: Batch, now_s: float) -> tuple[list[Finish], dict[int, int]]:
-        """What came of loads when a batch's results arrive: ended requests, and rows that lose their result.
+        """Apply failed loads when a batch's results arrive: returns ended requests, and rows that lose their result.
 
         The latter by number, each with the tokens that stay computed.
         """
@@ -149,7 +149,8 @@ class Loads:
         return None
 
     def _cut(self, table: RequestTable, batch: Batch) -> dict[int, int]:
-        """All who run, also those whose own step is a later one; what the batch computed of them does not count."""
+        """All running requests, including those whose own step is a later one; the batch's work for them does not
+        count."""
         lost, marked = batch.planned.lost, set[int]()
         cut: dict[int, int] = {}
         if not lost:
@@ -182,7 +183,7 @@ class Loads:
         return finishes, rows
 
     def report(self, state: State) -> None:
-        """Loads and sends that have ended give back the blocks of those who are gone."""
+        """Free the blocks of ended requests whose loads and sends are done."""
         for request in self.done:
             if request in self.kept:
                 self.kept.remove(request)
@@ -198,7 +199,7 @@ class Loads:
     # Ends
 
     def end_while_loading(self, state: State, request: Request, reason: FinishReason, now_s: float) -> Finish:
-        """Its blocks come back when the load reports."""
+        """Its blocks are freed when the load is reported."""
         from schedtop.engine.scheduler.books.ending import end_request
 
         self.leave(request)
@@ -206,7 +207,7 @@ class Loads:
         return end_request(state, request, reason, now_s)
 
     def give_back(self, state: State, request: Request) -> int:
-        """Free a request's blocks; where a step under way may still write to them, once its results are here."""
+        """Free a request's blocks; if a step under way may still write to them, once its results have arrived."""
         if request in self.kept:
             return 0
         under_way = any(request.number in batch.plan.numbers for batch in state.under_way)

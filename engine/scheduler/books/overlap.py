@@ -1,4 +1,4 @@
-"""Several steps under way: what rows expect of results to come, who waits for them, and what they make certain.
+"""Several steps under way: the results that rows expect, and what becomes certain when they arrive.
 
 With asynchronous scheduling a row goes on as if every result were here: `num_expected` counts an output of each step
 that samples it, and all drafts of that step, until the results say which of them held.
@@ -36,7 +36,7 @@ def set_out(state: State, samples: BoolArray, busy: slice | RowArray) -> None:
 def hold_back(state: State, first: int, wanted: IntArray) -> None:
     """Asynchronous scheduling: take away what rows from `first` on need not or cannot compute before results come.
 
-    A row whose last output is under way gets nothing; over several stages, one is sampled once per round.
+    A row whose last output is under way gets nothing; with several stages, a row is sampled once per round.
     """
     table, size, config = state.table, state.table.size, state.config
     computed = table.num_computed[first:size]
@@ -50,7 +50,7 @@ def hold_back(state: State, first: int, wanted: IntArray) -> None:
 
 
 def await_results(state: State) -> bool:
-    """A request that is alone and finds no block waits for what is under way before it gives up its place."""
+    """A lone request without a free block waits for the steps under way before it gives up its place."""
     table = state.table
     if not table.in_flight.item(0) or not table.tokens.item(0):
         return False

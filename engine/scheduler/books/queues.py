@@ -1,6 +1,7 @@
-"""The waiting queue: first come first served, or by urgency. Nobody overtakes its head but those who are not ready.
+"""The waiting queue: first come first served, or by urgency. Nothing overtakes its head, except when the head is not
+ready.
 
-Requests that are not ready keep their place and are not looked at: they cost nothing while they wait.
+Requests that are not ready keep their place and are not examined: they cost nothing while they wait.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Line:
         return self._requests[0] if self._requests else None
 
     def first(self) -> Request | None:
-        """The first of all, also of those that are passed over."""
+        """The first of all, including those passed over."""
         return self.head()
 
     def shut(self) -> list[Request]:
@@ -65,7 +66,7 @@ class Line:
 
 
 class AdapterLines(Line):
-    """One line per adapter: while an adapter does not fit, all who ask for it are passed over at once."""
+    """One line per adapter: while an adapter does not fit, all its requests are passed over at once."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
@@ -137,12 +138,12 @@ class WaitingQueue:
 
     @property
     def first_number(self) -> int:
-        """The head's number; if nobody is ready, that of the first who waits; -1 if nobody does."""
+        """The head's number; if none is ready, that of the first waiting request; -1 if none waits."""
         first = self.ready.first() or next(iter(self.deferred), None)
         return -1 if first is None else first.number
 
     def pop(self) -> Request:
-        """The head, which leaves; there must be one."""
+        """Remove and return the head; there must be one."""
         return self.ready.pop()
 
     def add(self, request: Request) -> None:
@@ -166,7 +167,7 @@ class WaitingQueue:
         self.ready.insert(request)
 
     def make_ready(self, request: Request) -> None:
-        """From now on an ordinary request, at the place it kept."""
+        """The request is ready now, at the place it kept."""
         self._leave_deferred(request)
         self._insert(request)
 

@@ -1,7 +1,7 @@
 """The running requests as arrays: one row per request, in the order they were admitted.
 
-Planning and settling a step touch every row with a few vector operations; Python visits only the rows that
-cross a block boundary, finish, or come and go. The first columns are a telemetry record's rows as they are.
+Planning and settling a step touch every row with a few vector operations; Python visits only rows that
+cross a block boundary, start or finish. The first columns are a telemetry record's rows as they are.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class RequestTable:
             self.num_expected = self.num_tokens
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """A copy's columns are of its own data."""
+        """A copy has its own columns."""
         self.__dict__.update(state)
         self._name_columns()
 
@@ -190,7 +190,7 @@ class RequestTable:
             first = end
 
     def rows_of(self, numbers: IntArray, slots: IntArray) -> RowArray:
-        """Where the requests with these numbers are now, which once had these slots; -1: no longer here."""
+        """The present rows of the requests with these numbers, which once had these slots; -1: gone."""
         row_of = np.full(self.data.shape[1], -1, dtype=np.intp)
         row_of[self.slot[: self.size]] = np.arange(self.size)
         rows = row_of[slots]
@@ -213,7 +213,7 @@ class RequestTable:
         num_tokens = self.num_tokens[rows]
         store = (self.origin[rows] + num_tokens).astype(np.intp)
         self._gaps[store] = gaps_s
-        # What lies behind a row's last output means nothing: later ones overwrite it.
+        # Data beyond a row's last output is garbage; later outputs overwrite it.
         if sampled.shape[1] == 1:
             self._ids[store] = sampled[:, 0]
         else:

@@ -1,4 +1,4 @@
-"""What the rooms of the scheduler share: its limits, its books, and the step being drafted."""
+"""Shared by the rooms of the scheduler: its limits, its books, and the step being drafted."""
 
 from __future__ import annotations
 
@@ -113,13 +113,13 @@ class State:
         return len(self.requests)
 
     def is_empty(self, request: Request) -> bool:
-        """Nobody runs, and nobody but this request, if anybody, holds a block."""
+        """Nothing runs, and no request except possibly this one holds a block."""
         if self.table.size:
             return False
         return self.loads is None or self.holds_all(request)
 
     def holds_all(self, request: Request) -> bool:
-        """Whatever is not free is this request's."""
+        """Every used block belongs to this request."""
         own = {block for table in self.kv.tables(request) for block in table} - {-1}
         return len(own) + self.kv.pool.num_free == self.kv.pool.num_blocks
 

@@ -1,4 +1,4 @@
-"""Submission: what can never fit is turned away at the door, with what it needs and what there is."""
+"""Submission: requests that can never fit are refused at once, with need and capacity."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from schedtop.engine.scheduler.books.state import State
 
 
 def refuse(state: State, request: Request) -> Refusal | None:
-    """Why a request cannot be served by this engine, ever; None if it can."""
+    """Why this engine can never serve a request; None if it can."""
     prompt, config = request.num_prompt_tokens, state.config
     if prompt < 1:
         return _refusal(request, "the prompt is empty: it needs at least 1 token", 1, 0)
@@ -44,7 +44,7 @@ def _refuse_unchunked(state: State, request: Request) -> Refusal | None:
 
 
 def _refuse_images(state: State, request: Request) -> Refusal | None:
-    """An image is encoded whole, in one step, and kept whole."""
+    """An image is encoded and cached whole, in one step."""
     encoder = state.encoder
     if encoder is None or not state.config.refuses_images or not request.images:
         return None

@@ -1,1 +1,1 @@
-"""The passes of a step: running requests first, then those who wait; preemption, and the plan that comes of it."""
+"""The passes of a step: running requests first, then waiting ones; preemption, and the resulting plan."""

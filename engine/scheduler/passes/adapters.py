@@ -8,7 +8,7 @@ from schedtop.engine.scheduler.books.state import State
 
 
 class AdapterSlots:
-    """The adapters of the step so far: those that its running pass scheduled, then those it admits."""
+    """The adapters of the step so far: those of scheduled running requests, then those of admitted ones."""
 
     def __init__(self, state: State, lines: AdapterLines) -> None:
         self.lines = lines
@@ -23,7 +23,7 @@ class AdapterSlots:
         return bool(adapter) and adapter not in self.used and len(self.used) >= self.max_loras
 
     def pass_over(self, request: Request) -> bool:
-        """Whether the request's adapter does not fit; then nobody who asks for it is a head in this step."""
+        """Whether the request's adapter does not fit; if so, none of its requests is a head in this step."""
         if not self.is_shut(request):
             return False
         self.lines.closed.add(request.adapter)

@@ -17,7 +17,7 @@ from schedtop.engine.scheduler.passes.deferral import pass_deferred
 
 
 class AdmissionPass:
-    """One step's pass over the queue. `stopped` says why the head had to stay, None while nothing did."""
+    """One step's pass over the queue. `stopped` says why the head had to stay, or None."""
 
     def __init__(self, state: State, planned: PlannedStep) -> None:
         self.state = state
@@ -46,12 +46,12 @@ class AdmissionPass:
         pass_deferred(self.state, self.planned, stopped=self.stop_before_look() is not None)
 
     def stop(self, head: Head) -> None:
-        """Nobody behind this head is looked at."""
+        """Stop the pass: nothing behind this head is considered."""
         self.planned.head = head
         self.planned.limiter = Limiter(head.reason)
 
     def stop_before_look(self) -> Head | None:
-        """Limits that stop the pass whoever is at the head."""
+        """Limits that stop the pass whatever the head."""
         limits, waiting, size = self.state.limits, self.state.waiting, self.state.table.size
         if self.token_left <= 0:
             return Head(waiting.first_number, Limiter.TOKEN_BUDGET, limits.token_budget, self.token_left)
@@ -156,7 +156,7 @@ class AdmissionPass:
         self.state.waiting.remove(request)
 
     def _take(self, request: Request, hit: Hit, chunk: int) -> None:
-        """Take the blocks of a hit, and those for the chunk behind it."""
+        """Allocate the blocks of a hit and those for the following chunk."""
         self.state.kv.admit(request, hit, chunk)
         self.state.kv.release_before_window(request, hit.num_tokens)
 
@@ -192,7 +192,7 @@ class AdmissionPass:
 
 
 def _started(state: State, row: int, request: Request, resumed: bool) -> Started:
-    """The tables may grow before the step is told of."""
+    """The tables may grow before the step is reported."""
     table, *further = (table.copy() for table in state.kv.tables(request))
     return Started(row, request, table, resumed, further)
 

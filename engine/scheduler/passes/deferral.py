@@ -1,4 +1,5 @@
-"""Who admission passes over without blocking anybody behind: those not ready, and those whose adapter is not in."""
+"""Requests that admission passes over without blocking others: those not ready, and those whose adapter does not
+fit."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from schedtop.engine.scheduler.books.state import PlannedStep, State
 
 
 def deferred_head(state: State) -> Head | None:
-    """The first deferred request with its reason, as the head of a queue in which nobody is ready."""
+    """The first deferred request with its reason, as the head of a queue without ready requests."""
     deferred = state.waiting.deferred
     if not deferred:
         return None
@@ -18,7 +19,7 @@ def deferred_head(state: State) -> Head | None:
 
 
 def pass_deferred(state: State, planned: PlannedStep, stopped: bool) -> None:
-    """The waiting pass has admitted everybody who is ready. `stopped`: a limit kept it from looking further."""
+    """The waiting pass has admitted every ready request. `stopped`: a limit kept it from looking further."""
     planned.looked_at_all = not stopped
     planned.head = deferred_head(state)
     shut = state.waiting.ready.shut()
@@ -32,7 +33,7 @@ def pass_deferred(state: State, planned: PlannedStep, stopped: bool) -> None:
 
 
 def skipped(state: State, planned: PlannedStep) -> list[Request]:
-    """Those that the step's waiting pass looked at and passed over, in order. To be asked before anything else."""
+    """Those that the step's waiting pass looked at and passed over, in order. Call it before anything else."""
     place = state.waiting.place
     passed_over = [*state.waiting.deferred, *planned.passed_over]
     if planned.passed_over:

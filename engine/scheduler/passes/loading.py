@@ -1,4 +1,4 @@
-"""Admission with a store outside: those who wait for a load come first, and a look-up goes on in the store."""
+"""Admission with an external store: requests waiting for a load come first, and look-ups continue in the store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from schedtop.engine.scheduler.passes.admission import AdmissionPass
 
 
 class LoadingPass(AdmissionPass):
-    """`aside` are those of the queue whom the store cannot answer yet: they return to their places."""
+    """`aside` are queued requests that the store cannot answer yet: they return to their places."""
 
     def __init__(self, state: State, planned: PlannedStep, loads: Loads) -> None:
         super().__init__(state, planned)

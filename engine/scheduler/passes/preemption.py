@@ -1,4 +1,4 @@
-"""Preemption: who must give way when blocks run out, and what that costs."""
+"""Preemption: which request gives way when blocks run out, and at what cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def pick_victim(state: State) -> int:
 def preempt(state: State, planned: PlannedStep, row: int, for_request: Request) -> None:
     """Take all blocks from a running request and queue it again; its outputs are kept, its state is not.
 
-    What the step had already planned for it leaves the step with its row.
+    Work the step had already planned for it is dropped with its row.
     """
     table, kv = state.table, state.kv
     request = table.rest(row)

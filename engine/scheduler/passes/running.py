@@ -88,7 +88,7 @@ def _can_release(state: State) -> BoolArray:
 
 
 def _grow(state: State, planned: PlannedStep, rows: RowArray, needs: IntArray) -> int | None:
-    """Give each row slots for `needs` tokens in all; returns the first row that the pool cannot serve."""
+    """Give each row slots for `needs` tokens in total; returns the first row that the pool cannot serve."""
     table, kv = state.table, state.kv
     room = table.room[rows]
     counts = -((room - needs) // kv.block)
@@ -134,7 +134,7 @@ def _note_growth(state: State, planned: PlannedStep, request: Request, blocks: l
 
 
 def _make_room(state: State, planned: PlannedStep, row: int, need: int) -> int | None:
-    """Preempt until a row gets its blocks; returns the row to plan again from, None if it had to go itself."""
+    """Preempt until a row gets its blocks; returns the row to plan again from, None if the row itself was preempted."""
     table, kv = state.table, state.kv
     request = table.requests[row]
     while (blocks := kv.grow(request, need)) is None:
@@ -160,7 +160,7 @@ def _make_room(state: State, planned: PlannedStep, row: int, need: int) -> int |
 
 
 def _is_alone(state: State) -> bool:
-    """One request runs, and no other holds a block."""
+    """Only one request runs, and no other holds a block."""
     return state.table.size == 1 and (state.loads is None or state.holds_all(state.table.requests[0]))
 
 
@@ -174,7 +174,7 @@ def _drop_drafts(state: State) -> bool:
 
 
 def _shorten_chunk(state: State) -> bool:
-    """Under a window, a chunk of a raised budget can ask for more than the pool at once: it takes what there is."""
+    """Under a window, a chunk of a raised budget can ask for more than the pool at once: it takes what is free."""
     table = state.table
     wanted = table.tokens.item(0)
     fits = state.kv.most_growth(table.requests[0], table.num_computed.item(0), wanted)
