@@ -1,4 +1,4 @@
-"""Forecasts on an engine that runs elsewhere: its steps are priced by a fit to those that were seen."""
+"""Forecasts for an attached engine: its step times are fitted to the steps seen."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from schedtop.engine.whatif.forecast import Forecast
 
 LEAST_STEPS = 200
 MOST_STEPS = 1_000
-"""Newest ones that are kept: what the server does now, not what it did an hour ago."""
+"""Most recent steps kept: how the server behaves now, not an hour ago."""
 MOST_ENDS = 500
 
 
 class SeenSteps:
-    """The newest steps of an engine, and how long its answers became."""
+    """The newest steps of an engine, and the lengths of its answers."""
 
     def __init__(self) -> None:
         self._records: deque[StepRecord] = deque(maxlen=MOST_STEPS)
@@ -30,11 +30,11 @@ class SeenSteps:
         self._started_at = 0.0
 
     def through(self, link: Link) -> Link:
-        """`link`, with an eye on what comes through it."""
+        """`link`, observed."""
         return _Watched(link, self)
 
     def begin(self, header: Header) -> None:
-        """Steps of another session say nothing about this one's."""
+        """Steps of another session say nothing about this one."""
         if header.started_at != self._started_at:
             self._started_at = header.started_at
             self._records.clear()

@@ -13,7 +13,7 @@ from schedtop.engine.contract.files.inputs import looks_like_case
 from schedtop.engine.runner.loading.model_files import DEFAULT_MODEL, check_extra
 
 CPU_LOAD = {"scale": 0.2, "rate": 1.0}
-"""Lengths and arrivals that a few cores can keep up with."""
+"""A load that a few cores can keep up with."""
 
 
 def choose_default(flags: Mapping[str, Any]) -> tuple[dict[str, Any], str]:

@@ -1,4 +1,4 @@
-"""`schedtop diff`: where two recordings part."""
+"""`schedtop diff`: where two recordings diverge."""
 
 from __future__ import annotations
 

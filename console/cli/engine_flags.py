@@ -194,7 +194,7 @@ def engine_config(flags: Mapping[str, Any], **changes: Any) -> EngineConfig:
 
 
 def pick_device(flags: Mapping[str, Any]) -> str:
-    """The device that was named, or the one that suits the model."""
+    """The named device, or the one that suits the model."""
     device, model = flags.get("device"), flags.get("model")
     if device is not None:
         if device.startswith("sim:") and model is not None:

@@ -1,4 +1,4 @@
-"""How errors leave the program: one line on stderr, and an exit code."""
+"""How errors reach the user: one line on stderr, and an exit code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def exit_code_of(error: BaseException) -> int:
     if _lacks_memory(error):
         say("not enough memory: give it more, or ask for less (a smaller model or pool, a part of the file)")
         return FAILED
-    # Errors of settings, files and channels are our own, each with one clear line.
+    # Errors of settings, files and channels already have one clear line each.
     if type(error).__module__.startswith("schedtop."):
         say(str(error))
         return BAD_INPUT

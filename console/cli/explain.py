@@ -61,7 +61,7 @@ def command(
 
 
 def _measured(recording: Recording, log: Log, device: str | None) -> dict[str, TriedValues]:
-    """What remedies would do, by finding; each from the last step of its strongest look."""
+    """The effect of remedies, by finding; each from the last step of its strongest look."""
     from schedtop.console.explain.tries import Tries
     from schedtop.console.knobs.forecast import Forecaster
     from schedtop.console.past.recorded.history import RecordedHistory

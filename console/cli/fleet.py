@@ -23,9 +23,9 @@ from schedtop.engine.scrape.window import Window, describe, merged, percentile
 
 FETCH_EVERY_S = 1.0
 GRACE_S = 2.0
-"""A step may take as long: until then an engine's silence is no idleness."""
+"""A step may take this long: until then a silent engine is not idle."""
 MOST_PATIENT_S = 30.0
-"""A server that does not answer is asked ever less often, but at least this often."""
+"""A server that does not answer is polled less and less often, but at least this often."""
 
 
 def is_page(address: str) -> bool:
@@ -52,7 +52,7 @@ class Member(Protocol):
 
 
 class PageRows:
-    """What one server's page has said so far. `state` says why nothing new arrives."""
+    """The readings of one server's page so far. `state` says why nothing new arrives."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -124,7 +124,7 @@ class PageMember(PageRows):
             engines = self._fetcher.fetch()
         except PageError as error:
             return self._failed(str(error))
-        except Exception as error:  # whatever a server sends, the console continues
+        except Exception as error:  # whatever a server sends, the console keeps running
             return self._failed(f"{type(error).__name__}: {error}")
         self.take(self._now(), engines)
         self.on_page(time.time(), self.name, engines, "")
@@ -176,7 +176,7 @@ class EngineMember:
 
 
 class _Later:
-    """A link that is opened by the feed's own thread: one that does not answer must not hold the screen up."""
+    """A link opened on the feed's own thread: one that does not answer must not block the screen."""
 
     def __init__(self, connect: Callable[[], Link]) -> None:
         self._connect = connect

@@ -1,4 +1,4 @@
-"""What engines that crashed left on disk: offered at the next start, opened as recordings."""
+"""Flights of crashed engines on disk: offered at the next start, opened as recordings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def flights_root() -> Path:
 
 
 def offer() -> str:
-    """One line about an engine that crashed since the last start, and what opens its last minutes; empty of none."""
+    """One line about an engine that crashed since the last start, and the command that opens its last minutes; empty if
+    none."""
     for folder in crashed(flights_root()):
         with suppress(FileExistsError, OSError):
             (folder / _OFFERED).touch(mode=0o600, exist_ok=False)

@@ -1,4 +1,4 @@
-"""Forecasts for the console, worked out in a process of their own so that keys stay prompt.
+"""Forecasts for the console, computed in a separate process so that keys stay responsive.
 
 `python -m schedtop.console.cli.forecast_process` is that process: length-prefixed msgpack in on stdin, out on stdout.
 """
@@ -52,7 +52,7 @@ class ForecastProcess:
         recent: Sequence[Arrival],
         cost: LinearCost | None = None,
     ) -> Forecast:
-        """Raises `ForecastError`. `cost` is how long steps take, where the header does not say."""
+        """Raises `ForecastError`. `cost` gives step times, if the header does not."""
         from schedtop.engine.whatif.forecast import Forecast
 
         if self._device is not None:

@@ -85,7 +85,7 @@ def command(
                 for end in ends or ["nothing to try: these are the values in force"]:
                     say(end)
             versions = [engine.set(changes, None, dry_run=True).knobs_version for engine in engines]
-    with ExitStack() as links:  # what was set may move other limits: the engine says which
+    with ExitStack() as links:  # setting one limit may move others: the engine says which
         tables = []
         for engine, version in zip_longest(open_engines(links, found, token_file, read_only=True), versions):
             engine.catch_up(version or 0)

@@ -118,7 +118,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         code = cli.main(arguments, prog_name="schedtop", standalone_mode=False)
     except BrokenPipeError:
-        # Whoever read our output has gone; what is left of it goes nowhere, quietly.
+        # The reader of our output has gone; the rest is silently discarded.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 1
     except (Exception, KeyboardInterrupt) as error:

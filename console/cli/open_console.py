@@ -39,7 +39,7 @@ REPORT_S = 30.0
 JOIN_WITHIN_S = 10.0
 END_WITHIN_S = 1.0
 RECORDED_WITHIN_S = 6.0
-"""A recording is worth the wait for its last steps."""
+"""Longer with a recording, so that its last steps are written."""
 
 
 def open_console(flags: Mapping[str, Any], bare: bool = False) -> int:
@@ -117,11 +117,11 @@ def _ended_with(process: EngineProcess, within_s: float) -> Iterator[None]:
         running = process.process.poll() is None
         if process.close(within_s) == -signal.SIGKILL and running:
             say(f"the engine did not end within {within_s:g} s and was killed")
-            discard(flights_root(), process.process.pid)  # on purpose: nothing to look into
+            discard(flights_root(), process.process.pid)  # ended on purpose: nothing to investigate
 
 
 def _print_report(config: EngineConfig, slo: Slo | None) -> int:
-    """Plain text, no escapes: what 30 seconds of this engine come to."""
+    """Plain text without escapes: the report of 30 seconds of this engine."""
     import msgspec
     from schedtop.engine.offline.headless import run_headless
 

@@ -1,4 +1,4 @@
-"""What commands write: all of it passes here, so that no name from outside reaches a terminal as it is."""
+"""The output of commands: all of it passes through here, so that no outside name reaches a terminal unescaped."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def show_json(document: Any) -> None:
 
 
 def show_progress(text: str) -> None:
-    """What is being done, over the last such line of a terminal's stderr; an empty text erases it."""
+    """The current activity, replacing the last such line on a terminal's stderr; an empty text erases it."""
     click.echo(ERASED_LINE + one_line(text), nl=False, err=True)

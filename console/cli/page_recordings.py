@@ -1,4 +1,4 @@
-"""Metrics pages recorded, and shown again."""
+"""Records metrics pages and replays them."""
 
 from __future__ import annotations
 

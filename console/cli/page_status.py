@@ -1,4 +1,4 @@
-"""The state of a vLLM or SGLang server from its metrics page, as plain text: less than an engine's steps say."""
+"""The state of a vLLM or SGLang server from its metrics page, as plain text; an engine's steps say more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages between the console and a process that works something out for it: each behind its length."""
+"""Length-prefixed messages between the console and a helper process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def write_message(stream: IO[bytes], body: bytes) -> None:
-    """Write one message. Raises `OSError` where nobody reads any more."""
+    """Write one message. Raises `OSError` if the reader is gone."""
     stream.write(_LENGTH.pack(len(body)) + body)
     stream.flush()
 

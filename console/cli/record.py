@@ -24,7 +24,7 @@ from schedtop.engine.recording import RecordingWriter
 
 LOOK_EVERY_S = 0.2
 HEADER_WITHIN_S = 30.0
-"""An engine that is still loading its model answers late."""
+"""An engine that is still loading its model is slow to answer."""
 END_WITHIN_S = 10.0
 
 
@@ -101,7 +101,7 @@ class Recorder:
         return totals.finished + totals.aborted
 
     def run(self, duration_s: float | None) -> None:
-        """Record until the engine ends, the time is over (with all that was told by then) or `stopped`.
+        """Record until the engine ends, time is up (with everything reported by then) or `stopped`.
 
         Raises `ChannelError`, `RecordingError`.
         """
@@ -156,7 +156,7 @@ class Recorder:
             self._writer.close()
 
     def told(self) -> str:
-        """What became of it, in one line."""
+        """The outcome, in one line."""
         if self._writer is None:
             return f"{self._path}: nothing was recorded"
         since = "the engine's start" if not self._first_step else f"step {self._first_step}"

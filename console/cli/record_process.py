@@ -1,4 +1,4 @@
-"""A recording that the console begins and ends, written by its own process.
+"""A recording that the console starts and stops, written by a separate process.
 
 `python -m schedtop.console.cli.record_process ADDRESS FILE [TOKEN_FILE]` is that process. It ends with its stdin.
 """
@@ -36,7 +36,7 @@ class RecordProcess:
         )
 
     def ended(self) -> str | None:
-        """How the recording ended of itself, in one line; None while it continues."""
+        """Why the recording ended by itself, in one line; None while it continues."""
         if self._process is None or self._process.poll() is None:
             return None
         return self.stop()

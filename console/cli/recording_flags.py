@@ -1,4 +1,4 @@
-"""What the commands over a recording share: opening it, reporting damage once, and a progress bar."""
+"""Shared by the commands on recordings: opening one, reporting damage once, and a progress bar."""
 
 from __future__ import annotations
 

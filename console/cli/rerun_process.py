@@ -24,7 +24,7 @@ TOLD_EVERY_S = 0.1
 
 
 class RerunError(Exception):
-    """There is no outcome; the text says why."""
+    """No outcome; the text says why."""
 
 
 class RerunProcess:
@@ -72,7 +72,7 @@ class RerunProcess:
 
 
 def beginner(path: str, slo: str | None, device: str | None) -> Callable[..., RerunProcess]:
-    """What a replay of the recording at `path` begins its runs with."""
+    """The starting point for re-runs of the recording at `path`."""
 
     def begin(changes: Mapping[str, Any], index: int | None, snapshot: Snapshot | None) -> RerunProcess:
         from schedtop.engine.whatif.rerun import Question
@@ -112,7 +112,7 @@ def main() -> None:
     ladders = Ladder(), Ladder(), Ladder()
     try:
         found = rerun(msgspec.msgpack.decode(body, type=Question), on_progress, ladders)
-    except Exception as error:  # whatever it is explains why there is no outcome
+    except Exception as error:  # any error explains why there is no outcome
         known = isinstance(error, ValueError | OSError | RecordingError) and str(error)
         tell("", 1.0, str(error) if known else f"{type(error).__name__}: {error}".rstrip(": "))
     else:

@@ -1,4 +1,4 @@
-"""FILE and the engine's flags as a scenario that can be run again and again."""
+"""FILE and the engine's flags as a repeatable scenario."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOT_HERE = {
     **dict.fromkeys(("model", "draft_model", "dtype"), "it runs no model; leave it out"),
     **dict.fromkeys(("record", "record_text", "metrics_port", "real_time"), "leave it out"),
 }
-"""Engine flags that mean nothing for a run that is repeated on simulated time, and what to do instead."""
+"""Engine flags without meaning for a repeatable run on simulated time, and what to do instead."""
 
 
 def open_scenario(

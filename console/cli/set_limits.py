@@ -1,4 +1,4 @@
-"""A change of limits from a script, on one engine or on several: all or none, for good or on trial."""
+"""Changes limits from a script, on one engine or several: all or none, permanently or on trial."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from schedtop.engine.contract.knobs import KnobError, check_value, parse_assignm
 from schedtop.engine.contract.telemetry import Bye, Header, Notice, Outgoing, Reply, Snapshot, StepRecord, Trial
 
 ANSWER_WITHIN_S = 30.0
-"""An engine that is still loading its model answers late."""
+"""An engine that is still loading its model is slow to answer."""
 CONFIRM_WITHIN_S = 30.0
 """A trial that is to be kept reverts by itself only this long after its time: the confirmation may take a while."""
 CATCH_UP_WITHIN_S = 10.0
@@ -30,7 +30,7 @@ Kind = TypeVar("Kind", bound=Outgoing)
 class RunningEngine:
     """One engine whose limits are read and set. Raises `ChannelError` with the engine's reason if it hangs up.
 
-    `knobs` are those that its records told last: a server's engine may have been told others for its next step.
+    `knobs` are those of its newest record: a server's engine may have others for its next step.
     """
 
     def __init__(self, link: ChannelClient) -> None:
@@ -78,7 +78,7 @@ class RunningEngine:
         return message
 
     def catch_up(self, version: int) -> None:
-        """Wait until its records show this version of the knobs, if they do within a few steps."""
+        """Wait a few steps for its records to show this version of the knobs."""
         until_s = time.monotonic() + CATCH_UP_WITHIN_S
         while self.knobs_version < version and (left_s := until_s - time.monotonic()) > 0:
             self.look(left_s)
@@ -124,7 +124,7 @@ def set_everywhere(addresses: Sequence[str], words: str, token_file: str | None 
 
 def set_all(engines: Sequence[RunningEngine], values: Mapping[str, Any], **how: Any) -> tuple[list[str], str]:
     """Set the same limits everywhere: the engines' warnings, and why one refused (then nothing is changed)."""
-    for engine in engines:  # asked first, so that a change is undone only where something came between
+    for engine in engines:  # checked first, so that a change needs undoing only if something came between
         known = engine.knobs_version
         reply = engine.set(values, known, dry_run=True)
         if not reply.ok and reply.knobs_version > known:

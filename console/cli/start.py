@@ -1,4 +1,4 @@
-"""The installed `schedtop`: what must hold before the command line itself is loaded, and after it is done."""
+"""The installed `schedtop`: set-up before the command line itself is loaded, and clean-up after it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def program() -> None:
     """Run the command line, and end the process."""
     handler = signal.getsignal(signal.SIGINT)
     if handler is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl+C while modules load: an end without a traceback
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl+C while modules load: exit without a traceback
     _open_streams()
     from schedtop.console.cli.main import main
     from schedtop.engine.serving.quiet_exit import leave
@@ -26,7 +26,7 @@ def program() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # nothing is left to interrupt
     try:
         sys.stdout.flush()
-    except (OSError, ValueError):  # the writer has reported it; the rest goes nowhere
+    except (OSError, ValueError):  # the writer has reported it; the rest is discarded
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     leave(code)
 

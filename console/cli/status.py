@@ -15,7 +15,7 @@ from schedtop.engine.contract.latencies.slo import Slo, parse_slo
 from schedtop.engine.contract.telemetry import Bye
 
 LISTEN_S = 2.0
-"""So long the engine is listened to: where it keeps no minutes, rates and findings need some steps."""
+"""How long to listen to the engine: without its last minutes, rates and findings need some steps."""
 CATCH_UP_S = 30.0
 
 
@@ -49,11 +49,11 @@ class Listener:
         return True
 
     def listen_long(self, seconds: float) -> bool:
-        """Listen so long, and longer if the engine's last minutes are still being read; False at its end."""
+        """Listen this long, and longer while the engine's last minutes are still being read; False at its end."""
         return self.listen(after(seconds)) and self.listen(after(CATCH_UP_S), wait_s=0.0)
 
     def facts(self, last: bool = False) -> dict[str, object]:
-        """What is known now; `last`: nobody looks again, so what every look found counts."""
+        """The present state; `last`: there is no later look, so what every look found counts."""
         from schedtop.console.status import facts
 
         self.watch.log.look(last=last)

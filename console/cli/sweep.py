@@ -87,7 +87,7 @@ def _cores() -> int:
 
 
 def _default_results(scenario: Scenario, slo: Slo | None) -> Path:
-    """A separate file for everything that is swept with the same base."""
+    """One results file per base."""
     from schedtop.engine.whatif.sweep import run_key
 
     folder = user_cache_path("schedtop") / "sweeps"

@@ -1,4 +1,4 @@
-"""What the terminal can show, as its environment says."""
+"""What the terminal can show, judging by its environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags that would change nothing beside the others: refused, so that nobody believes in them."""
+"""Flags without effect beside the others: refused, so that they do not mislead."""
 
 from __future__ import annotations
 

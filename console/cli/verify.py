@@ -90,7 +90,7 @@ def _recording(path: Path, as_json: bool) -> tuple[bool, dict[str, Any] | str]:
 
 
 def recording_text(verdict: RecordingVerdict) -> str:
-    """How far the decisions agree, or what was decided otherwise."""
+    """How far the decisions agree, or the first difference."""
     if verdict.difference is not None:
         lines = [f"{verdict.name}: differs at step {verdict.difference.step}, {verdict.difference.clock_s:.3f} s"]
         width = max(len(part.field) for part in verdict.difference.parts)

@@ -1,4 +1,4 @@
-"""Who sends commands from here."""
+"""The name of this console's user, sent with commands."""
 
 from __future__ import annotations
 

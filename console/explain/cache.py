@@ -1,4 +1,4 @@
-"""A falling hit rate: the prefix cache gives less than it did, and why."""
+"""A falling hit rate: the prefix cache hits less than before, and why."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def find_falling(window: Window) -> Finding | None:
 
 
 def find_lost(window: Window) -> Finding | None:
-    """Prompt tokens that the cache had, and had thrown out before they were asked for again."""
+    """Prompt tokens that the cache held, and evicted before they were needed again."""
     trend = window.trend
     before = next((second for second in reversed(trend) if second.end_s <= window.from_s), None)
     found = trend[-1].lookups if before is None else trend[-1].lookups.since(before.lookups)

@@ -1,4 +1,4 @@
-"""More state than the pool holds: preemptions, work done twice, and requests that go round in a loop."""
+"""More state than the pool holds: preemptions, recomputed work, and requests that loop."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def recomputed_share(window: Window) -> float:
 
 
 def _latency_link(window: Window) -> Link:
-    """TTFT and ITL, each before and since the first preemption where both sides have samples enough."""
+    """TTFT and ITL, each before and since the first preemption, if both sides have enough samples."""
     seq = window.preemptions[0].seq
     later = window.firsts[:, 0] >= seq
     gap_later = window.steps["seq"][window.itl_step] >= seq

@@ -86,7 +86,7 @@ def _forget(best: dict[float, tuple[float, int]]) -> None:
 
 
 def _host_links(window: Window) -> tuple[Link, ...]:
-    """What the machine gave the engine meanwhile, as far as is known."""
+    """What the host gave the engine meanwhile, as far as known."""
     hosts = [item.event for item in window.facts.hosts if item.seq >= window.first_seq]
     if not hosts:
         return ()

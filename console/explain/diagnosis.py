@@ -1,4 +1,4 @@
-"""A diagnosis: takes messages in, and says what it finds in the window before the newest one."""
+"""A diagnosis: takes in messages and reports findings in the window before the newest one."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ FINDERS: Mapping[str, Callable[[Window], Finding | None]] = {
     "idle-device": device.find_idle,
     "front-end": device.find_front_end,
 }
-"""Who looks for each finding of `table.RULES`."""
+"""The detector of each finding in `table.RULES`."""
 
 ACROSS_CHANGES = frozenset(
     ("starved-after-change", "hit-rate-falling", "no-progress", "slow-device", "idle-device", "front-end")
 )
-"""Findings that a knob change does not put an end to. Others count from the newest change on: what was under the
+"""Findings that a knob change does not put an end to. Others count from the newest change on: evidence from under the
 old limits must not advise on the new ones."""
 
 

@@ -1,4 +1,4 @@
-"""Ends that are not successes: answers cut off, requests refused, prompts computed for nothing."""
+"""Unsuccessful ends: answers cut off, requests refused, prompts computed for nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a diagnosis keeps of the records: one row of numbers per step, and the events of the recent past."""
+"""What a diagnosis keeps of the records: one row of numbers per step, and recent events."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ class Second:
 
     @property
     def backlog_tokens(self) -> int:
-        """Still to compute, but for what there was before the first record."""
+        """Work still to compute, except for requests from before the first record."""
         totals = self.totals
         done = totals.scheduled_tokens - totals.recomputed_tokens - totals.rejected_draft_tokens
         return self.demand_tokens - self.dropped_tokens - done - totals.cached_tokens
@@ -167,7 +167,7 @@ class Facts:
         self._deferred_since_s: float | None = None
 
     def take_header(self, header: Header) -> None:
-        """A header of another session makes all that was known void."""
+        """The header of another session resets everything."""
         if self.header is not None and self.header.started_at != header.started_at:
             self._forget()
             self.seq = -1
@@ -326,7 +326,7 @@ class Facts:
         return found
 
     def _part(self, number: int) -> None:
-        """Forget a request except its id: later events may still name it."""
+        """Drop a request except its id, which later events may still name."""
         gone = self.known.pop(number, None)
         if gone is not None:
             self._ids[number] = gone.arrival.id
@@ -340,7 +340,7 @@ class Facts:
         return f"#{number}" if found is None else text.clean(found, 40)
 
     def _fold(self) -> None:
-        """Turn the records that came since the last time into rows: many at once cost little more than one."""
+        """Turn records since the last call into rows: many at once cost little more than one."""
         records, self._unfolded = self._unfolded, []
         if not records:
             return

@@ -16,7 +16,7 @@ _NAMED = 3
 
 
 def find_starving(window: Window) -> Finding | None:
-    """Waiting requests that many later arrivals have overtaken, or that wait far longer than the others did."""
+    """Waiting requests that many later arrivals have overtaken, or that wait far longer than others did."""
     usual_s = float(np.median(window.firsts[:, 3])) if len(window.firsts) >= table.MIN_FIRSTS.value else None
     starving, overtaken = _starving(window, usual_s)
     if not starving or not len(window.steps):
@@ -53,7 +53,7 @@ def find_starving(window: Window) -> Finding | None:
 
 
 def _starving(window: Window, usual_s: float | None) -> tuple[list[Known], dict[int, int]]:
-    """Who starves, the longest wait first; and how many overtook each of those who wait."""
+    """Starving requests, longest wait first; and how many requests overtook each waiting one."""
     overtaken = window.facts.overtaken()
     arrivals = [known.arrival for known in window.facts.known.values()]
     parted = len({(arrival.priority, arrival.client) for arrival in arrivals}) > 1
@@ -84,7 +84,7 @@ def _worst(window: Window, worst: Known, overtaken: dict[int, int]) -> Link:
 
 
 def _by_class(window: Window, starving: list[Known], usual_s: float | None) -> Link:
-    """Who starves in each class, and for how long."""
+    """Starving requests by class, and for how long."""
     words, numbers = [], dict[str, Number](starving=len(starving), usual_wait_s=usual_s)
     for priority in sorted({known.arrival.priority for known in starving}):
         mine = [known for known in starving if known.arrival.priority == priority]
@@ -115,7 +115,7 @@ def _by_client(window: Window, starving: list[Known]) -> tuple[Link, ...]:
 
 
 def find_deferred(window: Window) -> Finding | None:
-    """Requests that wait for something that is not the scheduler's."""
+    """Requests that wait for something outside the scheduler."""
     deferred = window.facts.deferred
     waiting = int(window.records["waiting"][-1]) if len(window.records) else 0
     total = sum(deferred.values())

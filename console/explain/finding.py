@@ -1,4 +1,4 @@
-"""What a diagnosis says: a finding, its causal chain, the steps it rests on, and the knob it suggests."""
+"""A finding: its causal chain, the steps it rests on, and the knob it suggests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Held back by a knob change: before it the limit held hardly anyone, since then it does."""
+"""Held back by a knob change: the limit held hardly any request before it, and does since."""
 
 from __future__ import annotations
 

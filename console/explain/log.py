@@ -1,4 +1,4 @@
-"""What was found over time: the present findings, and those that held once."""
+"""Findings over time: present ones, and those that held earlier."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Log:
         )
 
     def _superseded(self, entry: Entry) -> bool:
-        """It ended as another took its place that says the same and more."""
+        """It ended because another finding that says the same and more replaced it."""
         others = [self.entries[name] for name in table.BY_ID[entry.best.id].yields_to if name in self.entries]
         near_s = self.diagnosis.window_s
         return all(

@@ -1,4 +1,4 @@
-"""More work arrives than the engine serves, for as long as one can look back."""
+"""More work arrives than the engine serves, over the whole window."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _backlog(window: Window) -> Link:
 
 
 def _limits(window: Window) -> Link:
-    """What held the head, by share of the steps with a queue."""
+    """What held the head, as shares of the steps with a queue."""
     queued = window.queued_steps
     shares = {reason: float(queued.reason_mask(reason).mean()) for reason in Limiter if reason is not Limiter.NONE}
     told = sorted(((share, reason) for reason, share in shares.items() if share >= 0.05), reverse=True)[:3]

@@ -93,7 +93,7 @@ def _remedies(finding: Finding, outcome: TriedValues | None) -> list[str]:
 
 
 def extent_words(finding: Finding) -> str:
-    """What the figures rest on: window and samples."""
+    """The basis of the figures: window and samples."""
     return (
         f"window of {seconds(finding.window_s)} that ends at {seconds(finding.to_s)},"
         f" {some(finding.num_steps, 'step')}, n={finding.n} ({finding.what})"

@@ -1,4 +1,4 @@
-"""Requests wait although there is room: which check holds the head, and whom the head holds."""
+"""Requests wait although there is room: which check holds the head, and which requests the head blocks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def find_low_use(window: Window) -> Finding | None:
 
 
 def find_watermark(window: Window) -> Finding | None:
-    """The head would fit but for the watermark."""
+    """The head would fit without the watermark."""
     share = window.reason_share(Limiter.WATERMARK)
     if not window.queue_lasts or share < table.MAIN_SHARE.value:
         return None

@@ -1,4 +1,4 @@
-"""Which knob lets the head of the queue go, by what holds it."""
+"""Which knob releases the head of the queue, by what holds it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a finding's knobs would do, measured: the forecaster runs a few values of each, off the screen's thread."""
+"""The measured effect of a finding's knobs: the forecaster runs a few values of each, off the screen's thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from schedtop.console.knobs.staged import Staging
 from schedtop.engine.contract.knobs import BY_NAME, KnobError, KnobValue, in_force
 
 FRESH_S = 20.0
-"""A forecast from a state of the engine's clock older than this is made again while somebody looks."""
+"""A forecast older than this, on the engine's clock, is renewed while its finding is shown."""
 NOTABLE = 0.02
 """Of a figure; a smaller change is none."""
 WEIGHTS = {"ttft_p50_s": 1.0, "ttft_p95_s": 1.0, "itl_p50_s": 0.5, "itl_p95_s": 1.0, "output_tokens_per_s": 2.0}

@@ -1,4 +1,4 @@
-"""TTFT is up while ITL is smooth: who holds the queue, and what the budget is spent on."""
+"""TTFT is up while ITL is smooth: what holds the queue, and what the budget is spent on."""
 
 from __future__ import annotations
 

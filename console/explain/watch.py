@@ -31,7 +31,7 @@ class Watch:
         self.log.take(message)
 
     def look_if_due(self, view: View) -> None:
-        """Look if a second has passed on the console's clock."""
+        """Look, if a second has passed on the console's clock."""
         now_s = view.now()
         if self._looked_at_s is None:
             self._looked_at_s = now_s

@@ -1,4 +1,4 @@
-"""What staged knobs would do, worked out by whoever started the console, off the screen's thread."""
+"""The effect of staged knobs, computed by the owner of the console, off the screen's thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from schedtop.engine.contract.telemetry import Arrival, Header, Snapshot
 
 RECENT_ARRIVALS = 200
 AGAIN_AFTER_S = 5.0
-"""Where there was no forecast: what was missing may be known by now."""
+"""Retry interval without a forecast: what was missing may be known by now."""
 
 
 class Estimate(Protocol):
@@ -121,7 +121,7 @@ class Forecaster:
             header, snapshot, recent = present or self.present()
             try:
                 return self._make_forecast(header, snapshot, values, recent)
-            except Exception as error:  # whatever it is explains why there is no forecast
+            except Exception as error:  # any error explains why there is no forecast
                 return text.clean(error) or type(error).__name__
 
     def _recent(self) -> list[Arrival]:

@@ -1,4 +1,4 @@
-"""Named sets of knob values: some that come with the console, and the operator's own in `presets.toml`."""
+"""Named sets of knob values: built-in ones, and the operator's own in `presets.toml`."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def save_preset(folder: Path, name: str, values: Mapping[str, KnobValue]) -> Pat
     Raises `PresetError` for a name it cannot have and for a file that cannot be kept so, `OSError`.
     """
     check_name(name)
-    path = (folder / FILE).resolve()  # a link stays one
+    path = (folder / FILE).resolve()  # keep a symlink a symlink
     document = _document(path)
     table = document.get(name)
     if not isinstance(table, Table):

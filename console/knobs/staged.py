@@ -1,4 +1,4 @@
-"""The knob staging: values staged for a change, their bounds, and the way back. No drawing here."""
+"""Staged knob values: their bounds, and how to undo them. No drawing here."""
 
 from __future__ import annotations
 

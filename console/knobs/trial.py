@@ -25,7 +25,7 @@ class Pending:
 
 
 class Trials:
-    """Follows what the engine says. It keeps the clock: this console may be one of several, or gone by then."""
+    """Follows what the engine says. The engine keeps the time: this console may be one of several, or gone by then."""
 
     def __init__(self, history: Past, now: Callable[[], float]) -> None:
         self._now = now

@@ -1,1 +1,1 @@
-"""A request's life: its steps, its phases, its slow gaps and who caused them."""
+"""A request's life: its steps, its phases, its slow gaps and their causes."""

@@ -1,4 +1,4 @@
-"""A request's way through the records: the steps it was in, and what it did all the time. No drawing here."""
+"""A request's path through the records: the steps it was in, and what it did between them. No drawing here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request does at each moment of its life: one classification for bar, figures, title and tables."""
+"""What a request does at each moment: one classification for bar, figures, title and tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One request's life as it is known: its steps, its slow gaps and who made them. No drawing here."""
+"""What is known of one request's life: its steps, its slow gaps and their causes. No drawing here."""
 
 from __future__ import annotations
 

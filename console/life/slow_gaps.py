@@ -1,4 +1,4 @@
-"""Slow gaps of a request and what made them long, and the steps in which it made others wait. No drawing here."""
+"""A request's slow gaps and their causes, and the steps in which it delayed others. No drawing here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from schedtop.engine.contract.reading import IntArray, row_matrix
 from schedtop.engine.contract.telemetry import Limiter, Preemption, RowFlag, StepRecord
 
 MOST_COUNTED = 512
-"""Steps looked at for who got the tokens."""
+"""Steps examined for which requests got the tokens."""
 
 
 class Blamer:
@@ -97,7 +97,7 @@ def _cause(life: Life, history: Past, span: list[StepRecord], starved: set[int])
 
 
 def _budget_cause(history: Past, records: list[StepRecord]) -> str:
-    """Who got the tokens of steps that gave the request none."""
+    """Which requests got the tokens of steps that gave this one none."""
     rows = np.concatenate([row_matrix(record) for record in records[-MOST_COUNTED:]], axis=1)
     numbers, places = np.unique(rows[NUMBER], return_inverse=True)
     tokens_of = np.bincount(places, weights=rows[TOKENS]).astype(np.int64).tolist()
@@ -113,7 +113,7 @@ def _budget_cause(history: Past, records: list[StepRecord]) -> str:
 
 
 def _step_cause(life: Life, history: Past, record: StepRecord) -> str:
-    """Whose tokens made a step long."""
+    """Which requests' tokens made a step long."""
     took = f"step {record.step} took {text.ms_unit(record.end_s - record.start_s)}"
     chunks = _chunks(row_matrix(record), life.number)[:2]
     if not chunks:
