@@ -21,6 +21,9 @@ from schedtop.engine.contract.files.written import make_folder
 from schedtop.engine.contract.latencies.slo import Slo, parse_slo
 from schedtop.engine.decide_again.scenario import Scenario
 
+LINES = 10
+"""Of progress where there is no terminal, at most."""
+
 
 @click.command("sweep")
 @click.argument("file", metavar="FILE")
@@ -112,7 +115,7 @@ def _check(path: Path) -> None:
 
 @contextmanager
 def _progress(path: Path, shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar over the runs on the terminal; elsewhere one line if earlier runs were found."""
+    """A bar over the runs on the terminal, elsewhere a line after each tenth; and a line if earlier runs were found."""
     bar: Any = None
     if shown:
         from rich.console import Console
@@ -124,11 +127,14 @@ def _progress(path: Path, shown: bool) -> Iterator[Callable[[int, int], None]]:
     counts: list[tuple[int, int]] = []
 
     def on_done(done: int, total: int) -> None:
-        if done and not counts:
-            say(f"{done} of {total} runs were done before ({path}; --fresh runs them again)")
+        before = counts[0][0] if counts else None
         counts[:] = [(done, total)]
+        if done and before is None:
+            say(f"{done} of {total} runs were done before ({path}; --fresh runs them again)")
         if bar is not None:
             bar.update(task, completed=done, total=total)
+        elif before is not None and done * LINES // total > before * LINES // total:
+            say(f"{done} of {total} runs")
 
     try:
         yield on_done

@@ -93,13 +93,21 @@ def test_bad_input_is_one_line_and_code_2(
 def test_sweep_goes_on_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     command = ("sweep", *RUN, "--vary", "max_num_seqs=2,128", "--slo", "ttft=1s", "--jobs", "1")
     code, out, err = call(capsys, *command)
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "schedtop: 1 of 2 runs\nschedtop: 2 of 2 runs\n")
     assert out.splitlines()[-1].startswith("winner max_num_seqs=128")
     assert call(capsys, *command)[1] == out
     _, _, err = call(capsys, *command)
-    assert "2 of 2 runs were done before" in err
+    assert "2 of 2 runs were done before" in err and err.count("\n") == 1
     _, fresh, err = call(capsys, *command, "--fresh")
-    assert (fresh, err) == (out, "")
+    assert fresh == out and "before" not in err
+
+
+def test_a_long_sweep_tells_each_tenth_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    values = ",".join(map(str, range(1, 25)))
+    command = ("sweep", "mixed", "--limit", "1", "--vary", f"max_num_seqs={values}", "--jobs", "1")
+    _, _, err = call(capsys, *command)
+    told = [int(line.split()[1]) for line in err.splitlines()]
+    assert told == [3, 5, 8, 10, 13, 15, 18, 20, 23, 25]
 
 
 def test_fresh_removes_nothing_but_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
