@@ -265,6 +265,14 @@ def test_windows_experts_latent_state_and_quantised_weights() -> None:
         ({"num_key_value_heads": 0}, "num_key_value_heads=0: must divide"),
         ({"num_key_value_heads": 3}, "num_key_value_heads=3: must divide"),
         ({"head_dim": -1}, "head_dim=-1: must be a whole number from 0"),
+        ({"head_dim": 0}, "head_dim=0: must be above 0"),
+        ({"hidden_size": 4}, "head_dim=0: must be above 0"),
+        ({**GEMMA3_4B["text_config"], "sliding_window_pattern": 0}, "sliding_window_pattern=0: must be above 0"),
+        ({**GPT_OSS_20B, "layer_types": "full_attention"}, "layer_types='full_attention': must be a list"),
+        ({**GPT_OSS_20B, "layer_types": ["full_attention"] * 3}, "layer_types: names 3 layers, of 24"),
+        ({**QWEN3_235B, "mlp_only_layers": 4}, "mlp_only_layers=4: must be a list"),
+        ({**DEEPSEEK_V3, "first_k_dense_replace": 62}, "62 layers without experts, of 61"),
+        ({"quantization_config": {"quant_method": "awq", "ignore": 1}}, "ignore=1: must be a list"),
         (
             {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 9},
             "9 experts for a token, of 2",
@@ -286,6 +294,26 @@ def test_what_is_not_understood_is_refused_by_name(change: dict[str, Any], named
 )
 def test_fields_that_change_nothing_are_passed_over(idle: dict[str, Any]) -> None:
     assert shape_of({**LLAMA_8B, **idle}, "it") == shape_of(LLAMA_8B, "it")
+
+
+@pytest.mark.parametrize(
+    ("config", "idle"),
+    [
+        (
+            GEMMA2_2B,
+            {"sliding_window_size": 4096, "cache_implementation": "hybrid", "final_logit_softcapping": 30.0},
+        ),
+        (
+            GEMMA3_4B["text_config"],
+            {"rope_local_base_freq": 10000, "rope_theta": 1000000, "sliding_window_pattern": 6},
+        ),
+    ],
+    ids=["gemma2", "gemma3"],
+)
+def test_fields_of_published_files_that_say_nothing_new_are_read(
+    config: dict[str, Any], idle: dict[str, Any]
+) -> None:
+    assert shape_of({**config, **idle}, "it") == shape_of(config, "it")
 
 
 def test_layer_types_say_which_layers_have_windows() -> None:
