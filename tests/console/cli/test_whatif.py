@@ -155,3 +155,16 @@ def test_whatif_of_a_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str
     call(capsys, "run", "--workload", *RUN, "--record", str(recording), "--max-num-seqs", "3")
     code, out, _ = call(capsys, "whatif", str(recording), "--set", "max_num_seqs=30")
     assert code == 0 and "max_num_seqs 3 → 30" in out
+
+
+def test_a_recording_of_a_model_and_gpu_from_files_is_run_again_on_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shape = {"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4}
+    Path("Mine").mkdir()
+    Path("Mine/config.json").write_text(json.dumps(shape | {"vocab_size": 1000, "max_position_embeddings": 4096}))
+    Path("own.toml").write_text("tflops = 200\nmemory_gb = 48\nbandwidth_gb_s = 1000\n")
+    assert call(capsys, "run", "--workload", *RUN, "--device", "sim:./Mine@own.toml", "--record", "a.rec")[0] == 0
+    code, out, _ = call(capsys, "whatif", "a.rec", "--set", "max_num_seqs=128")
+    assert code == 0 and "on sim:./Mine@own.toml" in out and "no change" in out
