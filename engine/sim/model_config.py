@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -64,8 +65,9 @@ def _check(shape: ModelShape) -> None:
         raise ConfigError(f"{shape.active_experts} experts for a token, of {shape.experts} in all")
     if not 0 <= shape.dense_layers <= shape.layers:
         raise ConfigError(f"{shape.dense_layers} layers without experts, of {shape.layers} in all")
-    if not shape.head_dim:
-        raise ConfigError("head_dim=0: must be above 0")
+    for name, value in (("head_dim", shape.head_dim), ("vocab_size", shape.vocab)):
+        if not value:
+            raise ConfigError(f"{name}=0: must be above 0")
 
 
 class _Noted(dict[str, Any]):
@@ -360,13 +362,15 @@ def _quantisation(settings: Any) -> tuple[float, bool]:
     if method in ("fp8", "fbgemm_fp8"):
         return 1, True
     if method in ("awq", "gptq"):
-        return _bytes_of_bits(_number(settings, "bits", "w_bit", default=4)), False
+        return _bytes_of_bits(_number(settings, "bits", "w_bit", default=4), _group(settings, 128)), False
     if method == "mxfp4":
         return _bytes_of_bits(4, group=32, scale_bits=8), False
     if method == "compressed-tensors":
         weights, inputs = _compressed(settings)
         bits = _number(weights, "num_bits")
-        return (1.0 if bits == 8 else _bytes_of_bits(bits)), bits == 8 and bool(inputs)
+        scale_bits = 8 if weights.get("type") == "float" else 16
+        size = 1.0 if bits == 8 else _bytes_of_bits(bits, _group(weights), scale_bits)
+        return size, bits == 8 and bool(inputs)
     raise ConfigError(f"quant_method {method!r} is not supported; supported are {QUANTISATIONS}")
 
 
@@ -389,6 +393,14 @@ def _compressed(settings: Config) -> tuple[Config, Config | None]:
     return group["weights"], group.get("input_activations")
 
 
-def _bytes_of_bits(bits: int, group: int = 128, scale_bits: int = 16) -> float:
+def _group(settings: Config, default: int | None = None) -> float:
+    """Weights that share a scale; whole rows, so many that the scale does not matter, for none or -1."""
+    size = settings.get("group_size", default)
+    if size in (None, -1):
+        return math.inf
+    return max(_number(settings, "group_size", default=default), 1)
+
+
+def _bytes_of_bits(bits: int, group: float, scale_bits: int = 16) -> float:
     """Bytes of a weight with its share of the scale of its group."""
     return (bits + scale_bits / group) / 8

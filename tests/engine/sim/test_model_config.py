@@ -200,6 +200,10 @@ PYTHIA_7B = {
 }
 
 
+def _compressed(**weights: Any) -> dict[str, Any]:
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+
+
 @pytest.mark.parametrize(
     ("config", "billions"),
     [
@@ -251,6 +255,25 @@ def test_windows_experts_latent_state_and_quantised_weights() -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "bits"),
+    [
+        ({"quant_method": "awq", "bits": 4}, 4.125),  # a scale of 16 bits for each 128 weights
+        ({"quant_method": "gptq", "bits": 4, "group_size": 32}, 4.5),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 8),
+        ({"quant_method": "fp8"}, 8),
+        ({"quant_method": "mxfp4"}, 4.25),
+        (_compressed(num_bits=4, type="int", group_size=128), 4.125),
+        (_compressed(num_bits=4, type="float", group_size=16), 4.5),
+        (_compressed(num_bits=8, type="float", group_size=None), 8),
+    ],
+)
+def test_quantised_weights_take_their_bits_and_their_share_of_the_scales(
+    settings: dict[str, Any], bits: float
+) -> None:
+    assert shape_of({**LLAMA_8B, "quantization_config": settings}, "it").layer_weight_bytes == bits / 8
+
+
+@pytest.mark.parametrize(
     ("change", "named"),
     [
         ({"model_type": "rwkv"}, "model_type 'rwkv'"),
@@ -267,6 +290,7 @@ def test_windows_experts_latent_state_and_quantised_weights() -> None:
         ({"head_dim": -1}, "head_dim=-1: must be a whole number from 0"),
         ({"head_dim": 0}, "head_dim=0: must be above 0"),
         ({"hidden_size": 4}, "head_dim=0: must be above 0"),
+        ({"vocab_size": 0}, "vocab_size=0: must be above 0"),
         ({**GEMMA3_4B["text_config"], "sliding_window_pattern": 0}, "sliding_window_pattern=0: must be above 0"),
         ({**GPT_OSS_20B, "layer_types": "full_attention"}, "layer_types='full_attention': must be a list"),
         ({**GPT_OSS_20B, "layer_types": ["full_attention"] * 3}, "layer_types: names 3 layers, of 24"),
