@@ -392,6 +392,7 @@ def test_layers_with_a_window_read_no_more_than_that() -> None:
         ("tflops = 1", "memory_gb"),
         ("tflops = 0\nmemory_gb = 1\nbandwidth_gb_s = 1\nlink_gb_s = 0", "tflops must be above 0"),
         ("tflops = 1\nmemory_gb = 1\nbandwidth_gb_s = 1\nlink_gb_s = 0\ncolour = 1", "colour"),
+        ("tflops = 1\nmemory_gb = 1\nbandwidth_gb_s = 1\nweights_share = 1.2", "weights_share must be at most 1"),
         ("tflops =", "is not valid TOML"),
     ],
 )
