@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -136,6 +137,22 @@ def test_a_killed_sweep_keeps_its_runs(tmp_path: Path, capsys: pytest.CaptureFix
     assert f"{kept} of 13 runs were done before" in err
     unbroken = call(capsys, *command[:-3], "--jobs", "1", "--json", "--results", str(tmp_path / "other.jsonl"))[1]
     assert resumed == unbroken
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_sweep_and_its_processes(tmp_path: Path, number: int) -> None:
+    results = tmp_path / "runs.jsonl"
+    vary = ",".join(map(str, range(1, 40)))
+    command = ["sweep", *RUN, "--vary", f"max_num_seqs={vary}", "--results", str(results), "--jobs", "2"]
+    program = "from schedtop.console.cli.main import main; main()"
+    process = subprocess.Popen([sys.executable, "-c", program, *command], stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not (results.exists() and results.read_bytes().count(b"\n") >= 1):
+        time.sleep(0.01)
+    process.send_signal(number)
+    err = process.communicate(timeout=60)[1]  # to its end: no process has stderr open any more
+    assert process.returncode == 128 + number
+    assert "runs are kept" in err and "Traceback" not in err and "Warning" not in err
+    assert results.read_bytes().endswith(b"\n")
 
 
 def test_calibrate_writes_a_device_that_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
