@@ -169,9 +169,10 @@ def _dense(config: Config) -> Fields:
 def _with_window(config: Config) -> Fields:
     """Mistral and Qwen: a window for all layers (or for those above a number, or listed), if it is in use."""
     window, above = (_number(config, name, default=0) for name in ("sliding_window", "max_window_layers"))
-    if not window or not config.get("use_sliding_window", True):
+    in_use, kinds = config.get("use_sliding_window", True), _layer_kinds(config)
+    if not window or not in_use:
         return {}
-    if _layer_kinds(config):
+    if kinds:
         return _alternating(config, 1)
     from_layer = above if "use_sliding_window" in config else 0
     windowed = max(_number(config, "num_hidden_layers") - from_layer, 0)

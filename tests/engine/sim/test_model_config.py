@@ -318,6 +318,8 @@ def test_what_is_not_understood_is_refused_by_name(change: dict[str, Any], named
 )
 def test_fields_that_change_nothing_are_passed_over(idle: dict[str, Any]) -> None:
     assert shape_of({**LLAMA_8B, **idle}, "it") == shape_of(LLAMA_8B, "it")
+    no_window = {"sliding_window": None, "use_sliding_window": True, "max_window_layers": 28, **idle}
+    assert shape_of({**QWEN2_7B, **no_window, "layer_types": None}, "it") == shape_of(QWEN2_7B, "it")
 
 
 @pytest.mark.parametrize(
@@ -384,6 +386,19 @@ def test_layers_with_a_window_read_no_more_than_that() -> None:
     narrow = Roofline(windowed, GPUS["h100"])
     assert narrow.step_s(within) == cost.step_s(within)
     assert narrow.step_s(beyond) == narrow.step_s(StepFeatures(4, 0, 4096, 4)) < cost.step_s(beyond)
+
+
+def test_the_attention_of_a_long_prompt_grows_with_the_windows_of_the_layers_that_have_one() -> None:
+    config = {**LLAMA_8B, "model_type": "qwen3", "sliding_window": 1024, "use_sliding_window": True}
+    half = shape_of({**config, "max_window_layers": 16}, "it")
+    full, halved = (
+        Roofline(shape, GPUS["h100"]) for shape in (shape_of(config | {"sliding_window": None}, "it"), half)
+    )
+    within, beyond = (StepFeatures(n, n * (n + 1) / 2, n, 1) for n in (1000, 100_000))
+    assert halved.terms(within).attention_s == pytest.approx(full.terms(within).attention_s)
+    in_windows = beyond.tokens * 1024 / beyond.attention_pairs
+    expected_s = full.terms(beyond).attention_s * (1 + in_windows) / 2
+    assert halved.terms(beyond).attention_s == pytest.approx(expected_s)
 
 
 @pytest.mark.parametrize(
