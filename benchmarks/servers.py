@@ -1,13 +1,14 @@
 """Simulated servers beside measured ones: whole loads through the command line.
 
-    python benchmarks/servers.py [--every N] [--held-out] [--seconds S] [EXPERIMENT…]
+    python benchmarks/servers.py [--every N] [--held-out] [--seconds S] [--step-cost both] [EXPERIMENT…]
 
 `measured_servers/servers.csv` holds loads on real vLLM 0.15.1 servers, published by the inference-sim project. Each is
 written as a trace and served by `schedtop run --device sim:…`; printed are the errors of E2E and TTFT (mean, p90, p99)
 and of the time per output token, by load, and their medians by GPU and kind of model.
 
 The constants of `engine/sim/devices.py` come from `fit_step_times.py`, which sees every other load of the table; the
-rest are held out and reported apart. Times are the client's, so the simulated ones include the front end.
+rest are held out and reported apart. `--step-cost both` adds operator tables, on the loads that these know.
+Times are the client's, so the simulated ones include the front end.
 """
 
 from __future__ import annotations
@@ -146,35 +147,37 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0, help="most of each stage that is served")
     parser.add_argument("--every", type=int, default=1, help="serve every N-th load only")
     parser.add_argument("--held-out", action="store_true", help="serve the loads that were not fitted only")
-    parser.add_argument("--step-cost", default="roofline", help="roofline or operators")
+    parser.add_argument("--step-cost", default="roofline", choices=["roofline", "operators", "both"])
     parser.add_argument("experiments", nargs="*", help="these loads instead of all")
     options = parser.parse_args()
     loads = read_loads()
     names = options.experiments or LOADS[:: options.every]
     names = [name for name in names if not (options.held_out and loads[name].fitted)]
+    costs = ["operators", "roofline"] if options.step_cost == "both" else [options.step_cost]
     errors: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     print(f"{'load':<18}{'model':<20}{'gpu':<6}{'tp':>3}  {'':<9}" + "".join(f"{name:>11}" for name in METRICS))
     for name in names:
         load = loads[name]
-        figures = simulate(load, options.seconds, options.step_cost)
-        if figures is None:
-            continue
-        off = {metric: figures[metric] / load.measured_ms[metric] - 1 for metric in METRICS}
-        kind = "fitted" if load.fitted else "held out"
-        row = load.row
-        print(
-            f"{name:<18}{row['model']:<20}{row['gpu']:<6}{row['tp']:>3}  {kind:<9}"
-            + "".join(f"{off[metric]:>+11.1%}" for metric in METRICS),
-            flush=True,
-        )
-        groups = ("all", kind, row["gpu"], "mixture" if load.is_mixture else "dense")
-        for group in groups:
-            for metric in METRICS:
-                errors[group][metric].append(abs(off[metric]))
+        for cost in costs:
+            figures = simulate(load, options.seconds, cost)
+            if figures is None:
+                break  # operator tables come first: what they do not know is not compared
+            off = {metric: figures[metric] / load.measured_ms[metric] - 1 for metric in METRICS}
+            kind = "fitted" if load.fitted else "held out"
+            row = load.row
+            print(
+                f"{name:<18}{row['model']:<20}{row['gpu']:<6}{row['tp']:>3}  {kind:<9}"
+                + "".join(f"{off[metric]:>+11.1%}" for metric in METRICS)
+                + (f"  {cost}" if len(costs) > 1 else ""),
+                flush=True,
+            )
+            for group in ("all", kind, row["gpu"], "mixture" if load.is_mixture else "dense"):
+                for metric in METRICS:
+                    errors[f"{group} {cost}" if len(costs) > 1 else group][metric].append(abs(off[metric]))
     print("\nmedian |error|")
     for group, by_metric in errors.items():
         cells = "".join(f"{statistics.median(by_metric[metric]):>11.1%}" for metric in METRICS)
-        print(f"{group:<18}{len(by_metric['e2e_mean']):>3} loads{'':<30}{cells}")
+        print(f"{group:<20}{len(by_metric['e2e_mean']):>3} loads{'':<28}{cells}")
     print("\n" + PEERS)
 
 

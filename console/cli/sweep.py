@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
@@ -20,6 +23,9 @@ from schedtop.engine.contract.files.inputs import odd_file
 from schedtop.engine.contract.files.written import make_folder
 from schedtop.engine.contract.latencies.slo import Slo, parse_slo
 from schedtop.engine.decide_again.scenario import Scenario
+
+LINES = 10
+"""Of progress where there is no terminal, at most."""
 
 
 @click.command("sweep")
@@ -69,7 +75,7 @@ def command(
         if results:
             Results(path)  # refuses a file of another kind: only results of a sweep are ever removed
         path.unlink(missing_ok=True)
-    with _progress(path, shown=sys.stderr.isatty()) as on_done:
+    with _progress(path, shown=sys.stderr.isatty()) as on_done, _ended_by_signals():
         outcome = sweep(scenario, values, bounds, jobs=jobs or _cores(), results=path, on_done=on_done)
     if as_json:
         show_json(outcome.as_dict())
@@ -112,7 +118,7 @@ def _check(path: Path) -> None:
 
 @contextmanager
 def _progress(path: Path, shown: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar over the runs on the terminal; elsewhere one line if earlier runs were found."""
+    """A bar over the runs on the terminal, elsewhere a line after each tenth; and a line if earlier runs were found."""
     bar: Any = None
     if shown:
         from rich.console import Console
@@ -124,18 +130,41 @@ def _progress(path: Path, shown: bool) -> Iterator[Callable[[int, int], None]]:
     counts: list[tuple[int, int]] = []
 
     def on_done(done: int, total: int) -> None:
-        if done and not counts:
-            say(f"{done} of {total} runs were done before ({path}; --fresh runs them again)")
+        before = counts[0][0] if counts else None
         counts[:] = [(done, total)]
+        if done and before is None:
+            say(f"{done} of {total} runs were done before ({path}; --fresh runs them again)")
         if bar is not None:
             bar.update(task, completed=done, total=total)
+        elif before is not None and done * LINES // total > before * LINES // total:
+            say(f"{done} of {total} runs")
 
     try:
         yield on_done
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         done, total = counts[0] if counts else (0, 0)
         say(f"interrupted: {done} of {total} runs are kept; the same command goes on")
         raise
     finally:
         if bar is not None:
             bar.stop()
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the sweep as Ctrl+C does, its processes with it; one that is ignored (nohup) stays so."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
+    for number in heard:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, signal.SIG_DFL)

@@ -50,7 +50,7 @@ def as_toml(calibration: Calibration, fitted: Fit) -> str:
     """The device file, with the fit's errors as comments."""
     fields = msgspec.structs.asdict(calibration)
     cost = msgspec.structs.asdict(fields.pop("cost"))
-    lines = [f"# {line}" for line in fit_text(fitted).splitlines()]
+    lines = [f"# {line}".rstrip() for line in fit_text(fitted).splitlines()]
     lines += [f"{name} = {_toml(value)}" for name, value in fields.items() if value is not None]
     lines += ["", "[cost]", *(f"{name} = {value!r}" for name, value in cost.items())]
     return "\n".join(lines) + "\n"
@@ -66,11 +66,11 @@ def fit_text(fitted: Fit) -> str:
     """The costs and the errors of a fit, as text."""
     cost = fitted.cost
     rows = [
-        f"{'fixed':<22}{cost.fixed_s * 1e3:>12.4g} ms",
-        f"{'per token':<22}{cost.per_token_s * 1e6:>12.4g} µs",
-        f"{'per attention pair':<22}{cost.per_attention_pair_s * 1e9:>12.4g} ns",
-        f"{'per KV token read':<22}{cost.per_kv_token_s * 1e9:>12.4g} ns",
-        f"{'per request':<22}{cost.per_request_s * 1e6:>12.4g} µs",
+        f"{'fixed':<22}{_time_text(cost.fixed_s)}",
+        f"{'per token':<22}{_time_text(cost.per_token_s)}",
+        f"{'per attention pair':<22}{_time_text(cost.per_attention_pair_s)}",
+        f"{'per KV token read':<22}{_time_text(cost.per_kv_token_s)}",
+        f"{'per request':<22}{_time_text(cost.per_request_s)}",
         f"{'floor':<22}{cost.floor_tokens:>12,} tokens",
         f"{'more after idling':<22}{_wake_text(fitted)}",
         "",
@@ -88,7 +88,14 @@ def fit_text(fitted: Fit) -> str:
 def _wake_text(fitted: Fit) -> str:
     if fitted.num_woken < MIN_WOKEN:
         return f"{'unknown':>12}: needs {MIN_WOKEN} such steps, has {fitted.num_woken}; record a load with pauses"
-    return f"{fitted.cost.wake_s * 1e3:>12.4g} ms"
+    return _time_text(fitted.cost.wake_s)
+
+
+def _time_text(seconds: float) -> str:
+    """In the largest unit that leaves a digit before the point."""
+    units = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
+    unit, size = next(((unit, size) for unit, size in units.items() if seconds >= size), ("ns", 1e-9))
+    return f"{seconds / size:>12.4g} {unit}"
 
 
 def _error_line(name: str, errors: Errors) -> str:

@@ -154,6 +154,8 @@ def read_gpu(path: Path) -> Gpu:
     for name in ("tflops", "memory_gb", "bandwidth_gb_s", "fp8_factor", "weights_share", "kv_share", "host_gb_s"):
         if not 0 < getattr(gpu, name) < float("inf"):
             raise ConfigError(f"{path}: {name} must be above 0")
+        if name.endswith("_share") and getattr(gpu, name) > 1:
+            raise ConfigError(f"{path}: {name} must be at most 1")
     for name in gpu.__struct_fields__:
         if name.endswith("_s") and not 0 <= getattr(gpu, name) < float("inf"):
             raise ConfigError(f"{path}: {name} must not be negative")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.sim.devices import GPUS_PER_NODE, Gpu
@@ -19,7 +19,7 @@ DEFAULT_SHARE = 0.9
 """Of a GPU's memory, unless `--gpu-memory-utilization` says otherwise."""
 
 USEFUL_POOL = 0.1
-"""Part of the memory share a suggested size leaves to the cache: one that just holds the weights serves nobody."""
+"""Part of the memory share that a suggested size should leave to the cache: little more than weights serves nobody."""
 
 
 def check_parallel(model: ModelShape, gpu: Gpu, ranks: int, stages: int) -> None:
@@ -71,10 +71,9 @@ def pool_blocks(model: ModelShape, gpu: Gpu, settings: PoolSettings) -> int:
     check_parallel(model, gpu, ranks, stages)
     if not 0 < share <= 1:
         raise ConfigError(f"--gpu-memory-utilization {share:g}: must be above 0 and at most 1")
-    usable = gpu.memory_gb * 1e9 * (share if given is None else 1)
-    left = usable - _occupied_bytes(model, settings.max_num_batched_tokens, ranks, stages)
+    left = _left_bytes(model, gpu, settings)
     if left <= 0:
-        raise ConfigError(_does_not_fit(model, gpu, usable, settings))
+        raise ConfigError(_does_not_fit(model, gpu, settings))
     block_bytes = local_block_bytes(model, settings)
     if given is None and left < block_bytes:
         raise ConfigError(
@@ -110,21 +109,51 @@ def _occupied_bytes(model: ModelShape, max_num_batched_tokens: int, ranks: int, 
     return model.stage_weight_bytes(stages) / ranks + activations + RESERVED_BYTES
 
 
-def _does_not_fit(model: ModelShape, gpu: Gpu, usable: float, settings: PoolSettings) -> str:
+def _usable_bytes(gpu: Gpu, settings: PoolSettings) -> float:
+    """Memory of one GPU that may be used: all of it where the pool's size is given."""
+    share = settings.gpu_memory_utilization if settings.kv_cache_memory_bytes is None else 1
+    return gpu.memory_gb * 1e9 * share
+
+
+def _left_bytes(model: ModelShape, gpu: Gpu, settings: PoolSettings) -> float:
+    """Memory of one GPU that the pool can have; negative where the model does not fit."""
     ranks, stages = settings.tensor_parallel_size, settings.pipeline_parallel_size
-    tokens, share = settings.max_num_batched_tokens, settings.gpu_memory_utilization
-    need = _occupied_bytes(model, tokens, ranks, stages)
+    return _usable_bytes(gpu, settings) - _occupied_bytes(model, settings.max_num_batched_tokens, ranks, stages)
+
+
+def _does_not_fit(model: ModelShape, gpu: Gpu, settings: PoolSettings) -> str:
+    ranks, stages = settings.tensor_parallel_size, settings.pipeline_parallel_size
+    usable, share = _usable_bytes(gpu, settings), settings.gpu_memory_utilization
+    need = usable - _left_bytes(model, gpu, settings)
     text = (
         f"{model.name} does not fit: it takes {need / 1e9:.1f} GB of each {gpu.name} before any KV cache"
         f" ({model.stage_weight_bytes(stages) / ranks / 1e9:.1f} GB weights), and {usable / 1e9:.1f} GB may be used"
     )
     if share < DEFAULT_SHARE and need < (1 - USEFUL_POOL) * DEFAULT_SHARE * gpu.memory_gb * 1e9:
         return f"{text}: raise --gpu-memory-utilization {share:g}"
+    sizes = _sizes_that_fit(model, gpu, settings)
+    if not sizes:
+        return f"{text}: choose a larger GPU or a smaller model"
+    told = " or ".join(f"{larger} ({left / 1e9:.1f} GB)" for larger, left in sizes.items())
+    return f"{text}: use --tensor-parallel-size {told.replace(' GB)', ' GB left for the KV cache)', 1)}"
+
+
+def _sizes_that_fit(model: ModelShape, gpu: Gpu, settings: PoolSettings) -> dict[int, float]:
+    """The least tensor-parallel size at which a block fits beside the model, with the bytes left for the pool; and the
+    least that leaves a useful pool, if that is another."""
+    found: dict[int, float] = {}
     for larger in _divisions(model) if gpu.link_gb_s else []:
-        fits = _occupied_bytes(model, tokens, larger, stages) < (1 - USEFUL_POOL) * usable
-        if fits and larger * stages <= GPUS_PER_NODE:
-            return f"{text}: use --tensor-parallel-size {larger}"
-    return f"{text}: choose a larger GPU or a smaller model"
+        divided = replace(settings, tensor_parallel_size=larger)
+        left = _left_bytes(model, gpu, divided)
+        wanted = settings.kv_cache_memory_bytes or local_block_bytes(model, divided)
+        if left < wanted or larger * settings.pipeline_parallel_size > GPUS_PER_NODE:
+            continue
+        useful = left > USEFUL_POOL * _usable_bytes(gpu, settings)
+        if useful or not found:
+            found[larger] = left
+        if useful:
+            break
+    return found
 
 
 def _divisions(model: ModelShape) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -54,9 +55,19 @@ def shape_of(config: Config, name: str) -> ModelShape:
             raise ConfigError(
                 f"{field}={inner[field]!r}: is not understood for {kind}; remove it if it changes nothing"
             )
-    if fields.get("active_experts", 0) > fields.get("experts", 0):
-        raise ConfigError(f"{fields['active_experts']} experts for a token, of {fields['experts']} in all")
-    return ModelShape(name, layer_weight_bytes=weight_bytes, fp8_arithmetic=fp8_arithmetic, **fields)
+    shape = ModelShape(name, layer_weight_bytes=weight_bytes, fp8_arithmetic=fp8_arithmetic, **fields)
+    _check(shape)
+    return shape
+
+
+def _check(shape: ModelShape) -> None:
+    if shape.active_experts > shape.experts:
+        raise ConfigError(f"{shape.active_experts} experts for a token, of {shape.experts} in all")
+    if not 0 <= shape.dense_layers <= shape.layers:
+        raise ConfigError(f"{shape.dense_layers} layers without experts, of {shape.layers} in all")
+    for name, value in (("head_dim", shape.head_dim), ("vocab_size", shape.vocab)):
+        if not value:
+            raise ConfigError(f"{name}=0: must be above 0")
 
 
 class _Noted(dict[str, Any]):
@@ -85,6 +96,7 @@ _CHANGE_NOTHING = frozenset(
         *("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "chunk_size_feed_forward"),
         *("n_group", "ep_size", "num_nextn_predict_layers", "qk_head_dim"),  # DeepSeek
         *("no_rope_layers", "_sliding_window_pattern", "experts_per_token"),  # Llama 4, Gemma 3, gpt-oss
+        "rope_local_base_freq",  # Gemma 3
         "mamba_chunk_size",
     ]
 )
@@ -114,6 +126,22 @@ def _number(config: Config, *names: str, default: int | None = None) -> int:
     return default
 
 
+def _listed(config: Config, name: str) -> list[Any]:
+    """A field that is a list; empty where it is not there."""
+    value = config.get(name)
+    if value is not None and not isinstance(value, list):
+        raise ConfigError(f"{name}={value!r}: must be a list")
+    return value or []
+
+
+def _layer_kinds(config: Config) -> list[str]:
+    """What each layer is by `layer_types`; empty where it does not say."""
+    kinds, layers = _listed(config, "layer_types"), _number(config, "num_hidden_layers")
+    if kinds and len(kinds) != layers:
+        raise ConfigError(f"layer_types: names {len(kinds)} layers, of {layers}")
+    return list(map(str, kinds))
+
+
 def _common(config: Config) -> Fields:
     heads, hidden = _number(config, "num_attention_heads"), _number(config, "hidden_size")
     if not heads or not hidden or not _number(config, "num_hidden_layers"):
@@ -141,10 +169,10 @@ def _dense(config: Config) -> Fields:
 def _with_window(config: Config) -> Fields:
     """Mistral and Qwen: a window for all layers (or for those above a number, or listed), if it is in use."""
     window, above = (_number(config, name, default=0) for name in ("sliding_window", "max_window_layers"))
-    in_use, kinds = config.get("use_sliding_window", True), config.get("layer_types")
+    in_use, kinds = config.get("use_sliding_window", True), _layer_kinds(config)
     if not window or not in_use:
         return {}
-    if isinstance(kinds, list):
+    if kinds:
         return _alternating(config, 1)
     from_layer = above if "use_sliding_window" in config else 0
     windowed = max(_number(config, "num_hidden_layers") - from_layer, 0)
@@ -161,7 +189,7 @@ def _mixtral(config: Config) -> Fields:
 
 
 def _qwen3_moe(config: Config) -> Fields:
-    step, alone = _number(config, "decoder_sparse_step", default=1), config.get("mlp_only_layers") or []
+    step, alone = _number(config, "decoder_sparse_step", default=1), _listed(config, "mlp_only_layers")
     if step != 1:
         raise ConfigError(f"decoder_sparse_step={step}: only 1 is supported")
     return {
@@ -179,8 +207,8 @@ def _llama4(config: Config) -> Fields:
     layers, step = _number(config, "num_hidden_layers"), _number(config, "interleave_moe_layer_step", default=1)
     listed = config.get("moe_layers")
     with_experts = len(listed) if isinstance(listed, list) else layers // max(step, 1)
-    chunk, kinds = _number(config, "attention_chunk_size", default=0), config.get("layer_types")
-    chunked = kinds.count("chunked_attention") if isinstance(kinds, list) else layers - layers // 4
+    chunk, kinds = _number(config, "attention_chunk_size", default=0), _layer_kinds(config)
+    chunked = kinds.count("chunked_attention") if kinds else layers - layers // 4
     return {
         "experts": _number(config, "num_local_experts"),
         "active_experts": _number(config, "num_experts_per_tok"),
@@ -195,10 +223,10 @@ def _llama4(config: Config) -> Fields:
 
 def _alternating(config: Config, every: int) -> Fields:
     """Layers with a window, all but each `every`-th one unless `layer_types` lists them."""
-    layers, window = _number(config, "num_hidden_layers"), _number(config, "sliding_window", default=0)
-    kinds = config.get("layer_types")
-    if isinstance(kinds, list):
-        unknown = set(map(str, kinds)) - {"sliding_attention", FULL}
+    layers = _number(config, "num_hidden_layers")
+    window = _number(config, "sliding_window", "sliding_window_size", default=0)
+    if kinds := _layer_kinds(config):
+        unknown = set(kinds) - {"sliding_attention", FULL}
         if unknown:
             raise ConfigError(f"layer_types: {min(unknown)} is not supported")
         windowed, first = kinds.count("sliding_attention"), kinds[:1] == ["sliding_attention"]
@@ -213,6 +241,8 @@ def _gemma2(config: Config) -> Fields:
 
 def _gemma3(config: Config) -> Fields:
     every = _number(config, "sliding_window_pattern", default=6)
+    if not every:
+        raise ConfigError("sliding_window_pattern=0: must be above 0")
     tied = bool(config.get("tie_word_embeddings", True))
     return {**_alternating(config, every), "qk_norm": True, "norms": 4, "tied": tied}
 
@@ -333,13 +363,15 @@ def _quantisation(settings: Any) -> tuple[float, bool]:
     if method in ("fp8", "fbgemm_fp8"):
         return 1, True
     if method in ("awq", "gptq"):
-        return _bytes_of_bits(_number(settings, "bits", "w_bit", default=4)), False
+        return _bytes_of_bits(_number(settings, "bits", "w_bit", default=4), _group(settings, 128)), False
     if method == "mxfp4":
         return _bytes_of_bits(4, group=32, scale_bits=8), False
     if method == "compressed-tensors":
         weights, inputs = _compressed(settings)
         bits = _number(weights, "num_bits")
-        return (1.0 if bits == 8 else _bytes_of_bits(bits)), bits == 8 and bool(inputs)
+        scale_bits = 8 if weights.get("type") == "float" else 16
+        size = 1.0 if bits == 8 else _bytes_of_bits(bits, _group(weights), scale_bits)
+        return size, bits == 8 and bool(inputs)
     raise ConfigError(f"quant_method {method!r} is not supported; supported are {QUANTISATIONS}")
 
 
@@ -347,7 +379,7 @@ def _plain_attention(settings: Any) -> bool:
     """Whether attention weights are not quantised."""
     if not isinstance(settings, dict):
         return False
-    names = settings.get("modules_to_not_convert") or settings.get("ignore") or ()
+    names = _listed(settings, "modules_to_not_convert") or _listed(settings, "ignore")
     return any("self_attn" in str(name) for name in names)
 
 
@@ -362,6 +394,14 @@ def _compressed(settings: Config) -> tuple[Config, Config | None]:
     return group["weights"], group.get("input_activations")
 
 
-def _bytes_of_bits(bits: int, group: int = 128, scale_bits: int = 16) -> float:
+def _group(settings: Config, default: int | None = None) -> float:
+    """Weights that share a scale; whole rows, so many that the scale does not matter, for none or -1."""
+    size = settings.get("group_size", default)
+    if size in (None, -1):
+        return math.inf
+    return max(_number(settings, "group_size", default=default), 1)
+
+
+def _bytes_of_bits(bits: int, group: float, scale_bits: int = 16) -> float:
     """Bytes of a weight with its share of the scale of its group."""
     return (bits + scale_bits / group) / 8

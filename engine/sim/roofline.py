@@ -78,8 +78,10 @@ class Roofline:
         )
         self._kv_token_s = (model.attention_layers - model.windowed_layers) * layer_kv_s
         self._windowed_kv_token_s = model.windowed_layers * layer_kv_s
-        pair_flops = 4 * model.attention_layers * model.heads * model.head_dim / self.ranks
-        self._pair_s = pair_flops / (flops * ATTENTION_SHARE)
+        full_layers = model.attention_layers - model.windowed_layers
+        self._pair_s = 4 * full_layers * model.heads * model.head_dim / self.ranks / (flops * ATTENTION_SHARE)
+        windowed_flops = 4 * model.windowed_layers * model.heads * model.head_dim / self.ranks
+        self._windowed_pair_s = windowed_flops / (flops * ATTENTION_SHARE)
         self._fixed_s = gpu.step_s + model.layers * gpu.layer_s
         if model.experts:
             self._fixed_s += model.expert_layers * gpu.expert_layer_s
@@ -103,7 +105,8 @@ class Roofline:
         - matrices: the slower of reading the weights the tokens reach and 2 FLOPs per token and weight; the
           output head works on one position per request.
         - KV read: every row's context once; layers with a window read no more than that of each row.
-        - attention: 4 FLOPs per (query, key) pair, head dimension, head and layer, on top of the reading.
+        - attention: 4 FLOPs per (query, key) pair, head dimension, head and layer, on top of the reading; layers with a
+          window have no more pairs than that for each token.
         - layers with a state of fixed size: 4 FLOPs per token and number of it (update and reading out), among the
           matrices; each row's state read and written once, among the overhead per request.
         - collectives: see `_collectives_s`.
@@ -114,7 +117,7 @@ class Roofline:
         return StepTerms(
             max(self.weights_read_bytes(features.tokens) / self._bytes_s, arithmetic_s),
             self._kv_read_s(features),
-            features.attention_pairs * self._pair_s,
+            self._attention_s(features),
             self._collectives_s(features.tokens),
             self._fixed_s
             + (self._prefill_s if features.attention_pairs else 0.0)
@@ -127,6 +130,13 @@ class Roofline:
             in_windows = features.tokens - features.requests + features.requests * self.model.window
             read_s += np.minimum(features.kv_tokens, in_windows) * self._windowed_kv_token_s
         return read_s
+
+    def _attention_s(self, features: StepFeatures) -> float:
+        attention_s = features.attention_pairs * self._pair_s
+        if self._windowed_pair_s:
+            in_windows = features.tokens * self.model.window
+            attention_s += min(features.attention_pairs, in_windows) * self._windowed_pair_s
+        return attention_s
 
     def weights_read_bytes(self, tokens: float) -> float:
         """Bytes of weights one GPU (of each stage) reads for a step of `tokens` tokens; the embedding's are few.

@@ -72,15 +72,15 @@ class SimDevice(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PresetDevice:
-    """A model of `models.py` on GPUs of `devices.py`, timed by the roofline or by operator tables."""
+    """A model of `models.py` on GPUs of `devices.py`, or of a file; timed by the roofline or by operator tables.
 
+    `spec` names files by their paths, so that who reads a recording finds them.
+    """
+
+    spec: str
     shape: ModelShape
     gpu: Gpu
     by_operators: bool = False
-
-    @property
-    def spec(self) -> str:
-        return f"{PREFIX}{self.shape.name}@{self.gpu.name}"
 
     @property
     def model(self) -> str:
@@ -243,7 +243,10 @@ def parse_device(spec: str, kv_cache_dtype: str = "auto", step_cost: str = "roof
     shape = _find_shape(model_name)
     if kv_cache_dtype == "fp8":
         shape = replace(shape, kv_number_bytes=1)
-    return PresetDevice(shape, _find_gpu(gpu_name), step_cost == "operators")
+    gpu = _find_gpu(gpu_name)
+    given = ((model_name, shape.name), (gpu_name, gpu.name))
+    names = [known if name.lower() == known else name for name, known in given]
+    return PresetDevice(f"{PREFIX}{'@'.join(names)}", shape, gpu, step_cost == "operators")
 
 
 def _find_gpu(name: str) -> Gpu:

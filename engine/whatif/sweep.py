@@ -21,8 +21,7 @@ from schedtop.engine import __version__
 from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.contract.latencies.slo import Slo
 from schedtop.engine.decide_again.scenario import Scenario, check_changes
-from schedtop.engine.sim.linear import read_calibration
-from schedtop.engine.sim.spec import PREFIX, CalibratedDevice
+from schedtop.engine.sim.spec import PREFIX, CalibratedDevice, parse_device
 from schedtop.engine.whatif.compare import run, setting
 from schedtop.engine.whatif.sweep_results import Results, SweepRun
 from schedtop.engine.whatif.sweep_table import Sweep
@@ -111,10 +110,11 @@ def run_key(scenario: Scenario, slo: Slo | None) -> str:
         "file": _digest_now(path) if path.is_file() else None,
         "device": None,
     }
-    if isinstance(device, CalibratedDevice):
-        parts["device"] = msgspec.to_builtins(device.calibration)
-    elif config.device.startswith(f"{PREFIX}@"):
-        parts["device"] = msgspec.to_builtins(read_calibration(Path(config.device.removeprefix(f"{PREFIX}@"))))
+    if device is None and config.device.startswith(PREFIX):
+        device = parse_device(config.device, config.kv_cache_dtype, config.step_cost)
+    if device is not None:  # the content of its files, not their names
+        content = device.calibration if isinstance(device, CalibratedDevice) else device
+        parts["device"] = msgspec.to_builtins(content)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -93,13 +94,21 @@ def test_bad_input_is_one_line_and_code_2(
 def test_sweep_goes_on_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     command = ("sweep", *RUN, "--vary", "max_num_seqs=2,128", "--slo", "ttft=1s", "--jobs", "1")
     code, out, err = call(capsys, *command)
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "schedtop: 1 of 2 runs\nschedtop: 2 of 2 runs\n")
     assert out.splitlines()[-1].startswith("winner max_num_seqs=128")
     assert call(capsys, *command)[1] == out
     _, _, err = call(capsys, *command)
-    assert "2 of 2 runs were done before" in err
+    assert "2 of 2 runs were done before" in err and err.count("\n") == 1
     _, fresh, err = call(capsys, *command, "--fresh")
-    assert (fresh, err) == (out, "")
+    assert fresh == out and "before" not in err
+
+
+def test_a_long_sweep_tells_each_tenth_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    values = ",".join(map(str, range(1, 25)))
+    command = ("sweep", "mixed", "--limit", "1", "--vary", f"max_num_seqs={values}", "--jobs", "1")
+    _, _, err = call(capsys, *command)
+    told = [int(line.split()[1]) for line in err.splitlines()]
+    assert told == [3, 5, 8, 10, 13, 15, 18, 20, 23, 25]
 
 
 def test_fresh_removes_nothing_but_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,6 +139,22 @@ def test_a_killed_sweep_keeps_its_runs(tmp_path: Path, capsys: pytest.CaptureFix
     assert resumed == unbroken
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_sweep_and_its_processes(tmp_path: Path, number: int) -> None:
+    results = tmp_path / "runs.jsonl"
+    vary = ",".join(map(str, range(1, 40)))
+    command = ["sweep", *RUN, "--vary", f"max_num_seqs={vary}", "--results", str(results), "--jobs", "2"]
+    program = "from schedtop.console.cli.main import main; main()"
+    process = subprocess.Popen([sys.executable, "-c", program, *command], stderr=subprocess.PIPE, text=True)
+    while process.poll() is None and not (results.exists() and results.read_bytes().count(b"\n") >= 1):
+        time.sleep(0.01)
+    process.send_signal(number)
+    err = process.communicate(timeout=60)[1]  # to its end: no process has stderr open any more
+    assert process.returncode == 128 + number
+    assert "runs are kept" in err and "Traceback" not in err and "Warning" not in err
+    assert results.read_bytes().endswith(b"\n")
+
+
 def test_calibrate_writes_a_device_that_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recording, device = tmp_path / "run.rec", tmp_path / "device.toml"
     code, _, _ = call(capsys, "run", "--workload", *RUN, "--record", str(recording))
@@ -147,3 +172,16 @@ def test_whatif_of_a_recording(tmp_path: Path, capsys: pytest.CaptureFixture[str
     call(capsys, "run", "--workload", *RUN, "--record", str(recording), "--max-num-seqs", "3")
     code, out, _ = call(capsys, "whatif", str(recording), "--set", "max_num_seqs=30")
     assert code == 0 and "max_num_seqs 3 → 30" in out
+
+
+def test_a_recording_of_a_model_and_gpu_from_files_is_run_again_on_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shape = {"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4}
+    Path("Mine").mkdir()
+    Path("Mine/config.json").write_text(json.dumps(shape | {"vocab_size": 1000, "max_position_embeddings": 4096}))
+    Path("own.toml").write_text("tflops = 200\nmemory_gb = 48\nbandwidth_gb_s = 1000\n")
+    assert call(capsys, "run", "--workload", *RUN, "--device", "sim:./Mine@own.toml", "--record", "a.rec")[0] == 0
+    code, out, _ = call(capsys, "whatif", "a.rec", "--set", "max_num_seqs=128")
+    assert code == 0 and "on sim:./Mine@own.toml" in out and "no change" in out

@@ -13,9 +13,9 @@ from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadS
 from schedtop.engine.contract.telemetry import Header, StepRecord
 from schedtop.engine.offline.headless import step_through
 from schedtop.engine.offline.report import Report
-from schedtop.engine.sim.calibrate import as_toml, calibrate, write_device
+from schedtop.engine.sim.calibrate import as_toml, calibrate, fit_text, write_device
 from schedtop.engine.sim.features import StepFeatures
-from schedtop.engine.sim.fit import FitError, Steps, fit, measure, nnls, predict_s
+from schedtop.engine.sim.fit import Errors, Fit, FitError, Steps, fit, measure, nnls, predict_s
 from schedtop.engine.sim.linear import LinearCost, read_calibration
 from schedtop.engine.sim.worker import SimWorker
 
@@ -225,3 +225,11 @@ def test_a_device_of_unknown_state_size_takes_no_memory_size(tmp_path: Path) -> 
 def test_the_file_tells_its_errors(known: tuple[Header, list[StepRecord]]) -> None:
     text = as_toml(*calibrate([known]))
     assert "# all steps" in text and "# held out" in text
+
+
+def test_costs_are_told_in_units_that_can_be_read() -> None:
+    cost = LinearCost(1.25, 0.0082226, 0.0, 0.00023684, 32.58e-9)
+    errors = Errors(100, 0.1, 0.1, 0.2, 0.0)
+    text = fit_text(Fit(cost, errors, None, None, errors, 0))
+    told = [" ".join(line.split()[-2:]) for line in text.splitlines()[:5]]
+    assert told == ["1.25 s", "8.223 ms", "0 ns", "236.8 µs", "32.58 ns"]

@@ -200,6 +200,10 @@ PYTHIA_7B = {
 }
 
 
+def _compressed(**weights: Any) -> dict[str, Any]:
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
+
+
 @pytest.mark.parametrize(
     ("config", "billions"),
     [
@@ -251,6 +255,25 @@ def test_windows_experts_latent_state_and_quantised_weights() -> None:
 
 
 @pytest.mark.parametrize(
+    ("settings", "bits"),
+    [
+        ({"quant_method": "awq", "bits": 4}, 4.125),  # a scale of 16 bits for each 128 weights
+        ({"quant_method": "gptq", "bits": 4, "group_size": 32}, 4.5),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 8),
+        ({"quant_method": "fp8"}, 8),
+        ({"quant_method": "mxfp4"}, 4.25),
+        (_compressed(num_bits=4, type="int", group_size=128), 4.125),
+        (_compressed(num_bits=4, type="float", group_size=16), 4.5),
+        (_compressed(num_bits=8, type="float", group_size=None), 8),
+    ],
+)
+def test_quantised_weights_take_their_bits_and_their_share_of_the_scales(
+    settings: dict[str, Any], bits: float
+) -> None:
+    assert shape_of({**LLAMA_8B, "quantization_config": settings}, "it").layer_weight_bytes == bits / 8
+
+
+@pytest.mark.parametrize(
     ("change", "named"),
     [
         ({"model_type": "rwkv"}, "model_type 'rwkv'"),
@@ -265,6 +288,15 @@ def test_windows_experts_latent_state_and_quantised_weights() -> None:
         ({"num_key_value_heads": 0}, "num_key_value_heads=0: must divide"),
         ({"num_key_value_heads": 3}, "num_key_value_heads=3: must divide"),
         ({"head_dim": -1}, "head_dim=-1: must be a whole number from 0"),
+        ({"head_dim": 0}, "head_dim=0: must be above 0"),
+        ({"hidden_size": 4}, "head_dim=0: must be above 0"),
+        ({"vocab_size": 0}, "vocab_size=0: must be above 0"),
+        ({**GEMMA3_4B["text_config"], "sliding_window_pattern": 0}, "sliding_window_pattern=0: must be above 0"),
+        ({**GPT_OSS_20B, "layer_types": "full_attention"}, "layer_types='full_attention': must be a list"),
+        ({**GPT_OSS_20B, "layer_types": ["full_attention"] * 3}, "layer_types: names 3 layers, of 24"),
+        ({**QWEN3_235B, "mlp_only_layers": 4}, "mlp_only_layers=4: must be a list"),
+        ({**DEEPSEEK_V3, "first_k_dense_replace": 62}, "62 layers without experts, of 61"),
+        ({"quantization_config": {"quant_method": "awq", "ignore": 1}}, "ignore=1: must be a list"),
         (
             {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 9},
             "9 experts for a token, of 2",
@@ -286,6 +318,28 @@ def test_what_is_not_understood_is_refused_by_name(change: dict[str, Any], named
 )
 def test_fields_that_change_nothing_are_passed_over(idle: dict[str, Any]) -> None:
     assert shape_of({**LLAMA_8B, **idle}, "it") == shape_of(LLAMA_8B, "it")
+    no_window = {"sliding_window": None, "use_sliding_window": True, "max_window_layers": 28, **idle}
+    assert shape_of({**QWEN2_7B, **no_window, "layer_types": None}, "it") == shape_of(QWEN2_7B, "it")
+
+
+@pytest.mark.parametrize(
+    ("config", "idle"),
+    [
+        (
+            GEMMA2_2B,
+            {"sliding_window_size": 4096, "cache_implementation": "hybrid", "final_logit_softcapping": 30.0},
+        ),
+        (
+            GEMMA3_4B["text_config"],
+            {"rope_local_base_freq": 10000, "rope_theta": 1000000, "sliding_window_pattern": 6},
+        ),
+    ],
+    ids=["gemma2", "gemma3"],
+)
+def test_fields_of_published_files_that_say_nothing_new_are_read(
+    config: dict[str, Any], idle: dict[str, Any]
+) -> None:
+    assert shape_of({**config, **idle}, "it") == shape_of(config, "it")
 
 
 def test_layer_types_say_which_layers_have_windows() -> None:
@@ -334,12 +388,26 @@ def test_layers_with_a_window_read_no_more_than_that() -> None:
     assert narrow.step_s(beyond) == narrow.step_s(StepFeatures(4, 0, 4096, 4)) < cost.step_s(beyond)
 
 
+def test_the_attention_of_a_long_prompt_grows_with_the_windows_of_the_layers_that_have_one() -> None:
+    config = {**LLAMA_8B, "model_type": "qwen3", "sliding_window": 1024, "use_sliding_window": True}
+    half = shape_of({**config, "max_window_layers": 16}, "it")
+    full, halved = (
+        Roofline(shape, GPUS["h100"]) for shape in (shape_of(config | {"sliding_window": None}, "it"), half)
+    )
+    within, beyond = (StepFeatures(n, n * (n + 1) / 2, n, 1) for n in (1000, 100_000))
+    assert halved.terms(within).attention_s == pytest.approx(full.terms(within).attention_s)
+    in_windows = beyond.tokens * 1024 / beyond.attention_pairs
+    expected_s = full.terms(beyond).attention_s * (1 + in_windows) / 2
+    assert halved.terms(beyond).attention_s == pytest.approx(expected_s)
+
+
 @pytest.mark.parametrize(
     ("text", "named"),
     [
         ("tflops = 1", "memory_gb"),
         ("tflops = 0\nmemory_gb = 1\nbandwidth_gb_s = 1\nlink_gb_s = 0", "tflops must be above 0"),
         ("tflops = 1\nmemory_gb = 1\nbandwidth_gb_s = 1\nlink_gb_s = 0\ncolour = 1", "colour"),
+        ("tflops = 1\nmemory_gb = 1\nbandwidth_gb_s = 1\nweights_share = 1.2", "weights_share must be at most 1"),
         ("tflops =", "is not valid TOML"),
     ],
 )

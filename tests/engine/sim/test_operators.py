@@ -33,6 +33,13 @@ def test_without_the_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch)
     assert "pip install 'schedtop[operators]'" in refusal("sim:smollm2-135m@h200")
 
 
+def test_a_table_that_is_missing_is_said_before_the_first_step() -> None:
+    pytest.importorskip("aiconfigurator_core")
+    assert "llama-3.1-8b-fp8 on a100 is not known to it" in refusal("sim:llama-3.1-8b-fp8@a100")
+    with pytest.raises(ConfigError, match="on a100 is not known to it"):
+        parse_device("sim:llama-3.1-8b@a100", "fp8", "operators").step_cost()
+
+
 def test_steps_of_the_tables() -> None:
     pytest.importorskip("aiconfigurator_core")
     cost = parse_device("sim:llama-3.1-8b@h100", step_cost="operators").step_cost()

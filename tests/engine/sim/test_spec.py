@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -133,9 +134,30 @@ def test_malformed_specs_show_the_form(spec: str) -> None:
 def test_weights_that_do_not_fit_name_a_size_that_does() -> None:
     text = blocks_refusal("sim:llama-3.1-70b@h100")
     assert "llama-3.1-70b does not fit" in text
-    assert text.endswith("use --tensor-parallel-size 4")
-    assert parse_device("sim:llama-3.1-70b@h100").num_blocks(PoolSettings(tensor_parallel_size=4)) > 0
+    assert text.endswith("use --tensor-parallel-size 2 (0.1 GB left for the KV cache) or 4 (35.5 GB)")
+    for size in (2, 4):
+        assert parse_device("sim:llama-3.1-70b@h100").num_blocks(PoolSettings(tensor_parallel_size=size)) > 0
     assert "larger GPU" in blocks_refusal("sim:llama-3.1-70b@cpu")
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize("gpu", ["h100", "rtx4090", "a10g", "l4"])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_size_that_is_named_is_the_least_that_fits(model: str, gpu: str, stages: int) -> None:
+    device = parse_device(f"sim:{model}@{gpu}")
+
+    def refused(size: int) -> str:
+        try:
+            device.num_blocks(PoolSettings(tensor_parallel_size=size, pipeline_parallel_size=stages))
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    if "does not fit" not in (text := refused(1)):
+        return
+    least = next((size for size in range(1, 8 // stages + 1) if not refused(size)), None)
+    named = re.search(r"use --tensor-parallel-size (\d)", text)
+    assert least == (int(named[1]) if named else None), text
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,17 @@ from schedtop.engine.whatif.sweep import combinations, parse_vary, run_key, swee
 
 SCENARIO = Scenario(EngineConfig(workload=WorkloadSpec(source="mixed", limit=25, rate=40.0)))
 VARY = {"max_num_seqs": [2, 128], "max_num_batched_tokens": [256, 4096]}
+CALIBRATED = """
+model = "m"
+device = "two cores"
+vocab_size = 1000
+max_model_len = 8192
+num_blocks = 1000
+block_size = 16
+
+[cost]
+fixed_s = 0.01
+"""
 SLO = Slo(ttft_s=0.5, itl_s=0.05)
 
 
@@ -82,6 +94,27 @@ def test_results_of_other_settings_are_not_taken(tmp_path: Path) -> None:
     before = run_key(scenario, None)
     trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,10,6\n")
     assert run_key(scenario, None) != before
+
+
+def test_results_of_a_device_whose_files_have_changed_are_not_taken(tmp_path: Path) -> None:
+    model, gpu = tmp_path / "config.json", tmp_path / "own.toml"
+    shape = {"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4}
+    shape |= {"vocab_size": 1000, "max_position_embeddings": 4096}
+    model.write_text(json.dumps(shape))
+    gpu.write_text("tflops = 200\nmemory_gb = 48\nbandwidth_gb_s = 1000\n")
+    scenario = Scenario(EngineConfig(device=f"sim:{model}@{gpu}", workload=SCENARIO.config.workload))
+    first = run_key(scenario, None)
+    assert run_key(scenario, None) == first
+    gpu.write_text(gpu.read_text().replace("1000", "2000"))
+    second = run_key(scenario, None)
+    model.write_text(json.dumps(shape | {"num_hidden_layers": 8}))
+    assert len({first, second, run_key(scenario, None)}) == 3
+    fitted = tmp_path / "fitted.toml"
+    fitted.write_text(CALIBRATED)
+    scenario = Scenario(EngineConfig(device=f"sim:@{fitted}", workload=SCENARIO.config.workload))
+    first = run_key(scenario, None)
+    fitted.write_text(CALIBRATED.replace("0.01", "0.02"))
+    assert run_key(scenario, None) != first
 
 
 def test_a_file_of_another_kind_is_left_alone(tmp_path: Path) -> None:
