@@ -4,23 +4,23 @@ A turn plans a step and applies the results of the oldest one under way; steps t
 applied in the same turn. What is under way in the beginning may end prompts, too, and the first turn's step may be
 among it: then that turn only applies. What comes of many turns is what the running pass and `settle` make of them one
 by one. Blocks may be taken and registered out of turn, each group in its own order: nobody looks in the cache
-meanwhile, and nothing is freed.
+meanwhile, and those who end give theirs back in their turn.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.contract.telemetry import ROW_FIELDS, Finish, Head, Limiter, RowFlag
+from schedtop.engine.contract.telemetry import ROW_FIELDS, Head, Limiter, RowFlag
 from schedtop.engine.handoff.plan import StepPlan
-from schedtop.engine.scheduler.books.register import register
 from schedtop.engine.scheduler.books.request_table import IntArray, RequestTable, RowArray
 from schedtop.engine.scheduler.books.state import Batch, Limits, PlannedStep, State
 from schedtop.engine.scheduler.late_results import Present, find_present
 from schedtop.engine.scheduler.passes.admission import AdmissionPass
 from schedtop.engine.scheduler.passes.deferral import deferred_head
-from schedtop.engine.scheduler.settle import finish
 
 Floats = npt.NDArray[np.float64]
 Gaps = npt.NDArray[np.float32]
@@ -36,10 +36,10 @@ class Outlook(msgspec.Struct, frozen=True):
     """What lies ahead if nobody arrives or intervenes and blocks last: `turns` turns in which rows decode.
 
     `num_under_way` steps are under way. Row i is planned in turn `plans[i]` and again every `period` turns, `left[i]`
-    times at most, and told in turn `tells[i]` and every `period` turns, one token each time; `coming[i]` of these were
-    planned before. A request ends in the last turn only. `head` waits all the while, for its reason. `ahead`: rows are
-    planned before their results are here. A step is told `lag` turns after it was planned. `rounds` are the rows that
-    are told together, and in which turn first.
+    times at most, and told in turn `tells[i]` and every `period` turns, one token each time, up to turn `last[i]`, in
+    which it ends; `coming[i]` of these were planned before. Where somebody waits, nobody ends before the last turn:
+    `head` waits all the while, for its reason. `ahead`: rows are planned before their results are here. A step is told
+    `lag` turns after it was planned. `rounds` are the rows that are told together, and in which turn first.
     """
 
     turns: int
@@ -51,6 +51,7 @@ class Outlook(msgspec.Struct, frozen=True):
     tells: IntArray
     coming: IntArray
     left: IntArray
+    last: IntArray
     ahead: bool
     head: Head | None
 
@@ -67,9 +68,21 @@ class Outlook(msgspec.Struct, frozen=True):
 
     def times_told(self, turns: int) -> IntArray:
         """How often each row is reported in the first `turns` turns."""
-        if self.period == 1:
-            return turns - self.tells
-        return (turns - self.tells + (self.period - 1)) // self.period
+        ahead: IntArray = np.minimum(turns, self.last + 1) - self.tells
+        return ahead if self.period == 1 else (ahead + (self.period - 1)) // self.period
+
+
+class Filled(NamedTuple):
+    """Blocks that rows fill: row `rows[i]` one in turn `at[i]`, with `known[i]` tokens, in that order."""
+
+    at: RowArray
+    rows: RowArray
+    known: IntArray
+
+    def between(self, first: int, last: int) -> tuple[RowArray, IntArray]:
+        """The rows of these turns, and their tokens."""
+        begin, end = self.at.searchsorted((first, last + 1))
+        return self.rows[begin:end], self.known[begin:end]
 
 
 class Needs(msgspec.Struct, frozen=True):
@@ -151,15 +164,12 @@ def _look_ahead(
         if head is None or (num_under_way and head.reason is not Limiter.SEQUENCE_CAP):
             return None
     to_come = table.stop_at[:size] - table.num_tokens[:size]
-    left = to_come - coming
-    if period > 1:
-        # Planned ahead, a row whose last output is under way is passed over, in the turn that ends it.
-        turns = int(np.minimum.reduce(plans + period * left + ahead))
-    else:
-        turns = int(np.minimum.reduce(to_come + tells if len(rounds) > 1 else to_come))
-        if num_under_way > 1 and np.count_nonzero((tells + coming < num_under_way) & (left > 0)):
-            return None  # a budget has held rows back meanwhile
-    return Outlook(turns, period, lag, num_under_way, rounds, plans, tells, coming, left, ahead, head)
+    left, last = to_come - coming, tells + period * (to_come - 1)
+    if period == 1 and num_under_way > 1 and np.count_nonzero((tells + coming < num_under_way) & (left > 0)):
+        return None  # a budget has held rows back meanwhile
+    goes_on = period == 1 and head is None and state.loads is None
+    turns = 1 + int((np.maximum if goes_on else np.minimum).reduce(last))
+    return Outlook(turns, period, lag, num_under_way, rounds, plans, tells, coming, left, last, ahead, head)
 
 
 def _presents(state: State) -> list[Present] | None:
@@ -254,19 +264,15 @@ def _in_turn(outlook: Outlook, nth: RowArray, rows: RowArray) -> tuple[RowArray,
     return at[order], rows[order]
 
 
-def take_blocks(state: State, needs: Needs, last: int) -> list[int]:
-    """Give the rows what `block_needs` found, one block each; the pool's changes are then those from turn `last` on."""
-    table, pool, size = state.table, state.kv.pool, state.table.size
-    num_early = int(needs.at.searchsorted(last))
-    blocks = pool.take(num_early)
-    pool.discard_changes()
-    late = pool.take(len(needs.at) - num_early)
-    assert blocks is not None and late is not None, "more blocks than the pool had"
-    blocks += late
+def take_blocks(state: State, rows: RowArray) -> list[int]:
+    """Give each of the rows a block, in this order."""
+    table, size = state.table, state.table.size
+    blocks = state.kv.pool.take(len(rows))
+    assert blocks is not None, "more blocks than the pool had"
     requests = table.requests
-    for row, block in zip(needs.rows.tolist(), blocks, strict=True):
+    for row, block in zip(rows.tolist(), blocks, strict=True):
         requests[row].block_ids.append(block)
-    counts = np.bincount(needs.rows, minlength=size)
+    counts = np.bincount(rows, minlength=size)
     table.blocks[:size] += counts
     table.room[:size] += counts * state.kv.block_size
     return blocks
@@ -274,17 +280,14 @@ def take_blocks(state: State, needs: Needs, last: int) -> list[int]:
 
 def deliver(table: RequestTable, outlook: Outlook, sampled: list[IntArray], gaps_s: Gaps, ends_s: Floats) -> None:
     """Give the rows of each round their outputs (times, rows), `gaps_s` (turns, rows) apart, at the ends of turns."""
-    period = outlook.period
+    period, told = outlook.period, outlook.times_told(len(ends_s))
     for ids, (turn, rows) in zip(sampled, outlook.rounds, strict=False):
-        table.append_steps(rows, ids, gaps_s[turn::period, rows])
-        table.last_s[rows] = ends_s[turn::period][-1]
+        table.append_steps(rows, ids, gaps_s[turn::period, rows], told[rows])
+        table.last_s[rows] = ends_s[turn + period * (told[rows] - 1)]
 
 
-def advance(state: State, outlook: Outlook, turns: int) -> int:
-    """Count what so many turns planned and told, and register the blocks that they filled; outputs are delivered.
-
-    Returns how many there were.
-    """
+def advance(state: State, outlook: Outlook, turns: int) -> Filled:
+    """Count what so many turns planned and told; outputs are delivered. Returns the blocks that they fill."""
     table, size, ahead = state.table, state.table.size, outlook.ahead
     planned, told = outlook.times_planned(turns), outlook.times_told(turns)
     computed = table.num_computed[:size]
@@ -292,10 +295,10 @@ def advance(state: State, outlook: Outlook, turns: int) -> int:
     first, times = (outlook.tells, told) if ahead else (outlook.plans, planned)
     known = table.num_tokens[:size] - told if ahead else computed + 1
     nth, rows = _crossings(table.next_full[:size] - known, times, state.kv.block_size, turns)
-    if rows.size:
-        order = (first[rows] + outlook.period * nth).argsort(kind="stable")
-        nth, rows = nth[order], rows[order]
-        known = known[rows] + nth
+    at = first[rows] + outlook.period * nth
+    order = at.argsort(kind="stable")
+    at, rows = at[order], rows[order]
+    known = known[rows] + nth[order]
     computed += planned
     if outlook.lag:
         table.in_flight[:size] += planned - told
@@ -305,8 +308,7 @@ def advance(state: State, outlook: Outlook, turns: int) -> int:
         newest = outlook.plans + outlook.period * (planned - 1)
         np.copyto(table.next_step[:size], state.num_planned + 1 + newest + outlook.period, where=planned > 0)
     state.num_planned += turns - outlook.first
-    register(state, rows, known)
-    return int(np.add.reduce(told))
+    return Filled(at, rows, known)
 
 
 def land_prompts(state: State, batch: Batch) -> None:
@@ -337,11 +339,9 @@ def batch_of(ids: list[str], planned: PlannedStep, columns: IntArray, slots: Int
     return Batch(plan, planned, columns, busy, slots[busy], layout)
 
 
-def end_decoded(state: State, are_done: bool, end_s: float) -> tuple[list[int], list[Finish]]:
-    """The rows that have all their outputs, if any may, and their ends; the last ones were delivered at `end_s`."""
-    table, size = state.table, state.table.size
-    state.gone = []  # as far as it was known when the last of the steps was planned
-    if not are_done:
-        return [], []
-    ends = (table.num_tokens[:size] >= table.stop_at[:size]).nonzero()[0].tolist()
-    return ends, finish(state, ends, set(), end_s)
+def ends_in(outlook: Outlook, turns: int) -> list[tuple[int, list[int]]]:
+    """The turns among the first `turns` in which rows end, and these rows; the last turn in any case."""
+    ends: dict[int, list[int]] = {turns - 1: []}
+    for row in (outlook.last < turns).nonzero()[0].tolist():
+        ends.setdefault(outlook.last.item(row), []).append(row)
+    return sorted(ends.items())

@@ -10,11 +10,13 @@ import math
 from collections import Counter
 
 import numpy as np
+from schedtop.engine.scheduler.books.register import register
 from schedtop.engine.scheduler.books.request_table import COLUMNS, IntArray
 from schedtop.engine.scheduler.books.state import Batch, PlannedStep
 from schedtop.engine.scheduler.decodes import (
     NUMBER,
     TOKENS,
+    Filled,
     Gaps,
     Needs,
     Outlook,
@@ -23,17 +25,28 @@ from schedtop.engine.scheduler.decodes import (
     block_needs,
     decodes_ahead,
     deliver,
-    end_decoded,
+    ends_in,
     go_on,
     land_prompts,
     only_decodes,
     take_blocks,
     until,
 )
-from schedtop.engine.scheduler.settle import note_first_tokens
+from schedtop.engine.scheduler.settle import end_in_place, note_first_tokens
 from schedtop.engine.sim.worker import SimWorker
 from schedtop.engine.step.engine import Engine
-from schedtop.engine.step.stretch.leg import After, Before, Course, Foreseen, Leg, Times, Told, gained, limiter_of
+from schedtop.engine.step.stretch.leg import (
+    Before,
+    Course,
+    Ending,
+    Foreseen,
+    Leg,
+    Standing,
+    Times,
+    Told,
+    gained,
+    limiter_of,
+)
 from schedtop.engine.step.stretch.stretch import Stretch
 from schedtop.engine.step.stretch.times import elapsed_s, staged, unstaged
 
@@ -71,7 +84,6 @@ class _Run:
         self.slots = self.state.config.draft_slots
         self.legs: list[Leg] = []
         self.ended: list[int] = []
-        self.blocks = self.observer.blocks()
         self.under_way: list[Batch | Foreseen] = list(self.state.under_way)
         self.steps_left, self.outputs_left = most_steps, MOST_OUTPUTS
         self.state.under_way.clear()
@@ -85,15 +97,25 @@ class _Run:
         if not self.legs:
             return None
         self.engine.skip_turns(0, self.engine.clock_s)
-        return Stretch(self.common, self.slots, self.legs, self._delivered())
+        observer = self.observer
+        return Stretch(
+            self.common,
+            self.slots,
+            self.legs,
+            self._delivered(),
+            observer.totals(),
+            self.state.table.size,
+            observer.num_waiting,
+            observer.blocks(),
+        )
 
     def _leg(self, outlook: Outlook) -> Leg | None:
         """The next leg; None if it has no turn."""
         state, size = self.state, self.state.table.size
-        turns = min(outlook.turns, self.steps_left, max(self.outputs_left // size, 1))
-        times = self._times(outlook, turns)
         wake_s = self.engine.next_wake_s()
         until_s = self.until_s if wake_s is None else min(self.until_s, wake_s)
+        turns = min(outlook.turns, self.steps_left, max(self.outputs_left // size, 1))
+        times = self._times(outlook, turns, until_s - self.engine.clock_s)
         turns = _last_told(outlook, int(times.turns_s[:-1].searchsorted(until_s)))
         if turns < 1:
             return None
@@ -105,9 +127,9 @@ class _Run:
         self.outputs_left -= turns * size
         return self._take(outlook, until(needs, turns), times.until(turns))
 
-    def _times(self, outlook: Outlook, turns: int) -> Times:
+    def _times(self, outlook: Outlook, turns: int, enough_s: float) -> Times:
         engine = self.engine
-        each_s = elapsed_s(self.worker, outlook, self._computed_before(outlook), self.under_way, turns)
+        each_s = elapsed_s(self.worker, outlook, self._computed_before(outlook), self.under_way, turns, enough_s)
         if engine.stages is None:
             return unstaged(engine.clock_s, each_s)
         return staged(engine.clock_s, each_s, [_planned_s(step) for step in self.under_way], engine.stages)
@@ -121,18 +143,18 @@ class _Run:
     def _take(self, outlook: Outlook, needs: Needs, times: Times) -> Leg:
         """Take the turns of a leg: the books are then those of its end."""
         state, observer, turns = self.state, self.observer, needs.turns
-        turns_told = _turns_told(outlook, turns)
         columns, before = state.table.data[: len(COLUMNS), : state.table.size].copy(), self._before()
         told = [self._tell(step, outlook, turn, times) for turn, step in enumerate(self.under_way[:turns])]
         head, oldest_queued_s = observer.look_at(outlook.head), observer.oldest_queued_s
-        new_blocks = take_blocks(state, needs, turns_told[-2] + 1 if len(turns_told) > 1 else 0)
         gaps_s = self._deliver(outlook, times)
-        outputs = advance(state, outlook, turns)
-        held = before.blocks.held + before.blocks.shared
-        course = Course(outlook, columns, state.table.layout, times, needs, new_blocks, held)
-        last, *self.under_way = course.steps_from(self.under_way, turns - 1)
-        after = self._end(course, told, len(turns_told), outputs, last)
-        return Leg(course, before, told, head, oldest_queued_s, turns_told, gaps_s, after)
+        filled = advance(state, outlook, turns)
+        course = Course(outlook, columns, state.table.layout, times, needs, [], Standing.of(state.kv), [])
+        self.under_way = course.steps_from(self.under_way, turns)
+        turns_told = _turns_told(outlook, turns)
+        leg = Leg(course, before, told, head, oldest_queued_s, turns_told, gaps_s)
+        self._serve(leg, filled)
+        self._count(leg)
+        return leg
 
     def _before(self) -> Before:
         observer = self.observer
@@ -140,13 +162,35 @@ class _Run:
             observer.seq,
             observer.step,
             observer.totals(),
-            self.blocks,
             observer.num_waiting,
             observer.deferred(),
             observer.take_events(),
             observer.take_deferrals(),
             self.state.kv.pool.take_changes(),
         )
+
+    def _serve(self, leg: Leg, filled: Filled) -> None:
+        """Take blocks and register them; those who end give theirs back in their turn."""
+        state, course, turns, pool = self.state, leg.course, leg.turns, self.state.kv.pool
+        if state.loads is not None:
+            self._set_out_again()
+        ends, first = ends_in(course.outlook, turns), 0
+        for turn, rows in ends:
+            if turn == turns - 1:
+                state.gone = []  # what is known when the last of the steps is planned
+            course.new_blocks.extend(take_blocks(state, course.needs.rows[course.blocks_grown(first, turn)]))
+            register(state, *filled.between(first, turn))
+            first = turn + 1
+            if rows:
+                pool.discard_changes()
+                finishes = end_in_place(state, rows, set(), course.times.turns_s.item(turn + 1))
+                head = leg.head_told(turn)
+                head = None if head is None else self.observer.look_again(head)
+                course.endings.append(Ending(turn, finishes, pool.take_changes(), Standing.of(state.kv), head))
+        pool.discard_changes()
+        self.ended = sorted(row for _, rows in ends for row in rows)
+        if self.ended:
+            state.table.remove(self.ended)
 
     def _tell(self, step: Batch | Foreseen, outlook: Outlook, turn: int, times: Times) -> Told:
         """A step that was under way is told in a turn."""
@@ -178,34 +222,24 @@ class _Run:
                 sampled.append(self.worker.next_ids(numbers[rows], before[rows], len(told_s)))
                 gaps_s[turn, rows] = told_s[0] - last_s[rows]
                 gaps_s[turn + period :: period, rows] = (told_s[1:] - told_s[:-1])[:, None]
+        if period == 1 and np.minimum.reduce(outlook.last) < len(ends_s) - 1:
+            gaps_s[np.arange(len(ends_s))[:, None] > outlook.last] = np.nan
         deliver(table, outlook, sampled, gaps_s, ends_s)
         return gaps_s
 
-    def _end(self, course: Course, told: list[Told], steps: int, outputs: int, last: Batch | Foreseen) -> After:
-        """End those who have all their outputs, and count what was told, `last` the last."""
-        state, observer, outlook, turns = self.state, self.observer, course.outlook, course.needs.turns
+    def _count(self, leg: Leg) -> None:
+        """Count what was told."""
+        observer, turns, course, steps = self.observer, leg.turns, leg.course, len(leg.turns_told)
         turns_s = course.times.turns_s
         busy_s = observer.counts["busy_s"]
         for length_s in (turns_s[1:] - turns_s[:-1]).tolist():  # one by one, as the totals add up
             busy_s += length_s
-        more = [gained(steps, outputs, self.slots, self.common), *(each.gained for each in told)]
-        if state.loads is not None:
-            self._set_out_again()
-        self.ended, finishes = end_decoded(state, turns == outlook.turns, turns_s.item(-1))
-        observer.skip(steps, more, busy_s, finishes)
+        outputs = int(np.add.reduce(course.outlook.times_told(turns)))
+        more = [gained(steps, outputs, self.slots, self.common), *(each.gained for each in leg.told)]
+        observer.skip(steps, more, busy_s, [finish for ending in course.endings for finish in ending.finishes])
         if self.engine.stages is not None and course.times.free_s is not None:
             self.engine.stages.free_s = course.times.free_s[turns - 1]
         self.engine.skip_turns(turns, turns_s.item(-1))
-        self.blocks = observer.blocks()
-        head = last.course.outlook.head if isinstance(last, Foreseen) else last.planned.head
-        return After(
-            observer.totals(),
-            self.blocks,
-            state.table.size,
-            observer.look_at(head),
-            state.kv.pool.take_changes(),
-            finishes,
-        )
 
     def _outlook_after(self, leg: Leg) -> Outlook | None:
         """What lies ahead of the next leg; None if there is none."""
@@ -219,7 +253,6 @@ class _Run:
         engine.begin_turn()
         begun = state.under_way.pop()
         self.under_way.append(begun)
-        self.blocks = self.observer.blocks()
         return go_on(state, outlook, leg.turns, self.ended, begun)
 
     def _set_out_again(self) -> None:
@@ -230,9 +263,7 @@ class _Run:
 
     def _batch(self, step: Foreseen) -> Batch:
         state, course, rows = self.state, step.course, step.columns()
-        numbers = rows[NUMBER].tolist()
-        new = course.blocks_grown(step.turn, step.turn)
-        grown = zip(course.needs.rows[new].tolist(), course.new_blocks[new], strict=True)
+        grown, blocks = step.grown()
         planned = PlannedStep(
             step.planned_s,
             state.limits.token_budget,
@@ -240,13 +271,11 @@ class _Run:
             decode_tokens=int(np.add.reduce(rows[TOKENS])),
             limiter=limiter_of(course.outlook.head),
             head=course.outlook.head,
-            new_blocks={numbers[row]: [block] for row, block in grown},
+            new_blocks={number: [block] for number, block in zip(grown.tolist(), blocks, strict=True)},
             blocks_in_use=course.blocks_in_use(step.turn),
         )
-        ids = [
-            state.requests[number].id for number, busy in zip(numbers, rows[TOKENS].tolist(), strict=True) if busy
-        ]
-        return batch_of(ids, planned, rows, course.columns[SLOT], course.layout)
+        ids = [state.requests[number].id for number in rows[NUMBER, rows[TOKENS] > 0].tolist()]
+        return batch_of(ids, planned, rows, course.columns[SLOT, course.rows_in(step.turn)], course.layout)
 
     def _delivered(self) -> list[tuple[IntArray, float]]:
         table = self.state.table
