@@ -24,7 +24,6 @@ from schedtop.engine.scheduler.passes.deferral import deferred_head
 
 Floats = npt.NDArray[np.float64]
 Gaps = npt.NDArray[np.float32]
-Rounds = list[tuple[int, slice | RowArray]]
 
 NUMBER, TOKENS, DRAFTS, BEFORE, FLAGS = (
     ROW_FIELDS.index(name) for name in ("request", "tokens", "drafts", "computed", "flags")
@@ -39,14 +38,13 @@ class Outlook(msgspec.Struct, frozen=True):
     times at most, and told in turn `tells[i]` and every `period` turns, one token each time, up to turn `last[i]`, in
     which it ends; `coming[i]` of these were planned before. Where somebody waits, nobody ends before the last turn:
     `head` waits all the while, for its reason. `ahead`: rows are planned before their results are here. A step is told
-    `lag` turns after it was planned. `rounds` are the rows that are told together, and in which turn first.
+    `lag` turns after it was planned.
     """
 
     turns: int
     period: int
     lag: int
     num_under_way: int
-    rounds: Rounds
     plans: IntArray
     tells: IntArray
     coming: IntArray
@@ -79,11 +77,6 @@ class Filled(NamedTuple):
     rows: RowArray
     known: IntArray
 
-    def between(self, first: int, last: int) -> tuple[RowArray, IntArray]:
-        """The rows of these turns, and their tokens."""
-        begin, end = self.at.searchsorted((first, last + 1))
-        return self.rows[begin:end], self.known[begin:end]
-
 
 class Needs(msgspec.Struct, frozen=True):
     """Blocks that rows need in the next `turns` turns: row `rows[i]` one in turn `at[i]` (from 0), in that order."""
@@ -108,7 +101,7 @@ def decodes_ahead(state: State) -> Outlook | None:
     tells, coming = _results(size, presents)
     if np.count_nonzero(coming if state.config.async_scheduling else table.decoding[:size] | coming) < size:
         return None
-    return _look_ahead(state, len(presents), tells, coming, _rounds(tells))
+    return _look_ahead(state, len(presents), tells, coming)
 
 
 def go_on(state: State, outlook: Outlook, turns: int, ended: list[int], begun: Batch | None) -> Outlook | None:
@@ -127,25 +120,20 @@ def go_on(state: State, outlook: Outlook, turns: int, ended: list[int], begun: B
             stays = np.ones(len(tells), dtype=bool)
             stays[ended] = False
             tells, coming = tells[stays], coming[stays]
-        return _look_ahead(state, lag, tells, coming, _rounds(tells))
+        return _look_ahead(state, lag, tells, coming)
     tells, coming = np.zeros(size, dtype=np.int32), np.full(size, lag, dtype=np.int32)
-    rounds: Rounds = [(0, slice(0, size))]
     if begun is None:
-        return _look_ahead(state, lag, tells, coming, rounds)
+        return _look_ahead(state, lag, tells, coming)
     if not ends_in_tokens(begun, state.limits) or not (lag or isinstance(begun.busy, slice)):
         return None
     old = size - len(begun.planned.started)
     coming[old:] = 0
     coming[begun.busy] += 1
-    if lag and old < size:
-        tells[old:] = lag
-        rounds = [(0, slice(0, old)), (lag, slice(old, size))]
-    return _look_ahead(state, lag + 1, tells, coming, rounds)
+    tells[old:] = lag
+    return _look_ahead(state, lag + 1, tells, coming)
 
 
-def _look_ahead(
-    state: State, num_under_way: int, tells: IntArray, coming: IntArray, rounds: Rounds
-) -> Outlook | None:
+def _look_ahead(state: State, num_under_way: int, tells: IntArray, coming: IntArray) -> Outlook | None:
     table, limits, config, size = state.table, state.limits, state.config, state.table.size
     if table.num_with_stops:
         return None
@@ -169,7 +157,7 @@ def _look_ahead(
         return None  # a budget has held rows back meanwhile
     goes_on = period == 1 and head is None and state.loads is None
     turns = 1 + int((np.maximum if goes_on else np.minimum).reduce(last))
-    return Outlook(turns, period, lag, num_under_way, rounds, plans, tells, coming, left, last, ahead, head)
+    return Outlook(turns, period, lag, num_under_way, plans, tells, coming, left, last, ahead, head)
 
 
 def _presents(state: State) -> list[Present] | None:
@@ -199,14 +187,6 @@ def _results(size: int, presents: list[Present]) -> tuple[IntArray, IntArray]:
         tells[rows] = turn
         coming[rows] += 1
     return tells, coming
-
-
-def _rounds(tells: IntArray) -> Rounds:
-    turns = range(int(np.maximum.reduce(tells)) + 1)
-    if len(turns) == 1:
-        return [(0, slice(0, len(tells)))]
-    rounds = [(turn, (tells == turn).nonzero()[0]) for turn in turns]
-    return [(turn, rows) for turn, rows in rounds if rows.size]
 
 
 def ends_in_tokens(batch: Batch, limits: Limits) -> bool:
@@ -264,26 +244,36 @@ def _in_turn(outlook: Outlook, nth: RowArray, rows: RowArray) -> tuple[RowArray,
     return at[order], rows[order]
 
 
-def take_blocks(state: State, rows: RowArray) -> list[int]:
-    """Give each of the rows a block, in this order."""
-    table, size = state.table, state.table.size
-    blocks = state.kv.pool.take(len(rows))
+def take_blocks(state: State, rows: list[int]) -> list[int]:
+    """Give each of the rows a block, in this order; `note_blocks` counts them."""
+    blocks, requests = state.kv.pool.take(len(rows)), state.table.requests
     assert blocks is not None, "more blocks than the pool had"
-    requests = table.requests
-    for row, block in zip(rows.tolist(), blocks, strict=True):
+    for row, block in zip(rows, blocks, strict=True):
         requests[row].block_ids.append(block)
-    counts = np.bincount(rows, minlength=size)
-    table.blocks[:size] += counts
-    table.room[:size] += counts * state.kv.block_size
     return blocks
 
 
-def deliver(table: RequestTable, outlook: Outlook, sampled: list[IntArray], gaps_s: Gaps, ends_s: Floats) -> None:
-    """Give the rows of each round their outputs (times, rows), `gaps_s` (turns, rows) apart, at the ends of turns."""
-    period, told = outlook.period, outlook.times_told(len(ends_s))
-    for ids, (turn, rows) in zip(sampled, outlook.rounds, strict=False):
-        table.append_steps(rows, ids, gaps_s[turn::period, rows], told[rows])
-        table.last_s[rows] = ends_s[turn + period * (told[rows] - 1)]
+def note_blocks(state: State, rows: RowArray) -> None:
+    """Each of the rows got a block."""
+    table, size = state.table, state.table.size
+    counts = np.bincount(rows, minlength=size)
+    table.blocks[:size] += counts
+    table.room[:size] += counts * state.kv.block_size
+
+
+def deliver(table: RequestTable, outlook: Outlook, sampled: IntArray, told: IntArray, ends_s: Floats) -> Gaps:
+    """Give rows their next outputs (times, rows), the first `told` of each row; turns end at `ends_s`.
+
+    Returns their gaps, NaN where there was none.
+    """
+    period, size = outlook.period, table.size
+    since_s = ends_s.copy()
+    since_s[period:] -= ends_s[:-period]
+    gaps_s = since_s.take(outlook.tells + period * np.arange(len(sampled))[:, None], mode="clip")
+    gaps_s[0] = ends_s.take(outlook.tells, mode="clip") - table.last_s[:size]
+    newest_s = ends_s.take(outlook.tells + period * (told - 1), mode="clip")
+    table.last_s[:size] = newest_s if np.minimum.reduce(told) else np.where(told, newest_s, table.last_s[:size])
+    return table.append_steps(sampled, gaps_s.astype(np.float32), told)
 
 
 def advance(state: State, outlook: Outlook, turns: int) -> Filled:

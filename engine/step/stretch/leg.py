@@ -188,8 +188,8 @@ class Leg(msgspec.Struct, frozen=True):
     """The result of some turns.
 
     `told`: the steps under way before, which are reported in the first turns, one each. `turns_told`: the turns that
-    report a step. `gaps_s` (turns, rows) is NaN where a row was not told. `head` and `oldest_queued_s`: of all
-    steps planned in the leg.
+    report a step. `head` and `oldest_queued_s`: of all steps planned in the leg. `last_s`: when each row was told last
+    before; `gaps_s`: of all outputs, NaN where there was none.
     """
 
     course: Course
@@ -198,11 +198,25 @@ class Leg(msgspec.Struct, frozen=True):
     head: Head | None
     oldest_queued_s: float | None
     turns_told: list[int]
+    last_s: Floats
     gaps_s: Gaps
 
     @property
     def turns(self) -> int:
         return self.course.needs.turns
+
+    def gaps_in(self, turn: int) -> Gaps:
+        """Those of each row in a turn, NaN where it was not told."""
+        outlook, ends_s = self.course.outlook, self.course.times.turns_s[1:]
+        before_s = np.where(outlook.tells == turn, self.last_s, ends_s[max(turn - outlook.period, 0)])
+        told = outlook.times_told(turn + 1) > outlook.times_told(turn)
+        return np.where(told, ends_s[turn] - before_s, np.nan).astype(np.float32)
+
+    def told_numbers(self) -> IntArray:
+        """The request of each of `gaps_s`."""
+        told = self.course.outlook.times_told(self.turns)
+        numbers = np.broadcast_to(self.course.columns[0], (int(told.max()), len(told)))
+        return numbers[np.arange(len(numbers))[:, None] < told]
 
     def head_told(self, turn: int) -> Head | None:
         """The head of the step that is told in a turn."""

@@ -106,7 +106,7 @@ def _begun(batch: Batch, common: StepRecord) -> tuple[IntArray, StepRecord]:
 
 def _gaps_of(rows: IntArray, leg: Leg, turn: int) -> bytes:
     """Those of a step's rows, which may have been others than the leg's when it was planned."""
-    gaps_s = dict(zip(leg.course.columns[NUMBER].tolist(), leg.gaps_s[turn], strict=True))
+    gaps_s = dict(zip(leg.course.columns[NUMBER].tolist(), leg.gaps_in(turn), strict=True))
     own_s = [gaps_s.get(number, np.nan) for number in rows[NUMBER].tolist()]
     return np.where(rows[TOKENS] > 0, own_s, np.nan).astype(np.float32).tobytes()
 

@@ -7,10 +7,11 @@ that, as a recording does for its keyframes, takes single steps.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 
 import numpy as np
-from schedtop.engine.scheduler.books.register import register
+from schedtop.engine.scheduler.books.register import enter, full_blocks
 from schedtop.engine.scheduler.books.request_table import COLUMNS, IntArray
 from schedtop.engine.scheduler.books.state import Batch, PlannedStep
 from schedtop.engine.scheduler.decodes import (
@@ -28,6 +29,7 @@ from schedtop.engine.scheduler.decodes import (
     ends_in,
     go_on,
     land_prompts,
+    note_blocks,
     only_decodes,
     take_blocks,
     until,
@@ -86,6 +88,7 @@ class _Run:
         self.ended: list[int] = []
         self.under_way: list[Batch | Foreseen] = list(self.state.under_way)
         self.steps_left, self.outputs_left = most_steps, MOST_OUTPUTS
+        self.least_s = worker.next_decode_s(1, 1)  # no step takes less
         self.state.under_way.clear()
 
     def go(self, outlook: Outlook | None) -> Stretch | None:
@@ -111,11 +114,13 @@ class _Run:
 
     def _leg(self, outlook: Outlook) -> Leg | None:
         """The next leg; None if it has no turn."""
-        state, size = self.state, self.state.table.size
+        state, size, now_s = self.state, self.state.table.size, self.engine.clock_s
         wake_s = self.engine.next_wake_s()
         until_s = self.until_s if wake_s is None else min(self.until_s, wake_s)
         turns = min(outlook.turns, self.steps_left, max(self.outputs_left // size, 1))
-        times = self._times(outlook, turns, until_s - self.engine.clock_s)
+        if (until_s - now_s) < turns * self.least_s:
+            turns = int((until_s - now_s) / self.least_s) + 1
+        times = self._times(outlook, turns, now_s)
         turns = _last_told(outlook, int(times.turns_s[:-1].searchsorted(until_s)))
         if turns < 1:
             return None
@@ -127,12 +132,11 @@ class _Run:
         self.outputs_left -= turns * size
         return self._take(outlook, until(needs, turns), times.until(turns))
 
-    def _times(self, outlook: Outlook, turns: int, enough_s: float) -> Times:
-        engine = self.engine
-        each_s = elapsed_s(self.worker, outlook, self._computed_before(outlook), self.under_way, turns, enough_s)
-        if engine.stages is None:
-            return unstaged(engine.clock_s, each_s)
-        return staged(engine.clock_s, each_s, [_planned_s(step) for step in self.under_way], engine.stages)
+    def _times(self, outlook: Outlook, turns: int, now_s: float) -> Times:
+        each_s = elapsed_s(self.worker, outlook, self._computed_before(outlook), self.under_way, turns)
+        if self.engine.stages is None:
+            return unstaged(now_s, each_s)
+        return staged(now_s, each_s, [_planned_s(step) for step in self.under_way], self.engine.stages)
 
     def _computed_before(self, outlook: Outlook) -> IntArray:
         """Tokens of each row that come before its next output."""
@@ -146,12 +150,13 @@ class _Run:
         columns, before = state.table.data[: len(COLUMNS), : state.table.size].copy(), self._before()
         told = [self._tell(step, outlook, turn, times) for turn, step in enumerate(self.under_way[:turns])]
         head, oldest_queued_s = observer.look_at(outlook.head), observer.oldest_queued_s
+        last_s = state.table.last_s[: state.table.size].copy()
         gaps_s = self._deliver(outlook, times)
         filled = advance(state, outlook, turns)
         course = Course(outlook, columns, state.table.layout, times, needs, [], Standing.of(state.kv), [])
         self.under_way = course.steps_from(self.under_way, turns)
         turns_told = _turns_told(outlook, turns)
-        leg = Leg(course, before, told, head, oldest_queued_s, turns_told, gaps_s)
+        leg = Leg(course, before, told, head, oldest_queued_s, turns_told, last_s, gaps_s)
         self._serve(leg, filled)
         self._count(leg)
         return leg
@@ -174,23 +179,33 @@ class _Run:
         state, course, turns, pool = self.state, leg.course, leg.turns, self.state.kv.pool
         if state.loads is not None:
             self._set_out_again()
-        ends, first = ends_in(course.outlook, turns), 0
+        needed_at, needed = course.needs.at.tolist(), course.needs.rows.tolist()
+        filled_at, full = filled.at.tolist(), full_blocks(state, filled.rows, filled.known)
+        num_taken = num_entered = 0
+        ends = ends_in(course.outlook, turns)
         for turn, rows in ends:
             if turn == turns - 1:
                 state.gone = []  # what is known when the last of the steps is planned
-            course.new_blocks.extend(take_blocks(state, course.needs.rows[course.blocks_grown(first, turn)]))
-            register(state, *filled.between(first, turn))
-            first = turn + 1
+            since, num_taken = num_taken, bisect_right(needed_at, turn, num_taken)
+            course.new_blocks.extend(take_blocks(state, needed[since:num_taken]))
+            since, num_entered = num_entered, bisect_right(filled_at, turn, num_entered)
+            enter(state, full[since:num_entered])
             if rows:
-                pool.discard_changes()
-                finishes = end_in_place(state, rows, set(), course.times.turns_s.item(turn + 1))
-                head = leg.head_told(turn)
-                head = None if head is None else self.observer.look_again(head)
-                course.endings.append(Ending(turn, finishes, pool.take_changes(), Standing.of(state.kv), head))
+                course.endings.append(self._end(leg, turn, rows))
         pool.discard_changes()
+        note_blocks(state, course.needs.rows)
         self.ended = sorted(row for _, rows in ends for row in rows)
         if self.ended:
             state.table.remove(self.ended)
+
+    def _end(self, leg: Leg, turn: int, rows: list[int]) -> Ending:
+        """These rows end in a turn; they are still to be removed."""
+        state, pool = self.state, self.state.kv.pool
+        pool.discard_changes()
+        finishes = end_in_place(state, rows, set(), leg.course.times.turns_s.item(turn + 1))
+        head = leg.head_told(turn)
+        head = None if head is None else self.observer.look_again(head)
+        return Ending(turn, finishes, pool.take_changes(), Standing.of(state.kv), head)
 
     def _tell(self, step: Batch | Foreseen, outlook: Outlook, turn: int, times: Times) -> Told:
         """A step that was under way is told in a turn."""
@@ -208,24 +223,13 @@ class _Run:
         return Told(step, observer.look_at(planned.head), observer.oldest_queued_s, tuple(firsts), more)
 
     def _deliver(self, outlook: Outlook, times: Times) -> Gaps:
-        """Give rows their outputs; returns all gaps (turns, rows), NaN where a row is not told."""
-        table, size, period = self.state.table, self.state.table.size, outlook.period
-        ends_s, before = times.turns_s[1:], self._computed_before(outlook)
-        numbers, last_s = table.request[:size], table.last_s[:size]
-        gaps_s: Gaps = np.empty((len(ends_s), size), dtype=np.float32)
-        if len(outlook.rounds) > 1 or period > 1:
-            gaps_s.fill(np.nan)
-        sampled = []
-        for turn, rows in outlook.rounds:
-            told_s = ends_s[turn::period]
-            if told_s.size:
-                sampled.append(self.worker.next_ids(numbers[rows], before[rows], len(told_s)))
-                gaps_s[turn, rows] = told_s[0] - last_s[rows]
-                gaps_s[turn + period :: period, rows] = (told_s[1:] - told_s[:-1])[:, None]
-        if period == 1 and np.minimum.reduce(outlook.last) < len(ends_s) - 1:
-            gaps_s[np.arange(len(ends_s))[:, None] > outlook.last] = np.nan
-        deliver(table, outlook, sampled, gaps_s, ends_s)
-        return gaps_s
+        """Give rows their outputs; returns their gaps."""
+        table, ends_s = self.state.table, times.turns_s[1:]
+        told = outlook.times_told(len(ends_s))
+        before, most = self._computed_before(outlook), int(np.maximum.reduce(told))
+        return deliver(
+            table, outlook, self.worker.next_ids(table.request[: table.size], before, most), told, ends_s
+        )
 
     def _count(self, leg: Leg) -> None:
         """Count what was told."""

@@ -17,7 +17,6 @@ from schedtop.engine.contract.telemetry import (
 )
 from schedtop.engine.scheduler.books.request_table import IntArray
 from schedtop.engine.scheduler.books.state import Batch
-from schedtop.engine.scheduler.decodes import Gaps
 from schedtop.engine.step.stretch.leg import Leg, num_rows
 from schedtop.engine.step.stretch.records import records_of_leg
 
@@ -71,11 +70,6 @@ class Stretch(msgspec.Struct, frozen=True):
                 if isinstance(step, Batch) and step.plan.num_rows:
                     most = max(most, step.planned.blocks_in_use)
         return most
-
-    def gaps(self) -> Iterator[tuple[IntArray, Gaps]]:
-        """Requests, and their gaps (turns, requests): float32, NaN where there was none."""
-        for leg in self.legs:
-            yield leg.course.columns[0], leg.gaps_s
 
     def requests(self) -> Iterator[Requests]:
         """Arrivals, admissions and ends by step; steps without any are left out.

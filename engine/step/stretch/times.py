@@ -15,60 +15,49 @@ from schedtop.engine.step.stretch.leg import Foreseen, Times
 Steps = list[Batch | Foreseen]
 
 
-def elapsed_s(
-    worker: SimWorker, outlook: Outlook, before: IntArray, under_way: Steps, turns: int, enough_s: float
-) -> Floats:
-    """How long the results of each turn take the device in all (0: there are none); fewer turns if these last longer
-    than `enough_s`.
+def elapsed_s(worker: SimWorker, outlook: Outlook, before: IntArray, under_way: Steps, turns: int) -> Floats:
+    """How long the results of each turn take the device in all (0: there are none).
 
     `before`: tokens of each row that come before its next output.
     """
     if outlook.period > 1:
         each_s = np.zeros(turns)
-        for turn, rows in outlook.rounds:
-            if turn < turns:
-                told = len(range(turn, turns, outlook.period))
+        for turn in range(min(outlook.period, turns)):
+            if (own := before[outlook.tells == turn]).size:
+                times = len(range(turn, turns, outlook.period))
                 each_s[turn :: outlook.period] = worker.decode_s(
-                    len(before[rows]), int(np.add.reduce(before[rows])) + len(before[rows]), told
+                    len(own), int(np.add.reduce(own)) + len(own), times
                 )
         return each_s
-    known_s: list[float] = []
-    if len(outlook.rounds) > 1 or not all(isinstance(step, Foreseen) or only_decodes(step) for step in under_way):
-        known_s = [_under_way_s(worker, outlook, before, step) for step in under_way[:turns]]
-    parts = [np.array(known_s)]
-    left_s = enough_s - sum(known_s)
-    for first, stop, num_rows, kv_tokens in _same_rows(outlook, before, len(known_s), turns):
-        if left_s <= 0:
-            break
-        # No step of these takes less than the first one.
-        most = left_s / worker.next_decode_s(num_rows, kv_tokens) + 1
-        parts.append(worker.decode_s(num_rows, kv_tokens, min(stop - first, int(min(most, turns)) + 1)))
-        left_s -= float(parts[-1].sum())
-    return np.concatenate(parts)
+    parts, first = [], 0
+    if outlook.tells.any() or not all(isinstance(step, Foreseen) or only_decodes(step) for step in under_way):
+        parts.append(np.array([_under_way_s(worker, outlook, before, step) for step in under_way[:turns]]))
+        first = len(parts[0])
+    parts += [worker.decode_s(*same) for same in _same_rows(outlook, before, first, turns)]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _under_way_s(worker: SimWorker, outlook: Outlook, before: IntArray, step: Batch | Foreseen) -> float:
     if isinstance(step, Batch):
         return worker.elapsed_s(step.plan)
-    own = before[outlook.rounds[0][1]]  # only the first step can be one
+    own = before[outlook.tells == 0]  # only the first step can be one
     return worker.next_decode_s(len(own), int(np.add.reduce(own)) + len(own))
 
 
-def _same_rows(outlook: Outlook, before: IntArray, first: int, turns: int) -> Iterator[tuple[int, int, int, int]]:
-    """The turns from `first` on in which the same rows are told: from which, up to which, how many rows, and their
-    context in the first of them."""
-    order = outlook.last.argsort()
-    context = int(np.add.reduce(before - outlook.tells))
-    rows, ends = (
-        len(order),
-        zip(outlook.last[order].tolist(), (before - outlook.tells)[order].tolist(), strict=True),
-    )
-    for last, own in ends:
-        stop = min(last + 1, turns)
+def _same_rows(outlook: Outlook, before: IntArray, first: int, turns: int) -> Iterator[tuple[int, int, int]]:
+    """The turns from `first` on, by the rows that are told: how many rows, their context in the first of these turns,
+    and how many turns."""
+    own = before - outlook.tells
+    rows, context = len(own), int(np.add.reduce(own))
+    ends = (outlook.last < turns - 1).nonzero()[0]
+    for row in ends[outlook.last[ends].argsort()].tolist():
+        stop = outlook.last.item(row) + 1
         if stop > first:
-            yield first, stop, rows, context + rows * (first + 1)
+            yield rows, context + rows * (first + 1), stop - first
             first = stop
-        rows, context = rows - 1, context - own
+        rows, context = rows - 1, context - own.item(row)
+    if turns > first:
+        yield rows, context + rows * (first + 1), turns - first
 
 
 def unstaged(start_s: float, each_s: Floats) -> Times:
