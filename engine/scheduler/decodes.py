@@ -104,6 +104,13 @@ def decodes_ahead(state: State) -> Outlook | None:
     return _look_ahead(state, len(presents), tells, coming)
 
 
+def decodes_next(state: State, lag: int) -> IntArray:
+    """What the rows of a leg compute in the turn after it, `lag` steps being under way, if all are planned in each."""
+    table, size = state.table, state.table.size
+    tokens: IntArray = (table.num_tokens[:size] + lag < table.stop_at[:size]).astype(np.int32)
+    return tokens
+
+
 def go_on(state: State, outlook: Outlook, turns: int, ended: list[int], begun: Batch | None) -> Outlook | None:
     """What lies ahead after so many turns, in the last of which these rows ended; `begun` was planned with newcomers.
 

@@ -25,6 +25,7 @@ from schedtop.engine.scheduler.decodes import (
     batch_of,
     block_needs,
     decodes_ahead,
+    decodes_next,
     deliver,
     ends_in,
     go_on,
@@ -254,7 +255,7 @@ class _Run:
             return go_on(state, outlook, leg.turns, self.ended, None) if leg.turns == outlook.turns else None
         if not engine.only_plans:
             return None
-        engine.begin_turn()
+        engine.begin_turn(decodes_next(state, outlook.lag))
         begun = state.under_way.pop()
         self.under_way.append(begun)
         return go_on(state, outlook, leg.turns, self.ended, begun)
