@@ -38,7 +38,8 @@ class Outlook(msgspec.Struct, frozen=True):
     times at most, and told in turn `tells[i]` and every `period` turns, one token each time, up to turn `last[i]`, in
     which it ends; `coming[i]` of these were planned before. Where somebody waits, nobody ends before the last turn:
     `head` waits all the while, for its reason. `ahead`: rows are planned before their results are here. A step is told
-    `lag` turns after it was planned.
+    `lag` turns after it was planned. If it is not `steady`, there is one turn, whose step is planned, and the scheduler
+    has to plan the next one: somebody may start, computes a prompt still, or was held back.
     """
 
     turns: int
@@ -52,6 +53,7 @@ class Outlook(msgspec.Struct, frozen=True):
     last: IntArray
     ahead: bool
     head: Head | None
+    steady: bool = True
 
     @property
     def first(self) -> int:
@@ -93,8 +95,6 @@ def decodes_ahead(state: State) -> Outlook | None:
         return None
     if table.has_drafts or state.limits.num_speculative_tokens:
         return None
-    if state.encoder is not None and state.encoder.is_holding:
-        return None
     presents = _presents(state)
     if presents is None:
         return None
@@ -128,43 +128,43 @@ def go_on(state: State, outlook: Outlook, turns: int, ended: list[int], begun: B
             stays[ended] = False
             tells, coming = tells[stays], coming[stays]
         return _look_ahead(state, lag, tells, coming)
-    tells, coming = np.zeros(size, dtype=np.int32), np.full(size, lag, dtype=np.int32)
     if begun is None:
-        return _look_ahead(state, lag, tells, coming)
-    if not ends_in_tokens(begun, state.limits) or not (lag or isinstance(begun.busy, slice)):
+        return _look_ahead(state, lag, np.zeros(size, dtype=np.int32), np.full(size, lag, dtype=np.int32))
+    if not is_plain(begun, state.limits):
         return None
-    old = size - len(begun.planned.started)
-    coming[old:] = 0
-    coming[begun.busy] += 1
-    tells[old:] = lag
+    samples: IntArray = np.zeros(size, dtype=np.int32)
+    samples[begun.busy] = begun.plan.samples
+    coming = state.table.num_expected[:size] - state.table.num_tokens[:size] if lag else samples
+    tells = np.where(coming > samples, 0, np.where(samples, lag, 1)).astype(np.int32)
     return _look_ahead(state, lag + 1, tells, coming)
 
 
 def _look_ahead(state: State, num_under_way: int, tells: IntArray, coming: IntArray) -> Outlook | None:
     table, limits, config, size = state.table, state.limits, state.config, state.table.size
-    if table.num_with_stops:
+    if table.num_with_stops or (state.encoder is not None and state.encoder.is_holding):
         return None
     ahead, period, lag = config.async_scheduling, config.pipeline_depth, config.max_concurrent_batches - 1
     most, plans = size, tells
     if period > 1:
         plans = tells if ahead else (tells + 1) % period
         most = int(np.bincount(plans).max())
-    if most > limits.token_budget or most * (1 + config.draft_slots) > limits.input_budget:
-        return None
+    to_come = table.stop_at[:size] - table.num_tokens[:size]
+    left, last = to_come - coming, tells + period * (to_come - 1)
     head = deferred_head(state)
-    if state.waiting.ready:
+    steady = most <= limits.token_budget and most * (1 + config.draft_slots) <= limits.input_budget
+    if steady and state.waiting.ready:
         table.tokens[:size] = 1 if period == 1 else plans == np.bincount(plans).argmax()
         # Only limits hold still: blocks run out, and the reason with them.
         head = AdmissionPass(state, PlannedStep(0.0)).stop_before_look()
-        if head is None or (num_under_way and head.reason is not Limiter.SEQUENCE_CAP):
-            return None
-    to_come = table.stop_at[:size] - table.num_tokens[:size]
-    left, last = to_come - coming, tells + period * (to_come - 1)
-    if period == 1 and num_under_way > 1 and np.count_nonzero((tells + coming < num_under_way) & (left > 0)):
-        return None  # a budget has held rows back meanwhile
+        steady = head is not None and (not num_under_way or head.reason is Limiter.SEQUENCE_CAP)
+    if steady and period == 1 and num_under_way > lag:
+        left_out = (tells + coming < num_under_way) | (coming == 0)
+        steady = not np.count_nonzero(left_out & (left > 0))
+    if not steady and num_under_way <= lag:
+        return None
     goes_on = period == 1 and head is None and state.loads is None
-    turns = 1 + int((np.maximum if goes_on else np.minimum).reduce(last))
-    return Outlook(turns, period, lag, num_under_way, plans, tells, coming, left, last, ahead, head)
+    turns = 1 + int((np.maximum if goes_on else np.minimum).reduce(last)) if steady else 1
+    return Outlook(turns, period, lag, num_under_way, plans, tells, coming, left, last, ahead, head, steady)
 
 
 def _presents(state: State) -> list[Present] | None:
@@ -174,7 +174,7 @@ def _presents(state: State) -> list[Present] | None:
         return None
     several = config.pipeline_depth > 1 or state.loads is not None
     for batch in state.under_way:
-        if not ends_in_tokens(batch, state.limits):
+        if not is_plain(batch, state.limits) or np.count_nonzero(batch.plan.samples) < batch.plan.num_rows:
             return None
         if not (only_decodes(batch) if several else batch.plan.num_rows):
             return None
@@ -196,20 +196,18 @@ def _results(size: int, presents: list[Present]) -> tuple[IntArray, IntArray]:
     return tells, coming
 
 
-def ends_in_tokens(batch: Batch, limits: Limits) -> bool:
-    """Whether a step gives every row one token and sends nobody away, planned under the present budgets."""
+def is_plain(batch: Batch, limits: Limits) -> bool:
+    """Whether a step gives a row one token at most and sends nobody away, planned under the present budgets."""
     planned, plan = batch.planned, batch.plan
     if (planned.token_budget, planned.input_budget) != (limits.token_budget, limits.input_budget):
         return False
     if planned.preemptions or planned.ended or planned.recomputed_tokens:
         return False
-    if plan.draft_token_ids is not None or plan.encoder_tokens:
-        return False
-    return int(np.count_nonzero(plan.samples)) == plan.num_rows
+    return plan.draft_token_ids is None and not plan.encoder_tokens
 
 
 def only_decodes(batch: Batch) -> bool:
-    """Whether a step that gives every row one token had but one to compute of each."""
+    """Whether a plain step had but one token to compute of each row."""
     return batch.planned.decode_tokens == batch.plan.num_rows
 
 
@@ -291,7 +289,9 @@ def advance(state: State, outlook: Outlook, turns: int) -> Filled:
     # Planned ahead, a block is registered once its last output is told, else when the step that fills it is planned.
     first, times = (outlook.tells, told) if ahead else (outlook.plans, planned)
     known = table.num_tokens[:size] - told if ahead else computed + 1
-    nth, rows = _crossings(table.next_full[:size] - known, times, state.kv.block_size, turns)
+    # A row that computes its prompt still is behind what is known of it; it is not told.
+    behind = np.maximum(table.next_full[:size] - known, 0)
+    nth, rows = _crossings(behind, times, state.kv.block_size, turns)
     at = first[rows] + outlook.period * nth
     order = at.argsort(kind="stable")
     at, rows = at[order], rows[order]
@@ -309,11 +309,12 @@ def advance(state: State, outlook: Outlook, turns: int) -> Filled:
 
 
 def land_prompts(state: State, batch: Batch) -> None:
-    """A step is told that ends prompts: of a row it may compute more than the one token that `advance` counts."""
+    """A step is told that computes prompts: of a row it may compute more than the one token that `advance` counts."""
     table, present = state.table, find_present(state.table, batch)
-    table.decoding[present.rows] = 1
+    samples = present.of(batch.plan.samples.astype(np.int32))
+    table.decoding[present.rows] |= samples
     if state.overlaps:
-        table.in_flight[present.rows] -= present.of(batch.plan.tokens) - 1
+        table.in_flight[present.rows] -= present.of(batch.plan.tokens) - samples
 
 
 def batch_of(ids: list[str], planned: PlannedStep, columns: IntArray, slots: IntArray, layout: int) -> Batch:

@@ -209,7 +209,7 @@ class Leg(msgspec.Struct, frozen=True):
         """Those of each row in a turn, NaN where it was not told."""
         outlook, ends_s = self.course.outlook, self.course.times.turns_s[1:]
         before_s = np.where(outlook.tells == turn, self.last_s, ends_s[max(turn - outlook.period, 0)])
-        told = outlook.times_told(turn + 1) > outlook.times_told(turn)
+        told = outlook.times_told(turn + 1) > np.maximum(outlook.times_told(turn), 0)
         return np.where(told, ends_s[turn] - before_s, np.nan).astype(np.float32)
 
     def told_numbers(self) -> IntArray:

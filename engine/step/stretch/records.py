@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 import numpy as np
-from schedtop.engine.contract.telemetry import ROW_FIELDS, Blocks, StepRecord, Totals
+from schedtop.engine.contract.telemetry import ROW_FIELDS, Blocks, RowFlag, StepRecord, Totals
 from schedtop.engine.kv.block_pool import HELD, in_order
 from schedtop.engine.scheduler.books.request_table import COLUMNS, IntArray
 from schedtop.engine.scheduler.books.state import Batch
@@ -15,7 +15,7 @@ from schedtop.engine.step.describe import growth, packed
 from schedtop.engine.step.observer import counted_as
 from schedtop.engine.step.stretch.leg import Foreseen, Leg, Told, gained, limiter_of
 
-NUMBER, TOKENS, EMITTED = (ROW_FIELDS.index(name) for name in ("request", "tokens", "emitted"))
+NUMBER, TOKENS, EMITTED, FLAGS = (ROW_FIELDS.index(name) for name in ("request", "tokens", "emitted", "flags"))
 
 
 def records_of_leg(leg: Leg, common: StepRecord, slots: int) -> Iterator[StepRecord]:
@@ -28,7 +28,7 @@ def records_of_leg(leg: Leg, common: StepRecord, slots: int) -> Iterator[StepRec
         step = leg.step_told(turn)
         rows, record = _planned(step, common)
         tokens, num_busy = int(np.add.reduce(rows[TOKENS])), int(np.count_nonzero(rows[TOKENS]))
-        busy_s, outputs = busy_s + (end_s - start_s), outputs + num_busy
+        busy_s, outputs = busy_s + (end_s - start_s), outputs + int(np.count_nonzero(rows[EMITTED]))
         told = leg.told[turn] if turn < len(leg.told) else Told(step, leg.head, leg.oldest_queued_s)
         more.update(told.gained)
         changed |= dict.fromkeys(course.new_blocks[course.blocks_grown(since, turn)], HELD)
@@ -88,7 +88,7 @@ def _foreseen(step: Foreseen, common: StepRecord) -> tuple[IntArray, StepRecord]
 
 def _begun(batch: Batch, common: StepRecord) -> tuple[IntArray, StepRecord]:
     planned, rows = batch.planned, batch.columns.copy()
-    rows[EMITTED] = rows[TOKENS] > 0
+    rows[EMITTED] = rows[FLAGS] & RowFlag.SAMPLED > 0
     grown, grown_blocks, grown_groups = growth(planned, set())
     return rows, msgspec.structs.replace(
         common,

@@ -218,7 +218,9 @@ class _Run:
             rows = (np.isnan(table.last_s[: table.size]) & (outlook.tells == turn)).nonzero()[0].tolist()
             firsts = note_first_tokens(table, rows, times.turns_s.item(turn + 1))
             more = observer.admitted(planned)
-            more["scheduled_tokens"] = more["input_rows"] = int(np.add.reduce(plan.tokens)) - plan.num_rows
+            outputs = int(np.count_nonzero(plan.samples))
+            more["scheduled_tokens"] = int(np.add.reduce(plan.tokens)) - outputs
+            more["input_rows"] = more["scheduled_tokens"] + self.slots * (plan.num_rows - outputs)
             land_prompts(self.state, step)
         observer.move_queue(planned)
         return Told(step, observer.look_at(planned.head), observer.oldest_queued_s, tuple(firsts), more)
@@ -251,12 +253,16 @@ class _Run:
         engine, state, outlook = self.engine, self.state, leg.course.outlook
         if not state.table.size or engine.clock_s >= self.until_s or self.steps_left < 1 or self.outputs_left < 1:
             return None
-        if not engine.wakes_now:
-            return go_on(state, outlook, leg.turns, self.ended, None) if leg.turns == outlook.turns else None
-        if not engine.only_plans:
-            return None
-        engine.begin_turn(decodes_next(state, outlook.lag))
+        steady = leg.turns == outlook.turns and outlook.steady
+        ahead = go_on(state, outlook, leg.turns, self.ended, None) if steady and not engine.wakes_now else None
+        if ahead is not None or not engine.only_plans:
+            return ahead
+        if state.kv.pool.num_free < state.table.size + state.limits.token_budget // state.kv.block_size:
+            self._set_out_again()  # somebody may be preempted, of whom results are under way
+            self.under_way = list(state.under_way)
+        engine.begin_turn(decodes_next(state, outlook.lag) if outlook.steady else None)
         begun = state.under_way.pop()
+        state.under_way.clear()
         self.under_way.append(begun)
         return go_on(state, outlook, leg.turns, self.ended, begun)
 
