@@ -153,10 +153,10 @@ class Report:
 
     def _add_stretch(self, stretch: Stretch) -> None:
         """Take in steps in which each row got one output."""
-        for numbers, gaps_s in stretch.gaps():
-            self._itl_s.add_bytes(gaps_s.tobytes())
+        for leg in stretch.legs:
+            self._itl_s.add_bytes(leg.gaps_s.tobytes())
             if self.slo is not None and self.slo.itl_s is not None:
-                self._lives.keep(np.tile(numbers, len(gaps_s)), gaps_s.ravel())
+                self._lives.keep(leg.told_numbers(), leg.gaps_s.ravel())
         for delivered, end_s in stretch.delivered:
             self._lives.deliver(delivered, end_s)
 

@@ -4,27 +4,26 @@ A turn plans a step and applies the results of the oldest one under way; steps t
 applied in the same turn. What is under way in the beginning may end prompts, too, and the first turn's step may be
 among it: then that turn only applies. What comes of many turns is what the running pass and `settle` make of them one
 by one. Blocks may be taken and registered out of turn, each group in its own order: nobody looks in the cache
-meanwhile, and nothing is freed.
+meanwhile, and those who end give theirs back in their turn.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.contract.telemetry import ROW_FIELDS, Finish, Head, Limiter, RowFlag
+from schedtop.engine.contract.telemetry import ROW_FIELDS, Head, Limiter, RowFlag
 from schedtop.engine.handoff.plan import StepPlan
-from schedtop.engine.scheduler.books.register import register
 from schedtop.engine.scheduler.books.request_table import IntArray, RequestTable, RowArray
 from schedtop.engine.scheduler.books.state import Batch, Limits, PlannedStep, State
 from schedtop.engine.scheduler.late_results import Present, find_present
 from schedtop.engine.scheduler.passes.admission import AdmissionPass
 from schedtop.engine.scheduler.passes.deferral import deferred_head
-from schedtop.engine.scheduler.settle import finish
 
 Floats = npt.NDArray[np.float64]
 Gaps = npt.NDArray[np.float32]
-Rounds = list[tuple[int, slice | RowArray]]
 
 NUMBER, TOKENS, DRAFTS, BEFORE, FLAGS = (
     ROW_FIELDS.index(name) for name in ("request", "tokens", "drafts", "computed", "flags")
@@ -36,23 +35,25 @@ class Outlook(msgspec.Struct, frozen=True):
     """What lies ahead if nobody arrives or intervenes and blocks last: `turns` turns in which rows decode.
 
     `num_under_way` steps are under way. Row i is planned in turn `plans[i]` and again every `period` turns, `left[i]`
-    times at most, and told in turn `tells[i]` and every `period` turns, one token each time; `coming[i]` of these were
-    planned before. A request ends in the last turn only. `head` waits all the while, for its reason. `ahead`: rows are
-    planned before their results are here. A step is told `lag` turns after it was planned. `rounds` are the rows that
-    are told together, and in which turn first.
+    times at most, and told in turn `tells[i]` and every `period` turns, one token each time, up to turn `last[i]`, in
+    which it ends; `coming[i]` of these were planned before. Where somebody waits, nobody ends before the last turn:
+    `head` waits all the while, for its reason. `ahead`: rows are planned before their results are here. A step is told
+    `lag` turns after it was planned. If it is not `steady`, there is one turn, whose step is planned, and the scheduler
+    has to plan the next one: somebody may start, computes a prompt still, or was held back.
     """
 
     turns: int
     period: int
     lag: int
     num_under_way: int
-    rounds: Rounds
     plans: IntArray
     tells: IntArray
     coming: IntArray
     left: IntArray
+    last: IntArray
     ahead: bool
     head: Head | None
+    steady: bool = True
 
     @property
     def first(self) -> int:
@@ -67,9 +68,16 @@ class Outlook(msgspec.Struct, frozen=True):
 
     def times_told(self, turns: int) -> IntArray:
         """How often each row is reported in the first `turns` turns."""
-        if self.period == 1:
-            return turns - self.tells
-        return (turns - self.tells + (self.period - 1)) // self.period
+        ahead: IntArray = np.minimum(turns, self.last + 1) - self.tells
+        return ahead if self.period == 1 else (ahead + (self.period - 1)) // self.period
+
+
+class Filled(NamedTuple):
+    """Blocks that rows fill: row `rows[i]` one in turn `at[i]`, with `known[i]` tokens, in that order."""
+
+    at: RowArray
+    rows: RowArray
+    known: IntArray
 
 
 class Needs(msgspec.Struct, frozen=True):
@@ -87,15 +95,20 @@ def decodes_ahead(state: State) -> Outlook | None:
         return None
     if table.has_drafts or state.limits.num_speculative_tokens:
         return None
-    if state.encoder is not None and state.encoder.is_holding:
-        return None
     presents = _presents(state)
     if presents is None:
         return None
     tells, coming = _results(size, presents)
     if np.count_nonzero(coming if state.config.async_scheduling else table.decoding[:size] | coming) < size:
         return None
-    return _look_ahead(state, len(presents), tells, coming, _rounds(tells))
+    return _look_ahead(state, len(presents), tells, coming)
+
+
+def decodes_next(state: State, lag: int) -> IntArray:
+    """What the rows of a leg compute in the turn after it, `lag` steps being under way, if all are planned in each."""
+    table, size = state.table, state.table.size
+    tokens: IntArray = (table.num_tokens[:size] + lag < table.stop_at[:size]).astype(np.int32)
+    return tokens
 
 
 def go_on(state: State, outlook: Outlook, turns: int, ended: list[int], begun: Batch | None) -> Outlook | None:
@@ -114,52 +127,44 @@ def go_on(state: State, outlook: Outlook, turns: int, ended: list[int], begun: B
             stays = np.ones(len(tells), dtype=bool)
             stays[ended] = False
             tells, coming = tells[stays], coming[stays]
-        return _look_ahead(state, lag, tells, coming, _rounds(tells))
-    tells, coming = np.zeros(size, dtype=np.int32), np.full(size, lag, dtype=np.int32)
-    rounds: Rounds = [(0, slice(0, size))]
+        return _look_ahead(state, lag, tells, coming)
     if begun is None:
-        return _look_ahead(state, lag, tells, coming, rounds)
-    if not ends_in_tokens(begun, state.limits) or not (lag or isinstance(begun.busy, slice)):
+        return _look_ahead(state, lag, np.zeros(size, dtype=np.int32), np.full(size, lag, dtype=np.int32))
+    if not is_plain(begun, state.limits):
         return None
-    old = size - len(begun.planned.started)
-    coming[old:] = 0
-    coming[begun.busy] += 1
-    if lag and old < size:
-        tells[old:] = lag
-        rounds = [(0, slice(0, old)), (lag, slice(old, size))]
-    return _look_ahead(state, lag + 1, tells, coming, rounds)
+    samples: IntArray = np.zeros(size, dtype=np.int32)
+    samples[begun.busy] = begun.plan.samples
+    coming = state.table.num_expected[:size] - state.table.num_tokens[:size] if lag else samples
+    tells = np.where(coming > samples, 0, np.where(samples, lag, 1)).astype(np.int32)
+    return _look_ahead(state, lag + 1, tells, coming)
 
 
-def _look_ahead(
-    state: State, num_under_way: int, tells: IntArray, coming: IntArray, rounds: Rounds
-) -> Outlook | None:
+def _look_ahead(state: State, num_under_way: int, tells: IntArray, coming: IntArray) -> Outlook | None:
     table, limits, config, size = state.table, state.limits, state.config, state.table.size
-    if table.num_with_stops:
+    if table.num_with_stops or (state.encoder is not None and state.encoder.is_holding):
         return None
     ahead, period, lag = config.async_scheduling, config.pipeline_depth, config.max_concurrent_batches - 1
     most, plans = size, tells
     if period > 1:
         plans = tells if ahead else (tells + 1) % period
         most = int(np.bincount(plans).max())
-    if most > limits.token_budget or most * (1 + config.draft_slots) > limits.input_budget:
-        return None
+    to_come = table.stop_at[:size] - table.num_tokens[:size]
+    left, last = to_come - coming, tells + period * (to_come - 1)
     head = deferred_head(state)
-    if state.waiting.ready:
+    steady = most <= limits.token_budget and most * (1 + config.draft_slots) <= limits.input_budget
+    if steady and state.waiting.ready:
         table.tokens[:size] = 1 if period == 1 else plans == np.bincount(plans).argmax()
         # Only limits hold still: blocks run out, and the reason with them.
         head = AdmissionPass(state, PlannedStep(0.0)).stop_before_look()
-        if head is None or (num_under_way and head.reason is not Limiter.SEQUENCE_CAP):
-            return None
-    to_come = table.stop_at[:size] - table.num_tokens[:size]
-    left = to_come - coming
-    if period > 1:
-        # Planned ahead, a row whose last output is under way is passed over, in the turn that ends it.
-        turns = int(np.minimum.reduce(plans + period * left + ahead))
-    else:
-        turns = int(np.minimum.reduce(to_come + tells if len(rounds) > 1 else to_come))
-        if num_under_way > 1 and np.count_nonzero((tells + coming < num_under_way) & (left > 0)):
-            return None  # a budget has held rows back meanwhile
-    return Outlook(turns, period, lag, num_under_way, rounds, plans, tells, coming, left, ahead, head)
+        steady = head is not None and (not num_under_way or head.reason is Limiter.SEQUENCE_CAP)
+    if steady and period == 1 and num_under_way > lag:
+        left_out = (tells + coming < num_under_way) | (coming == 0)
+        steady = not np.count_nonzero(left_out & (left > 0))
+    if not steady and num_under_way <= lag:
+        return None
+    goes_on = period == 1 and head is None and state.loads is None
+    turns = 1 + int((np.maximum if goes_on else np.minimum).reduce(last)) if steady else 1
+    return Outlook(turns, period, lag, num_under_way, plans, tells, coming, left, last, ahead, head, steady)
 
 
 def _presents(state: State) -> list[Present] | None:
@@ -169,7 +174,7 @@ def _presents(state: State) -> list[Present] | None:
         return None
     several = config.pipeline_depth > 1 or state.loads is not None
     for batch in state.under_way:
-        if not ends_in_tokens(batch, state.limits):
+        if not is_plain(batch, state.limits) or np.count_nonzero(batch.plan.samples) < batch.plan.num_rows:
             return None
         if not (only_decodes(batch) if several else batch.plan.num_rows):
             return None
@@ -191,28 +196,18 @@ def _results(size: int, presents: list[Present]) -> tuple[IntArray, IntArray]:
     return tells, coming
 
 
-def _rounds(tells: IntArray) -> Rounds:
-    turns = range(int(np.maximum.reduce(tells)) + 1)
-    if len(turns) == 1:
-        return [(0, slice(0, len(tells)))]
-    rounds = [(turn, (tells == turn).nonzero()[0]) for turn in turns]
-    return [(turn, rows) for turn, rows in rounds if rows.size]
-
-
-def ends_in_tokens(batch: Batch, limits: Limits) -> bool:
-    """Whether a step gives every row one token and sends nobody away, planned under the present budgets."""
+def is_plain(batch: Batch, limits: Limits) -> bool:
+    """Whether a step gives a row one token at most and sends nobody away, planned under the present budgets."""
     planned, plan = batch.planned, batch.plan
     if (planned.token_budget, planned.input_budget) != (limits.token_budget, limits.input_budget):
         return False
     if planned.preemptions or planned.ended or planned.recomputed_tokens:
         return False
-    if plan.draft_token_ids is not None or plan.encoder_tokens:
-        return False
-    return int(np.count_nonzero(plan.samples)) == plan.num_rows
+    return plan.draft_token_ids is None and not plan.encoder_tokens
 
 
 def only_decodes(batch: Batch) -> bool:
-    """Whether a step that gives every row one token had but one to compute of each."""
+    """Whether a plain step had but one token to compute of each row."""
     return batch.planned.decode_tokens == batch.plan.num_rows
 
 
@@ -254,48 +249,53 @@ def _in_turn(outlook: Outlook, nth: RowArray, rows: RowArray) -> tuple[RowArray,
     return at[order], rows[order]
 
 
-def take_blocks(state: State, needs: Needs, last: int) -> list[int]:
-    """Give the rows what `block_needs` found, one block each; the pool's changes are then those from turn `last` on."""
-    table, pool, size = state.table, state.kv.pool, state.table.size
-    num_early = int(needs.at.searchsorted(last))
-    blocks = pool.take(num_early)
-    pool.discard_changes()
-    late = pool.take(len(needs.at) - num_early)
-    assert blocks is not None and late is not None, "more blocks than the pool had"
-    blocks += late
-    requests = table.requests
-    for row, block in zip(needs.rows.tolist(), blocks, strict=True):
+def take_blocks(state: State, rows: list[int]) -> list[int]:
+    """Give each of the rows a block, in this order; `note_blocks` counts them."""
+    blocks, requests = state.kv.pool.take(len(rows)), state.table.requests
+    assert blocks is not None, "more blocks than the pool had"
+    for row, block in zip(rows, blocks, strict=True):
         requests[row].block_ids.append(block)
-    counts = np.bincount(needs.rows, minlength=size)
-    table.blocks[:size] += counts
-    table.room[:size] += counts * state.kv.block_size
     return blocks
 
 
-def deliver(table: RequestTable, outlook: Outlook, sampled: list[IntArray], gaps_s: Gaps, ends_s: Floats) -> None:
-    """Give the rows of each round their outputs (times, rows), `gaps_s` (turns, rows) apart, at the ends of turns."""
-    period = outlook.period
-    for ids, (turn, rows) in zip(sampled, outlook.rounds, strict=False):
-        table.append_steps(rows, ids, gaps_s[turn::period, rows])
-        table.last_s[rows] = ends_s[turn::period][-1]
+def note_blocks(state: State, rows: RowArray) -> None:
+    """Each of the rows got a block."""
+    table, size = state.table, state.table.size
+    counts = np.bincount(rows, minlength=size)
+    table.blocks[:size] += counts
+    table.room[:size] += counts * state.kv.block_size
 
 
-def advance(state: State, outlook: Outlook, turns: int) -> int:
-    """Count what so many turns planned and told, and register the blocks that they filled; outputs are delivered.
+def deliver(table: RequestTable, outlook: Outlook, sampled: IntArray, told: IntArray, ends_s: Floats) -> Gaps:
+    """Give rows their next outputs (times, rows), the first `told` of each row; turns end at `ends_s`.
 
-    Returns how many there were.
+    Returns their gaps, NaN where there was none.
     """
+    period, size = outlook.period, table.size
+    since_s = ends_s.copy()
+    since_s[period:] -= ends_s[:-period]
+    gaps_s = since_s.take(outlook.tells + period * np.arange(len(sampled))[:, None], mode="clip")
+    gaps_s[0] = ends_s.take(outlook.tells, mode="clip") - table.last_s[:size]
+    newest_s = ends_s.take(outlook.tells + period * (told - 1), mode="clip")
+    table.last_s[:size] = newest_s if np.minimum.reduce(told) else np.where(told, newest_s, table.last_s[:size])
+    return table.append_steps(sampled, gaps_s.astype(np.float32), told)
+
+
+def advance(state: State, outlook: Outlook, turns: int) -> Filled:
+    """Count what so many turns planned and told; outputs are delivered. Returns the blocks that they fill."""
     table, size, ahead = state.table, state.table.size, outlook.ahead
     planned, told = outlook.times_planned(turns), outlook.times_told(turns)
     computed = table.num_computed[:size]
     # Planned ahead, a block is registered once its last output is told, else when the step that fills it is planned.
     first, times = (outlook.tells, told) if ahead else (outlook.plans, planned)
     known = table.num_tokens[:size] - told if ahead else computed + 1
-    nth, rows = _crossings(table.next_full[:size] - known, times, state.kv.block_size, turns)
-    if rows.size:
-        order = (first[rows] + outlook.period * nth).argsort(kind="stable")
-        nth, rows = nth[order], rows[order]
-        known = known[rows] + nth
+    # A row that computes its prompt still is behind what is known of it; it is not told.
+    behind = np.maximum(table.next_full[:size] - known, 0)
+    nth, rows = _crossings(behind, times, state.kv.block_size, turns)
+    at = first[rows] + outlook.period * nth
+    order = at.argsort(kind="stable")
+    at, rows = at[order], rows[order]
+    known = known[rows] + nth[order]
     computed += planned
     if outlook.lag:
         table.in_flight[:size] += planned - told
@@ -305,16 +305,16 @@ def advance(state: State, outlook: Outlook, turns: int) -> int:
         newest = outlook.plans + outlook.period * (planned - 1)
         np.copyto(table.next_step[:size], state.num_planned + 1 + newest + outlook.period, where=planned > 0)
     state.num_planned += turns - outlook.first
-    register(state, rows, known)
-    return int(np.add.reduce(told))
+    return Filled(at, rows, known)
 
 
 def land_prompts(state: State, batch: Batch) -> None:
-    """A step is told that ends prompts: of a row it may compute more than the one token that `advance` counts."""
+    """A step is told that computes prompts: of a row it may compute more than the one token that `advance` counts."""
     table, present = state.table, find_present(state.table, batch)
-    table.decoding[present.rows] = 1
+    samples = present.of(batch.plan.samples.astype(np.int32))
+    table.decoding[present.rows] |= samples
     if state.overlaps:
-        table.in_flight[present.rows] -= present.of(batch.plan.tokens) - 1
+        table.in_flight[present.rows] -= present.of(batch.plan.tokens) - samples
 
 
 def batch_of(ids: list[str], planned: PlannedStep, columns: IntArray, slots: IntArray, layout: int) -> Batch:
@@ -337,11 +337,9 @@ def batch_of(ids: list[str], planned: PlannedStep, columns: IntArray, slots: Int
     return Batch(plan, planned, columns, busy, slots[busy], layout)
 
 
-def end_decoded(state: State, are_done: bool, end_s: float) -> tuple[list[int], list[Finish]]:
-    """The rows that have all their outputs, if any may, and their ends; the last ones were delivered at `end_s`."""
-    table, size = state.table, state.table.size
-    state.gone = []  # as far as it was known when the last of the steps was planned
-    if not are_done:
-        return [], []
-    ends = (table.num_tokens[:size] >= table.stop_at[:size]).nonzero()[0].tolist()
-    return ends, finish(state, ends, set(), end_s)
+def ends_in(outlook: Outlook, turns: int) -> list[tuple[int, list[int]]]:
+    """The turns among the first `turns` in which rows end, and these rows; the last turn in any case."""
+    ends: dict[int, list[int]] = {turns - 1: []}
+    for row in (outlook.last < turns).nonzero()[0].tolist():
+        ends.setdefault(outlook.last.item(row), []).append(row)
+    return sorted(ends.items())

@@ -7,7 +7,7 @@ from typing import Any
 
 from schedtop.engine.contract.config import SchedulerConfig, check_scheduler_config
 from schedtop.engine.contract.telemetry import Finish, FinishReason, Head, Limiter, Refusal
-from schedtop.engine.handoff.plan import StepPlan, StepResult
+from schedtop.engine.handoff.plan import IntArray, StepPlan, StepResult
 from schedtop.engine.handoff.request import Request, Status
 from schedtop.engine.handoff.store import KVStore
 from schedtop.engine.kv.prefix_cache import extend_keys
@@ -105,8 +105,11 @@ class Scheduler:
         """Apply checked knob values from the next step on; nothing running is stopped."""
         self.state.set_limits(values)
 
-    def schedule(self, now_s: float) -> StepPlan:
-        """Plan one step; the blocks it needs are taken, the positions it covers count as computed."""
+    def schedule(self, now_s: float, decodes: IntArray | None = None) -> StepPlan:
+        """Plan one step; the blocks it needs are taken, the positions it covers count as computed.
+
+        `decodes`: the tokens of each running request, where these are known to be one at most.
+        """
         state = self.state
         limits = state.limits
         planned = self.planned = PlannedStep(now_s, limits.token_budget, limits.input_budget)
@@ -115,7 +118,7 @@ class Scheduler:
             state.encoder.begin_step()
         if state.loads is not None:
             state.loads.started = {}
-        run_pass(state, planned)
+        run_pass(state, planned, decodes)
         if planned.preemptions:
             planned.limiter = Limiter.PREEMPTED_NOW
             planned.head = Head(state.waiting.first_number, Limiter.PREEMPTED_NOW)

@@ -260,10 +260,20 @@ def note_first_tokens(table: RequestTable, rows: list[int], now_s: float) -> lis
 def finish(
     state: State, rows: list[int], stopped: set[int], now_s: float, cut_off: IntArray | None = None
 ) -> list[Finish]:
-    """End the requests of these rows; those of `stopped` by a stop token.
+    """End the requests of these rows, which leave; those of `stopped` by a stop token.
 
     `cut_off`: accepted drafts of each row behind its end, which have been computed all the same.
     """
+    finishes = end_in_place(state, rows, stopped, now_s, cut_off)
+    if rows:
+        state.table.remove(rows)
+    return finishes
+
+
+def end_in_place(
+    state: State, rows: list[int], stopped: set[int], now_s: float, cut_off: IntArray | None = None
+) -> list[Finish]:
+    """As `finish`, but the rows are the caller's to remove."""
     table = state.table
     finishes = []
     for row in rows:
@@ -272,6 +282,4 @@ def finish(
             computed = table.num_computed.item(row) - table.in_flight.item(row)
             state.loads.keep(state, request, computed + (0 if cut_off is None else cut_off.item(row)))
         finishes.append(end_request(state, request, reason_of(state, request, row in stopped), now_s))
-    if rows:
-        table.remove(rows)
     return finishes

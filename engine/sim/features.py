@@ -46,7 +46,6 @@ def step_features(tokens: IntArray, computed: IntArray) -> StepFeatures:
     kv_tokens = total + int(np.add.reduce(computed))
     if total == requests:
         return StepFeatures(total, 0, kv_tokens, requests)
-    chunk = tokens > 1
-    n, c = tokens[chunk].astype(np.int64), computed[chunk].astype(np.int64)
-    pairs = int(np.add.reduce(n * c + n * (n + 1) // 2))
-    return StepFeatures(total, pairs, kv_tokens, requests)
+    chunk = (tokens > 1).nonzero()[0]  # few, if any
+    chunks = zip(tokens[chunk].tolist(), computed[chunk].tolist(), strict=True)
+    return StepFeatures(total, sum([n * c + n * (n + 1) // 2 for n, c in chunks]), kv_tokens, requests)

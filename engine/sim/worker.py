@@ -80,18 +80,16 @@ class SimWorker:
             elapsed_s += self._encode_s(plan.encoder_tokens)
         return elapsed_s
 
-    def decode_s(self, computed: IntArray, steps: int) -> Floats:
-        """Seconds of each of the next `steps` steps of rows that decode one token in every one of them."""
-        size = len(computed)
-        kv_tokens: Any = int(np.add.reduce(computed)) + size * np.arange(1, steps + 1)  # of all the steps at once
+    def decode_s(self, rows: int, kv_tokens: int, steps: int) -> Floats:
+        """Seconds of each of `steps` steps in which so many rows decode one token; `kv_tokens`: the first one's."""
+        each: Any = kv_tokens + rows * np.arange(steps)  # of all the steps at once
         elapsed_s: Floats = np.zeros(steps)
-        elapsed_s += self.cost.step_s(StepFeatures(size, 0, kv_tokens, size))
+        elapsed_s += self.cost.step_s(StepFeatures(rows, 0, each, rows))
         return elapsed_s
 
-    def next_decode_s(self, computed: IntArray) -> float:
-        """Seconds of the next step of rows that decode one token."""
-        size = len(computed)
-        return float(self.cost.step_s(StepFeatures(size, 0, int(np.add.reduce(computed)) + size, size)))
+    def next_decode_s(self, rows: int, kv_tokens: int) -> float:
+        """Seconds of a step in which so many rows decode one token, with their context."""
+        return float(self.cost.step_s(StepFeatures(rows, 0, kv_tokens, rows)))
 
     def token_ids(self, numbers: IntArray, positions: IntArray) -> IntArray:
         """The model's tokens at `positions` of requests `numbers` (int32, shapes that broadcast)."""

@@ -147,15 +147,15 @@ class Engine:
         """`begin_turn` is half of the next turn."""
         return self.only_plans and self.has_work and len(self._schedule_s) == self._max_under_way - 1
 
-    def begin_turn(self) -> None:
+    def begin_turn(self, decodes: IntArray | None = None) -> None:
         """Take in who has arrived, and plan: half a turn of a busy engine. The next one applies the results."""
         self._take_arrivals()
-        self.plan_step()
+        self.plan_step(decodes)
 
-    def plan_step(self) -> None:
-        """Plan one more step; the caller knows how many may be under way."""
+    def plan_step(self, decodes: IntArray | None = None) -> None:
+        """Plan one more step; the caller knows how many may be under way. `decodes` as in `schedule`."""
         began_s = time.perf_counter()
-        self.scheduler.schedule(self.clock_s)
+        self.scheduler.schedule(self.clock_s, decodes)
         self._schedule_s.append(None if self.clock.simulated else time.perf_counter() - began_s)
 
     def apply_results(self) -> StepRecord | None:

@@ -33,13 +33,18 @@ from schedtop.engine.scheduler.settle import Settled
 from schedtop.engine.sim.host_store import HostStore
 from schedtop.engine.step.describe import describe_arrival, growth, packed
 
-COUNTED_AS = {
+_COUNTED_AS = {
     FinishReason.ABORT.value: "aborted",
     FinishReason.REFUSED.value: "refused",
     FinishReason.KV_CAPACITY.value: "kv_capacity",
     FinishReason.ERROR.value: "failed",
 }
 """Ends that are not simply `finished`, and their counters."""
+
+
+def counted_as(finish: Finish) -> str:
+    """The field of `Totals` that counts an end."""
+    return _COUNTED_AS.get(finish.reason, "finished")
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -400,7 +405,7 @@ class Observer:
     def _count_finishes(self, finishes: list[Finish]) -> None:
         for finish in finishes:
             self._queued_s.pop(finish.number, None)
-            self.counts[COUNTED_AS.get(finish.reason, "finished")] += 1
+            self.counts[counted_as(finish)] += 1
 
     def move_queue(self, planned: PlannedStep) -> None:
         """The reported step took requests from the queue or sent them back."""
@@ -413,8 +418,11 @@ class Observer:
         """The head of the queue, with the details that the scheduler lacks."""
         if head is None:
             return None
-        since_s = self._queued_s.get(head.number)
-        return msgspec.structs.replace(head, inverted=mark_inverted(self.scheduler.state, head), since_s=since_s)
+        return self.look_again(msgspec.structs.replace(head, since_s=self._queued_s.get(head.number)))
+
+    def look_again(self, head: Head) -> Head:
+        """The same head after requests have ended."""
+        return msgspec.structs.replace(head, inverted=mark_inverted(self.scheduler.state, head))
 
     def snapshot(
         self,

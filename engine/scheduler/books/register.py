@@ -5,30 +5,44 @@ from __future__ import annotations
 from schedtop.engine.scheduler.books.request_table import IntArray, RowArray
 from schedtop.engine.scheduler.books.state import State
 
+Full = tuple[int, int, bool, bytes]
+"""A block of a row: which of its blocks, and its token ids, where they are in the store."""
+
 
 def register(state: State, rows: RowArray, num_known: IntArray) -> None:
     """The rows fill blocks with `num_known` tokens in this step: these get their prefix-cache entries."""
     if not rows.size:
         return
-    table, kv = state.table, state.kv
-    if not kv.one_group:
+    if state.kv.one_group:
+        enter(state, full_blocks(state, rows, num_known))
+    else:
         _register_one_by_one(state, rows, num_known)
-        return
+
+
+def full_blocks(state: State, rows: RowArray, num_known: IntArray) -> list[Full]:
+    """The rows fill blocks with `num_known` tokens each, whose ids are there; `enter` gives them their entries."""
+    table, kv = state.table, state.kv
     num_full = num_known // kv.block
     full = num_full * kv.block
     table.next_full[rows] = full + kv.block
-    if not kv.caching:
-        return
-    newest, in_store = table.block_bytes(rows, full - kv.block)
-    width, end, requests = 4 * kv.block_size, 0, table.requests
+    if not kv.caching or not rows.size:
+        return []
+    ids, in_store = table.block_bytes(rows, full - kv.block)
+    width = 4 * kv.block_size
+    newest = [ids[place : place + width] for place in range(0, len(ids), width)]
+    return list(zip(rows.tolist(), num_full.tolist(), in_store.tolist(), newest, strict=True))
+
+
+def enter(state: State, full: list[Full]) -> None:
+    """Give the blocks their prefix-cache entries."""
+    table, kv, requests = state.table, state.kv, state.table.requests
     blocks: list[int] = []
     keys: list[bytes] = []
-    for row, count, stored in zip(rows.tolist(), num_full.tolist(), in_store.tolist(), strict=True):
+    for row, count, stored, newest in full:
         request = requests[row]
-        end += width
         if stored and request.num_registered == count - 1 == len(request.block_keys):
             hasher = request.key_hasher
-            hasher.update(newest[end - width : end])
+            hasher.update(newest)
             key = hasher.digest()
             request.block_keys.append(key)
             request.num_registered = count

@@ -220,13 +220,22 @@ class RequestTable:
             self._ids[store[:, None] + np.arange(sampled.shape[1])] = sampled
         self.num_tokens[rows] = num_tokens + emitted
 
-    def append_steps(self, rows: RowArray | slice, sampled: IntArray, gaps_s: npt.NDArray[np.float32]) -> None:
-        """Store the outputs (steps, rows) of many steps, each a delivery of its own, of some rows."""
-        steps = len(sampled)
-        store = self.origin[rows] + self.num_tokens[rows] + np.arange(steps)[:, None]
+    def append_steps(
+        self, sampled: IntArray, gaps_s: npt.NDArray[np.float32], counts: IntArray
+    ) -> npt.NDArray[np.float32]:
+        """Store the outputs (times, rows) of many steps, each a delivery of its own: the first `counts` of each row.
+
+        Returns the gaps that count.
+        """
+        times, num_tokens = np.arange(len(sampled))[:, None], self.num_tokens[: self.size]
+        store = self.origin[: self.size] + num_tokens + times
+        if np.minimum.reduce(counts) < len(sampled):
+            there = times < counts
+            store, sampled, gaps_s = store[there], sampled[there], gaps_s[there]
         self._ids[store] = sampled
         self._gaps[store] = gaps_s
-        self.num_tokens[rows] += steps
+        num_tokens += counts
+        return gaps_s
 
     def block_bytes(self, rows: RowArray, starts: IntArray) -> tuple[bytes, BoolArray]:
         """The token ids of a block of each row, which begins at position `starts`: int32, row after row.

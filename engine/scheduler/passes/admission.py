@@ -203,4 +203,5 @@ def mark_inverted(state: State, head: Head) -> bool:
     if request is None or state.config.policy != "priority":
         return False
     waiting = urgency(request)
-    return any(request.priority > waiting[0] for request in state.table.requests)
+    running = [request for request in state.table.requests if request.status is Status.RUNNING]
+    return any(request.priority > waiting[0] for request in running)

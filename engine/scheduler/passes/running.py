@@ -13,9 +13,15 @@ from schedtop.engine.scheduler.passes.chunks import cut, plan_in_turn
 from schedtop.engine.scheduler.passes.preemption import pick_victim, preempt
 
 
-def run_pass(state: State, planned: PlannedStep) -> None:
-    """Set `tokens` of every row and take the blocks for them, preempting where the pool runs out."""
+def run_pass(state: State, planned: PlannedStep, decodes: IntArray | None = None) -> None:
+    """Set `tokens` of every row and take the blocks for them, preempting where the pool runs out.
+
+    `decodes`: what that is bound to be, one token of each row at most.
+    """
     row: int | None = 0
+    if decodes is not None:
+        state.table.tokens[: state.table.size] = decodes
+        row = _take_blocks(state, planned, state.table.size)
     while row is not None and row < state.table.size:
         end = _plan_tokens(state, planned, row)
         row = _take_blocks(state, planned, end)

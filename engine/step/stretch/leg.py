@@ -1,4 +1,4 @@
-"""A leg of a stretch: turns with the same rows. Requests arrive before its first turn and end in its last."""
+"""A leg of a stretch: turns before whose first requests arrive. Within it, rows only decode and end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import msgspec
 import numpy as np
 from schedtop.engine.contract.telemetry import (
     ROW_FIELDS,
-    Blocks,
     Deferral,
     Finish,
     Head,
@@ -16,7 +15,8 @@ from schedtop.engine.contract.telemetry import (
     StepRecord,
     Totals,
 )
-from schedtop.engine.scheduler.books.request_table import COLUMNS, IntArray
+from schedtop.engine.kv.manager import KVManager
+from schedtop.engine.scheduler.books.request_table import COLUMNS, BoolArray, IntArray
 from schedtop.engine.scheduler.books.state import Batch
 from schedtop.engine.scheduler.decodes import DECODED, Floats, Gaps, Needs, Outlook
 from schedtop.engine.step.observer import Events
@@ -45,10 +45,43 @@ class Times(msgspec.Struct, frozen=True):
         return self.turns_s.item(turn + 1) - self.turns_s.item(turn)
 
 
-class Course(msgspec.Struct, frozen=True):
-    """What the turns of a leg plan. `columns` is the request table before them, `layout` where its rows were.
+class Standing(NamedTuple):
+    """The pool's blocks by class, and how many tokens of shared ones are counted more than once."""
 
-    `new_blocks[i]` goes to row `needs.rows[i]`; `held` blocks are in use before.
+    held: int
+    shared: int
+    cached_free: int
+    empty: int
+    doubled: int
+
+    @classmethod
+    def of(cls, kv: KVManager) -> Standing:
+        pool = kv.pool
+        free, cached, shared = pool.num_free, pool.num_cached_free, pool.num_shared
+        return cls(pool.num_blocks - free - shared, shared, cached, free - cached, -kv.stored_tokens(0, 0))
+
+    def less(self, count: int) -> Standing:
+        """After so many blocks were taken: empty ones first."""
+        evicted = max(count - self.empty, 0)
+        empty = self.empty - (count - evicted)
+        return Standing(self.held + count, self.shared, self.cached_free - evicted, empty, self.doubled)
+
+
+class Ending(NamedTuple):
+    """What ends in a turn, and how the pool and the head of the queue are then; `changed` as in `Before`."""
+
+    turn: int
+    finishes: list[Finish]
+    changed: dict[int, int]
+    standing: Standing
+    head: Head | None
+
+
+class Course(msgspec.Struct, frozen=True):
+    """What the turns of a leg plan, and who ends. `columns` is the request table before them, `layout` where its rows
+    were, `standing` the pool's.
+
+    `new_blocks[i]` goes to row `needs.rows[i]`.
     """
 
     outlook: Outlook
@@ -57,11 +90,26 @@ class Course(msgspec.Struct, frozen=True):
     times: Times
     needs: Needs
     new_blocks: list[int]
-    held: int
+    standing: Standing
+    endings: list[Ending]
+
+    def standing_at(self, turn: int, ended: int) -> Standing:
+        """The pool once the step of a turn was planned, and those who end up to turn `ended` have ended."""
+        standing, since = self.standing, 0
+        for ending in self.endings:
+            if ending.turn <= ended:
+                standing, since = ending.standing, ending.turn + 1
+        new = self.blocks_grown(since, turn)
+        return standing.less(new.stop - new.start)
 
     def blocks_in_use(self, turn: int) -> int:
         """Once the step of a turn was planned."""
-        return self.held + int(self.needs.at.searchsorted(turn + 1))
+        standing = self.standing_at(turn, turn - 1)
+        return standing.held + standing.shared
+
+    def rows_in(self, turn: int) -> BoolArray:
+        """Which rows are there when the step of a turn is planned."""
+        return self.outlook.last >= turn
 
     def steps_from(self, under_way: list[Batch | Foreseen], first: int) -> list[Batch | Foreseen]:
         """The steps that are told from a turn on; these were under way before."""
@@ -97,7 +145,12 @@ class Foreseen(NamedTuple):
         rows[NEEDED] = rows[COMPUTED] + (1 if outlook.ahead else busy)
         grown = needs.rows[: needs.at.searchsorted(turn + 1)]
         rows[BLOCKS] += np.bincount(grown, minlength=rows.shape[1]).astype(np.int32)
-        return rows
+        return rows[:, course.rows_in(turn)]
+
+    def grown(self) -> tuple[IntArray, list[int]]:
+        """The requests that get a block each in this step, and these."""
+        course, new = self.course, self.course.blocks_grown(self.turn, self.turn)
+        return course.columns[0, course.needs.rows[new]], course.new_blocks[new]
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -112,8 +165,7 @@ class Told(msgspec.Struct, frozen=True):
     @property
     def num_rows(self) -> int:
         """Rows of the record."""
-        columns = self.step.course.columns if isinstance(self.step, Foreseen) else self.step.columns
-        return len(columns[0])
+        return num_rows(self.step)
 
 
 class Before(msgspec.Struct, frozen=True):
@@ -125,7 +177,6 @@ class Before(msgspec.Struct, frozen=True):
     seq: int
     step: int
     totals: Totals
-    blocks: Blocks
     waiting: int
     deferred: tuple[tuple[str, int], ...]
     events: Events
@@ -133,23 +184,12 @@ class Before(msgspec.Struct, frozen=True):
     changed: dict[int, int]
 
 
-class After(msgspec.Struct, frozen=True):
-    """The state after the last turn; `changed` as in `Before`."""
-
-    totals: Totals
-    blocks: Blocks
-    running: int
-    head: Head | None
-    changed: dict[int, int]
-    finishes: list[Finish]
-
-
 class Leg(msgspec.Struct, frozen=True):
     """The result of some turns.
 
     `told`: the steps under way before, which are reported in the first turns, one each. `turns_told`: the turns that
-    report a step. `gaps_s` (turns, rows) is NaN where a row was not told. `head` and `oldest_queued_s`: of all
-    steps planned in the leg.
+    report a step. `head` and `oldest_queued_s`: of all steps planned in the leg. `last_s`: when each row was told last
+    before; `gaps_s`: of all outputs, NaN where there was none.
     """
 
     course: Course
@@ -158,12 +198,29 @@ class Leg(msgspec.Struct, frozen=True):
     head: Head | None
     oldest_queued_s: float | None
     turns_told: list[int]
+    last_s: Floats
     gaps_s: Gaps
-    after: After
 
     @property
     def turns(self) -> int:
         return self.course.needs.turns
+
+    def gaps_in(self, turn: int) -> Gaps:
+        """Those of each row in a turn, NaN where it was not told."""
+        outlook, ends_s = self.course.outlook, self.course.times.turns_s[1:]
+        before_s = np.where(outlook.tells == turn, self.last_s, ends_s[max(turn - outlook.period, 0)])
+        told = outlook.times_told(turn + 1) > np.maximum(outlook.times_told(turn), 0)
+        return np.where(told, ends_s[turn] - before_s, np.nan).astype(np.float32)
+
+    def told_numbers(self) -> IntArray:
+        """The request of each of `gaps_s`."""
+        told = self.course.outlook.times_told(self.turns)
+        numbers = np.broadcast_to(self.course.columns[0], (int(told.max()), len(told)))
+        return numbers[np.arange(len(numbers))[:, None] < told]
+
+    def head_told(self, turn: int) -> Head | None:
+        """The head of the step that is told in a turn."""
+        return self.told[turn].head if turn < len(self.told) else self.head
 
     def step_told(self, turn: int) -> Batch | Foreseen:
         """The step that is told in a turn: planned in an earlier one, or before all."""
@@ -171,9 +228,12 @@ class Leg(msgspec.Struct, frozen=True):
             self.told[turn].step if turn < len(self.told) else Foreseen(self.course, turn - self.course.outlook.lag)
         )
 
-    def num_rows(self, turn: int) -> int:
-        """Rows of the record of the step that is told in a turn."""
-        return self.told[turn].num_rows if turn < len(self.told) else len(self.course.columns[0])
+
+def num_rows(step: Batch | Foreseen) -> int:
+    """Rows of a step's record."""
+    if isinstance(step, Foreseen):
+        return int(np.count_nonzero(step.course.rows_in(step.turn)))
+    return len(step.columns[0])
 
 
 def limiter_of(head: Head | None) -> Limiter:

@@ -7,27 +7,28 @@ from collections.abc import Iterator
 
 import msgspec
 import numpy as np
-from schedtop.engine.contract.telemetry import ROW_FIELDS, Blocks, StepRecord, Totals
+from schedtop.engine.contract.telemetry import ROW_FIELDS, Blocks, RowFlag, StepRecord, Totals
 from schedtop.engine.kv.block_pool import HELD, in_order
-from schedtop.engine.scheduler.books.request_table import IntArray
+from schedtop.engine.scheduler.books.request_table import COLUMNS, IntArray
 from schedtop.engine.scheduler.books.state import Batch
 from schedtop.engine.step.describe import growth, packed
+from schedtop.engine.step.observer import counted_as
 from schedtop.engine.step.stretch.leg import Foreseen, Leg, Told, gained, limiter_of
 
-NUMBER, TOKENS, EMITTED = (ROW_FIELDS.index(name) for name in ("request", "tokens", "emitted"))
+NUMBER, TOKENS, EMITTED, FLAGS = (ROW_FIELDS.index(name) for name in ("request", "tokens", "emitted", "flags"))
 
 
 def records_of_leg(leg: Leg, common: StepRecord, slots: int) -> Iterator[StepRecord]:
     """The record of every step that is told in a leg. `common`: what all of a stretch share."""
     course, before, turns_s = leg.course, leg.before, leg.course.times.turns_s.tolist()
-    num_rows, busy_s, outputs, since, more = course.columns.shape[1], before.totals.busy_s, 0, 0, Counter[str]()
-    changed = dict(before.changed)
+    busy_s, outputs, since, more = before.totals.busy_s, 0, 0, Counter[str]()
+    changed, endings = dict(before.changed), {ending.turn: ending for ending in course.endings}
     for count, turn in enumerate(leg.turns_told, 1):
         start_s, end_s = turns_s[turn : turn + 2]
         step = leg.step_told(turn)
         rows, record = _planned(step, common)
         tokens, num_busy = int(np.add.reduce(rows[TOKENS])), int(np.count_nonzero(rows[TOKENS]))
-        busy_s, outputs = busy_s + (end_s - start_s), outputs + num_busy
+        busy_s, outputs = busy_s + (end_s - start_s), outputs + int(np.count_nonzero(rows[EMITTED]))
         told = leg.told[turn] if turn < len(leg.told) else Told(step, leg.head, leg.oldest_queued_s)
         more.update(told.gained)
         changed |= dict.fromkeys(course.new_blocks[course.blocks_grown(since, turn)], HELD)
@@ -44,18 +45,24 @@ def records_of_leg(leg: Leg, common: StepRecord, slots: int) -> Iterator[StepRec
             rows=rows.tobytes(),
             itl_s=_gaps_of(rows, leg, turn),
             ttft_s=told.first_tokens,
-            running=num_rows,
+            running=int(np.count_nonzero(course.rows_in(turn + 1))),
             waiting=before.waiting,
             deferred=before.deferred,
             oldest_wait_s=None if told.oldest_queued_s is None else end_s - told.oldest_queued_s,
             head=told.head,
-            blocks=_blocks_at(leg, turn),
-            changed_blocks=packed(in_order(changed)),
-            totals=_totals_after(leg, gained(count, outputs, slots, common), more, busy_s),
+            blocks=_blocks_at(leg, turn, common.blocks.watermark),
         )
         if count == 1:
             record = _opening(record, leg)
-        yield _closing(record, leg, changed) if turn == leg.turns_told[-1] else record
+        if (ending := endings.get(turn)) is not None:
+            more.update(map(counted_as, ending.finishes))
+            changed |= ending.changed
+            record = msgspec.structs.replace(record, head=ending.head, finishes=tuple(ending.finishes))
+        yield msgspec.structs.replace(
+            record,
+            changed_blocks=packed(in_order(changed)),
+            totals=_totals_after(leg, gained(count, outputs, slots, common), more, busy_s),
+        )
         changed = {}
 
 
@@ -67,22 +74,21 @@ def _planned(step: Batch | Foreseen, common: StepRecord) -> tuple[IntArray, Step
 def _foreseen(step: Foreseen, common: StepRecord) -> tuple[IntArray, StepRecord]:
     course, rows = step.course, step.columns()
     rows[EMITTED] = rows[TOKENS]
-    new = course.blocks_grown(step.turn, step.turn)
-    grown = course.needs.rows[new]
+    grown, blocks = step.grown()
     return rows, msgspec.structs.replace(
         common,
         planned_s=step.planned_s,
         decode_tokens=int(np.add.reduce(rows[TOKENS])),
         limiter=limiter_of(course.outlook.head).value,
         blocks_in_use=course.blocks_in_use(step.turn),
-        grown=np.stack([rows[NUMBER, grown], np.ones_like(grown)], axis=1).astype(np.int32).tobytes(),
-        grown_blocks=packed(course.new_blocks[new]),
+        grown=np.stack([grown, np.ones_like(grown)], axis=1).tobytes(),
+        grown_blocks=packed(blocks),
     )
 
 
 def _begun(batch: Batch, common: StepRecord) -> tuple[IntArray, StepRecord]:
     planned, rows = batch.planned, batch.columns.copy()
-    rows[EMITTED] = rows[TOKENS] > 0
+    rows[EMITTED] = rows[FLAGS] & RowFlag.SAMPLED > 0
     grown, grown_blocks, grown_groups = growth(planned, set())
     return rows, msgspec.structs.replace(
         common,
@@ -100,21 +106,23 @@ def _begun(batch: Batch, common: StepRecord) -> tuple[IntArray, StepRecord]:
 
 def _gaps_of(rows: IntArray, leg: Leg, turn: int) -> bytes:
     """Those of a step's rows, which may have been others than the leg's when it was planned."""
-    gaps_s = dict(zip(leg.course.columns[NUMBER].tolist(), leg.gaps_s[turn], strict=True))
+    gaps_s = dict(zip(leg.course.columns[NUMBER].tolist(), leg.gaps_in(turn), strict=True))
     own_s = [gaps_s.get(number, np.nan) for number in rows[NUMBER].tolist()]
     return np.where(rows[TOKENS] > 0, own_s, np.nan).astype(np.float32).tobytes()
 
 
-def _blocks_at(leg: Leg, turn: int) -> Blocks:
-    """The pool once the step of a turn was planned."""
-    blocks, count = leg.before.blocks, leg.course.blocks_grown(0, turn).stop
-    evicted = max(count - blocks.empty, 0)
-    return msgspec.structs.replace(
-        blocks,
-        held=blocks.held + count,
-        cached_free=blocks.cached_free - evicted,
-        empty=blocks.empty - (count - evicted),
-        stored_tokens=blocks.stored_tokens + int(np.add.reduce(leg.course.outlook.times_planned(turn + 1))),
+def _blocks_at(leg: Leg, turn: int, watermark: int) -> Blocks:
+    """The pool after a turn."""
+    course = leg.course
+    pool, there = course.standing_at(turn, turn), course.rows_in(turn + 1)
+    computed = course.columns[COLUMNS.index("num_computed")] + course.outlook.times_planned(turn + 1)
+    return Blocks(
+        held=pool.held,
+        shared=pool.shared,
+        cached_free=pool.cached_free,
+        empty=pool.empty,
+        stored_tokens=int(np.add.reduce(computed[there])) - pool.doubled,
+        watermark=watermark,
     )
 
 
@@ -134,18 +142,4 @@ def _opening(record: StepRecord, leg: Leg) -> StepRecord:
         refusals=tuple(events.refusals),
         paused_by=events.paused_by,
         deferrals=leg.before.deferrals,
-    )
-
-
-def _closing(record: StepRecord, leg: Leg, changed: dict[int, int]) -> StepRecord:
-    """The last step's record, after requests that it finished have left."""
-    after = leg.after
-    return msgspec.structs.replace(
-        record,
-        head=after.head,
-        running=after.running,
-        blocks=after.blocks,
-        changed_blocks=packed(in_order(changed | after.changed)),
-        finishes=tuple(after.finishes),
-        totals=after.totals,
     )

@@ -7,14 +7,17 @@ that, as a recording does for its keyframes, takes single steps.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 
 import numpy as np
+from schedtop.engine.scheduler.books.register import enter, full_blocks
 from schedtop.engine.scheduler.books.request_table import COLUMNS, IntArray
 from schedtop.engine.scheduler.books.state import Batch, PlannedStep
 from schedtop.engine.scheduler.decodes import (
     NUMBER,
     TOKENS,
+    Filled,
     Gaps,
     Needs,
     Outlook,
@@ -22,18 +25,31 @@ from schedtop.engine.scheduler.decodes import (
     batch_of,
     block_needs,
     decodes_ahead,
+    decodes_next,
     deliver,
-    end_decoded,
+    ends_in,
     go_on,
     land_prompts,
+    note_blocks,
     only_decodes,
     take_blocks,
     until,
 )
-from schedtop.engine.scheduler.settle import note_first_tokens
+from schedtop.engine.scheduler.settle import end_in_place, note_first_tokens
 from schedtop.engine.sim.worker import SimWorker
 from schedtop.engine.step.engine import Engine
-from schedtop.engine.step.stretch.leg import After, Before, Course, Foreseen, Leg, Times, Told, gained, limiter_of
+from schedtop.engine.step.stretch.leg import (
+    Before,
+    Course,
+    Ending,
+    Foreseen,
+    Leg,
+    Standing,
+    Times,
+    Told,
+    gained,
+    limiter_of,
+)
 from schedtop.engine.step.stretch.stretch import Stretch
 from schedtop.engine.step.stretch.times import elapsed_s, staged, unstaged
 
@@ -71,9 +87,9 @@ class _Run:
         self.slots = self.state.config.draft_slots
         self.legs: list[Leg] = []
         self.ended: list[int] = []
-        self.blocks = self.observer.blocks()
         self.under_way: list[Batch | Foreseen] = list(self.state.under_way)
         self.steps_left, self.outputs_left = most_steps, MOST_OUTPUTS
+        self.least_s = worker.next_decode_s(1, 1)  # no step takes less
         self.state.under_way.clear()
 
     def go(self, outlook: Outlook | None) -> Stretch | None:
@@ -85,15 +101,27 @@ class _Run:
         if not self.legs:
             return None
         self.engine.skip_turns(0, self.engine.clock_s)
-        return Stretch(self.common, self.slots, self.legs, self._delivered())
+        observer = self.observer
+        return Stretch(
+            self.common,
+            self.slots,
+            self.legs,
+            self._delivered(),
+            observer.totals(),
+            self.state.table.size,
+            observer.num_waiting,
+            observer.blocks(),
+        )
 
     def _leg(self, outlook: Outlook) -> Leg | None:
         """The next leg; None if it has no turn."""
-        state, size = self.state, self.state.table.size
-        turns = min(outlook.turns, self.steps_left, max(self.outputs_left // size, 1))
-        times = self._times(outlook, turns)
+        state, size, now_s = self.state, self.state.table.size, self.engine.clock_s
         wake_s = self.engine.next_wake_s()
         until_s = self.until_s if wake_s is None else min(self.until_s, wake_s)
+        turns = min(outlook.turns, self.steps_left, max(self.outputs_left // size, 1))
+        if (until_s - now_s) < turns * self.least_s:
+            turns = int((until_s - now_s) / self.least_s) + 1
+        times = self._times(outlook, turns, now_s)
         turns = _last_told(outlook, int(times.turns_s[:-1].searchsorted(until_s)))
         if turns < 1:
             return None
@@ -105,12 +133,11 @@ class _Run:
         self.outputs_left -= turns * size
         return self._take(outlook, until(needs, turns), times.until(turns))
 
-    def _times(self, outlook: Outlook, turns: int) -> Times:
-        engine = self.engine
+    def _times(self, outlook: Outlook, turns: int, now_s: float) -> Times:
         each_s = elapsed_s(self.worker, outlook, self._computed_before(outlook), self.under_way, turns)
-        if engine.stages is None:
-            return unstaged(engine.clock_s, each_s)
-        return staged(engine.clock_s, each_s, [_planned_s(step) for step in self.under_way], engine.stages)
+        if self.engine.stages is None:
+            return unstaged(now_s, each_s)
+        return staged(now_s, each_s, [_planned_s(step) for step in self.under_way], self.engine.stages)
 
     def _computed_before(self, outlook: Outlook) -> IntArray:
         """Tokens of each row that come before its next output."""
@@ -121,18 +148,19 @@ class _Run:
     def _take(self, outlook: Outlook, needs: Needs, times: Times) -> Leg:
         """Take the turns of a leg: the books are then those of its end."""
         state, observer, turns = self.state, self.observer, needs.turns
-        turns_told = _turns_told(outlook, turns)
         columns, before = state.table.data[: len(COLUMNS), : state.table.size].copy(), self._before()
         told = [self._tell(step, outlook, turn, times) for turn, step in enumerate(self.under_way[:turns])]
         head, oldest_queued_s = observer.look_at(outlook.head), observer.oldest_queued_s
-        new_blocks = take_blocks(state, needs, turns_told[-2] + 1 if len(turns_told) > 1 else 0)
+        last_s = state.table.last_s[: state.table.size].copy()
         gaps_s = self._deliver(outlook, times)
-        outputs = advance(state, outlook, turns)
-        held = before.blocks.held + before.blocks.shared
-        course = Course(outlook, columns, state.table.layout, times, needs, new_blocks, held)
-        last, *self.under_way = course.steps_from(self.under_way, turns - 1)
-        after = self._end(course, told, len(turns_told), outputs, last)
-        return Leg(course, before, told, head, oldest_queued_s, turns_told, gaps_s, after)
+        filled = advance(state, outlook, turns)
+        course = Course(outlook, columns, state.table.layout, times, needs, [], Standing.of(state.kv), [])
+        self.under_way = course.steps_from(self.under_way, turns)
+        turns_told = _turns_told(outlook, turns)
+        leg = Leg(course, before, told, head, oldest_queued_s, turns_told, last_s, gaps_s)
+        self._serve(leg, filled)
+        self._count(leg)
+        return leg
 
     def _before(self) -> Before:
         observer = self.observer
@@ -140,13 +168,45 @@ class _Run:
             observer.seq,
             observer.step,
             observer.totals(),
-            self.blocks,
             observer.num_waiting,
             observer.deferred(),
             observer.take_events(),
             observer.take_deferrals(),
             self.state.kv.pool.take_changes(),
         )
+
+    def _serve(self, leg: Leg, filled: Filled) -> None:
+        """Take blocks and register them; those who end give theirs back in their turn."""
+        state, course, turns, pool = self.state, leg.course, leg.turns, self.state.kv.pool
+        if state.loads is not None:
+            self._set_out_again()
+        needed_at, needed = course.needs.at.tolist(), course.needs.rows.tolist()
+        filled_at, full = filled.at.tolist(), full_blocks(state, filled.rows, filled.known)
+        num_taken = num_entered = 0
+        ends = ends_in(course.outlook, turns)
+        for turn, rows in ends:
+            if turn == turns - 1:
+                state.gone = []  # what is known when the last of the steps is planned
+            since, num_taken = num_taken, bisect_right(needed_at, turn, num_taken)
+            course.new_blocks.extend(take_blocks(state, needed[since:num_taken]))
+            since, num_entered = num_entered, bisect_right(filled_at, turn, num_entered)
+            enter(state, full[since:num_entered])
+            if rows:
+                course.endings.append(self._end(leg, turn, rows))
+        pool.discard_changes()
+        note_blocks(state, course.needs.rows)
+        self.ended = sorted(row for _, rows in ends for row in rows)
+        if self.ended:
+            state.table.remove(self.ended)
+
+    def _end(self, leg: Leg, turn: int, rows: list[int]) -> Ending:
+        """These rows end in a turn; they are still to be removed."""
+        state, pool = self.state, self.state.kv.pool
+        pool.discard_changes()
+        finishes = end_in_place(state, rows, set(), leg.course.times.turns_s.item(turn + 1))
+        head = leg.head_told(turn)
+        head = None if head is None else self.observer.look_again(head)
+        return Ending(turn, finishes, pool.take_changes(), Standing.of(state.kv), head)
 
     def _tell(self, step: Batch | Foreseen, outlook: Outlook, turn: int, times: Times) -> Told:
         """A step that was under way is told in a turn."""
@@ -158,68 +218,52 @@ class _Run:
             rows = (np.isnan(table.last_s[: table.size]) & (outlook.tells == turn)).nonzero()[0].tolist()
             firsts = note_first_tokens(table, rows, times.turns_s.item(turn + 1))
             more = observer.admitted(planned)
-            more["scheduled_tokens"] = more["input_rows"] = int(np.add.reduce(plan.tokens)) - plan.num_rows
+            outputs = int(np.count_nonzero(plan.samples))
+            more["scheduled_tokens"] = int(np.add.reduce(plan.tokens)) - outputs
+            more["input_rows"] = more["scheduled_tokens"] + self.slots * (plan.num_rows - outputs)
             land_prompts(self.state, step)
         observer.move_queue(planned)
         return Told(step, observer.look_at(planned.head), observer.oldest_queued_s, tuple(firsts), more)
 
     def _deliver(self, outlook: Outlook, times: Times) -> Gaps:
-        """Give rows their outputs; returns all gaps (turns, rows), NaN where a row is not told."""
-        table, size, period = self.state.table, self.state.table.size, outlook.period
-        ends_s, before = times.turns_s[1:], self._computed_before(outlook)
-        numbers, last_s = table.request[:size], table.last_s[:size]
-        gaps_s: Gaps = np.empty((len(ends_s), size), dtype=np.float32)
-        if len(outlook.rounds) > 1 or period > 1:
-            gaps_s.fill(np.nan)
-        sampled = []
-        for turn, rows in outlook.rounds:
-            told_s = ends_s[turn::period]
-            if told_s.size:
-                sampled.append(self.worker.next_ids(numbers[rows], before[rows], len(told_s)))
-                gaps_s[turn, rows] = told_s[0] - last_s[rows]
-                gaps_s[turn + period :: period, rows] = (told_s[1:] - told_s[:-1])[:, None]
-        deliver(table, outlook, sampled, gaps_s, ends_s)
-        return gaps_s
+        """Give rows their outputs; returns their gaps."""
+        table, ends_s = self.state.table, times.turns_s[1:]
+        told = outlook.times_told(len(ends_s))
+        before, most = self._computed_before(outlook), int(np.maximum.reduce(told))
+        return deliver(
+            table, outlook, self.worker.next_ids(table.request[: table.size], before, most), told, ends_s
+        )
 
-    def _end(self, course: Course, told: list[Told], steps: int, outputs: int, last: Batch | Foreseen) -> After:
-        """End those who have all their outputs, and count what was told, `last` the last."""
-        state, observer, outlook, turns = self.state, self.observer, course.outlook, course.needs.turns
+    def _count(self, leg: Leg) -> None:
+        """Count what was told."""
+        observer, turns, course, steps = self.observer, leg.turns, leg.course, len(leg.turns_told)
         turns_s = course.times.turns_s
         busy_s = observer.counts["busy_s"]
         for length_s in (turns_s[1:] - turns_s[:-1]).tolist():  # one by one, as the totals add up
             busy_s += length_s
-        more = [gained(steps, outputs, self.slots, self.common), *(each.gained for each in told)]
-        if state.loads is not None:
-            self._set_out_again()
-        self.ended, finishes = end_decoded(state, turns == outlook.turns, turns_s.item(-1))
-        observer.skip(steps, more, busy_s, finishes)
+        outputs = int(np.add.reduce(course.outlook.times_told(turns)))
+        more = [gained(steps, outputs, self.slots, self.common), *(each.gained for each in leg.told)]
+        observer.skip(steps, more, busy_s, [finish for ending in course.endings for finish in ending.finishes])
         if self.engine.stages is not None and course.times.free_s is not None:
             self.engine.stages.free_s = course.times.free_s[turns - 1]
         self.engine.skip_turns(turns, turns_s.item(-1))
-        self.blocks = observer.blocks()
-        head = last.course.outlook.head if isinstance(last, Foreseen) else last.planned.head
-        return After(
-            observer.totals(),
-            self.blocks,
-            state.table.size,
-            observer.look_at(head),
-            state.kv.pool.take_changes(),
-            finishes,
-        )
 
     def _outlook_after(self, leg: Leg) -> Outlook | None:
         """What lies ahead of the next leg; None if there is none."""
         engine, state, outlook = self.engine, self.state, leg.course.outlook
         if not state.table.size or engine.clock_s >= self.until_s or self.steps_left < 1 or self.outputs_left < 1:
             return None
-        if not engine.wakes_now:
-            return go_on(state, outlook, leg.turns, self.ended, None) if leg.turns == outlook.turns else None
-        if not engine.only_plans:
-            return None
-        engine.begin_turn()
+        steady = leg.turns == outlook.turns and outlook.steady
+        ahead = go_on(state, outlook, leg.turns, self.ended, None) if steady and not engine.wakes_now else None
+        if ahead is not None or not engine.only_plans:
+            return ahead
+        if state.kv.pool.num_free < state.table.size + state.limits.token_budget // state.kv.block_size:
+            self._set_out_again()  # somebody may be preempted, of whom results are under way
+            self.under_way = list(state.under_way)
+        engine.begin_turn(decodes_next(state, outlook.lag) if outlook.steady else None)
         begun = state.under_way.pop()
+        state.under_way.clear()
         self.under_way.append(begun)
-        self.blocks = self.observer.blocks()
         return go_on(state, outlook, leg.turns, self.ended, begun)
 
     def _set_out_again(self) -> None:
@@ -230,9 +274,7 @@ class _Run:
 
     def _batch(self, step: Foreseen) -> Batch:
         state, course, rows = self.state, step.course, step.columns()
-        numbers = rows[NUMBER].tolist()
-        new = course.blocks_grown(step.turn, step.turn)
-        grown = zip(course.needs.rows[new].tolist(), course.new_blocks[new], strict=True)
+        grown, blocks = step.grown()
         planned = PlannedStep(
             step.planned_s,
             state.limits.token_budget,
@@ -240,13 +282,11 @@ class _Run:
             decode_tokens=int(np.add.reduce(rows[TOKENS])),
             limiter=limiter_of(course.outlook.head),
             head=course.outlook.head,
-            new_blocks={numbers[row]: [block] for row, block in grown},
+            new_blocks={number: [block] for number, block in zip(grown.tolist(), blocks, strict=True)},
             blocks_in_use=course.blocks_in_use(step.turn),
         )
-        ids = [
-            state.requests[number].id for number, busy in zip(numbers, rows[TOKENS].tolist(), strict=True) if busy
-        ]
-        return batch_of(ids, planned, rows, course.columns[SLOT], course.layout)
+        ids = [state.requests[number].id for number in rows[NUMBER, rows[TOKENS] > 0].tolist()]
+        return batch_of(ids, planned, rows, course.columns[SLOT, course.rows_in(step.turn)], course.layout)
 
     def _delivered(self) -> list[tuple[IntArray, float]]:
         table = self.state.table

@@ -17,8 +17,7 @@ from schedtop.engine.contract.telemetry import (
 )
 from schedtop.engine.scheduler.books.request_table import IntArray
 from schedtop.engine.scheduler.books.state import Batch
-from schedtop.engine.scheduler.decodes import Gaps
-from schedtop.engine.step.stretch.leg import Leg
+from schedtop.engine.step.stretch.leg import Leg, num_rows
 from schedtop.engine.step.stretch.records import records_of_leg
 
 
@@ -41,52 +40,36 @@ class Stretch(msgspec.Struct, frozen=True):
     """The result of many turns. A `Report` takes it instead of their records.
 
     `common`: what all records share. `slots`: input rows for the drafts of a request. `delivered`: requests that are
-    still there, and when they got their newest outputs.
+    still there, and when they got their newest outputs. The rest is how it stands at the end, `blocks` the pool.
     """
 
     common: StepRecord
     slots: int
     legs: list[Leg]
     delivered: list[tuple[IntArray, float]]
+    totals: Totals
+    running: int
+    waiting: int
+    blocks: Blocks
 
     @property
     def end_s(self) -> float:
         return self.legs[-1].course.times.turns_s.item(-1)
 
     @property
-    def totals(self) -> Totals:
-        return self.legs[-1].after.totals
-
-    @property
-    def running(self) -> int:
-        return self.legs[-1].after.running
-
-    @property
-    def waiting(self) -> int:
-        return self.legs[-1].before.waiting
-
-    @property
-    def blocks(self) -> Blocks:
-        """The pool after the last step."""
-        return self.legs[-1].after.blocks
-
-    @property
     def blocks_in_use(self) -> int:
         """The most blocks in use after scheduling a reported step; decodes free nothing before they end."""
         most, untold = 0, self.legs[-1].course.outlook.lag
         for leg in reversed(self.legs):
-            if leg.turns > untold:
-                most = max(most, leg.course.blocks_in_use(leg.turns - 1 - untold))
+            told = leg.turns - 1 - untold  # the last turn whose step is reported
+            fullest = [ending.turn for ending in leg.course.endings if ending.turn < told]
+            if told >= 0:
+                most = max(most, *(leg.course.blocks_in_use(turn) for turn in [*fullest, told]), 0)
             untold = max(untold - leg.turns, 0)
             for step in [told.step for told in leg.told]:
                 if isinstance(step, Batch) and step.plan.num_rows:
                     most = max(most, step.planned.blocks_in_use)
         return most
-
-    def gaps(self) -> Iterator[tuple[IntArray, Gaps]]:
-        """Requests, and their gaps (turns, requests): float32, NaN where there was none."""
-        for leg in self.legs:
-            yield leg.course.columns[0], leg.gaps_s
 
     def requests(self) -> Iterator[Requests]:
         """Arrivals, admissions and ends by step; steps without any are left out.
@@ -100,8 +83,13 @@ class Stretch(msgspec.Struct, frozen=True):
                 if admissions or told.first_tokens:
                     yield Requests(told.num_rows, arrivals, refusals, admissions, ttft_s=told.first_tokens)
                     arrivals, refusals = (), ()
-            if arrivals or refusals or leg.after.finishes:
-                yield Requests(leg.num_rows(leg.turns - 1), arrivals, refusals, finishes=tuple(leg.after.finishes))
+            for ending in leg.course.endings:
+                yield Requests(
+                    num_rows(leg.step_told(ending.turn)), arrivals, refusals, finishes=tuple(ending.finishes)
+                )
+                arrivals, refusals = (), ()
+            if arrivals or refusals:
+                yield Requests(0, arrivals, refusals)
 
     def records(self) -> Iterator[StepRecord]:
         """The record of every step."""

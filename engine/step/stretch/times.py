@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 from schedtop.engine.scheduler.books.request_table import IntArray
 from schedtop.engine.scheduler.books.state import Batch
@@ -20,23 +22,42 @@ def elapsed_s(worker: SimWorker, outlook: Outlook, before: IntArray, under_way: 
     """
     if outlook.period > 1:
         each_s = np.zeros(turns)
-        for turn, rows in outlook.rounds:
-            if turn < turns:
+        for turn in range(min(outlook.period, turns)):
+            if (own := before[outlook.tells == turn]).size:
+                times = len(range(turn, turns, outlook.period))
                 each_s[turn :: outlook.period] = worker.decode_s(
-                    before[rows], len(range(turn, turns, outlook.period))
+                    len(own), int(np.add.reduce(own)) + len(own), times
                 )
         return each_s
-    if len(outlook.rounds) == 1 and all(isinstance(step, Foreseen) or only_decodes(step) for step in under_way):
-        return worker.decode_s(before, turns)
-    known_s = [
-        worker.next_decode_s(before[outlook.rounds[0][1]])
-        if isinstance(step, Foreseen)  # which only the first of them is
-        else worker.elapsed_s(step.plan)
-        for step in under_way
-    ]
-    if turns <= len(known_s):
-        return np.array(known_s[:turns])
-    return np.concatenate([known_s, worker.decode_s(before + outlook.coming, turns - len(known_s))])
+    parts, first = [], 0
+    if outlook.tells.any() or not all(isinstance(step, Foreseen) or only_decodes(step) for step in under_way):
+        parts.append(np.array([_under_way_s(worker, outlook, before, step) for step in under_way[:turns]]))
+        first = len(parts[0])
+    parts += [worker.decode_s(*same) for same in _same_rows(outlook, before, first, turns)]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _under_way_s(worker: SimWorker, outlook: Outlook, before: IntArray, step: Batch | Foreseen) -> float:
+    if isinstance(step, Batch):
+        return worker.elapsed_s(step.plan)
+    own = before[outlook.tells == 0]  # only the first step can be one
+    return worker.next_decode_s(len(own), int(np.add.reduce(own)) + len(own))
+
+
+def _same_rows(outlook: Outlook, before: IntArray, first: int, turns: int) -> Iterator[tuple[int, int, int]]:
+    """The turns from `first` on, by the rows that are told: how many rows, their context in the first of these turns,
+    and how many turns."""
+    own = before - outlook.tells
+    rows, context = len(own), int(np.add.reduce(own))
+    ends = (outlook.last < turns - 1).nonzero()[0]
+    for row in ends[outlook.last[ends].argsort()].tolist():
+        stop = outlook.last.item(row) + 1
+        if stop > first:
+            yield rows, context + rows * (first + 1), stop - first
+            first = stop
+        rows, context = rows - 1, context - own.item(row)
+    if turns > first:
+        yield rows, context + rows * (first + 1), turns - first
 
 
 def unstaged(start_s: float, each_s: Floats) -> Times:

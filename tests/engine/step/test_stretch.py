@@ -191,15 +191,16 @@ def test_a_stretch_that_begins_with_prompts_alone_has_no_decode_in_its_first_ste
     assert [(each.prefill_tokens, each.decode_tokens) for each in (first, second)] == [(5, 0), (0, 2)]
 
 
-def test_an_arrival_whose_prompt_takes_several_steps_is_planned_once() -> None:
-    source = Script([ask("a", 3, outputs=20), ask("b", 30, arrival_s=2.0)])
-    engine = engine_of(source=source, num_blocks=32, max_num_batched_tokens=10)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_arrival_whose_prompt_takes_several_steps_is_taken_in(ahead: bool) -> None:
+    source = Script([ask("a", 3, outputs=20), ask("b", 24, outputs=4, arrival_s=2.0)])
+    engine = engine_of(source=source, num_blocks=32, max_num_batched_tokens=10, async_scheduling=ahead)
     step(engine)
-    stretch_of(engine)
-    assert run_stretch(engine) is None
-    record = step(engine)
-    assert (len(record.arrivals), len(record.admissions), record.scheduled_tokens) == (1, 1, 10)
-    assert record.end_s == 2.5
+    records = [record for record in stretch_of(engine).records() if record.start_s >= 2.0 + 0.5 * ahead]
+    assert [record.prefill_tokens for record in records[:4]] == [9, 9, 6, 0]
+    assert [len(record.ttft_s) for record in records[:4]] == [0, 0, 1, 0]
+    assert [record.decode_tokens for record in records[:4]] == [1, 1, 1, 2]
+    assert engine.num_unfinished == 0
 
 
 def test_planned_ahead_an_arrival_is_computed_a_step_later() -> None:
