@@ -313,7 +313,9 @@ class Timeline:
         pieces: Pieces = [("all" if range_s is None else text.duration(range_s).replace(".0s", " s"), "text")]
         pieces.append((f"{text.ms_unit(self.grid(width).column_s)}/column", "muted"))
         if self.view.cursor_s is not None:
-            ago_s = self.view.present.live.clock_s - self.view.cursor_s
+            ago_s = (
+                self.view.axis_s - self.view.cursor_s
+            )  # before what is shown, which stands still in a paused view
             where = f"{text.duration(abs(ago_s))} {'ahead' if ago_s < 0 else 'ago'}"
             pieces.append((f"cursor {where}", "accent"))
         return pieces
