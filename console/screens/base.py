@@ -108,6 +108,9 @@ class ConsoleScreen(Screen[None]):
     An action that none of them knows belongs to the Live screen, which then comes back.
     """
 
+    EXPLAINS: ClassVar[bool] = False
+    """Its findings are being read."""
+
     def __init__(self, view: View, registry: Registry, scope: str = "") -> None:
         super().__init__()
         self.view, self.registry = view, registry
