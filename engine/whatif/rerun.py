@@ -37,6 +37,8 @@ from schedtop.engine.whatif.verdict import CANNOT_TELL, verdict
 RUN_ON, LEAST_RUN_ON_S = 20.0, 600.0
 """For the unserved, base and variant run on for at most so many times the recorded stretch plus so many seconds."""
 OnProgress = Callable[[str, float], None]
+
+_PAST = ", now past the end of the recording, until all are served"
 """Gets what is being done, and a share of it."""
 
 
@@ -342,7 +344,7 @@ def _play(
 def _run_both(stage: Stage, beside: _Beside, on_progress: OnProgress) -> Divergence | None:
     """Run base and variant step by step to their ends; where they part."""
     divergence: Divergence | None = None
-    shares = [0.0, 0.0]
+    shares, past = [0.0, 0.0], False
     pairs: Any = zip_longest(stage.base.records, stage.variant.records)
     for one, other in pairs:
         if divergence is None:
@@ -353,9 +355,10 @@ def _run_both(stage: Stage, beside: _Beside, on_progress: OnProgress) -> Diverge
                 run.take(record)
                 ended = _ended(record.totals) - _ended(run.start.totals)
                 shares[place] = min(1.0, ended / max(1, stage.num_requests))
+                past |= record.end_s - run.start_s > stage.span_s + ROUNDING_S
         if one is not None and one.executed:
             beside.step(one)
-        on_progress("running both", sum(shares) / 2)
+        on_progress("running both" + _PAST * past, sum(shares) / 2)
     return divergence
 
 
