@@ -35,10 +35,7 @@ from schedtop.console.past.past import Past
 from schedtop.console.recordings import Recorder, Recordings
 from schedtop.console.screens.base import Commands, ConsoleScreen
 from schedtop.console.screens.commands.live import live_commands
-from schedtop.console.screens.explain import ExplainScreen
-from schedtop.console.screens.knobs import KnobsScreen
 from schedtop.console.screens.live import LiveScreen
-from schedtop.console.screens.request import RequestScreen
 from schedtop.console.terminal.driver import ConsoleDriver
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel
@@ -241,7 +238,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
         if not self.view.keyed:  # a look takes longer than a key should wait
             self._take_findings()
         self.view.trial = self.trials.pending
-        self.view.guide = self.guide.words(reading=isinstance(self.front, ExplainScreen))
+        self.view.guide = self.guide.words(reading=self.front.EXPLAINS)
         outcome = self.trials.take_outcome()
         if outcome is not None:
             self.front.say(outcome.text, "ok" if outcome.level == "info" else "warn")
@@ -272,6 +269,9 @@ class ConsoleApp(App[None], inherit_bindings=False):
 
     def show_request(self, number: int) -> None:
         """Open the screen of one request."""
+        # Screens that are opened later are loaded then: the first frame does not wait for them.
+        from schedtop.console.screens.request import RequestScreen
+
         self.push_screen(RequestScreen(self.view, self.registry, number))
 
     def next_request(self, offset: int) -> int | None:
@@ -283,6 +283,8 @@ class ConsoleApp(App[None], inherit_bindings=False):
 
     def show_knobs(self) -> None:
         """Open the Knobs screen."""
+        from schedtop.console.screens.knobs import KnobsScreen
+
         if not isinstance(self.screen, KnobsScreen):
             self.push_screen(KnobsScreen(self.view, self.registry, self.staging))
 
@@ -343,6 +345,8 @@ class ConsoleApp(App[None], inherit_bindings=False):
 
     def open_explain(self, finding: str | None = None) -> None:
         """Show the findings, one of them selected."""
+        from schedtop.console.screens.explain import ExplainScreen
+
         if not isinstance(self.screen, ExplainScreen):
             self.push_screen(ExplainScreen(self.view, self.registry, self.explain, self.forecaster, self.staging))
         if finding is not None and isinstance(self.screen, ExplainScreen):
