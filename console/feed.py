@@ -40,11 +40,6 @@ class Commanded(Protocol):
     behind_s: float
     why_ended: Callable[[], str | None] | None
 
-    def _note_age(self, now_s: float) -> None:
-        """How far the reading of the last minutes is behind."""
-        left_s = self._newest_s - self.history.live.clock_s
-        self.behind_s = now_s - self._joined_at_s + left_s if left_s > 0 else 0.0
-
     @property
     def never_began(self) -> bool:
         """The console's own engine ended before it had loaded, as with settings that do not go together."""
@@ -175,6 +170,11 @@ class Feed(Commanded):
         elif self.status.state != "open" and (self.status.state != "ended" or isinstance(message, Header | Stage)):
             self.status = LinkStatus("open", since_s=self._now())
         self._tell()
+
+    def _note_age(self, now_s: float) -> None:
+        """How far the reading of the last minutes is behind."""
+        left_s = self._newest_s - self.history.live.clock_s
+        self.behind_s = now_s - self._joined_at_s + left_s if left_s > 0 else 0.0
 
     @property
     def never_began(self) -> bool:
