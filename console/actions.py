@@ -295,12 +295,10 @@ class Registry:
                 return action
         return None
 
-    def why_nothing(self, key: str, scope: str) -> str | None:
+    def why_nothing(self, key: str) -> str | None:
         """Why a key does nothing here that does something in the other mode."""
-        for action in self._elsewhere:
-            if key in action.keys and action.scope in (scope, PANEL, GLOBAL):
-                return f"{action.title}: {_ONLY_IN[action.mode]}"
-        return None
+        found = next((action for action in self._elsewhere if key in action.keys), None)
+        return None if found is None else f"{found.title}: {_ONLY_IN[found.mode]}"
 
     def of_scope(self, scope: str) -> list[Action]:
         return [action for action in self.actions if action.scope == scope]

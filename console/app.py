@@ -35,10 +35,7 @@ from schedtop.console.past.past import Past
 from schedtop.console.recordings import Recorder, Recordings
 from schedtop.console.screens.base import Commands, ConsoleScreen
 from schedtop.console.screens.commands.live import live_commands
-from schedtop.console.screens.explain import ExplainScreen
-from schedtop.console.screens.knobs import KnobsScreen
 from schedtop.console.screens.live import LiveScreen
-from schedtop.console.screens.request import RequestScreen
 from schedtop.console.terminal.driver import ConsoleDriver
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel
@@ -58,10 +55,9 @@ if TYPE_CHECKING:
 
 RESEND_S = 0.02
 """How often a terminal that is still busy with the last frame is looked at again."""
-BUSY_RECORDS = 50
-"""Seconds for one frame. At this rate nobody can tell steps apart, so costly panels need not follow each one."""
-UNHURRIED_EVERY = 5
-"""Percentiles, tables and lists follow in every fifth of such frames."""
+UNHURRIED = ((50, 5), (10, 2))
+"""From so many records a frame on nobody can tell steps apart: percentiles, tables and lists follow in every fifth
+frame, or in every other."""
 
 TICK_S = 0.5
 
@@ -131,7 +127,6 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self._painted_at_s = -1e9
         self.next_frame: asyncio.TimerHandle | None = None
         self._resend: asyncio.TimerHandle | None = None
-        self._frames = 0
         self._painted_seq = 0
 
     def get_driver_class(self) -> type[Driver]:
@@ -218,12 +213,13 @@ class ConsoleApp(App[None], inherit_bindings=False):
         if self._running and isinstance(self._driver, ConsoleDriver) and self._driver.busy:
             self.next_frame = asyncio.get_running_loop().call_later(RESEND_S, self.paint_frame)
         elif self._running:
-            self._frames += 1
+            view = self.view
+            view.frame += 1
             seq, self._painted_seq = self._painted_seq, self.history.live.seq
-            busy = abs(self._painted_seq - seq) >= BUSY_RECORDS
-            self.view.hurried = busy and self._frames % UNHURRIED_EVERY != 0
+            num = abs(self._painted_seq - seq)
+            view.every = next((every for least, every in UNHURRIED if num >= least), 1)
             self.paint()
-            self.view.hurried = False
+            view.every = 1
 
     def on_reply_received(self, message: ReplyReceived) -> None:
         replied = self._replies.pop(message.reply.command, None)
@@ -239,15 +235,18 @@ class ConsoleApp(App[None], inherit_bindings=False):
             self.exit()  # whoever started it says why
             return
         self.take_status()
-        self._take_findings()
+        if not self.view.keyed:  # a look takes longer than a key should wait
+            self._take_findings()
         self.view.trial = self.trials.pending
-        self.view.guide = self.guide.words(reading=isinstance(self.front, ExplainScreen))
+        self.view.guide = self.guide.words(reading=self.front.EXPLAINS)
         outcome = self.trials.take_outcome()
         if outcome is not None:
             self.front.say(outcome.text, "ok" if outcome.level == "info" else "warn")
         self.front.paint()
         if self.screen_stack[-1:] == [self.front] and isinstance(self.focused, Panel):
             self.cursor_position = self.focused.cursor_place
+        if self.screen_stack[-1:] == [self.front] and self.screen._dirty_widgets:
+            self.screen._on_timer_update()  # now: Textual's timer would let it wait for up to 16 ms
 
     def answer_key(self, action: str) -> None:
         """Draw what a key was meant for; the rest follows with the frame that is due, or now if none is."""
@@ -270,6 +269,9 @@ class ConsoleApp(App[None], inherit_bindings=False):
 
     def show_request(self, number: int) -> None:
         """Open the screen of one request."""
+        # Screens that are opened later are loaded then: the first frame does not wait for them.
+        from schedtop.console.screens.request import RequestScreen
+
         self.push_screen(RequestScreen(self.view, self.registry, number))
 
     def next_request(self, offset: int) -> int | None:
@@ -281,6 +283,8 @@ class ConsoleApp(App[None], inherit_bindings=False):
 
     def show_knobs(self) -> None:
         """Open the Knobs screen."""
+        from schedtop.console.screens.knobs import KnobsScreen
+
         if not isinstance(self.screen, KnobsScreen):
             self.push_screen(KnobsScreen(self.view, self.registry, self.staging))
 
@@ -341,6 +345,8 @@ class ConsoleApp(App[None], inherit_bindings=False):
 
     def open_explain(self, finding: str | None = None) -> None:
         """Show the findings, one of them selected."""
+        from schedtop.console.screens.explain import ExplainScreen
+
         if not isinstance(self.screen, ExplainScreen):
             self.push_screen(ExplainScreen(self.view, self.registry, self.explain, self.forecaster, self.staging))
         if finding is not None and isinstance(self.screen, ExplainScreen):

@@ -144,6 +144,14 @@ class Feed(Commanded):
         return True
 
     def _take(self, message: Outgoing) -> None:
+        if isinstance(message, StepRecord) and self.status.state == "open":  # nearly all: thousands a second
+            with self.history.lock:
+                self.history.apply(message)
+                self.received_at_s = now_s = self._now()
+                if self._newest_s > -math.inf:
+                    self._note_age(now_s)
+            self._tell()
+            return
         if isinstance(message, Header) and message.protocol != PROTOCOL:
             cause = f"the engine uses protocol {message.protocol}, this console {PROTOCOL}: use one version"
             self._set(LinkStatus("ended", cause, self._now()))
@@ -154,11 +162,7 @@ class Feed(Commanded):
             self.received_at_s = now_s = self._now()
             if isinstance(message, Header) and message.newest_s is not None:
                 self._joined_at_s, self._newest_s = now_s, message.newest_s
-            left_s = self._newest_s - self.history.live.clock_s
-            self.behind_s = now_s - self._joined_at_s + left_s if left_s > 0 else 0.0
-        if self.status.state == "open" and isinstance(message, StepRecord):  # nearly all: thousands a second
-            self._tell()
-            return
+            self._note_age(now_s)
         if isinstance(message, Reply):
             self._on_reply(message)
         if isinstance(message, Bye) and not (self.history.header is None and self.why_ended):
@@ -166,6 +170,11 @@ class Feed(Commanded):
         elif self.status.state != "open" and (self.status.state != "ended" or isinstance(message, Header | Stage)):
             self.status = LinkStatus("open", since_s=self._now())
         self._tell()
+
+    def _note_age(self, now_s: float) -> None:
+        """How far the reading of the last minutes is behind."""
+        left_s = self._newest_s - self.history.live.clock_s
+        self.behind_s = now_s - self._joined_at_s + left_s if left_s > 0 else 0.0
 
     @property
     def never_began(self) -> bool:

@@ -56,9 +56,9 @@ class View:
     view is pinned. `badge` describes findings in the header; `findings` are those of the last look. `guide` says what
     to do next.
 
-    `hurried` frames, while records rain in, leave out panels whose figures nobody reads ten times a second; `keyed`
-    ones, which a key caused between two others, all panels but those it was meant for, and of these all but the rule
-    if it `turned` the focus and did nothing else.
+    While records rain in, each panel whose figures nobody reads ten times a second is drawn in one of `every` frames,
+    which are counted in `frame`. `keyed` frames, which a key caused between two others, leave out all panels but those
+    it was meant for, and of these all but the rule if it `turned` the focus and did nothing else.
 
     `replay` is there if a recording is shown, not an engine. `recording` names the file that is being written.
     """
@@ -84,7 +84,8 @@ class View:
     replay: ReplayStatus | None = None
     recording: str = ""
     trial: Pending | None = None
-    hurried: bool = False
+    frame: int = 0
+    every: int = 1
     keyed: bool = False
     turned: bool = False
     present: Past = field(init=False)

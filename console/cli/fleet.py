@@ -6,6 +6,7 @@ import glob
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from schedtop.console.feed import Feed, Link
@@ -143,8 +144,8 @@ def _bounds(buckets: list[tuple[float, float]] | None) -> tuple[str, str]:
 class EngineMember:
     """An engine that reports its steps."""
 
-    def __init__(self, address: str, connect: Callable[[str], Link]) -> None:
-        self.address = address
+    def __init__(self, address: str, connect: Callable[[str], Link], brief: str = "") -> None:
+        self.address, self.brief = address, brief or address
         self.history = History()
         self._feed = Feed(
             _Later(lambda: connect(address)),
@@ -169,10 +170,21 @@ class EngineMember:
         with self.history.lock:
             header = self.history.header
             model = one_line(header.model) if header is not None else ""
-            name, heard_s, silent_s = f"{self.address} {model}".strip(), self._feed.received_at_s, 0.0
+            heard_s, silent_s = self._feed.received_at_s, 0.0
             if heard_s is not None and header is not None and not header.simulated_clock:
                 silent_s = max(0.0, time.monotonic() - heard_s - GRACE_S)
-            return [row_of(name, self.address, state, self.history, window_s, silent_s)]
+            name, brief = (f"{called} {model}".strip() for called in (self.address, self.brief))
+            return [replace(row_of(name, self.address, state, self.history, window_s, silent_s), brief=brief)]
+
+
+def brief_names(addresses: Sequence[str]) -> dict[str, str]:
+    """Addresses by as many last parts of their paths as tell them apart."""
+    found, parts = {}, {address: address.split("/") for address in addresses}
+    for address, own in parts.items():
+        tails = range(1, len(own) + 1)
+        alone = (num for num in tails if sum(other[-num:] == own[-num:] for other in parts.values()) == 1)
+        found[address] = "/".join(own[-next(alone, len(own)) :])
+    return found
 
 
 class _Later:
@@ -212,7 +224,9 @@ class Members:
             return ChannelClient.connect(address, token_file=token_file, read_only=True)
 
         self.pages = [PageMember(address) for address in addresses if is_page(address)]
-        self.engines = [EngineMember(address, connect) for address in addresses if not is_page(address)]
+        engines = [address for address in addresses if not is_page(address)]
+        briefs = brief_names(engines)
+        self.engines = [EngineMember(address, connect, briefs[address]) for address in engines]
 
     @property
     def _all(self) -> list[Member]:

@@ -64,13 +64,12 @@ class Diagnosis:
 
     def take(self, message: Outgoing) -> None:
         """Take in the engine's messages in order; those that say nothing about its work are ignored."""
-        match message:
-            case StepRecord():
-                self.facts.take_record(message)
-            case Snapshot():
-                self.facts.take_snapshot(message)
-            case Header():
-                self.facts.take_header(message)
+        if isinstance(message, StepRecord):
+            self.facts.take_record(message)
+        elif isinstance(message, Snapshot):
+            self.facts.take_snapshot(message)
+        elif isinstance(message, Header):
+            self.facts.take_header(message)
 
     def findings(self, silent_s: float | None = None) -> list[Finding]:
         """What holds in the window now, the most severe first. `silent_s`: how long a live engine sent nothing."""

@@ -150,6 +150,7 @@ class Facts:
         self.changes: deque[Marked[KnobChange]] = deque(maxlen=256)
         self.coming: list[tuple[float, KnobChange]] = []
         self.seconds: deque[Second] = deque(maxlen=_MAX_SECONDS)
+        self._next_second_s = 0.0
         self.hosts: deque[Marked[Host]] = deque(maxlen=_MAX_SECONDS)
         # The best median seconds of each mix of steps that a look has seen, and at which step.
         self.usual_s: dict[float, tuple[float, int]] = {}
@@ -184,6 +185,7 @@ class Facts:
         if not self.seconds:
             self._totals = snapshot.totals
             self.seconds.append(self.second(snapshot.clock_s))
+            self._next_second_s = snapshot.clock_s + 1.0
         self.known.clear()
         for item in snapshot.requests:
             known = self._arrive(item.arrival)
@@ -201,16 +203,20 @@ class Facts:
             return
         if record.seq != self.seq + 1 and self.seq >= 0:
             self.known.clear()
-        self._take_changes(record)
+        if record.knobs or self.coming:
+            self._take_changes(record)
         self.seq, self.step = record.seq, record.step
         self.num_steps += record.executed
         self.clock_s = record.end_s
-        self._take_deferred(record)
-        if record.arrivals:
+        if record.deferred or self.deferred:
+            self._take_deferred(record)
+        arrivals = record.arrivals
+        if arrivals:
             self._take_arrivals(record)
-        if self._memory is not None and (record.arrivals or record.admissions or record.ttft_s or record.finishes):
+        moves = record.admissions or record.ttft_s or record.finishes
+        if (arrivals or moves) and self._memory is not None:
             self._memory.add(record)
-        if record.preemptions or record.admissions or record.ttft_s or record.finishes or record.refusals:
+        if moves or record.preemptions or record.refusals:
             self._take_events(record)
         for host in record.host:
             self.hosts.append(Marked(record.seq, record.step, record.end_s, host))
@@ -218,8 +224,9 @@ class Facts:
         if len(self._unfolded) >= _FOLDED_AT_ONCE:
             self._fold()
         self._totals = record.totals
-        if not self.seconds or record.end_s >= self.seconds[-1].end_s + 1.0:
+        if record.end_s >= self._next_second_s or not self.seconds:
             self.seconds.append(self.second(record.end_s))
+            self._next_second_s = record.end_s + 1.0
 
     def _take_changes(self, record: StepRecord) -> None:
         """A change is marked at the first step that was planned after it: some under way may have been before.

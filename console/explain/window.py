@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Reversible
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
@@ -109,13 +110,17 @@ class Window:
     @cached_property
     def firsts(self) -> FloatArray:
         """First tokens with known queue time: (n, 4) of seq, time, TTFT and queue time in seconds."""
-        found = [item for item in self._since(self.facts.firsts, itemgetter(0)) if item[3] == item[3]]
+        found = [item for item in self._all_firsts if item[3] == item[3]]
         return np.array(found, dtype=np.float64).reshape(-1, 4)
+
+    @cached_property
+    def _all_firsts(self) -> list[tuple[int, float, float, float]]:
+        return self._since(self.facts.firsts, itemgetter(0))
 
     @cached_property
     def ttft(self) -> Cohort:
         """TTFT of those who got their first token in the window, and of those who wait for it at its end."""
-        known = [ttft_s for _, _, ttft_s, _ in self._since(self.facts.firsts, itemgetter(0))]
+        known = [ttft_s for _, _, ttft_s, _ in self._all_firsts]
         waits = [self.end_s - item.arrival.arrival_s for item in self.facts.known.values() if not item.served]
         return cohort(known, waits)
 
@@ -225,8 +230,10 @@ class Window:
 
     # Events
 
-    def _since(self, items: Reversible[Item], seq: Callable[[Item], int]) -> list[Item]:
-        """The items of the window, from the newest back: it is often the smaller part."""
+    def _since(self, items: deque[Item], seq: Callable[[Item], int]) -> list[Item]:
+        """The items of the window: all that are kept, or from the newest back, as it is often the smaller part."""
+        if items and seq(items[0]) >= self.first_seq:
+            return list(items)
         return [*takewhile(lambda item: seq(item) >= self.first_seq, reversed(items))][::-1]
 
     @cached_property

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 LOOK_EVERY_S = 1.0
 WINDOWS_S = (10.0, 60.0, 300.0, 900.0)
+WIDE = 120
+"""Cells from which on an engine's whole address is in its row; below, it stands under the table."""
 HISTORY = 900
 """Looks that the curve of output tokens holds."""
 
@@ -101,8 +103,9 @@ class FleetApp(App[str]):
         self._rows = list(self._fleet.rows(window_s))
         total = self._fleet.total(window_s)
         table, marked = self.query_one(DataTable), imbalances(self._rows)
-        shown = [_cells(row, marked.get(place, "")) for place, row in enumerate(self._rows)]
-        shown += [_cells(total, "")] if total is not None else []
+        brief = self.size.width < WIDE
+        shown = [_cells(row, marked.get(place, ""), brief) for place, row in enumerate(self._rows)]
+        shown += [_cells(total, "", brief)] if total is not None else []
         if table.row_count != len(shown):
             cursor = table.cursor_row
             table.clear()
@@ -113,8 +116,7 @@ class FleetApp(App[str]):
             for place, cells in enumerate(shown):
                 for column, cell in enumerate(cells):
                     table.update_cell(str(place), str(column), cell, update_width=True)
-        causes = [f" ! {row.name}: {row.state}" for row in self._rows if row.state]  # a narrow table has no room
-        self.query_one("#causes", Static).update(Text("\n".join(causes)))
+        self._tell()
         known = [row.output_per_s for row in self._rows if row.output_per_s is not None]
         self._curve = [*self._curve[-HISTORY:], sum(known)]
         self.query_one(Sparkline).data = self._curve
@@ -123,6 +125,16 @@ class FleetApp(App[str]):
             Text(f" schedtop  {self._heading}   window {window_s:g} s (+ -)   Enter opens{limits}   q quit")
         )
         self.query_one("#notes", Static).update(Text("\n".join(self._fleet.notes())))
+
+    def _tell(self) -> None:
+        """What a narrow table has no room for: the selected engine's whole address, and why some do not answer."""
+        at = self.query_one(DataTable).cursor_row
+        whole = [f" {self._rows[at].name}"] if self.size.width < WIDE and at < len(self._rows) else []
+        causes = [f" ! {row.brief or row.name}: {row.state}" for row in self._rows if row.state]
+        self.query_one("#causes", Static).update(Text("\n".join(whole + causes)))
+
+    def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
+        self._tell()
 
     def action_window(self, by: int) -> None:
         self._window = max(0, min(len(WINDOWS_S) - 1, self._window + by))
@@ -196,9 +208,10 @@ class ReplayApp(FleetApp):
         self.look()
 
 
-def _cells(row: Row, mark: str) -> list[Text]:
+def _cells(row: Row, mark: str, brief: bool) -> list[Text]:
+    name = (brief and row.brief) or row.name
     if row.state:
-        return [Text(row.name), Text("!", style="bold"), *[Text("")] * (len(COLUMNS) - 2)]
+        return [Text(name), Text("!", style="bold"), *[Text("")] * (len(COLUMNS) - 2)]
     note = f"! {mark}" if mark else ""
     if row.restarts:
         note = f"{note} restarted {row.restarts}x".strip()
@@ -213,7 +226,7 @@ def _cells(row: Row, mark: str) -> list[Text]:
         _count(row.preemptions),
         NA if row.hit_rate is None else f"{row.hit_rate:.0%}",
     ]
-    return [Text(row.name), *[Text(figure, justify="right") for figure in figures], Text(note, style="bold")]
+    return [Text(name), *[Text(figure, justify="right") for figure in figures], Text(note, style="bold")]
 
 
 def _count(value: float | None) -> str:

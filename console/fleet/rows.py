@@ -24,7 +24,8 @@ NA = "n/a"
 class Row:
     """One engine, or one of a page. `state` is empty while it answers, else why not; None is a figure it has not.
 
-    `address` opens a console on it; empty where that needs steps. `ttft` and `itl` are p50 and p95, worded.
+    `address` opens a console on it; empty where that needs steps. `brief` is its name where there is little room.
+    `ttft` and `itl` are p50 and p95, worded.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Row:
     ttft: tuple[str, str] = (NA, NA)
     itl: tuple[str, str] = (NA, NA)
     restarts: int = 0
+    brief: str = ""
 
 
 class Fleet(Protocol):

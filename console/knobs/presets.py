@@ -9,12 +9,13 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tomlkit
 from schedtop.engine.contract.files.written import make_folder, whole_file
 from schedtop.engine.contract.knobs import BY_NAME, KnobError, KnobValue, check_value
-from tomlkit.items import Table
+
+if TYPE_CHECKING:
+    from tomlkit import TOMLDocument
 
 FILE = "presets.toml"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
@@ -87,6 +88,9 @@ def save_preset(folder: Path, name: str, values: Mapping[str, KnobValue]) -> Pat
 
     Raises `PresetError` for a name it cannot have and for a file that cannot be kept so, `OSError`.
     """
+    import tomlkit  # slow to load, and the first frame needs nothing of it
+    from tomlkit.items import Table
+
     check_name(name)
     path = (folder / FILE).resolve()  # keep a symlink a symlink
     document = _document(path)
@@ -103,7 +107,9 @@ def save_preset(folder: Path, name: str, values: Mapping[str, KnobValue]) -> Pat
     return folder / FILE
 
 
-def _document(path: Path) -> tomlkit.TOMLDocument:
+def _document(path: Path) -> TOMLDocument:
+    import tomlkit
+
     try:
         return tomlkit.parse(path.read_bytes())
     except FileNotFoundError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 
 from schedtop.console.life.phases import Spans, phase_of_row
 from schedtop.console.life.request_life import Life, Visit
@@ -14,11 +15,11 @@ from schedtop.console.past.state import (
     EMITTED,
     FLAGS,
     NEEDED,
-    NUMBER,
     TOKENS,
 )
-from schedtop.engine.contract.reading import itl_column, row_matrix
-from schedtop.engine.contract.telemetry import RowFlag, StepRecord
+from schedtop.engine.contract.telemetry import ROW_FIELDS, RowFlag, StepRecord
+
+_GAP = struct.Struct("<f")
 
 
 class Walk:
@@ -30,6 +31,7 @@ class Walk:
     def __init__(self, life: Life) -> None:
         self.life = life
         self.seq = -1
+        self.end_s = life.arrival.arrival_s
         self.phase = "queue"
         self.line = Spans(life.arrival.arrival_s)
         self.delivered = 0  # spans up to the last delivery
@@ -37,16 +39,25 @@ class Walk:
         self.ended = False
         self._open = self.line, self.phase
 
-    def through(self, records: list[StepRecord], since_arrival: bool) -> None:
-        """Continue with newer records. `since_arrival`: the first ever is the first that could mention it."""
+    def through(self, records: list[StepRecord], since_arrival: bool) -> list[StepRecord]:
+        """Continue with newer records; those up to its end. `since_arrival`: the first could be the first of it."""
         self.line, self.phase = self._open
         self.line.until_s = self.life.until_s
-        for record in records:
+        for place, record in enumerate(records):
             if record.seq != self.seq + 1 and not (self.seq < 0 and since_arrival):
                 self._lose(record.start_s)
-            self.seq = record.seq
+            self.seq, self.end_s = record.seq, record.end_s
             self._take(record)
+            if self.ended:
+                records = records[: place + 1]
+                break
         self._open = self.line, self.phase
+        return records
+
+    def close(self) -> None:
+        """Fill the time up to the life's end; records that come later continue from before that."""
+        self.line, self.phase = self._open
+        self.line.until_s = self.life.until_s
         self.line = self.line.copy()
         if self.seq < 0 or (self.life.finish is not None and not self.ended):
             self._lose(self.life.until_s)
@@ -134,12 +145,11 @@ def _visit(life: Life, record: StepRecord) -> Visit | None:
     """The request's row of a step."""
     if not record.rows:
         return None
-    rows = row_matrix(record)
-    index = int((rows[NUMBER] == life.number).argmax())
-    row = rows[:, index].tolist()
-    if row[NUMBER] != life.number:
+    at, size = _place(record.rows, life.number), len(record.rows) // len(ROW_FIELDS)
+    if at is None:
         return None
-    gap_s = itl_column(record).item(index)
+    row = memoryview(record.rows).cast("i")[at :: size // 4].tolist()
+    (gap_s,) = _GAP.unpack_from(record.itl_s, 4 * at)
     decode = bool(row[FLAGS] & RowFlag.DECODE)
     return Visit(
         seq=record.seq,
@@ -158,5 +168,14 @@ def _visit(life: Life, record: StepRecord) -> Visit | None:
         gap_s=None if math.isnan(gap_s) else gap_s,
         batch_tokens=record.scheduled_tokens,
         budget=record.token_budget,
-        batch_rows=rows.shape[1],
+        batch_rows=size // 4,
     )
+
+
+def _place(rows: bytes, number: int) -> int | None:
+    """Which row of a step is the request's. Tens of thousands are looked through, and numpy takes ten times as long."""
+    sought, last = number.to_bytes(4, "little", signed=True), len(rows) // len(ROW_FIELDS)
+    at = rows.find(sought, 0, last)
+    while at >= 0 and at % 4:  # the bytes of two neighbours
+        at = rows.find(sought, at + 1, last)
+    return at // 4 if at >= 0 else None

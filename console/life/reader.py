@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from itertools import islice
 
 import numpy as np
 from schedtop.console.life.path import Walk
@@ -14,7 +16,7 @@ from schedtop.console.past.past import Moment, Past
 from schedtop.engine.contract.kv_groups import kinds_of
 from schedtop.engine.contract.latencies.front_end import front_end_of
 from schedtop.engine.contract.latencies.samples import merge
-from schedtop.engine.contract.telemetry import Arrival, Finish, StepRecord
+from schedtop.engine.contract.telemetry import Arrival
 
 STALL_FACTOR = 3.0
 """A gap is slow above this many medians of the window where no SLO is given."""
@@ -22,8 +24,11 @@ STALL_FACTOR = 3.0
 STALL_DRIFT = 0.1
 """That limit stays as it was first read while it has moved by less than this share."""
 
-MAX_VISITS = 16_384
-"""More are read again, from what is still kept."""
+MAX_VISITS = 98_304
+"""More are read again, from what is still kept: half as many again as the records that are."""
+
+_AT_ONCE = 256
+"""Records read between two looks at the clock."""
 
 
 def read_life(history: Past, moment: Moment, number: int, slo_s: float | None = None) -> Life | None:
@@ -32,16 +37,21 @@ def read_life(history: Past, moment: Moment, number: int, slo_s: float | None = 
 
 
 class LifeReader:
-    """Reads one life again and again. While the moment only moves on, each record is read once."""
+    """Reads one life again and again. While the moment only moves on, each record is read once.
+
+    `left` records remain to be read where a call had no time for all of them: the life is that of the last whole one.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number
+        self.left = 0
         self._walk: Walk | None = None
         self._blamer: Blamer | None = None
         self._session: float | None = None
 
-    def read(self, history: Past, moment: Moment, slo_s: float | None) -> Life | None:
+    def read(self, history: Past, moment: Moment, slo_s: float | None, within_s: float = math.inf) -> Life | None:
         """As `read_life`. A life still in progress is the same object again."""
+        began_s = time.monotonic()
         tracked = moment.state.requests.get(self.number)
         arrival, finish = history.finished.get(self.number, (None, None))
         if tracked is not None:
@@ -50,23 +60,31 @@ class LifeReader:
             return None
         slow_s = slo_s if slo_s is not None else _usual_gap(history, moment) * STALL_FACTOR
         walk, blamer = self._walk, self._blamer
-        if walk is None or blamer is None or not self._goes_on(walk, history, moment, slow_s):
+        if walk is None or blamer is None or not self._goes_on(walk, arrival, history, moment, slow_s):
             header = history.header
             front_end = None if header is None else front_end_of(header.settings)
             walk = self._walk = Walk(Life(self.number, arrival, slow_s=slow_s, front_end=front_end))
             blamer = self._blamer = Blamer(walk.life)
             self._session = _session(history)
-            records = list(history.between_times(arrival.arrival_s, moment.seq))
+            records = history.between_times(arrival.arrival_s, moment.seq)
         else:
-            records = list(history.between(walk.seq + 1, moment.seq))
-        life = walk.life
+            records = history.between(walk.seq + 1, moment.seq)
+        life, first = walk.life, history.records[0] if history.records else None
         life.tracked, life.finish, life.until_s = tracked, finish, moment.clock_s
         if finish is not None:
-            records, life.until_s = _up_to_end(finish, arrival, records)
-        first = history.records[0] if history.records else None
-        walk.through(records, first is None or first.step <= 1 or first.start_s <= arrival.arrival_s)
+            life.until_s = math.inf if finish.e2e_s is None else arrival.arrival_s + finish.e2e_s
+        since_arrival = first is None or first.step <= 1 or first.start_s <= arrival.arrival_s
+        while not walk.ended and (part := list(islice(records, _AT_ONCE))):
+            blamer.through(history, walk.through(part, since_arrival))
+            if walk.seq < moment.seq and time.monotonic() - began_s > within_s:
+                self.left = moment.seq - walk.seq
+                return None
+        self.left = 0
+        if life.until_s == math.inf:
+            life.until_s = walk.end_s
+        walk.close()
         life.step = moment.state.step
-        blamer.through(history, records, moment.seq)
+        blamer.close(history, moment.seq)
         self._read_blocks(life, history, moment)
         return life
 
@@ -79,14 +97,13 @@ class LifeReader:
         kinds = kinds_of(history.header.config) if history.header is not None else []
         life.sharers = sharers(moment, self.number, kinds[0].groups[0] if kinds else 0)
 
-    def _goes_on(self, walk: Walk, history: Past, moment: Moment, slow_s: float) -> bool:
+    def _goes_on(self, walk: Walk, arrival: Arrival, history: Past, moment: Moment, slow_s: float) -> bool:
         """Whether what has been read is the beginning of what is asked for."""
-        life, tracked = walk.life, moment.state.requests.get(self.number)
-        if tracked is None or tracked.arrival != life.arrival or life.finish is not None:
-            return False
+        life = walk.life
         same_limit = slow_s == life.slow_s or abs(slow_s - life.slow_s) < STALL_DRIFT * life.slow_s < math.inf
         return (
-            same_limit
+            arrival == life.arrival
+            and same_limit
             and moment.seq >= walk.seq
             and len(life.visits) < MAX_VISITS
             and self._session == _session(history)
@@ -96,17 +113,6 @@ class LifeReader:
 def _session(history: Past) -> float | None:
     """Which engine the history is of."""
     return history.header.started_at if history.header is not None else None
-
-
-def _up_to_end(finish: Finish, arrival: Arrival, records: list[StepRecord]) -> tuple[list[StepRecord], float]:
-    """The records up to the one that describes the end, and when the life ended: with its last token if it had one."""
-    for index, record in enumerate(records):
-        if record.finishes and any(item.number == finish.number for item in record.finishes):
-            records = records[: index + 1]
-            break
-    if finish.e2e_s is not None:
-        return records, arrival.arrival_s + finish.e2e_s
-    return records, records[-1].end_s if records else arrival.arrival_s
 
 
 def _usual_gap(history: Past, moment: Moment) -> float:

@@ -29,8 +29,8 @@ class Blamer:
         self._delivered = -1  # the visit that brought the last token
         self._first_seq: int | None = None
 
-    def through(self, history: Past, records: list[StepRecord], last: int) -> None:
-        """Continue with the records that came since, up to seq `last`, after the life did."""
+    def through(self, history: Past, records: list[StepRecord]) -> None:
+        """Continue with the records that came since, after the life did."""
         life = self.life
         if self._first_seq is None and records:
             self._first_seq = records[0].seq
@@ -45,9 +45,12 @@ class Blamer:
             self._found += _harm(life, visit, records[places[visit.seq]])
         self._found += (_taken(history, *item) for item in life.took[self._num_took :])
         self._num_visits, self._num_took = len(life.visits), len(life.took)
-        blames = self._found.copy()
+
+    def close(self, history: Past, last: int) -> None:
+        """Put the blames into the life, with that of a gap that is open at seq `last`."""
+        life, blames = self.life, self._found.copy()
         if life.open_is_slow:
-            words = self._why(history, records, len(life.visits) - 1, last)
+            words = self._why(history, [], len(life.visits) - 1, last)
             blames.append(Blame(last, life.step, life.open_gap_s or 0.0, f"no token since: {words}"))
         life.blames = sorted(blames, key=lambda blame: blame.seq)
 

@@ -100,9 +100,15 @@ class History(Past):
 
     def apply(self, message: Outgoing) -> None:
         """Take in one message of the engine. A `Reply` is not history's business and changes nothing."""
+        if isinstance(message, StepRecord):
+            self._apply_record(message)
+        else:
+            self._apply_other(message)
+        for watch in self.watchers:
+            watch(message)
+
+    def _apply_other(self, message: Outgoing) -> None:
         match message:
-            case StepRecord():
-                self._apply_record(message)
             case Snapshot():
                 self._apply_snapshot(message)
             case Header():
@@ -115,8 +121,6 @@ class History(Past):
                 self.stage = message
             case Bye():
                 self.bye = message
-        for watch in self.watchers:
-            watch(message)
 
     def note(self, notice: Notice) -> None:
         """Put a notice among the events, at the present step."""

@@ -36,6 +36,9 @@ _LEAST_S = 1e-4
 _FEW = 8
 
 
+_HIGHEST = ("budget", "running", "waiting", "max_wait_s", "max_ttft_s", "max_itl_s", "cpu", "delay", "gpu")
+"""Of a `Bucket`: what the whole has is the highest of its parts."""
+
 Sizes = dict[int, int]
 """How many durations there are of each size."""
 
@@ -103,25 +106,22 @@ class Bucket:
         """Take in what another bucket holds."""
         self.drawn = {}
         self.num_steps += other.num_steps
-        self.begin_s = min(self.begin_s, other.begin_s)
+        if other.begin_s < self.begin_s:
+            self.begin_s = other.begin_s
         if other.end_s >= self.end_s:
             self.end_s, self.open, self.open_itl = other.end_s, other.open, other.open_itl
         if other.most_tokens > self.most_tokens:
             self.tokens, self.most_tokens = other.tokens, other.most_tokens
-        self.budget = max(self.budget, other.budget)
+        for name in _HIGHEST:
+            theirs = getattr(other, name)
+            if theirs > getattr(self, name):
+                setattr(self, name, theirs)
         if other.max_step_s > self.max_step_s:
             self.max_step_s, self.slowest = other.max_step_s, other.slowest
         if other.used > self.used or not self.pool:
             self.used, self.cached, self.pool = other.used, other.cached, other.pool
-        self.running, self.waiting = max(self.running, other.running), max(self.waiting, other.waiting)
-        self.max_wait_s = max(self.max_wait_s, other.max_wait_s)
-        self.max_ttft_s = max(self.max_ttft_s, other.max_ttft_s)
-        self.max_itl_s = max(self.max_itl_s, other.max_itl_s)
-        self.cpu, self.delay = max(self.cpu, other.cpu), max(self.delay, other.delay)
-        self.gpu = max(self.gpu, other.gpu)
-        self.clock = (
-            min(self.clock, other.clock) if min(self.clock, other.clock) >= 0 else max(self.clock, other.clock)
-        )
+        if other.clock >= 0:
+            self.clock = min(self.clock, other.clock) if self.clock >= 0 else other.clock
         for name in ("steps", "ttft", "itl", "marks"):
             mine, theirs = getattr(self, name), getattr(other, name)
             for key, num in theirs.items():
@@ -165,14 +165,16 @@ class Bucket:
             bucket._take(record)
             if record.executed:
                 steps.append(record.end_s - record.start_s)
-            if record.itl_s:
-                itl.append(record.itl_s)
-            ttft += [seconds for _, seconds in record.ttft_s]
-        gaps = np.frombuffer(b"".join(itl), dtype=np.float32)
-        gaps = gaps[~np.isnan(gaps)]
-        bucket.steps, bucket.itl = _sizes(np.array(steps)), _sizes(gaps)
+            itl.append(record.itl_s)
+            for _, seconds in record.ttft_s:
+                ttft.append(seconds)
+        # The requests of one step wait equally long: few of many are different, and only they need a logarithm.
+        gaps, counts = np.unique(np.frombuffer(b"".join(itl), dtype=np.float32), return_counts=True)
+        if len(gaps) and gaps[-1] != gaps[-1]:  # NaN, the last in order
+            gaps, counts = gaps[:-1], counts[:-1]
+        bucket.steps, bucket.itl = _sizes(np.array(steps)), _sizes(gaps, counts)
         bucket.ttft = _sizes(np.array(ttft))
-        bucket.max_itl_s = float(gaps.max()) if len(gaps) else 0.0
+        bucket.max_itl_s = float(gaps[-1]) if len(gaps) else 0.0
         bucket.max_ttft_s = max(ttft, default=0.0)
         return bucket
 
@@ -213,14 +215,17 @@ class Bucket:
             self.waiting = record.waiting
         if record.oldest_wait_s is not None and record.oldest_wait_s > self.max_wait_s:
             self.max_wait_s = record.oldest_wait_s
-        for mark, events in (
-            ("A", record.admissions),
-            ("V", record.preemptions),
-            ("K", record.knobs),
-            ("X", record.refusals),
-        ):
-            if events:
-                self.marks[mark] = self.marks.get(mark, 0) + len(events)
+        if record.admissions:
+            self._mark("A", len(record.admissions))
+        if record.preemptions:
+            self._mark("V", len(record.preemptions))
+        if record.knobs:
+            self._mark("K", len(record.knobs))
+        if record.refusals:
+            self._mark("X", len(record.refusals))
+
+    def _mark(self, mark: str, num: int) -> None:
+        self.marks[mark] = self.marks.get(mark, 0) + num
 
 
 class Grid(NamedTuple):
@@ -354,9 +359,10 @@ class Ladder:
             for number, _ in record.ttft_s:
                 waits.pop(number, None)
                 last_s[number] = record.end_s
-            for number in [gone.number for ended in (record.finishes, record.refusals) for gone in ended]:
-                waits.pop(number, None)
-                last_s.pop(number, None)
+            for ended in (record.finishes, record.refusals):
+                for gone in ended:
+                    waits.pop(gone.number, None)
+                    last_s.pop(gone.number, None)
         last_s.update(newest_deliveries(records, set(last_s)))
 
     def _merge(self, rung: int, index: int, part: Bucket) -> None:
@@ -447,16 +453,16 @@ def _whole(parts: list[Bucket]) -> Bucket:
     return whole
 
 
-def _sizes(seconds: npt.NDArray[np.floating]) -> Sizes:
-    """How many of each size: sixteen sizes for each doubling."""
+def _sizes(seconds: npt.NDArray[np.floating], times: npt.NDArray[np.int64] | None = None) -> Sizes:
+    """How many of each size, sixteen sizes for each doubling; each of `seconds` so many `times`, else once."""
     if not len(seconds):
         return {}
-    if len(seconds) <= _FEW and seconds.dtype == np.float64:  # numpy takes ten times as long
+    if times is None and len(seconds) <= _FEW and seconds.dtype == np.float64:  # numpy takes ten times as long
         return dict(Counter([_size(duration_s) for duration_s in seconds.tolist()]))
     sizes = np.rint(np.log2(np.maximum(seconds, _LEAST_S) / _LEAST_S) * _BINS_PER_OCTAVE).astype(np.int64)
-    counts = np.bincount(sizes)
+    counts = np.bincount(sizes, weights=times)
     found = np.flatnonzero(counts)
-    return dict(zip(found.tolist(), counts[found].tolist(), strict=True))
+    return dict(zip(found.tolist(), counts[found].astype(np.int64).tolist(), strict=True))
 
 
 def _size(duration_s: float) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 from rich.text import Text
 from schedtop.console.actions import Registry
@@ -108,6 +108,9 @@ class ConsoleScreen(Screen[None]):
     An action that none of them knows belongs to the Live screen, which then comes back.
     """
 
+    EXPLAINS: ClassVar[bool] = False
+    """Its findings are being read."""
+
     def __init__(self, view: View, registry: Registry, scope: str = "") -> None:
         super().__init__()
         self.view, self.registry = view, registry
@@ -178,7 +181,7 @@ class ConsoleScreen(Screen[None]):
             event.stop()
             event.prevent_default()
             self.action_act(action.id)
-        elif reason := self.registry.why_nothing(event.key, self.scope):
+        elif reason := self.registry.why_nothing(event.key):
             self.say(reason, "warn")
         elif event.character is not None and event.character.isalpha() and not event.character.isascii():
             self.say(f"{event.character}: the keys are Latin letters; switch the keyboard layout", "warn")

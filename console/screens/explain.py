@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from schedtop.console.explain.tries import Tries
 from schedtop.console.explain.watch import Watch
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 class ExplainScreen(PanelScreen):
     """The list left, why right. Its figures change once a second, whenever they were has looked."""
+
+    EXPLAINS: ClassVar[bool] = True
 
     def __init__(
         self, view: View, registry: Registry, explain: Watch, forecaster: Forecaster, staging: Staging

@@ -69,17 +69,23 @@ class Frames:
                 self._put(y, x, strip, colours)
 
     def _put(self, y: int, x: int, strip: Strip, colours: ColorSystem) -> None:
-        pieces, styles = [], []
+        known = self._styles
+        pieces, styles, sizes = [], [], []
         for words, style, control in strip:
             if control:
                 continue
             ansi = "" if style is None else style._ansi
             if ansi is None and style is not None:
                 ansi = Strip.render_ansi(style, colours)
-            pieces.append(words if words.isascii() or _NARROW.issuperset(words) else _spread(words))
-            styles.append(self._styles.setdefault(ansi or "", len(self._styles)))
-        chars = np.frombuffer("".join(pieces).encode("utf-32-le", "replace"), dtype="<u4")
-        codes = np.repeat(np.array(styles, dtype=np.uint64) << _STYLE, [len(words) for words in pieces])
+            pieces.append(words)
+            styles.append(known.setdefault(ansi or "", len(known)))
+            sizes.append(len(words))
+        whole = "".join(pieces)
+        if not (whole.isascii() or _NARROW.issuperset(whole)):
+            pieces = [_spread(words) for words in pieces]
+            whole, sizes = "".join(pieces), [len(words) for words in pieces]
+        chars = np.frombuffer(whole.encode("utf-32-le", "replace"), dtype="<u4")
+        codes = np.array(styles, dtype=np.uint64).repeat(sizes) << _STYLE
         line = self._wanted[y, x:]
         num = min(len(line), len(chars))
         np.bitwise_or(codes[:num], chars[:num], out=line[:num])

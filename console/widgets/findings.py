@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.style import Style
 from schedtop.console.drawing import text
@@ -16,6 +16,9 @@ from schedtop.console.explain.tries import Tried, TriedValues, Tries
 from schedtop.console.explain.watch import Watch
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
+
+if TYPE_CHECKING:
+    from textual.events import Focus
 
 MARKS = {Severity.SEVERE: "!!", Severity.WARNING: "! ", Severity.NOTICE: "i "}
 ROLES = {Severity.SEVERE: "breach", Severity.WARNING: "warn", Severity.NOTICE: "muted"}
@@ -114,7 +117,7 @@ class FindingsPanel(_ExplainPanel):
 
 
 class WhyPanel(_ExplainPanel):
-    """The selected finding in full; a cursor over its lines, some of which are steps to jump to."""
+    """The selected finding in full; a cursor over the lines that lead somewhere: steps to show, values to stage."""
 
     TITLE: ClassVar[str] = "Why"
 
@@ -123,6 +126,7 @@ class WhyPanel(_ExplainPanel):
         self.findings, self.tries = findings, tries
         self.top = 0
         self.line = 0
+        self._seeks = False
         self._rows: Rows = []
         self._drawn: str | None = None
 
@@ -131,10 +135,12 @@ class WhyPanel(_ExplainPanel):
         self._rows = self._nothing(width) if entry is None else self._explain(entry, width)
         name = entry.finding.id if entry is not None else None
         if name != self._drawn:
-            self._drawn, self.top, self.line = name, 0, self._first_steps()
-        self.line = max(0, min(self.line, len(self._rows) - 1))
-        if self.has_focus:
-            self.top = max(min(self.top, self.line), self.line - height + 1)
+            self._drawn, self.top, self.line, self._seeks = name, 0, self._first_steps(), True
+        stops = self._stops()
+        if self.line not in stops:  # values that were worked out have moved the others
+            self.line = min(stops, key=lambda at: abs(at - self.line), default=0)
+        if self.has_focus and self._seeks:
+            self.top, self._seeks = max(min(self.top, self.line), self.line - height + 1), False
         self.top = max(0, min(self.top, len(self._rows) - height))
         return [self._row(index, width) for index in range(self.top, min(self.top + height, len(self._rows)))]
 
@@ -154,17 +160,22 @@ class WhyPanel(_ExplainPanel):
 
     def to_steps(self) -> None:
         """Put the cursor on the first steps."""
-        self.line = self._first_steps()
+        self.line, self._seeks = self._first_steps(), True
 
     def _first_steps(self) -> int:
         return next((index for index, (_, steps) in enumerate(self._rows) if isinstance(steps, Steps)), 0)
 
+    def _stops(self) -> list[int]:
+        """Lines that Enter does something with; of a value that takes several the first."""
+        leads = [None, *(lead for _, lead in self._rows)]
+        return [at for at, lead in enumerate(leads[1:]) if lead is not None and lead is not leads[at]]
+
     def _row(self, index: int, width: int) -> Line:
         line, steps = self._rows[index]
         palette = self.view.palette
-        selected = self.has_focus and index == self.line
+        selected = self.has_focus and index == self.line and steps is not None
         drawn = Line().add(self.view.glyphs.cursor if selected else " ", palette["accent"])
-        if selected and steps is not None:
+        if selected:
             words = "".join(piece for piece, _ in line.pieces)
             return drawn.add(words, palette.on("text", "cursor")).pad(width, palette.on("text", "cursor"))
         return drawn.extend(line.pieces)
@@ -249,8 +260,22 @@ class WhyPanel(_ExplainPanel):
         )
         return [(Line().add(part, style), None) for part in wrapped]
 
+    def on_focus(self, event: Focus) -> None:
+        self._seeks = True
+
     def move(self, lines: int) -> None:
-        self.line = max(0, min(len(self._rows) - 1, self.line + lines))
+        """To the next line that leads somewhere; where none does in that direction, the text moves."""
+        height = max(1, self.size.height - 1)
+        sight = range(self.top, self.top + height)
+        begin = self.line if self.line in sight else sight[0] - 1 if lines > 0 else sight[-1] + 1
+        onward = [at for at in self._stops() if (at - begin) * lines > 0]
+        if abs(lines) == 1 and onward:
+            self.line, self._seeks = min(onward, key=lambda at: abs(at - begin)), True
+            return
+        self.top = max(0, min(len(self._rows) - height, self.top + lines))
+        seen = [at for at in self._stops() if at in range(self.top, self.top + height)]
+        if seen and abs(lines) > 1:
+            self.line = seen[-1] if lines > 0 else seen[0]
 
     def click_line(self, y: int, x: int) -> None:
         self.line = self.top + y

@@ -21,6 +21,8 @@ from schedtop.console.widgets.queue import why_waiting
 _MOST_ID = 48
 """Cells of an id in the rule."""
 _REREAD_EVERY = 4
+_WITHIN_S = 0.01
+"""Seconds that reading may take at once: a long life has tens of thousands of steps."""
 _TABLE = (
     ("STEP", 8),
     ("DID", 9),
@@ -72,13 +74,15 @@ n and N go to the next and the previous request."""
         moment = self.view.moment
         self._frames += 1
         key = (self.number, moment.seq, 0)
-        if self._read_at is not None:
+        if self._read_at is not None and not self._reader.left:
             same = self._read_at[0] == self.number
             if same and (self._read_at[1] == moment.seq or (moment.live and self._frames % _REREAD_EVERY)):
                 return
         self._read_at = key
-        found = self._reader.read(self.view.history, moment, self.view.options.itl_slo_s)
+        found = self._reader.read(self.view.history, moment, self.view.options.itl_slo_s, _WITHIN_S)
         self.life = found if found is not None else self.life
+        if self._reader.left:
+            self.call_later(self._paint_locked)  # after what waits for its turn, such as a key
 
     def lines(self, width: int, height: int) -> list[Line]:
         self.read()
@@ -86,8 +90,9 @@ n and N go to the next and the previous request."""
 
     def headline(self) -> Pieces:
         life = self.life
-        if life is None:
-            return [("no longer known", "warn")]
+        if life is None or life.number != self.number:
+            left = self._reader.left
+            return [(f"reading its steps: {left} left", "muted") if left else ("no longer known", "warn")]
         arrival = life.arrival
         pieces: Pieces = [(text.identity(arrival.id, _MOST_ID), "accent"), (self._status(life), "text")]
         cached = life.tracked.cached_tokens if life.tracked is not None else 0
@@ -113,7 +118,7 @@ n and N go to the next and the previous request."""
 
     def body(self, width: int, height: int) -> list[Line]:
         life = self.life
-        if life is None:
+        if life is None or life.number != self.number:
             return []
         lines = self._whole_id(life, width)
         lines += [*self._phases(life, width), self._figures(life, width)]

@@ -71,7 +71,13 @@ class Drawn(Widget):
         for y in changed:
             # A line is compared as it was drawn, before it was padded.
             self._pieces[y], self.strips[y] = lines[y].pieces, lines[y].strip(width, base, ascii_only)
-        self.refresh(*[Region(0, first, width, last - first + 1) for first, last in runs(changed)])
+        if not self._is_mounted:
+            self.refresh()
+            return
+        # As Textual's refresh, without the turn that each widget's own queue takes until the screen hears of it.
+        self._set_dirty(*[Region(0, first, width, last - first + 1) for first, last in runs(changed)])
+        self.screen._dirty_widgets.add(self)
+        self.screen.check_idle()
 
     def _may_wait(self) -> bool:
         """True if this frame can do without the widget: nothing but the newest figures differs from the last."""
@@ -83,7 +89,7 @@ class Drawn(Widget):
 
     def _is_left_out(self) -> bool:
         """True in frames that are not about this widget."""
-        return self.UNHURRIED and self.view.hurried
+        return self.UNHURRIED and self.view.every > 1
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """The lines are finished: Textual's style cache would only go through every piece of them again."""
@@ -136,9 +142,11 @@ class Panel(Drawn, can_focus=True):
         self._drawn_active = False
 
     def _is_left_out(self) -> bool:
-        if self.view.keyed:
+        view = self.view
+        if view.keyed:
             return not (self.active or self._drawn_active)
-        return super()._is_left_out()
+        # One after another: all at once would make every so many frames slow, and keys wait for them.
+        return super()._is_left_out() and (view.frame + self.NUMBER) % view.every != 0
 
     def paint(self) -> None:
         if self._has_only_turned():

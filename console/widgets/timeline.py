@@ -51,10 +51,8 @@ class Run(NamedTuple):
 
 
 def _parts(lane: Lane, bucket: Bucket) -> Parts:
-    """Worked out once for a column that stays as it is."""
-    found = bucket.drawn.get(lane.name)
-    if found is None:
-        found = bucket.drawn[lane.name] = lane.parts(bucket)
+    """To be worked out once for a column that stays as it is."""
+    found = bucket.drawn[lane.name] = lane.parts(bucket)
     return found
 
 
@@ -315,7 +313,9 @@ class Timeline:
         pieces: Pieces = [("all" if range_s is None else text.duration(range_s).replace(".0s", " s"), "text")]
         pieces.append((f"{text.ms_unit(self.grid(width).column_s)}/column", "muted"))
         if self.view.cursor_s is not None:
-            ago_s = self.view.present.live.clock_s - self.view.cursor_s
+            ago_s = (
+                self.view.axis_s - self.view.cursor_s
+            )  # before what is shown, which stands still in a paused view
             where = f"{text.duration(abs(ago_s))} {'ahead' if ago_s < 0 else 'ago'}"
             pieces.append((f"cursor {where}", "accent"))
         return pieces
@@ -339,15 +339,19 @@ class Timeline:
     def _lane(self, lane: Lane, found: list[list[Bucket | None]], cursor: int, width: int, rows: int) -> list[Line]:
         """A lane's rows of every run, all to the same scale."""
         none = (0.0,) * len(lane.layers)
-        drawn = [[none if bucket is None else _parts(lane, bucket) for bucket in buckets] for buckets in found]
+        name = lane.name
+        drawn = [
+            [none if bucket is None else bucket.drawn.get(name) or _parts(lane, bucket) for bucket in buckets]
+            for buckets in found
+        ]
         palette, top = self.view.palette, lane.top or 1.0
-        if lane.name == "tokens":
+        if name == "tokens":
             top = max(top, *(bucket.budget for buckets in found for bucket in buckets if bucket is not None), 1)
         names = [run.name for run in self.runs]
         key = (names, drawn, top, lane.limit, cursor, width, rows, palette, self.view.glyphs)
-        if self._drawn.get(lane.name, ((), []))[0] != key:
-            self._drawn[lane.name] = key, self._rows_of(lane, drawn, top, cursor, width, rows)
-        lines = [line.copy() for line in self._drawn[lane.name][1]]
+        if self._drawn.get(name, ((), []))[0] != key:
+            self._drawn[name] = key, self._rows_of(lane, drawn, top, cursor, width, rows)
+        lines = [line.copy() for line in self._drawn[name][1]]
         for first, buckets in zip(lines[::rows], found, strict=True):
             value = text.NONE if not buckets or (bucket := buckets[cursor]) is None else lane.value(bucket)
             first.add(value, palette["text"])

@@ -120,8 +120,10 @@ class ChannelClient:
         if self._first is not None:
             first, self._first = self._first, None
             return first
-        with self._receiving:
-            body = self._next_frame(None if timeout_s is None else time.monotonic() + timeout_s)
+        body = self._frames.next()
+        if body is None:
+            with self._receiving:
+                body = self._next_frame(None if timeout_s is None else time.monotonic() + timeout_s)
         return None if body is None else decode_outgoing(body)
 
     def _next_frame(self, deadline_s: float | None) -> memoryview | None:

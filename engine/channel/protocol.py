@@ -22,7 +22,8 @@ _ROOMY = 16
 """Times the next read: a buffer that one long message made larger than that is given back."""
 
 _LENGTH = struct.Struct("<I")
-_ROW_BYTES = 4 * len(ROW_FIELDS)
+_NUM_FIELDS = len(ROW_FIELDS)
+_ROW_BYTES = 4 * _NUM_FIELDS
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError, OverflowError, MemoryError)
 
 
@@ -93,7 +94,8 @@ def frame(body: bytes) -> tuple[bytes, bytes]:
 
 def decode_outgoing(body: bytes | memoryview) -> Outgoing:
     """What an engine said. Raises `ChannelError` for bytes that are not a message, or another protocol's header."""
-    _check_protocol(body)
+    if len(body) > 3 and (body[1] == 2 or body[3] == 2):  # as a header has its tag there
+        _check_protocol(body)
     try:
         message = _outgoing.decode(body)
     except _UNREADABLE as error:
@@ -122,8 +124,6 @@ def mismatch(engine: object, console: object) -> str:
 
 def _check_protocol(body: bytes | memoryview) -> None:
     """Compare a header's protocol before its other fields, which another version may have changed."""
-    if body[1:2] != b"\x02" and body[3:4] != b"\x02":
-        return
     try:
         fields = msgspec.msgpack.decode(body, type=list[msgspec.Raw])
         tag, protocol = (msgspec.msgpack.decode(raw) for raw in fields[:2])
@@ -135,9 +135,10 @@ def _check_protocol(body: bytes | memoryview) -> None:
 
 def _check_arrays(record: StepRecord) -> None:
     """Arrays travel as bytes, whose lengths msgspec does not know."""
+    num_bytes = len(record.rows)
     whole = (
-        len(record.rows) % _ROW_BYTES == 0
-        and len(record.itl_s) * len(ROW_FIELDS) == len(record.rows)
+        num_bytes % _ROW_BYTES == 0
+        and len(record.itl_s) * _NUM_FIELDS == num_bytes
         and len(record.changed_blocks) % 4 == 0
         and len(record.grown) % 8 == 0
         and len(record.grown_blocks) % 4 == 0

@@ -39,6 +39,8 @@ RUN_ON, LEAST_RUN_ON_S = 20.0, 600.0
 OnProgress = Callable[[str, float], None]
 """Called with the current task and the share done."""
 
+_PAST = ", now past the end of the recording, until all are served"
+
 
 class Follower(Protocol):
     """Sees every record of a run, up to the recording's end."""
@@ -342,7 +344,7 @@ def _play(
 def _run_both(stage: Stage, beside: _Beside, on_progress: OnProgress) -> Divergence | None:
     """Run base and variant step by step to completion; returns where they diverge."""
     divergence: Divergence | None = None
-    shares = [0.0, 0.0]
+    shares, past = [0.0, 0.0], False
     pairs: Any = zip_longest(stage.base.records, stage.variant.records)
     for one, other in pairs:
         if divergence is None:
@@ -353,9 +355,10 @@ def _run_both(stage: Stage, beside: _Beside, on_progress: OnProgress) -> Diverge
                 run.take(record)
                 ended = _ended(record.totals) - _ended(run.start.totals)
                 shares[place] = min(1.0, ended / max(1, stage.num_requests))
+                past |= record.end_s - run.start_s > stage.span_s + ROUNDING_S
         if one is not None and one.executed:
             beside.step(one)
-        on_progress("running both", sum(shares) / 2)
+        on_progress("running both" + _PAST * past, sum(shares) / 2)
     return divergence
 
 

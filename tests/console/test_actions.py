@@ -7,7 +7,17 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedtop.console.actions import ACTIONS, PANELS, SCOPES, ActionError, Registry, key_name, load_keymap
+from schedtop.console.actions import (
+    ACTIONS,
+    LIVE,
+    PANELS,
+    REPLAY,
+    SCOPES,
+    ActionError,
+    Registry,
+    key_name,
+    load_keymap,
+)
 from schedtop.console.drawing import layout
 from schedtop.console.drawing.stacked_columns import column_levels, shares
 from schedtop.console.knobs.staged import Staging
@@ -213,3 +223,9 @@ def test_columns_never_stand_out_of_their_height(parts: list[tuple[float, float,
     array /= max(array.sum(axis=1).max(), 1.0)
     levels = column_levels(array, height)
     assert (np.diff(levels, axis=1) >= 0).all() and (levels <= height).all() and (levels >= 0).all()
+
+
+@pytest.mark.parametrize("key", ["delete", "W"])
+def test_a_key_of_a_running_engine_says_why_it_does_nothing_in_a_replay(key: str) -> None:
+    assert "only on a running engine" in str(Registry(mode=REPLAY).why_nothing(key))
+    assert Registry(mode=LIVE).why_nothing(key) is None

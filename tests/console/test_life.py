@@ -240,3 +240,27 @@ def test_blocks_of_a_request_are_known_when_a_console_has_just_joined() -> None:
     table = RequestList(history, history.now())
     rows = [table.row(number) for number in history.live.running()]
     assert rows and all(row.kv > 0 for row in rows)
+
+
+def test_a_long_life_is_read_in_parts_that_make_the_whole() -> None:
+    history = thrashing()
+    moment, calls = history.now(), []
+    for number in [*list(history.finished)[-3:], *history.live.running()[:3]]:
+        reader, left = LifeReader(number), [10**9]
+        while (life := reader.read(history, moment, SLO_S, within_s=0.0)) is None:
+            left.append(reader.left)
+            assert 0 < left[-1] < left[-2]
+        assert reader.left == 0
+        assert life == read_life(history, moment, number, SLO_S)
+        calls.append(len(left))
+    assert max(calls) > 2
+
+
+def test_a_finished_life_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    history = thrashing()
+    number = next(reversed(history.finished))
+    reader = LifeReader(number)
+    life = reader.read(history, history.now(), SLO_S)
+    monkeypatch.setattr(history, "records", history.records[:1])  # nothing of it is there any more
+    assert life is not None and life.visits
+    assert reader.read(history, history.now(), SLO_S) is life

@@ -161,6 +161,19 @@ async def test_the_timeline_of_a_paused_view_stands_still(range_s: float | None)
         assert timeline.span > before
 
 
+async def test_in_a_paused_view_the_cursor_is_as_long_ago_as_it_was() -> None:
+    async with seated() as seat:
+        await seat.press("1", "left", "left")
+        live = seat.live.batch_panel.timeline.headline(150)[-1]
+        await seat.steps(30)
+        assert seat.live.batch_panel.timeline.headline(150)[-1] != live
+        await seat.press("space")
+        before = seat.live.batch_panel.timeline.headline(150)[-1]
+        assert before[0].startswith("cursor ") and before[0].endswith(" ago")
+        await seat.steps(300)
+        assert seat.live.batch_panel.timeline.headline(150)[-1] == before
+
+
 async def test_of_the_run_before_nothing_is_said_that_was_found_in_this_one() -> None:
     first, second = engine_and_next()
     now = Clock()

@@ -46,9 +46,11 @@ EMPTY = Samples(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
 
 def collect(seconds: npt.NDArray[np.floating]) -> Samples:
-    """Samples of durations in seconds; what is not finite is none."""
+    """Samples of durations in seconds; NaN means none."""
     # The requests of one step wait equally long: few of many are different, and only they need be converted.
-    known, counts = np.unique(seconds[np.isfinite(seconds)], return_counts=True)
+    known, counts = np.unique(seconds, return_counts=True)
+    if len(known) and np.isnan(known[-1]):  # the last in order
+        known, counts = known[:-1], counts[:-1]
     return _summed(np.rint(known.astype(np.float64) / _UNIT_S).astype(np.int64), counts)
 
 

@@ -16,7 +16,7 @@ _SET_SHIFT = 48
 _ODD = 0x9E3779B97F4A7C15
 _64_BITS = (1 << 64) - 1
 _WAYS = 8
-"""Blocks remembered are about `_NUM_SETS * _WAYS`, in 6 MiB taken at once. A full set drops its least recently used
+"""Blocks remembered are about `_NUM_SETS * _WAYS`, in 4 MiB taken at once. A full set drops its least recently used
 one, which then counts as never seen."""
 _AT_ONCE = 64
 """Prompts. Noting this many costs little more than noting one."""
@@ -52,9 +52,8 @@ class _Seen:
     """Recently seen paths, in sets of `_WAYS`: constant memory, however long it runs."""
 
     def __init__(self) -> None:
+        # Each set is in the order of use, the newest first: one row of the cache, where most of the time goes.
         self._paths = np.zeros((_NUM_SETS, _WAYS), dtype=np.uint64)
-        self._used = np.zeros((_NUM_SETS, _WAYS), dtype=np.int32)
-        self._flat_paths, self._flat_used = self._paths.reshape(-1), self._used.reshape(-1)
 
     def has(self, paths: Paths) -> npt.NDArray[np.bool_]:
         """Which of them (n,) are here."""
@@ -65,16 +64,19 @@ class _Seen:
         """Whether it is here."""
         return path in self._paths[path >> _SET_SHIFT].tolist()
 
-    def add(self, paths: Paths, used: npt.NDArray[np.int32]) -> None:
-        """Note when they (n,) were used, in order."""
+    def add(self, paths: Paths) -> None:
+        """Note that they (n,) were used, in order."""
         while len(paths):
             sets = _sets(paths)
-            # Its present slot, else the least recently used one.
-            ways = np.where(self._paths[sets] == paths[:, None], -1, self._used[sets]).argmin(axis=1)
-            places = sets * _WAYS + ways
-            self._flat_paths[places], self._flat_used[places] = paths, used
-            left = self._flat_paths[places] != paths  # a set accepts one at a time
-            paths, used = paths[left], used[left]
+            rows = self._paths.take(sets, axis=0)
+            same = rows == paths[:, None]
+            # Those before its present slot move on by one; without one all do, and the longest unused goes.
+            moves = ~np.logical_or.accumulate(same[:, :-1], axis=1)
+            rows[:, 1:] = np.where(moves, rows[:, :-1], rows[:, 1:])
+            rows[:, 0] = paths
+            self._paths[sets[::-1]] = rows[::-1]  # of those in one set the first counts
+            left = self._paths[sets, 0] != paths
+            paths = paths[left]
 
 
 def _sets(paths: Paths) -> npt.NDArray[np.intp]:
@@ -99,7 +101,6 @@ class PrefixMemory:
         # Prompts whose blocks came into the cache, with their junctions, and how they begin: not noted yet.
         self._new: list[tuple[Arrival, int]] = []
         self._new_begin: set[bytes] = set()
-        self._now = 0
 
     @property
     def found(self) -> Lookups:
@@ -157,15 +158,13 @@ class PrefixMemory:
             return
         paths = _paths_of([arrival.prefix_keys for arrival, _ in new])
         sizes = [len(arrival.prefix_keys) // PREFIX_KEY_BYTES for arrival, _ in new]
-        self._seen.add(paths, np.repeat(np.arange(self._now, self._now + len(new), dtype=np.int32), sizes))
+        self._seen.add(paths)
         if self._stops is not None:
             prompts = zip(new, np.split(paths, np.cumsum(sizes)[:-1]), strict=True)
-            for now, ((arrival, junction), own) in enumerate(prompts, start=self._now):
+            for (arrival, junction), own in prompts:
                 # What a request leaves behind that can be found again under windows.
                 ends = {(arrival.prompt_tokens - 1) // self._block_size, junction}
-                stops = own[[end - 1 for end in ends if 0 < end <= len(own)]]
-                self._stops.add(stops, np.full(len(stops), now, dtype=np.int32))
-        self._now += len(new)
+                self._stops.add(own[[end - 1 for end in ends if 0 < end <= len(own)]])
 
 
 def _paths_of(prompts: list[bytes]) -> Paths:

@@ -119,10 +119,32 @@ async def test_enter_leads_to_the_steps() -> None:
 
 
 async def test_a_line_without_steps_says_so() -> None:
-    async with seated(sick()) as seat:
-        await seat.press("x", "tab", "g")
+    async with seated(healthy()) as seat:
+        await seat.press("x", "tab")
         assert "nothing on this line" in await seat.press("enter")
         assert isinstance(seat.app.screen, ExplainScreen)
+
+
+@pytest.mark.parametrize("size", [WIDE, COMPACT])
+async def test_the_cursor_goes_to_lines_that_lead_somewhere_and_the_text_moves_beyond_them(
+    size: tuple[int, int],
+) -> None:
+    async with seated(sick(), size) as seat:
+        await seat.press("x")
+        screen = seat.app.screen
+        assert isinstance(screen, ExplainScreen)
+        screen.findings.choose("ttft-sequence-cap")
+        await seat.press("enter")
+        shown = screen.findings.selected().shown  # type: ignore[union-attr]
+        steps = [screen.why.steps()]
+        for _ in shown.steps[1:]:
+            await seat.press("down")
+            steps.append(screen.why.steps())
+        assert steps == list(shown.steps) and len(steps) > 2
+        assert "max_num_seqs up (now 8)" in await seat.press(*["down"] * 30)
+        assert screen.why.steps() == steps[-1]
+        assert shown.title[:30] in await seat.press(*["up"] * 40)
+        assert screen.why.steps() == steps[0]
 
 
 async def test_the_selection_stays_while_the_list_moves() -> None:

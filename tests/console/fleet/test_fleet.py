@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from schedtop.console.cli.fleet import Members, PageMember, expand
+from schedtop.console.cli.fleet import Members, PageMember, brief_names, expand
 from schedtop.console.fleet.app import FleetApp
 from schedtop.console.fleet.rows import Row, imbalances, row_of, summed
 from schedtop.console.past.history import History
@@ -209,3 +209,22 @@ async def test_limits_of_all_are_typed_on_the_screen(
         await pilot.pause()
         assert asked == ["max_num_seqs=4"] and told[-1].startswith(said)
         assert isinstance(app.focused, DataTable) and not app.query_one("#limits").display
+
+
+def test_engines_are_called_by_the_last_part_of_their_paths_where_that_tells_them_apart() -> None:
+    addresses = ["unix:/run/a/one.sock", "unix:/run/a/s.sock", "unix:/run/b/s.sock", "tcp:127.0.0.1:9"]
+    assert list(brief_names(addresses).values()) == ["one.sock", "a/s.sock", "b/s.sock", "tcp:127.0.0.1:9"]
+
+
+@pytest.mark.parametrize(("width", "called"), [(160, "unix:/run/user/1000/a.sock"), (80, "a.sock")])
+async def test_a_narrow_row_begins_with_the_last_part_of_a_path_and_the_whole_stands_below(
+    width: int, called: str
+) -> None:
+    app = FleetApp(Members([f"unix:/run/user/1000/{name}.sock" for name in "ab"]), "two")
+    async with app.run_test(size=(width, 24)) as pilot:
+        table = app.query_one(DataTable)
+        assert str(table.get_row_at(0)[0]) == called
+        await pilot.press("down")
+        await pilot.pause()
+        below = str(app.query_one("#causes", Static).content)
+        assert ("unix:/run/user/1000/b.sock" in below.splitlines()[0]) == (width == 80)

@@ -21,7 +21,7 @@ from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
 from schedtop.engine.contract.telemetry import Snapshot
 from schedtop.engine.recording import Recording, RecordingWriter
-from schedtop.engine.whatif.rerun import Question
+from schedtop.engine.whatif.rerun import Question, rerun
 from seat import COMPACT, WIDE, Operator
 from textual.pilot import Pilot
 
@@ -257,6 +257,15 @@ async def test_refused_values_name_their_bounds_and_are_not_staged(recording: Re
         await seat.press("escape")
         assert "stage a change first" in await seat.press("r")
         assert not seat.asked and not seat.app.staging.staged
+
+
+def test_a_run_that_goes_on_past_the_recording_says_so(brief: Path) -> None:
+    told: list[str] = []
+    rerun(Question(path=brief, changes={"max_num_seqs": 8}), on_progress=lambda what, _: told.append(what))
+    assert told.index("running both") < told.index(
+        "running both, now past the end of the recording, until all are served"
+    )
+    assert told[-1] != "running both"
 
 
 async def test_esc_gives_up_and_the_replay_is_as_it_was(recording: Recording) -> None:
