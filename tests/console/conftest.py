@@ -34,7 +34,7 @@ def _styles_parsed_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _idle_is_seen_at_once() -> Iterator[None]:
-    """A pilot looks every few milliseconds whether its application is idle, not every twenty: it asks thousands of times."""
+    """A pilot asks thousands of times whether its application is idle: every few milliseconds, not every twenty."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_wait, "SLEEP_GRANULARITY", 0.004)
         yield

@@ -9,7 +9,7 @@ import pytest
 from scenes import Run, serve, stream
 from schedtop.console.cli.main import main
 from schedtop.console.explain.finding import Finding
-from schedtop.console.explain.tries import Tries, TriedValues
+from schedtop.console.explain.tries import TriedValues, Tries
 from schedtop.engine.contract.config import WorkloadSpec
 from schedtop.engine.recording.writer import RecordingWriter
 
