@@ -168,13 +168,13 @@ def test_what_happened_before_the_console_joined_is_unknown() -> None:
 
 
 def test_one_classification_for_table_and_life() -> None:
-    engine = engine_of(num_blocks=850)
-    history = told(engine.header, engine.snapshot(), *run(engine, 300))
+    engine = engine_of(num_blocks=1000)
+    history = told(engine.header, engine.snapshot(), *run(engine, 100))
     states, looked = set(), 0
     while looked < 16:
         record = run(engine, 1)[0]
         history.apply(record)
-        if record.prefill_tokens == 0 and history.live.step < 1300:
+        if record.prefill_tokens == 0 and history.live.step < 2000:
             continue
         looked += 1
         if looked == 8:

@@ -18,7 +18,7 @@ from schedtop.console.screens.quit import QuitScreen
 from schedtop.console.widgets.batch import DRAFT_STEPS
 from schedtop.engine.contract.commands import Abort, Pause, Resume, SetKnobs, StepOnce
 from schedtop.engine.contract.reading import draft_positions
-from schedtop.engine.contract.telemetry import Bye, Head, Header, Limiter, Notice, Stage, StepRecord
+from schedtop.engine.contract.telemetry import Bye, Head, Header, Limiter, Notice, Stage
 from seat import COMPACT, STRIP, WIDE, Seat, seated
 from synthetic import SyntheticEngine
 from textual.events import Key
