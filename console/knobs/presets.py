@@ -9,12 +9,13 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import tomlkit
 from schedtop.engine.contract.files.written import make_folder, whole_file
 from schedtop.engine.contract.knobs import BY_NAME, KnobError, KnobValue, check_value
-from tomlkit.items import Table
+
+if TYPE_CHECKING:
+    from tomlkit import TOMLDocument
 
 FILE = "presets.toml"
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,32}")
@@ -87,11 +88,13 @@ def save_preset(folder: Path, name: str, values: Mapping[str, KnobValue]) -> Pat
 
     Raises `PresetError` for a name it cannot have and for a file that cannot be kept so, `OSError`.
     """
+    import tomlkit  # only who saves one needs it
+
     check_name(name)
     path = (folder / FILE).resolve()  # a link stays one
     document = _document(path)
     table = document.get(name)
-    if not isinstance(table, Table):
+    if not isinstance(table, tomlkit.items.Table):
         table = document[name] = tomlkit.table()
     table.update({knob: "auto" if value is None else value for knob, value in values.items() if knob in BY_NAME})
     make_folder(path.parent)
@@ -103,7 +106,9 @@ def save_preset(folder: Path, name: str, values: Mapping[str, KnobValue]) -> Pat
     return folder / FILE
 
 
-def _document(path: Path) -> tomlkit.TOMLDocument:
+def _document(path: Path) -> TOMLDocument:
+    import tomlkit
+
     try:
         return tomlkit.parse(path.read_bytes())
     except FileNotFoundError:
