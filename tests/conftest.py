@@ -33,7 +33,7 @@ _always = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink],
 )
-settings.register_profile("quick", _always, max_examples=25, stateful_step_count=30, derandomize=True)
+settings.register_profile("quick", _always, max_examples=12, stateful_step_count=20, derandomize=True)
 settings.register_profile("thorough", _always, max_examples=200, stateful_step_count=50, print_blob=True)
 settings.register_profile("endless", _always, max_examples=3000, stateful_step_count=50)
 settings.load_profile(os.environ.get("SCHEDTOP_HYPOTHESIS") or ("thorough" if os.environ.get("CI") else "quick"))

@@ -88,14 +88,13 @@ def save_preset(folder: Path, name: str, values: Mapping[str, KnobValue]) -> Pat
 
     Raises `PresetError` for a name it cannot have and for a file that cannot be kept so, `OSError`.
     """
-    import tomlkit  # slow to load, and the first frame needs nothing of it
-    from tomlkit.items import Table
+    import tomlkit  # slow to load, and only saving needs it
 
     check_name(name)
     path = (folder / FILE).resolve()  # keep a symlink a symlink
     document = _document(path)
     table = document.get(name)
-    if not isinstance(table, Table):
+    if not isinstance(table, tomlkit.items.Table):
         table = document[name] = tomlkit.table()
     table.update({knob: "auto" if value is None else value for knob, value in values.items() if knob in BY_NAME})
     make_folder(path.parent)

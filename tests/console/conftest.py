@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from schedtop.console.screens import base
+from textual import _wait
 from textual.css import stylesheet
 from textual.css.model import RuleSet
 
@@ -28,6 +29,14 @@ def _styles_parsed_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stylesheet, "parse", parse_once)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _idle_is_seen_at_once() -> Iterator[None]:
+    """A pilot asks thousands of times whether its application is idle: every few milliseconds, not every twenty."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_wait, "SLEEP_GRANULARITY", 0.004)
         yield
 
 

@@ -13,8 +13,7 @@ def _more(seat: Seat) -> int:
     return int(found[1]) if found is not None else 0
 
 
-@pytest.mark.parametrize("ascii", [False, True])
-@pytest.mark.parametrize("size", [WIDE, COMPACT, STRIP])
+@pytest.mark.parametrize(("size", "ascii"), [(WIDE, False), (COMPACT, True), (STRIP, False)])
 async def test_help_counts_what_is_below(size: tuple[int, int], ascii: bool) -> None:
     async with seated(size, ascii=ascii) as seat:
         await seat.press("question_mark")

@@ -157,7 +157,7 @@ def test_start_change_a_knob_see_the_mark_and_quit(home: str) -> None:
     assert b"Traceback" not in child.seen
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])  # SIGTERM ends most of what follows
 def test_a_signal_leaves_the_terminal_as_it_was(home: str, number: signal.Signals) -> None:
     child = Child(*CONSOLE, XDG_CONFIG_HOME=home)
     child.wait_for(b"LIVE")
@@ -206,6 +206,7 @@ def test_no_colour_sends_no_colour(home: str) -> None:
     child.press(b"1z", b" Batch ")
     os.kill(child.pid, signal.SIGTERM)
     child.ends_with(128 + signal.SIGTERM)
+    assert all(sequence in child.seen for sequence in RESTORED)
     assert not re.search(rb"\x1b\[[\d;]*[34]8;[25];|\x1b\[[\d;]*(3|4|9|10)[0-7]m", child.seen)
     text = child.seen.replace(b"\x1b", b"")
     assert all(byte < 128 for byte in text)
@@ -225,22 +226,6 @@ def test_no_colour_is_sent_that_the_terminal_has_not(home: str, terminal: str, b
     drawn = child.seen
     assert re.search(rb"\x1b\[[\d;]*(3|4|9|10)[0-7](;\d+)*m|\x1b\[[\d;]*[34]8;5;", drawn), "there are colours"
     assert not re.search(beyond, drawn)
-
-
-def test_suspended_and_brought_back(home: str) -> None:
-    child = Child(*CONSOLE, XDG_CONFIG_HOME=home)
-    child.wait_for(b"LIVE")
-    child.seen = b""
-    os.write(child.fd, b"\x1a")
-    child.wait_for(b"\x1b[?1049l")
-    _, status = os.waitpid(child.pid, os.WUNTRACED)
-    assert os.WIFSTOPPED(status)
-    child.seen = b""
-    os.kill(child.pid, signal.SIGCONT)
-    child.wait_for(b"\x1b[?1049h")
-    child.wait_for(b"[1]")
-    os.kill(child.pid, signal.SIGTERM)
-    child.ends_with(128 + signal.SIGTERM)
 
 
 def waiting_bytes(fd: int) -> int:
@@ -285,7 +270,7 @@ def attributes(child: Child) -> list[object]:
     return [field for field in termios.tcgetattr(child.fd) if isinstance(field, int)]
 
 
-def test_continued_without_having_been_suspended(home: str) -> None:
+def test_continued_without_having_been_suspended_until_ctrl_c(home: str) -> None:
     """By `kill -STOP` and `fg`, say: it goes on, and the terminal is left as it was before the start."""
     waiting = Child("-c", "input('ready')")
     waiting.wait_for(b"ready")
@@ -300,46 +285,28 @@ def test_continued_without_having_been_suspended(home: str) -> None:
         child.wait_for(b"\x1b[?1049h")
         child.wait_for(b"[1]")
     assert len(list(Path(f"/proc/{child.pid}/task").iterdir())) <= 6
-    child.press(b"q", b"stay")
-    os.write(child.fd, b"y")
+    os.write(child.fd, b"\x03")
     child.ends_with(0)
     assert attributes(child) == usual
     assert all(sequence in child.seen for sequence in RESTORED)
 
 
-def test_the_mouse_is_taken_and_left_by_key(home: str) -> None:
+def test_suspended_and_brought_back_with_the_mouse_as_its_key_left_it(home: str) -> None:
     child = Child(*CONSOLE, "--no-mouse", XDG_CONFIG_HOME=home)
     child.wait_for(b"LIVE")
     assert b"\x1b[?1000h" not in child.seen
     child.press(b"M", b"\x1b[?1000h")
     child.press(b"M", b"\x1b[?1000l")
     child.press(b"\x1a", b"\x1b[?1049l")
-    os.waitpid(child.pid, os.WUNTRACED)
+    _, status = os.waitpid(child.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
     child.seen = b""
     os.kill(child.pid, signal.SIGCONT)
+    child.wait_for(b"\x1b[?1049h")
     child.wait_for(b"[1]")
     assert b"\x1b[?1000h" not in child.seen
     os.kill(child.pid, signal.SIGTERM)
     child.ends_with(128 + signal.SIGTERM)
-
-
-def test_a_killed_engine_is_shown_with_its_cause(home: str) -> None:
-    child = Child(*CONSOLE, XDG_CONFIG_HOME=home)
-    child.wait_for(b"LIVE")
-    child.seen = b""
-    os.kill(child.engine(), signal.SIGKILL)
-    child.wait_for(b"STOPPED")
-    child.wait_for(b"killed by signal 9")
-    os.write(child.fd, b"q")
-    child.ends_with(1)
-
-
-def test_ctrl_c_quits(home: str) -> None:
-    child = Child(*CONSOLE, XDG_CONFIG_HOME=home)
-    child.wait_for(b"LIVE")
-    os.write(child.fd, b"\x03")
-    child.ends_with(0)
-    assert all(sequence in child.seen for sequence in RESTORED)
 
 
 def test_a_pipe_gets_no_escape() -> None:
@@ -401,12 +368,13 @@ def test_the_last_minutes_and_what_follows_are_recorded_by_a_key(
             assert recording.record(0).step <= 1
 
 
-def test_a_killed_engine_is_offered_at_the_next_start_and_opened(home: str) -> None:
+def test_a_killed_engine_is_shown_with_its_cause_offered_at_the_next_start_and_opened(home: str) -> None:
     child = Child(*CONSOLE, XDG_CONFIG_HOME=home)
     child.wait_for(b"LIVE")
     flights = Path(home) / "schedtop" / "flights"
     child.wait_until(lambda: any(path.stat().st_size for path in flights.glob("*/*.frames")), "nothing on disk")
     os.kill(child.engine(), signal.SIGKILL)
+    child.wait_for(b"STOPPED")
     child.wait_for(b"killed by signal 9")
     os.write(child.fd, b"q")
     child.ends_with(1)

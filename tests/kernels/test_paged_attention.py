@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.thorough import pick
+
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
@@ -88,12 +90,10 @@ def make_batch(
 
 
 MIXED = [(1, 1), (9, 9), (1, 64), (0, 0), (21, 70), (1, 33)]
+KINDS = [(case, *pair) for case, pair in enumerate(itertools.product((64, 80, 96, 128, 256), BOUNDS))]
 
 
-@pytest.mark.parametrize(
-    ("case", "head_size", "dtype_name"),
-    [(case, *pair) for case, pair in enumerate(itertools.product((64, 80, 96, 128, 256), BOUNDS))],
-)
+@pytest.mark.parametrize(("case", "head_size", "dtype_name"), pick(KINDS[::2], thorough=KINDS))
 def test_every_head_size_and_dtype(
     device: Any, relative_error: ErrorOf, case: int, head_size: int, dtype_name: str
 ) -> None:
@@ -103,7 +103,7 @@ def test_every_head_size_and_dtype(
 
 
 @pytest.mark.parametrize("block_size", [8, 16, 32])
-@pytest.mark.parametrize("around", [16, 32, 64, 128])
+@pytest.mark.parametrize("around", pick([16, 64], thorough=[16, 32, 64, 128]))
 def test_lengths_around_full_blocks_and_tiles(
     device: Any, relative_error: ErrorOf, block_size: int, around: int
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -247,6 +248,15 @@ def test_bounds_are_whole_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     assert "at most 16777216 " in refused(["run", "--num-blocks", "99999999"], capsys)
 
 
+@pytest.fixture(scope="module")
+def one_request(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recording of it."""
+    path = tmp_path_factory.mktemp("one") / "a.rec"
+    with pytest.raises(SystemExit):
+        main(["run", "--limit", "1", "--record", str(path)])
+    return path
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -270,13 +280,18 @@ def test_bounds_are_whole_numbers(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_pipes_and_devices_are_no_input(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str,
+    one_request: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("schedtop.console.cli.generate.check_start", lambda config: None)
+    capsys.readouterr()  # of what the recording's run said
     Path("answered.jsonl").write_text('{"prompt": "a"}\n')
     os.mkfifo("pipe")
-    outcome(["run", "--limit", "1", "--record", "a.rec"], capsys)
+    shutil.copy(one_request, "a.rec")
     for path in ("pipe", "/dev/zero"):
         assert f"{path}: a pipe, socket or device" in refused(command.replace("{}", path).split(), capsys)
 

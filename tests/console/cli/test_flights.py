@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -134,10 +135,14 @@ def test_a_running_engine_is_no_recording(home: Home) -> None:
 
 
 def test_few_flights_are_kept(home: Home) -> None:
-    for _ in range(5):
-        engine = home.serve()
-        with home.joined(engine) as link:
-            home.steps(link, 0.5)
-        engine.kill()
-        engine.wait()
-    assert len(home.flights()) == 4  # of engines that were gone when the last one began, three
+    engine = home.serve()
+    with home.joined(engine) as link:
+        home.steps(link, 0.5)
+    engine.kill()
+    engine.wait()
+    [flight] = home.flights()
+    for number in range(1, 5):
+        shutil.copytree(flight, flight.with_name(f"{flight.name}{number}"))
+    with home.joined(home.serve()) as link:
+        home.steps(link, 0.5)
+    assert len(home.flights()) == 4, "its own, and three of engines that were gone when it began"

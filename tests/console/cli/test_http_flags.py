@@ -6,18 +6,22 @@ import os
 import pty
 import select
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from schedtop.console.cli.main import main
 
 START = "import sys; from schedtop.console.cli.start import program; sys.argv[0] = 'schedtop'; program()"
 
 
-def schedtop(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", START, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that says why."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    line = capsys.readouterr().err
+    assert ended.value.code == 2 and line.count("\n") == 1
+    return line
 
 
 @pytest.mark.parametrize(
@@ -34,18 +38,17 @@ def schedtop(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["run", "--http"], "no such option"),
     ],
 )
-def test_what_cannot_be_used_is_one_line(arguments: list[str], words: str) -> None:
-    ended = schedtop(*arguments)
-    assert ended.returncode == 2 and ended.stderr.count("\n") == 1
-    assert words.lower() in ended.stderr.lower()
+def test_what_cannot_be_used_is_one_line(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert words.lower() in refused(arguments, capsys).lower()
 
 
-def test_a_port_that_is_taken_is_told_at_once() -> None:
+def test_a_port_that_is_taken_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = f"127.0.0.1:{taken.getsockname()[1]}"
-        ended = schedtop("serve", "--http", place)
-    assert ended.returncode == 2
-    assert f"--http {place}: Address already in use: choose another port" in ended.stderr
+        line = refused(["serve", "--http", place], capsys)
+    assert f"--http {place}: Address already in use: choose another port" in line
 
 
 def test_the_console_runs_above_a_server_for_clients(tmp_path: Path) -> None:

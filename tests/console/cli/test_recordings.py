@@ -47,7 +47,8 @@ def flipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit):
         for name, value in (("BATCH_RECORDS", 16), ("SEGMENT_RECORDS", 64), ("KEYFRAME_SHARE", 1e9)):
             patch.setattr(f"schedtop.engine.recording.writer.{name}", value)
-        main(["run", "--workload", "pressure", "--num-blocks", "900", "--duration", "6", "--record", str(path)])
+        load = ["--workload", "pressure", "--scale", "0.2", "--num-blocks", "200"]
+        main(["run", *load, "--duration", "4", "--record", str(path)])
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)

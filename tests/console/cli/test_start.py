@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,6 +92,15 @@ def test_ctrl_c_after_the_work_changes_nothing(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr) == (0, "") and ended.stdout.startswith("schedtop ")
 
 
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recording") / "a.rec"
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--limit", "20", "--record", str(path)])
+    assert not ended.value.code
+    return path
+
+
 @pytest.mark.parametrize(
     ("arguments", "file"),
     [
@@ -99,11 +109,11 @@ def test_ctrl_c_after_the_work_changes_nothing(tmp_path: Path) -> None:
         ("sweep mixed --limit 1 --vary max_num_seqs=2,3,4,5 --jobs 1 --results out", "out"),
     ],
 )
-def test_a_file_that_cannot_be_written_is_named(arguments: str, file: str, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_is_named(arguments: str, file: str, recording: Path, tmp_path: Path) -> None:
     """A limit on the size of files stands for a full disk."""
     if "parquet" in arguments:
         pytest.importorskip("pyarrow")
-    assert shell("", tmp_path, "run", "--limit", "20", "--record", "a.rec").returncode == 0
+    shutil.copy(recording, tmp_path)
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (700, resource.RLIM_INFINITY)); {START}"
     ended = subprocess.run(
         [sys.executable, "-c", limited, *arguments.split()], cwd=tmp_path, capture_output=True, text=True

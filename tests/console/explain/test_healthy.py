@@ -8,6 +8,8 @@ import pytest
 from scenes import ask, serve, stream
 from schedtop.engine.contract.config import WorkloadSpec
 
+from tests.thorough import pick
+
 WORKLOADS: tuple[tuple[str, float, dict[str, Any]], ...] = (
     ("mixed", 8.0, {}),
     ("mixed", 4.0, {"num_speculative_tokens": 3}),
@@ -21,7 +23,7 @@ WORKLOADS: tuple[tuple[str, float, dict[str, Any]], ...] = (
 
 
 @pytest.mark.parametrize(("source", "rate", "scheduler"), WORKLOADS)
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", pick([0], thorough=[0, 1]))
 def test_workloads_that_are_served_well(source: str, rate: float, scheduler: dict[str, Any], seed: int) -> None:
     run = serve(WorkloadSpec(source=source, rate=rate, seed=seed), 30, **scheduler)
     assert len(run.records) > 100

@@ -34,7 +34,7 @@ def capped() -> Run:
 
 
 def measured(header: Any, snapshot: Any, staged: Mapping[str, Any], recent: Any) -> Forecast:
-    return forecast(header, snapshot, staged, recent=recent, horizon_s=4.0, replicas=2)
+    return forecast(header, snapshot, staged, recent=recent, horizon_s=2.0, replicas=2)
 
 
 def staging_of(run: Run) -> Staging:

@@ -174,13 +174,13 @@ async def test_too_small_says_what_is_needed_and_comes_back(recording: Recording
         await seat.press("enter")
         before = await seat.outcome()
         await seat.pilot.resize_terminal(59, 11)
-        await seat.pilot.pause()
+        await seat.settle()
         assert "schedtop needs 60x12" in seat.text and "this terminal is 59x11" in seat.text
         await seat.pilot.resize_terminal(60, 12)
-        await seat.pilot.pause()
+        await seat.settle()
         assert "needs" not in seat.text and "Both runs" in seat.text and "Esc back" in seat.text
         await seat.pilot.resize_terminal(*WIDE)
-        await seat.pilot.pause()
+        await seat.settle()
         assert seat.text == before
 
 

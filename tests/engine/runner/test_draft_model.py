@@ -13,6 +13,8 @@ from schedtop.engine.runner.drafting.draft_model import share
 from schedtop.engine.runner.forward import Forward
 from schedtop.engine.runner.gpu.graphs import DecodeGraphs
 
+from tests.thorough import pick
+
 CPU = torch.device("cpu")
 MAX_TOKENS = 32
 
@@ -78,7 +80,7 @@ def test_rejected_drafts_leave_no_trace(lab: Any) -> None:
     assert 0 < served.accepted < served.drafts
 
 
-@pytest.mark.parametrize("draft", ["llama", "qwen2", "mistral"])
+@pytest.mark.parametrize("draft", pick(["llama", "qwen2"], ["llama", "qwen2", "mistral"]))
 def test_prefix_hits_preemption_and_resumption(lab: Any, draft: str) -> None:
     prompts = lab.prompts(8, seed=33, shared=16, low=10, high=40)
     served = serve(lab, draft, prompts, num_blocks=20)
@@ -221,7 +223,7 @@ def test_up_to_the_models_length(lab: Any) -> None:
     lab.check_greedy("llama", prompts, served.run(), *(64 - len(prompt) for prompt in prompts))
 
 
-@pytest.mark.parametrize("seed", [1, 2, 4])
+@pytest.mark.parametrize("seed", pick([1], [1, 2, 4]))
 def test_what_it_knows_is_what_it_would_compute(lab: Any, seed: int) -> None:
     """Arrivals, aborts, preemptions, prefix hits and changing numbers of drafts: its cache holds each sequence."""
     rng = np.random.default_rng(seed)

@@ -20,23 +20,23 @@ each_route = pytest.mark.parametrize(("name", "route"), ROUTES)
 
 @each_route
 def test_chunks_beside_decodes(lab: Any, name: str, route: str) -> None:
-    prompts = lab.prompts(6, seed=1, low=3, high=90)
+    prompts = lab.prompts(5, seed=1, low=3, high=90)
     served = lab.serve(name, route, max_num_batched_tokens=24)
     for prompt in prompts:
-        served.add(prompt, 12)
-    lab.check_greedy(name, prompts, served.run(), 12)
+        served.add(prompt, 8)
+    lab.check_greedy(name, prompts, served.run(), 8)
     assert served.chunked and served.mixed
 
 
 @each_route
 def test_prefix_hits(lab: Any, name: str, route: str) -> None:
-    prompts = lab.prompts(6, seed=2, shared=40, high=20)
+    prompts = lab.prompts(4, seed=2, shared=40, high=20)
     served = lab.serve(name, route)
     outputs = []
     for prompt in prompts:
-        served.add(prompt, 8)
+        served.add(prompt, 5)
         outputs = served.run()
-    lab.check_greedy(name, prompts, outputs, 8)
+    lab.check_greedy(name, prompts, outputs, 5)
     assert served.cached
 
 
@@ -46,18 +46,18 @@ def test_preemption_and_resumption(lab: Any, name: str, route: str) -> None:
     # A window releases blocks, so it takes a smaller pool to run out.
     served = lab.serve(name, route, num_blocks=10 if name == "mistral" else 14, max_num_batched_tokens=32)
     for prompt in prompts:
-        served.add(prompt, 28)
-    lab.check_greedy(name, prompts, served.run(), 28)
+        served.add(prompt, 20)
+    lab.check_greedy(name, prompts, served.run(), 20)
     assert served.preemptions
 
 
 @each_route
 def test_speculation(lab: Any, name: str, route: str) -> None:
-    prompts = [prompt * 4 for prompt in lab.prompts(5, seed=4, low=4, high=12)]
+    prompts = [prompt * 4 for prompt in lab.prompts(4, seed=4, low=4, high=12)]
     served = lab.serve(name, route, num_speculative_tokens=4, max_num_batched_tokens=40)
     for prompt in prompts:
-        served.add(prompt, 32)
-    lab.check_greedy(name, prompts, served.run(), 32)
+        served.add(prompt, 20)
+    lab.check_greedy(name, prompts, served.run(), 20)
     assert served.accepted
 
 

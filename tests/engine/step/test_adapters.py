@@ -21,7 +21,7 @@ from schedtop.engine.recording.reader import Recording
 from tests.engine.harness import ask, engine_of, step
 
 CONFIG = EngineConfig(
-    workload=WorkloadSpec(source="mixed", rate=12.0, limit=60, adapters=5),
+    workload=WorkloadSpec(source="mixed", rate=20.0, limit=60, scale=0.3, adapters=5),
     scheduler={"max_loras": 2},
 )
 

@@ -112,9 +112,9 @@ def _keyed(engine: Engine, request: Request) -> Request:
 @pytest.mark.parametrize(("policy", "failed"), [("recompute", False), ("fail", True)])
 def test_failed_loads_are_computed_or_end_their_requests(policy: str, failed: bool, overlap: bool) -> None:
     config = EngineConfig(
-        workload=WorkloadSpec(source="shared-prefix", rate=8.0, limit=60),
+        workload=WorkloadSpec(source="shared-prefix", rate=20.0, limit=40, scale=0.3),
         scheduler={
-            "num_blocks": 700,
+            "num_blocks": 210,
             **HOST,
             "kv_load_failure_rate": 0.5,
             "kv_load_failure_policy": policy,
@@ -126,25 +126,25 @@ def test_failed_loads_are_computed_or_end_their_requests(policy: str, failed: bo
     while not engine.exhausted:
         if (record := engine.step()) is not None:
             records.append(record)
-        if len(records) % 5 == 0:
+        if len(records) % 10 == 0:
             engine.scheduler.audit()
     engine.scheduler.audit()
     totals = engine.observer.totals()
     reasons = [finish.reason for record in records for finish in record.finishes]
-    assert len(reasons) == 60 == totals.finished + totals.failed
+    assert len(reasons) == 40 == totals.finished + totals.failed
     assert (FinishReason.ERROR in reasons) is failed is (totals.failed > 0)
-    assert engine.scheduler.state.kv.pool.num_free == 700
+    assert engine.scheduler.state.kv.pool.num_free == 210
 
 
 def test_hits_by_tier_add_up_and_more_memory_has_more() -> None:
     def run(memory: str) -> dict[str, Any]:
         config = EngineConfig(
-            workload=WorkloadSpec(source="shared-prefix", rate=6.0, limit=60),
-            scheduler={"num_blocks": 900, "kv_host_memory_bytes": memory},
+            workload=WorkloadSpec(source="shared-prefix", rate=20.0, limit=60, scale=0.3),
+            scheduler={"num_blocks": 270, "kv_host_memory_bytes": memory},
         )
         return run_headless(config, None, lambda line: None).as_dict()
 
-    none, some, much = run("0"), run("256MiB"), run("16GiB")
+    none, some, much = run("0"), run("80MiB"), run("16GiB")
     assert "hits_by_tier" not in none
     for document in (some, much):
         tiers = document["hits_by_tier"]
@@ -164,7 +164,8 @@ def test_a_swapped_request_computes_nothing_again() -> None:
         while not engine.exhausted:
             if (record := engine.step()) is not None:
                 records.append(record)
-            engine.scheduler.audit()
+            if len(records) % 10 == 0:
+                engine.scheduler.audit()
         return {"recomputed": engine.observer.totals().recomputed_tokens}, records
 
     recomputed, _ = run("recompute")
@@ -275,17 +276,17 @@ def test_a_swapped_request_of_a_snapshot_is_brought_back() -> None:
 
 @pytest.mark.parametrize(
     ("steps", "policy", "swap"),
-    [(3, "fail", False), (60, "recompute", True), (110, "fail", True), (190, "recompute", False)],
+    [(3, "fail", False), (30, "recompute", True), (50, "fail", True), (80, "recompute", False)],
 )
 def test_any_moment_can_be_gone_on_from(steps: int, policy: str, swap: bool) -> None:
     settings = {
-        "num_blocks": 400,
+        "num_blocks": 120,
         **HOST,
         "kv_load_failure_rate": 0.3,
         "kv_load_failure_policy": policy,
         "preemption_mode": "swap" if swap else "recompute",
     }
-    workload = WorkloadSpec(source="shared-prefix", rate=20.0, limit=12)
+    workload = WorkloadSpec(source="shared-prefix", rate=20.0, limit=12, scale=0.3)
     engine = build_engine(EngineConfig(workload=workload, scheduler=settings))
     for _ in range(steps):
         engine.step()

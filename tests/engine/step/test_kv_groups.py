@@ -118,7 +118,7 @@ def test_all_layers_alike_find_it_at_once_and_hold_more() -> None:
 @pytest.mark.parametrize(("device", "overlap"), [(OSS, False), (OSS, True), ("sim:gemma-3-4b@l4", False)])
 def test_a_recording_of_groups_is_decided_again(tmp_path: Path, device: str, overlap: bool) -> None:
     path = str(tmp_path / "run.rec")
-    settings = config(device=device, async_scheduling=overlap, num_blocks=2500)
+    settings = config(scale=0.3, device=device, async_scheduling=overlap, num_blocks=750)
     run_headless(
         EngineConfig(device=device, workload=settings.workload, scheduler=settings.scheduler, record=path),
         None,

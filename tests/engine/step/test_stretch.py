@@ -296,7 +296,7 @@ def test_a_whole_run_is_the_same(ahead: bool, stages: int) -> None:
         workload=WorkloadSpec(source="mixed", rate=4.0, seed=3),
         scheduler={"num_blocks": 900, "max_num_seqs": 12, "async_scheduling": ahead},
         pipeline_parallel_size=stages,
-        duration_s=15.0,
+        duration_s=8.0,
     )
     alone = list(step_through(build_engine(asked), asked))
     items = list(run_through(build_engine(asked), asked))
@@ -308,7 +308,7 @@ def test_a_whole_run_is_the_same(ahead: bool, stages: int) -> None:
     report.workload = header.workload
     for record in alone:
         report.add(record)
-    report.close(15.0)
+    report.close(8.0)
     document = run_headless(asked, None, notice=lambda line: None).as_dict()
     assert document.pop("wall_s") is not None
     assert document == {name: value for name, value in report.as_dict().items() if name != "wall_s"}

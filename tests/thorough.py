@@ -1,0 +1,14 @@
+"""What only a thorough run does: CI's, or a long one (the profiles of `conftest.py`)."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from hypothesis import settings
+
+T = TypeVar("T")
+
+
+def pick(quick: T, thorough: T) -> T:
+    """`quick` on a developer's machine, `thorough` in CI."""
+    return quick if settings.get_current_profile_name() == "quick" else thorough
