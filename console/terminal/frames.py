@@ -50,12 +50,14 @@ class Frames:
         self.size = (0, 0)
         self._wanted: Cells = np.zeros((0, 0), dtype=np.uint64)
         self._shown = self._wanted
+        self._num_forgotten = 0
         self._styles: dict[str, int] = {"": 0}  # as many as the themes have
         self._looks: dict[str, Look] = {}
         self._turns: dict[tuple[str | None, str], str] = {}
 
     def forget(self) -> None:
-        """Nothing is known of what the terminal shows."""
+        """Nothing is known of what the terminal shows. A signal handler may call it in the middle of `changes`."""
+        self._num_forgotten += 1
         self._shown = np.full_like(self._wanted, _UNKNOWN)
 
     def take(self, update: ChopsUpdate | LayoutUpdate, size: tuple[int, int], colours: ColorSystem) -> None:
@@ -93,7 +95,7 @@ class Frames:
     def changes(self) -> str:
         """What to write so that the terminal shows what is wanted; it then counts as shown."""
         out: list[str] = []
-        now, codes_of = None, list(self._styles)
+        num_forgotten, now, codes_of = self._num_forgotten, None, list(self._styles)
         changed = (self._wanted != self._shown) & (self._wanted & _CHAR != 0)
         for y in np.flatnonzero(changed.any(axis=1)).tolist():
             chars, styles = ((self._wanted[y] & _CHAR).tolist(), (self._wanted[y] >> _STYLE).tolist())
@@ -110,6 +112,8 @@ class Frames:
                 out.append(char)
                 at = x + (cell_len(char) if not char.isascii() else 1)
         self._shown = self._wanted.copy()
+        if self._num_forgotten != num_forgotten:
+            self.forget()
         if now:
             out.append("\x1b[0m")
         return "".join(out)

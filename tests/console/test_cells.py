@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.color import ColorSystem
@@ -74,3 +75,22 @@ def test_blanks_between_words_take_no_style_of_their_own() -> None:
     words = [("one", STYLES[4]), ("  ", STYLES[0]), ("two", STYLES[4]), ("  ", STYLES[1]), ("six", STYLES[4])]
     frames.take(update([words] * HEIGHT), (WIDTH, HEIGHT), ColorSystem.TRUECOLOR)
     assert frames.changes().count("one  two  six") == HEIGHT
+
+
+def test_a_screen_lost_while_a_frame_is_put_together_is_written_whole_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    frames = Frames()
+    frames.take(update([[("a日b", STYLES[0])]] * HEIGHT), (WIDTH, HEIGHT), ColorSystem.TRUECOLOR)
+    whole = frames.changes()
+
+    def lost(char: str) -> int:
+        frames.forget()  # as a SIGCONT's handler does
+        return 2
+
+    frames.take(update([[("c日d", STYLES[0])]] * HEIGHT), (WIDTH, HEIGHT), ColorSystem.TRUECOLOR)
+    frames.forget()
+    monkeypatch.setattr("schedtop.console.terminal.frames.cell_len", lost)
+    frames.changes()
+    monkeypatch.undo()
+    assert frames.changes() == whole.replace("a", "c").replace("b", "d")
