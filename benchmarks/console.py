@@ -4,8 +4,8 @@
 
 An engine process sends records over a private socket; the console runs in a pseudo-terminal of 160x45, where keys
 are pressed and what it paints is read. The last line is JSON: seconds to the first frame of a simulated device and
-to `--help`, share of a core at ten frames a second and while keys are pressed as well, milliseconds from key to
-paint, keys that had no effect, growth of memory in MiB.
+to `--help`, records a second that the engine did send, share of a core at ten frames a second and while keys are
+pressed as well, milliseconds from key to paint, keys that had no effect, growth of memory in MiB.
 `--hour` adds the growth while an hour's records at that rate go into one history, as fast as it takes them.
 """
 
@@ -37,6 +37,8 @@ KEYS = ((b"1", b"m Timeline "), (b"3", b"m Requests "))
 """Keys that are pressed in turn, and what only the painted answer to each holds: the focused panel's title."""
 FILLED_S = 2.0
 """After a history has as many records as it keeps."""
+SENT = ".sent"
+"""What is added to the socket's name for the file that tells how many records went to it."""
 BYTECODE = "PYTHONDONTWRITEBYTECODE"
 """What is installed has its bytecode; a start that compiles everything anew takes twice as long."""
 
@@ -106,11 +108,13 @@ def serve(path: str, rate: float, running: int) -> None:
     for message in (engine.header, engine.snapshot()):
         peer.sendall(b"".join(frame(encode(message))))
     next_s, sent = time.perf_counter(), 0
+    told = os.open(path + SENT, os.O_CREAT | os.O_WRONLY)
     try:
         while True:
             batch = b"".join(b"".join(frame(encode(engine.step()))) for _ in range(10))  # type: ignore[arg-type]
             peer.sendall(batch)
             sent += 10
+            os.pwrite(told, b"%12d" % sent, 0)
             next_s = max(next_s + 10 / rate, time.perf_counter() - 0.5)
             time.sleep(max(0.0, next_s - time.perf_counter()))
     except OSError:
@@ -186,7 +190,9 @@ def measure(seconds: float, rate: float, running: int) -> dict[str, float]:
             terminal.wait_for(b"LIVE", 20.0)
             terminal.drain(MAX_RECORDS / rate + FILLED_S)
             memory_mib = terminal.memory_mib()
+            sent = int(Path(path + SENT).read_text())
             _, share = _with_share(terminal, lambda: terminal.drain(seconds / 2))
+            sent = int(Path(path + SENT).read_text()) - sent
             (waits_s, dropped), pressed_share = _with_share(terminal, lambda: _press(terminal, seconds))
             grown_mib = terminal.memory_mib() - memory_mib
         finally:
@@ -195,6 +201,7 @@ def measure(seconds: float, rate: float, running: int) -> dict[str, float]:
             engine.wait()
     waits_s.sort()
     return {
+        "records_per_s": round(sent / (seconds / 2)),
         "core_share": round(share, 3),
         "core_share_with_keys": round(pressed_share, 3),
         "key_to_paint_ms_p50": round(statistics.median(waits_s) * 1000, 1),

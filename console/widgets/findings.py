@@ -44,8 +44,8 @@ class _ExplainPanel(Panel):
     def rule(self, width: int) -> Line:
         """As a panel's, without a number: digits belong to Live."""
         palette, glyphs = self.view.palette, self.view.glyphs
-        rule = palette["accent" if self.has_focus else "rule"]
-        title = palette["text"] + Style(bold=True, reverse=self.has_focus)
+        rule = palette["accent" if self.active else "rule"]
+        title = palette["text"] + Style(bold=True, reverse=self.active)
         line = Line().add(glyphs.rule, rule).add(self.TITLE, title)
         for piece, role in self.headline():
             line.add(f" {glyphs.rule} ", rule).add(piece, palette[role])
@@ -139,7 +139,7 @@ class WhyPanel(_ExplainPanel):
         stops = self._stops()
         if self.line not in stops:  # values that were worked out have moved the others
             self.line = min(stops, key=lambda at: abs(at - self.line), default=0)
-        if self.has_focus and self._seeks:
+        if self.active and self._seeks:
             self.top, self._seeks = max(min(self.top, self.line), self.line - height + 1), False
         self.top = max(0, min(self.top, len(self._rows) - height))
         return [self._row(index, width) for index in range(self.top, min(self.top + height, len(self._rows)))]
@@ -173,7 +173,7 @@ class WhyPanel(_ExplainPanel):
     def _row(self, index: int, width: int) -> Line:
         line, steps = self._rows[index]
         palette = self.view.palette
-        selected = self.has_focus and index == self.line and steps is not None
+        selected = self.active and index == self.line and steps is not None
         drawn = Line().add(self.view.glyphs.cursor if selected else " ", palette["accent"])
         if selected:
             words = "".join(piece for piece, _ in line.pieces)
