@@ -18,7 +18,7 @@ from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineProcess]:
     path = tmp_path_factory.mktemp("engine")
     config = EngineConfig(
-        socket=str(path / "e.sock"), workload=WorkloadSpec(source="mixed", rate=2.0), real_time=True
+        socket=str(path / "e.sock"), workload=WorkloadSpec(source="mixed", rate=10.0), real_time=True
     )
     with start_engine(config) as engine:
         engine.connect(60.0).close()

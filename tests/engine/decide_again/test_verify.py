@@ -17,6 +17,8 @@ from schedtop.engine.decide_again.verify import RecordingVerdict, verify_recordi
 from schedtop.engine.handoff.plan import StepPlan, StepResult
 from schedtop.engine.recording import Recording, RecordingError, RecordingWriter
 
+from tests.thorough import pick
+
 
 @pytest.mark.parametrize(
     "settings",
@@ -186,7 +188,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("case", pick(CASES[::3], thorough=CASES), ids=lambda path: path.stem)
 def test_a_recorded_golden_case_is_decided_the_same(case: Path, tmp_path: Path) -> None:
     """Twins, windows, placeholders and blocks registered for steps that never ran."""
     engine = build_engine(EngineConfig(workload=WorkloadSpec(source=str(case))))

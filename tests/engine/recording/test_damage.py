@@ -25,7 +25,9 @@ from schedtop.engine.recording import Mark, Recording, RecordingError, Recording
 from schedtop.engine.recording.batch import Batch, decode_batch, encode_batch
 from schedtop.engine.recording.frames import FORMAT, MARK, Kind, Span, make_frame
 
-MUTATIONS = int(os.environ.get("SCHEDTOP_MUTATIONS", "1500"))
+from tests.thorough import pick
+
+MUTATIONS = int(os.environ.get("SCHEDTOP_MUTATIONS") or pick(400, thorough=1500))
 """Set it to 100000 for a long run."""
 
 COMPRESSOR = zstandard.ZstdCompressor()
@@ -111,7 +113,7 @@ def test_what_only_looks_like_frames_ends_the_search(small: bytes, run: Any, tmp
 def test_cut_at_any_byte_the_prefix_is_recovered(small: bytes, run: Any, tmp_path: Path) -> None:
     path = tmp_path / "cut.schedtop"
     recovered = [0]
-    for size in range(len(small)):
+    for size in range(0, len(small), pick(5, thorough=1)):
         path.write_bytes(small[:size])
         try:
             with Recording(path) as recording:
