@@ -1,4 +1,4 @@
-"""Running a stretch: leg by leg, as long as nothing but decoding happens between arrivals and ends.
+"""Running a stretch: leg by leg. Between legs the scheduler plans a step itself; within one, rows decode and end.
 
 Only a simulated device's steps are known before they run. Within a stretch there is no state to look at: whoever needs
 that, as a recording does for its keyframes, takes single steps.
@@ -60,7 +60,7 @@ MOST_OUTPUTS = 1 << 16
 
 
 def run_stretch(engine: Engine, until_s: float = math.inf, most_steps: int = MOST_OUTPUTS) -> Stretch | None:
-    """Take the next turns that start before `until_s` and do nothing but decode, and take in who arrives.
+    """Take the next turns that start before `until_s`, of which the first one only decodes, and take in who arrives.
 
     None if the next one does more; then nothing was done, or its step was planned, with those who have arrived.
     """
