@@ -160,7 +160,7 @@ def _look_ahead(state: State, num_under_way: int, tells: IntArray, coming: IntAr
     if steady and period == 1 and num_under_way > lag:
         left_out = (tells + coming < num_under_way) | (coming == 0)
         steady = not np.count_nonzero(left_out & (left > 0))
-    if not steady and num_under_way <= lag:
+    if not steady and (num_under_way <= lag or np.minimum.reduce(tells)):
         return None
     goes_on = period == 1 and head is None and state.loads is None
     turns = 1 + int((np.maximum if goes_on else np.minimum).reduce(last)) if steady else 1
@@ -281,10 +281,13 @@ def deliver(table: RequestTable, outlook: Outlook, sampled: IntArray, told: IntA
     return table.append_steps(sampled, gaps_s.astype(np.float32), told)
 
 
-def advance(state: State, outlook: Outlook, turns: int) -> Filled:
-    """Count what so many turns planned and told; outputs are delivered. Returns the blocks that they fill."""
+def advance(state: State, outlook: Outlook, turns: int, told: IntArray) -> Filled:
+    """Count what so many turns planned and told (`told` of each row); outputs are delivered.
+
+    Returns the blocks that they fill.
+    """
     table, size, ahead = state.table, state.table.size, outlook.ahead
-    planned, told = outlook.times_planned(turns), outlook.times_told(turns)
+    planned = outlook.times_planned(turns)
     computed = table.num_computed[:size]
     # Planned ahead, a block is registered once its last output is told, else when the step that fills it is planned.
     first, times = (outlook.tells, told) if ahead else (outlook.plans, planned)

@@ -1,1 +1,1 @@
-"""Stretches: steps of nothing but decoding, and those that take arrivals in, computed together."""
+"""Stretches: steps of nothing but decoding, and those that compute prompts between them, taken together."""

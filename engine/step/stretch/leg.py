@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 from schedtop.engine.contract.telemetry import (
     ROW_FIELDS,
+    Blocks,
     Deferral,
     Finish,
     Head,
@@ -217,6 +218,20 @@ class Leg(msgspec.Struct, frozen=True):
         told = self.course.outlook.times_told(self.turns)
         numbers = np.broadcast_to(self.course.columns[0], (int(told.max()), len(told)))
         return numbers[np.arange(len(numbers))[:, None] < told]
+
+    def blocks_at(self, turn: int, watermark: int) -> Blocks:
+        """The pool after a turn."""
+        course = self.course
+        pool, there = course.standing_at(turn, turn), course.rows_in(turn + 1)
+        computed = course.columns[COLUMNS.index("num_computed")] + course.outlook.times_planned(turn + 1)
+        return Blocks(
+            held=pool.held,
+            shared=pool.shared,
+            cached_free=pool.cached_free,
+            empty=pool.empty,
+            stored_tokens=int(np.add.reduce(computed[there])) - pool.doubled,
+            watermark=watermark,
+        )
 
     def head_told(self, turn: int) -> Head | None:
         """The head of the step that is told in a turn."""

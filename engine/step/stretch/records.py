@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import msgspec
 import numpy as np
-from schedtop.engine.contract.telemetry import ROW_FIELDS, Blocks, RowFlag, StepRecord, Totals
+from schedtop.engine.contract.telemetry import ROW_FIELDS, RowFlag, StepRecord, Totals
 from schedtop.engine.kv.block_pool import HELD, in_order
-from schedtop.engine.scheduler.books.request_table import COLUMNS, IntArray
+from schedtop.engine.scheduler.books.request_table import IntArray
 from schedtop.engine.scheduler.books.state import Batch
 from schedtop.engine.step.describe import growth, packed
 from schedtop.engine.step.observer import counted_as
@@ -50,7 +50,7 @@ def records_of_leg(leg: Leg, common: StepRecord, slots: int) -> Iterator[StepRec
             deferred=before.deferred,
             oldest_wait_s=None if told.oldest_queued_s is None else end_s - told.oldest_queued_s,
             head=told.head,
-            blocks=_blocks_at(leg, turn, common.blocks.watermark),
+            blocks=leg.blocks_at(turn, common.blocks.watermark),
         )
         if count == 1:
             record = _opening(record, leg)
@@ -109,21 +109,6 @@ def _gaps_of(rows: IntArray, leg: Leg, turn: int) -> bytes:
     gaps_s = dict(zip(leg.course.columns[NUMBER].tolist(), leg.gaps_in(turn), strict=True))
     own_s = [gaps_s.get(number, np.nan) for number in rows[NUMBER].tolist()]
     return np.where(rows[TOKENS] > 0, own_s, np.nan).astype(np.float32).tobytes()
-
-
-def _blocks_at(leg: Leg, turn: int, watermark: int) -> Blocks:
-    """The pool after a turn."""
-    course = leg.course
-    pool, there = course.standing_at(turn, turn), course.rows_in(turn + 1)
-    computed = course.columns[COLUMNS.index("num_computed")] + course.outlook.times_planned(turn + 1)
-    return Blocks(
-        held=pool.held,
-        shared=pool.shared,
-        cached_free=pool.cached_free,
-        empty=pool.empty,
-        stored_tokens=int(np.add.reduce(computed[there])) - pool.doubled,
-        watermark=watermark,
-    )
 
 
 def _totals_after(leg: Leg, decoded: dict[str, int], more: Counter[str], busy_s: float) -> Totals:

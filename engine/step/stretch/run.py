@@ -1,4 +1,4 @@
-"""Running a stretch: leg by leg, as long as nothing but decoding happens between arrivals and ends.
+"""Running a stretch: leg by leg. Between legs the scheduler plans a step itself; within one, rows decode and end.
 
 Only a simulated device's steps are known before they run. Within a stretch there is no state to look at: whoever needs
 that, as a recording does for its keyframes, takes single steps.
@@ -60,7 +60,7 @@ MOST_OUTPUTS = 1 << 16
 
 
 def run_stretch(engine: Engine, until_s: float = math.inf, most_steps: int = MOST_OUTPUTS) -> Stretch | None:
-    """Take the next turns that start before `until_s` and do nothing but decode, and take in who arrives.
+    """Take the next turns that start before `until_s`, of which the first one only decodes, and take in who arrives.
 
     None if the next one does more; then nothing was done, or its step was planned, with those who have arrived.
     """
@@ -86,6 +86,7 @@ class _Run:
         self.common = self.observer.blank_record(engine.knobs_version, executed=True)
         self.slots = self.state.config.draft_slots
         self.legs: list[Leg] = []
+        self.totals, self.running = self.observer.totals(), self.state.table.size
         self.ended: list[int] = []
         self.under_way: list[Batch | Foreseen] = list(self.state.under_way)
         self.steps_left, self.outputs_left = most_steps, MOST_OUTPUTS
@@ -96,22 +97,13 @@ class _Run:
         """Leg after leg; None if there was not even one."""
         while outlook is not None and (leg := self._leg(outlook)) is not None:
             self.legs.append(leg)
+            self.totals, self.running = self.observer.totals(), self.state.table.size
             outlook = self._outlook_after(leg)
         self._set_out_again()
         if not self.legs:
             return None
         self.engine.skip_turns(0, self.engine.clock_s)
-        observer = self.observer
-        return Stretch(
-            self.common,
-            self.slots,
-            self.legs,
-            self._delivered(),
-            observer.totals(),
-            self.state.table.size,
-            observer.num_waiting,
-            observer.blocks(),
-        )
+        return Stretch(self.common, self.slots, self.legs, self._delivered(), self.totals, self.running)
 
     def _leg(self, outlook: Outlook) -> Leg | None:
         """The next leg; None if it has no turn."""
@@ -152,14 +144,15 @@ class _Run:
         told = [self._tell(step, outlook, turn, times) for turn, step in enumerate(self.under_way[:turns])]
         head, oldest_queued_s = observer.look_at(outlook.head), observer.oldest_queued_s
         last_s = state.table.last_s[: state.table.size].copy()
-        gaps_s = self._deliver(outlook, times)
-        filled = advance(state, outlook, turns)
+        num_told = outlook.times_told(turns)
+        gaps_s = self._deliver(outlook, times, num_told)
+        filled = advance(state, outlook, turns, num_told)
         course = Course(outlook, columns, state.table.layout, times, needs, [], Standing.of(state.kv), [])
         self.under_way = course.steps_from(self.under_way, turns)
         turns_told = _turns_told(outlook, turns)
         leg = Leg(course, before, told, head, oldest_queued_s, turns_told, last_s, gaps_s)
         self._serve(leg, filled)
-        self._count(leg)
+        self._count(leg, int(np.add.reduce(num_told)))
         return leg
 
     def _before(self) -> Before:
@@ -225,23 +218,21 @@ class _Run:
         observer.move_queue(planned)
         return Told(step, observer.look_at(planned.head), observer.oldest_queued_s, tuple(firsts), more)
 
-    def _deliver(self, outlook: Outlook, times: Times) -> Gaps:
-        """Give rows their outputs; returns their gaps."""
+    def _deliver(self, outlook: Outlook, times: Times, told: IntArray) -> Gaps:
+        """Give rows so many outputs each; returns their gaps."""
         table, ends_s = self.state.table, times.turns_s[1:]
-        told = outlook.times_told(len(ends_s))
         before, most = self._computed_before(outlook), int(np.maximum.reduce(told))
         return deliver(
             table, outlook, self.worker.next_ids(table.request[: table.size], before, most), told, ends_s
         )
 
-    def _count(self, leg: Leg) -> None:
+    def _count(self, leg: Leg, outputs: int) -> None:
         """Count what was told."""
         observer, turns, course, steps = self.observer, leg.turns, leg.course, len(leg.turns_told)
         turns_s = course.times.turns_s
         busy_s = observer.counts["busy_s"]
         for length_s in (turns_s[1:] - turns_s[:-1]).tolist():  # one by one, as the totals add up
             busy_s += length_s
-        outputs = int(np.add.reduce(course.outlook.times_told(turns)))
         more = [gained(steps, outputs, self.slots, self.common), *(each.gained for each in leg.told)]
         observer.skip(steps, more, busy_s, [finish for ending in course.endings for finish in ending.finishes])
         if self.engine.stages is not None and course.times.free_s is not None:
@@ -291,7 +282,13 @@ class _Run:
     def _delivered(self) -> list[tuple[IntArray, float]]:
         table = self.state.table
         last_s, numbers = table.last_s[: table.size], table.request[: table.size]
-        return [(numbers[last_s == end_s], end_s) for end_s in np.unique(last_s[~np.isnan(last_s)]).tolist()]
+        delivered = [(numbers[last_s == end_s], end_s) for end_s in np.unique(last_s[~np.isnan(last_s)]).tolist()]
+        newest = self.state.under_way[-1].planned if self.state.under_way else PlannedStep(0.0)
+        for preemption in newest.preemptions:
+            request = self.state.requests[preemption.number]
+            if request.last_token_s is not None:
+                delivered.append((np.array([request.number], dtype=np.int32), request.last_token_s))
+        return delivered
 
 
 def _planned_s(step: Batch | Foreseen) -> float:

@@ -40,7 +40,7 @@ class Stretch(msgspec.Struct, frozen=True):
     """The result of many turns. A `Report` takes it instead of their records.
 
     `common`: what all records share. `slots`: input rows for the drafts of a request. `delivered`: requests that are
-    still there, and when they got their newest outputs. The rest is how it stands at the end, `blocks` the pool.
+    still there, and when they got their newest outputs. `totals` and `running` are those of the last record.
     """
 
     common: StepRecord
@@ -49,12 +49,20 @@ class Stretch(msgspec.Struct, frozen=True):
     delivered: list[tuple[IntArray, float]]
     totals: Totals
     running: int
-    waiting: int
-    blocks: Blocks
 
     @property
     def end_s(self) -> float:
         return self.legs[-1].course.times.turns_s.item(-1)
+
+    @property
+    def waiting(self) -> int:
+        return self.legs[-1].before.waiting
+
+    @property
+    def blocks(self) -> Blocks:
+        """The pool after the last step."""
+        leg = self.legs[-1]
+        return leg.blocks_at(leg.turns - 1, self.common.blocks.watermark)
 
     @property
     def blocks_in_use(self) -> int:

@@ -30,7 +30,9 @@ def elapsed_s(worker: SimWorker, outlook: Outlook, before: IntArray, under_way: 
                 )
         return each_s
     parts, first = [], 0
-    if outlook.tells.any() or not all(isinstance(step, Foreseen) or only_decodes(step) for step in under_way):
+    if np.count_nonzero(outlook.tells) or not all(
+        isinstance(step, Foreseen) or only_decodes(step) for step in under_way
+    ):
         parts.append(np.array([_under_way_s(worker, outlook, before, step) for step in under_way[:turns]]))
         first = len(parts[0])
     parts += [worker.decode_s(*same) for same in _same_rows(outlook, before, first, turns)]

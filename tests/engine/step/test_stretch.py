@@ -233,6 +233,20 @@ def test_a_stretch_ends_before_a_preemption() -> None:
     assert step(engine).preemptions
 
 
+def test_a_report_knows_when_a_preempted_request_got_its_last_token() -> None:
+    engine = engine_of(
+        ask("a", 8, outputs=40), ask("b", 8, outputs=40), num_blocks=8, scheduler_reserve_full_isl=False
+    )
+    of_records, of_stretches, first = Report(), Report(), step(engine)
+    stretch = stretch_of(engine)
+    of_stretches.add(first)
+    of_stretches.add(stretch)
+    for record in (first, *stretch.records()):
+        of_records.add(record)
+    assert of_stretches.as_dict() == of_records.as_dict()
+    assert engine.scheduler.state.waiting
+
+
 def test_a_stretch_keeps_to_its_limits() -> None:
     engine = engine_of(ask("a", 3, outputs=40))
     step(engine)
