@@ -145,13 +145,13 @@ def other_cases(quick: bool) -> Iterator[tuple[str, torch.dtype, Call]]:
     from schedtop.kernels.norm import rms_norm
     from schedtop.kernels.rotary import rotary
     from schedtop.kernels.sampling import sample
-    from schedtop.kernels.sampling_params import SamplingParams
+    from schedtop.kernels.sampling_params import SamplingTensors
 
     if quick:
         yield "llama-8b decode", HALF[0], attention(MODELS["llama-8b"], 64, 1, 4096, HALF[0])
     rows = 64
     longs, floats = torch.zeros(rows, dtype=torch.int64), torch.zeros(rows)
-    params = SamplingParams(floats, longs.int(), floats, floats, longs, longs)
+    params = SamplingTensors(floats, longs.int(), floats, floats, longs, longs)
     for dtype in HALF[:1] if quick else (*HALF, FLOAT):
         query, key, value = torch.zeros(rows, 48, 128, dtype=dtype).split((32, 8, 8), dim=1)
         cache = torch.zeros(2, 4, 16, 8, 128, dtype=dtype)

@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from schedtop.console.past.state import State
+from schedtop.console.past.state import LiveState
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.recording import Recording, RecordingWriter
 from schedtop.engine.step.engine import Engine
-from schedtop.engine.workload.source import Source
+from schedtop.engine.workload.source import RequestSource
 
 SEEKS = 500
 WINDOW_S = 60
@@ -38,7 +38,7 @@ WINDOW_S = 60
 class ClosedLoop:
     """Hands out another source's requests as soon as fewer than `target` are in flight."""
 
-    def __init__(self, source: Source, target: int) -> None:
+    def __init__(self, source: RequestSource, target: int) -> None:
         self.description = source.description
         self.engine: Engine | None = None
         self._source = source
@@ -125,9 +125,9 @@ def read(path: Path) -> dict[str, float]:
     }
 
 
-def show(recording: Recording, index: int) -> State:
+def show(recording: Recording, index: int) -> LiveState:
     snapshot, first = recording.keyframe_before(index)
-    state = State()
+    state = LiveState()
     state.start_afresh(snapshot)
     for record in recording.records(first, index + 1):
         state.apply(record)

@@ -27,7 +27,7 @@ from schedtop.console.feed import Commanded, Feed, Link
 from schedtop.console.guide import Guide
 from schedtop.console.knobs.forecast import Forecaster, MakeForecast
 from schedtop.console.knobs.staged import Staging
-from schedtop.console.knobs.trial import Trials
+from schedtop.console.knobs.trial import FollowedTrials
 from schedtop.console.messages import DataArrived, ReplyReceived
 from schedtop.console.options import ConsoleOptions
 from schedtop.console.past.history import History
@@ -117,7 +117,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self.live_screen.commands = live_commands(self.live_screen)
         slos = {"ttft": self.options.ttft_slo_s, "itl": self.options.itl_slo_s}
         self.slos_s = {kind: limit_s for kind, limit_s in slos.items() if limit_s is not None}
-        self.trials = Trials(self.history, now)
+        self.trials = FollowedTrials(self.history, now)
         bounds = Bounds(self.options.ttft_slo_s, self.options.itl_slo_s)
         self.explain = self._open_watch(bounds)
         self.recordings = Recordings(recorder, self.view, lambda words, role: self.front.say(words, role))

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from schedtop.console.drawing import text
-from schedtop.console.explain.log import Entry
-from schedtop.console.past import sample_sizes as enough
+from schedtop.console.explain.log import LogEntry
+from schedtop.console.past import sample_sizes
 from schedtop.console.past.client import client_latencies
+from schedtop.console.past.open_latencies import cohorts
 from schedtop.console.past.past import Moment, Past
-from schedtop.console.past.unended import cohorts
 from schedtop.engine.contract.kv_groups import kinds_of
 from schedtop.engine.contract.latencies.cohort import Cohort
 from schedtop.engine.contract.limiters import describe_head
@@ -19,7 +19,7 @@ SHARES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
 WINDOW_S = 60.0
 
 
-def sentence(history: Past, moment: Moment, entries: list[Entry]) -> tuple[str, str]:
+def sentence(history: Past, moment: Moment, entries: list[LogEntry]) -> tuple[str, str]:
     """The one thing that holds the engine back, with the role of its colour: the gravest finding's own words."""
     state, head = moment.state, moment.record.head if moment.record is not None else None
     queue = ""
@@ -39,7 +39,7 @@ def sentence(history: Past, moment: Moment, entries: list[Entry]) -> tuple[str, 
     return "No requests", "muted"
 
 
-def facts(history: Past, entries: list[Entry], slos_s: dict[str, float]) -> dict[str, Any]:
+def facts(history: Past, entries: list[LogEntry], slos_s: dict[str, float]) -> dict[str, Any]:
     """The Live screen's facts as plain values: times in seconds, None where there are too few samples."""
     moment, header = history.now(), history.header
     state, record = moment.state, moment.record
@@ -89,7 +89,7 @@ def _groups(history: Past) -> dict[str, int]:
 
 
 def _figures(members: Cohort, slo_s: float | None) -> dict[str, Any]:
-    found = {name: enough.bounded(members, share) for name, share in SHARES}
+    found = {name: sample_sizes.bounded(members, share) for name, share in SHARES}
     return {
         **{name: None if figure is None else figure.least for name, figure in found.items()},
         "n": members.n,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from schedtop.console.drawing import text
 from schedtop.console.drawing.glyphs import Glyphs
 from schedtop.console.drawing.styles import Palette
-from schedtop.console.explain.log import Entry
+from schedtop.console.explain.log import LogEntry
 from schedtop.console.knobs.trial import Pending
 from schedtop.console.options import ConsoleOptions
 from schedtop.console.past.past import Moment, Past
@@ -80,7 +80,7 @@ class View:
     lag_s: float = 0.0
     badge: str = ""
     guide: str = ""
-    findings: list[Entry] = field(default_factory=list)
+    findings: list[LogEntry] = field(default_factory=list)
     replay: ReplayStatus | None = None
     recording: str = ""
     trial: Pending | None = None
@@ -137,7 +137,7 @@ class View:
         return None
 
     @property
-    def findings_there(self) -> list[Entry]:
+    def findings_there(self) -> list[LogEntry]:
         """Findings about the shown moment: of the run before there are none, of a past step those that hold since."""
         if self.history is not self.present:
             return []

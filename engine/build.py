@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 from schedtop.engine import __version__
 from schedtop.engine.contract.config import ConfigError, EngineConfig, SchedulerConfig
-from schedtop.engine.contract.files.inputs import looks_like_case
+from schedtop.engine.contract.files.input_files import looks_like_case
 from schedtop.engine.contract.knobs import BY_NAME
 from schedtop.engine.contract.kv_groups import Entry, KVGroup
 from schedtop.engine.contract.start_settings import check_settings, scheduler_config
 from schedtop.engine.contract.telemetry import PROTOCOL, Header
-from schedtop.engine.golden.asked import unrecorded
 from schedtop.engine.golden.case import Case, read_case
+from schedtop.engine.golden.case_requests import unrecorded
 from schedtop.engine.golden.source import CaseSource, CaseWorker
 from schedtop.engine.runner.loading.model_files import check_extra, look_up
 from schedtop.engine.scheduler.scheduler import Scheduler
@@ -27,7 +27,7 @@ from schedtop.engine.sim.state_layers import GROUP
 from schedtop.engine.sim.worker import SimWorker
 from schedtop.engine.step.clock import RealClock, SimulatedClock
 from schedtop.engine.step.engine import Engine
-from schedtop.engine.workload.source import Source
+from schedtop.engine.workload.source import RequestSource
 
 CASE_VOCAB_SIZE = 48_000
 """Ids of the cases' model stay below it."""
@@ -257,7 +257,7 @@ def _build_real(
     return Engine(Scheduler(scheduler), worker, source, RealClock(), header)
 
 
-def _open_source(config: EngineConfig, scheduler: SchedulerConfig, vocab_size: int) -> Source | None:
+def _open_source(config: EngineConfig, scheduler: SchedulerConfig, vocab_size: int) -> RequestSource | None:
     if config.workload is None:
         return None
     from schedtop.engine.workload.open import open_source
@@ -274,7 +274,7 @@ def _open_source(config: EngineConfig, scheduler: SchedulerConfig, vocab_size: i
 def make_header(
     config: EngineConfig,
     scheduler: SchedulerConfig,
-    source: Source | None,
+    source: RequestSource | None,
     model: str,
     device: str,
     vocab_size: int,

@@ -7,7 +7,7 @@ round. Nothing here is fast, and nothing here needs Triton.
 from __future__ import annotations
 
 import torch
-from schedtop.kernels.sampling_params import SamplingParams
+from schedtop.kernels.sampling_params import SamplingTensors
 
 FLOAT64 = torch.float64
 
@@ -136,7 +136,7 @@ def logit_gaps(logits: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
     return (wide.amax(dim=-1, keepdim=True) - wide) / temperature.clamp_min(1e-30)[:, None]
 
 
-def kept_tokens(gaps: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+def kept_tokens(gaps: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
     """Which tokens min-p, top-k and top-p leave, in this order; a tie with the last kept token is kept too."""
     kept = torch.zeros_like(gaps, dtype=torch.bool)
     for row in range(gaps.shape[0]):
@@ -181,7 +181,7 @@ def race_times(seed: int, position: int, num_tokens: int) -> torch.Tensor:
     return -torch.log1p(-uniform)
 
 
-def sample(logits: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+def sample(logits: torch.Tensor, params: SamplingTensors) -> torch.Tensor:
     """The sampled token of every row, int64 [num_rows]; see `sampling.sample`."""
     gaps = logit_gaps(logits, params.temperature)
     kept = kept_tokens(gaps, params)

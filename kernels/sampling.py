@@ -26,7 +26,7 @@ from schedtop.kernels.checks import (
     check_tensor,
     check_writable,
 )
-from schedtop.kernels.sampling_params import SamplingParams
+from schedtop.kernels.sampling_params import SamplingTensors
 
 TILE_TOKENS = 8192
 # Bit pattern of the largest finite float32: a limit that only keeps out forbidden tokens.
@@ -167,7 +167,7 @@ def _sample(
 
 def sample(
     logits: torch.Tensor,
-    params: SamplingParams,
+    params: SamplingTensors,
     *,
     out: torch.Tensor | None = None,
     check_values: bool = False,
@@ -176,7 +176,7 @@ def sample(
 
     logits: [num_rows, vocab_size] with a contiguous last axis; -inf forbids a token. At least one logit of a
         row must be finite.
-    params: settings per row, see `SamplingParams`. Filters apply in the order temperature, min-p, top-k, top-p,
+    params: settings per row, see `SamplingTensors`. Filters apply in the order temperature, min-p, top-k, top-p,
         each to the tokens the one before left.
     out: int64 [num_rows], where to write.
     check_values: also check the settings' ranges, which waits for the device.
@@ -215,7 +215,7 @@ def sample(
     return out
 
 
-def _check_params(params: SamplingParams, num_rows: int, device: torch.device) -> None:
+def _check_params(params: SamplingTensors, num_rows: int, device: torch.device) -> None:
     floats, integer, long = (torch.float32,), (torch.int32,), (torch.int64,)
     for name, dtypes in (
         ("temperature", floats),
@@ -230,7 +230,7 @@ def _check_params(params: SamplingParams, num_rows: int, device: torch.device) -
         check_contiguous(name, tensor)
 
 
-def _check_param_values(params: SamplingParams) -> None:
+def _check_param_values(params: SamplingTensors) -> None:
     for name, good in (
         ("temperature", (params.temperature >= 0) & params.temperature.isfinite()),
         ("top_p", (params.top_p > 0) & (params.top_p <= 1)),

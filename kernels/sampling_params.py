@@ -8,7 +8,7 @@ import torch
 
 
 @dataclass(frozen=True)
-class SamplingParams:
+class SamplingTensors:
     """Settings of `num_rows` rows; every tensor has shape [num_rows].
 
     temperature: float32, at least 0; 0 takes the largest logit.

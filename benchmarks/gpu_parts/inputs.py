@@ -69,11 +69,11 @@ class PagedBatch:
 
 def sampling_params(rows: int, device: torch.device, *, mixed: bool) -> Any:
     """Greedy rows, or every kind of row in turn."""
-    from schedtop.kernels.sampling_params import SamplingParams
+    from schedtop.kernels.sampling_params import SamplingTensors
 
     turn = torch.arange(rows)
     zeros = torch.zeros(rows)
-    params = SamplingParams(
+    params = SamplingTensors(
         temperature=torch.tensor([0.0, 0.7, 1.0, 1.3])[turn % 4] if mixed else zeros,
         top_k=torch.tensor([0, 50, 5])[turn % 3].int() if mixed else zeros.int(),
         top_p=torch.tensor([1.0, 0.9, 0.5, 0.95, 1.0])[turn % 5] if mixed else zeros + 1,

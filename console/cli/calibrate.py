@@ -9,7 +9,7 @@ import click
 from schedtop.console.cli.errors import CommandError, check_writable
 from schedtop.console.cli.output import show, show_json
 from schedtop.console.cli.recording_flags import opened
-from schedtop.engine.contract.harmless import one_line
+from schedtop.engine.contract.sanitize import one_line
 
 
 @click.command("calibrate")

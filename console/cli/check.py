@@ -9,8 +9,8 @@ import msgspec
 from schedtop.console.cli.errors import FAILED, CommandError
 from schedtop.console.cli.output import show, show_json
 from schedtop.console.cli.recording_flags import opened, progress
-from schedtop.engine.contract.harmless import one_line
 from schedtop.engine.contract.latencies.slo import parse_slo
+from schedtop.engine.contract.sanitize import one_line
 
 
 @click.command("check")

@@ -9,7 +9,7 @@ from typing import Any
 from schedtop.console.cli.engine_flags import DEFAULT_DEVICE
 from schedtop.console.cli.errors import CommandError
 from schedtop.console.cli.pull import check_pulled
-from schedtop.engine.contract.files.inputs import looks_like_case
+from schedtop.engine.contract.files.input_files import looks_like_case
 from schedtop.engine.runner.loading.model_files import DEFAULT_MODEL, check_extra
 
 CPU_LOAD = {"scale": 0.2, "rate": 1.0}

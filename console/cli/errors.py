@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import click
-from schedtop.engine.contract.files.inputs import odd_file
-from schedtop.engine.contract.harmless import one_line
+from schedtop.engine.contract.files.input_files import odd_file
+from schedtop.engine.contract.sanitize import one_line
 
 BAD_INPUT = 2
 FAILED = 1

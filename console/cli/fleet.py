@@ -10,17 +10,17 @@ from dataclasses import replace
 from typing import Protocol
 
 from schedtop.console.feed import Feed, Link
-from schedtop.console.fleet.rows import Row, row_of, summed, worded
+from schedtop.console.fleet.rows import FleetRow, row_of, summed, worded
 from schedtop.console.past.history import History
-from schedtop.console.past.unended import cohorts
+from schedtop.console.past.open_latencies import cohorts
 from schedtop.engine.channel.client import ChannelClient
 from schedtop.engine.contract.commands import Incoming
-from schedtop.engine.contract.harmless import one_line
 from schedtop.engine.contract.latencies.cohort import together
+from schedtop.engine.contract.sanitize import one_line
 from schedtop.engine.contract.telemetry import Outgoing
 from schedtop.engine.scrape.fetch import Fetcher
-from schedtop.engine.scrape.page import EngineKey, PageError, Reading
-from schedtop.engine.scrape.window import Window, describe, merged, percentile
+from schedtop.engine.scrape.page import EngineKey, PageError, PageReading
+from schedtop.engine.scrape.window import ReadingWindow, describe, merged, percentile
 
 FETCH_EVERY_S = 1.0
 GRACE_S = 2.0
@@ -47,7 +47,7 @@ def expand(addresses: Sequence[str]) -> list[str]:
 class Member(Protocol):
     """One address of a fleet. `rows` is called on the screen's thread."""
 
-    def rows(self, window_s: float) -> list[Row]: ...
+    def rows(self, window_s: float) -> list[FleetRow]: ...
     def start(self) -> None: ...
     def close(self) -> None: ...
 
@@ -58,30 +58,30 @@ class PageRows:
     def __init__(self, name: str) -> None:
         self.name = name
         self.state = "connecting"
-        self.windows: dict[EngineKey, Window] = {}
+        self.windows: dict[EngineKey, ReadingWindow] = {}
         self.lock = threading.Lock()
 
-    def take(self, at_s: float, engines: dict[EngineKey, Reading]) -> None:
+    def take(self, at_s: float, engines: dict[EngineKey, PageReading]) -> None:
         """Take in the readings of a page."""
         with self.lock:
-            self.windows = {key: self.windows.get(key) or Window() for key in engines}
+            self.windows = {key: self.windows.get(key) or ReadingWindow() for key in engines}
             for key, reading in engines.items():
                 self.windows[key].add(at_s, reading)
             self.state = ""
 
-    def rows(self, window_s: float) -> list[Row]:
+    def rows(self, window_s: float) -> list[FleetRow]:
         with self.lock:
             if not self.windows:
-                return [Row(self.name, state=self.state)]
+                return [FleetRow(self.name, state=self.state)]
             several = len(self.windows) > 1
             return [self._row(key, window, window_s, several) for key, window in sorted(self.windows.items())]
 
-    def _row(self, key: EngineKey, window: Window, window_s: float, several: bool) -> Row:
+    def _row(self, key: EngineKey, window: ReadingWindow, window_s: float, several: bool) -> FleetRow:
         newest = window.newest
         assert newest is not None
         name = f"{self.name} {key.model} {f'engine {key.engine}' if several else ''}"
         queries, hits = window.added("cache_queries", window_s), window.added("cache_hits", window_s)
-        return Row(
+        return FleetRow(
             name=one_line(name).strip(),
             state=self.state,
             running=newest.gauges.get("running"),
@@ -102,7 +102,7 @@ class PageMember(PageRows):
 
     def __init__(self, address: str, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__(address.split("://", 1)[1].rstrip("/"))
-        self.on_page: Callable[[float, str, dict[EngineKey, Reading], str], None] = lambda *_: None
+        self.on_page: Callable[[float, str, dict[EngineKey, PageReading], str], None] = lambda *_: None
         self._fetcher, self._now = Fetcher(address), now
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scrape", daemon=True)
@@ -148,7 +148,7 @@ class EngineMember:
         self.address, self.brief = address, brief or address
         self.history = History()
         self._feed = Feed(
-            _Later(lambda: connect(address)),
+            _LateLink(lambda: connect(address)),
             self.history,
             self._changed,
             lambda reply: None,
@@ -164,7 +164,7 @@ class EngineMember:
     def _changed(self) -> None:
         self._feed.looked()
 
-    def rows(self, window_s: float) -> list[Row]:
+    def rows(self, window_s: float) -> list[FleetRow]:
         status = self._feed.status
         state = "" if status.state == "open" else one_line(status.cause or status.state)
         with self.history.lock:
@@ -187,7 +187,7 @@ def brief_names(addresses: Sequence[str]) -> dict[str, str]:
     return found
 
 
-class _Later:
+class _LateLink:
     """A link opened on the feed's own thread: one that does not answer must not block the screen."""
 
     def __init__(self, connect: Callable[[], Link]) -> None:
@@ -240,10 +240,10 @@ class Members:
         for member in self._all:
             member.close()
 
-    def rows(self, window_s: float) -> list[Row]:
+    def rows(self, window_s: float) -> list[FleetRow]:
         return [row for member in self._all for row in member.rows(window_s)]
 
-    def total(self, window_s: float) -> Row | None:
+    def total(self, window_s: float) -> FleetRow | None:
         """Sums; percentiles only over what can be merged: all pages, or all engines that report their steps."""
         rows = self.rows(window_s)
         if not self.engines:

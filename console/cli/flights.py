@@ -42,7 +42,7 @@ def is_flight(path: Path) -> bool:
 
 def as_recording(folder: Path) -> Path:
     """The recording of a crashed engine's last minutes, made at first use. Raises `CommandError`, `ChannelError`."""
-    from schedtop.console.past.state import State  # late: the console starts without
+    from schedtop.console.past.state import LiveState  # late: the console starts without
     from schedtop.engine.recording import RecordingWriter
 
     path = folder / RECORDING
@@ -54,7 +54,7 @@ def as_recording(folder: Path) -> Path:
     header = next(messages, None)
     if not isinstance(header, Header):
         raise CommandError(f"{folder} holds no steps")
-    state, writer = State(), None
+    state, writer = LiveState(), None
     unfinished = path.with_suffix(".part")
     unfinished.unlink(missing_ok=True)
     for message in messages:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from platformdirs import user_config_path
+from schedtop.console.cli.client_name import who
 from schedtop.console.cli.default_model import choose_default
 from schedtop.console.cli.engine_flags import engine_config
 from schedtop.console.cli.errors import (
@@ -26,7 +27,6 @@ from schedtop.console.cli.output import show
 from schedtop.console.cli.pull import check_start
 from schedtop.console.cli.record_process import RecordProcess
 from schedtop.console.cli.terminal_abilities import has_colours, speaks_utf8
-from schedtop.console.cli.who import who
 from schedtop.engine.channel.protocol import ChannelError
 from schedtop.engine.channel.spawn import EngineProcess, start_engine
 from schedtop.engine.contract.config import EngineConfig

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import click
-from schedtop.engine.contract.harmless import harmless, json_text, one_line
+from schedtop.engine.contract.sanitize import harmless, json_text, one_line
 
 ERASED_LINE = "\r\x1b[K"
 

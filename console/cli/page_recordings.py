@@ -10,7 +10,7 @@ from pathlib import Path
 
 from schedtop.console.cli.errors import CommandError
 from schedtop.console.cli.fleet import PageMember, PageRows, merged_pages
-from schedtop.console.fleet.rows import Row, summed
+from schedtop.console.fleet.rows import FleetRow, summed
 from schedtop.engine.scrape.recorded import PageWriter, read_pages
 
 
@@ -79,11 +79,11 @@ class RecordedPages:
                 rows.take(page.at_s, page.readings())
         self._taken = stop
 
-    def rows(self, window_s: float) -> list[Row]:
+    def rows(self, window_s: float) -> list[FleetRow]:
         self.look()
         return [row for member in self._rows.values() for row in member.rows(window_s)]
 
-    def total(self, window_s: float) -> Row | None:
+    def total(self, window_s: float) -> FleetRow | None:
         pages = list(self._rows.values())
         latencies = (merged_pages(pages, kind, window_s) for kind in ("ttft", "itl"))
         return summed(self.rows(window_s), *latencies)

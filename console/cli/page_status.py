@@ -11,7 +11,7 @@ from schedtop.console.cli.errors import INTERRUPTED, CommandError
 from schedtop.console.cli.fleet import PageMember
 from schedtop.console.cli.output import show
 from schedtop.console.drawing import text
-from schedtop.console.fleet.rows import NA, Row
+from schedtop.console.fleet.rows import NA, FleetRow
 
 WINDOW_S = 60.0
 
@@ -29,7 +29,7 @@ class PageStatus:
         if not self._member.fetch_once():
             raise CommandError(f"{self.address}: {self._member.state}")
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[FleetRow]:
         return self._member.rows(WINDOW_S)
 
     def page(self) -> Iterator[str]:
@@ -57,7 +57,7 @@ class PageStatus:
             return INTERRUPTED
 
 
-def _figures(row: Row) -> Iterator[tuple[str, str]]:
+def _figures(row: FleetRow) -> Iterator[tuple[str, str]]:
     running, waiting = (NA if many is None else f"{many:g}" for many in (row.running, row.waiting))
     yield "requests", f"{running} running, {waiting} waiting"
     yield "KV", NA if row.kv_usage is None else f"{row.kv_usage:.0%}"

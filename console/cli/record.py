@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from schedtop.console.cli.engine_flags import TOKEN_FILE
 from schedtop.console.cli.errors import FAILED, CommandError, check_writable, say
 from schedtop.console.cli.fleet import is_page
-from schedtop.console.past.state import State
+from schedtop.console.past.state import LiveState
 from schedtop.engine.channel.client import ChannelClient, ChannelClosedError
 from schedtop.engine.channel.protocol import ChannelError
 from schedtop.engine.contract.commands import SetKnobs
@@ -51,7 +51,7 @@ def command(
         _record_pages(address, output, duration)
         return
     with ChannelClient.connect(address, token_file=token_file, read_only=True, from_start=True) as link:
-        recorder = Recorder(link, output)
+        recorder = LinkRecorder(link, output)
         _stop_on_signals(recorder)
         try:
             recorder.run(duration)
@@ -70,7 +70,7 @@ def _record_pages(address: str, output: str, duration_s: float | None) -> None:
     say(record_pages([address], output, lambda: stopped.is_set() or time.monotonic() > until_s))
 
 
-def _stop_on_signals(recorder: Recorder) -> None:
+def _stop_on_signals(recorder: LinkRecorder) -> None:
     def stop() -> None:
         recorder.stopped = True
 
@@ -82,14 +82,14 @@ def _on_signals(stop: Callable[[], object]) -> None:
         signal.signal(number, lambda *_: stop())
 
 
-class Recorder:
+class LinkRecorder:
     """Writes what a link receives to a new file. `lost` says why the recording ends before the engine did."""
 
     def __init__(self, link: ChannelClient, path: str) -> None:
         self.stopped = False
         self.lost = ""
         self._link, self._path = link, path
-        self._state = State()
+        self._state = LiveState()
         self._header: Header | None = None
         self._writer: RecordingWriter | None = None
         self._first_step = 0

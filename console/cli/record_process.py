@@ -62,11 +62,11 @@ class RecordProcess:
 
 def main(address: str, path: str, token_file: str) -> int:
     """Record until stdin or the engine ends."""
-    from schedtop.console.cli.record import Recorder  # late: the console starts without
+    from schedtop.console.cli.record import LinkRecorder  # late: the console starts without
     from schedtop.engine.channel.client import ChannelClient
 
     with ChannelClient.connect(address, token_file=token_file or None, read_only=True, recent=True) as link:
-        recorder = Recorder(link, path)
+        recorder = LinkRecorder(link, path)
 
         def finish_with_stdin() -> None:
             with suppress(OSError):

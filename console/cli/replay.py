@@ -27,9 +27,9 @@ def _replay_pages(file: Path, flags: dict[str, Any]) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise CommandError("replay needs a terminal")
     check_terminal()
-    from schedtop.console.fleet.app import ReplayApp
+    from schedtop.console.fleet.app import FleetReplayApp
 
-    app = ReplayApp(pages, f"replay of {file.name}")
+    app = FleetReplayApp(pages, f"replay of {file.name}")
     app.run(mouse=not flags["no_mouse"])
     return app.return_code or 0
 

@@ -18,7 +18,7 @@ from schedtop.console.replay.rerun.runs import Answer, Told
 from schedtop.engine.contract.telemetry import Snapshot
 
 if TYPE_CHECKING:
-    from schedtop.engine.whatif.rerun import Question, Rerun
+    from schedtop.engine.whatif.rerun import Rerun, RerunQuestion
 
 TOLD_EVERY_S = 0.1
 
@@ -30,7 +30,7 @@ class RerunError(Exception):
 class RerunProcess:
     """Iterate to follow it; the last item is the outcome. Raises `RerunError`."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: RerunQuestion) -> None:
         self._question = question
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "schedtop.console.cli.rerun_process"],
@@ -75,10 +75,10 @@ def beginner(path: str, slo: str | None, device: str | None) -> Callable[..., Re
     """The starting point for re-runs of the recording at `path`."""
 
     def begin(changes: Mapping[str, Any], index: int | None, snapshot: Snapshot | None) -> RerunProcess:
-        from schedtop.engine.whatif.rerun import Question
+        from schedtop.engine.whatif.rerun import RerunQuestion
 
         return RerunProcess(
-            Question(path=path, changes=dict(changes), index=index, snapshot=snapshot, slo=slo, device=device)
+            RerunQuestion(path=path, changes=dict(changes), index=index, snapshot=snapshot, slo=slo, device=device)
         )
 
     return begin
@@ -87,7 +87,7 @@ def beginner(path: str, slo: str | None, device: str | None) -> Callable[..., Re
 def main() -> None:
     """Answer the question on stdin."""
     from schedtop.engine.recording.frames import RecordingError
-    from schedtop.engine.whatif.rerun import Question, rerun
+    from schedtop.engine.whatif.rerun import RerunQuestion, rerun
 
     body = read_message(sys.stdin.buffer)
     if body is None:
@@ -111,7 +111,7 @@ def main() -> None:
 
     ladders = Ladder(), Ladder(), Ladder()
     try:
-        found = rerun(msgspec.msgpack.decode(body, type=Question), on_progress, ladders)
+        found = rerun(msgspec.msgpack.decode(body, type=RerunQuestion), on_progress, ladders)
     except Exception as error:  # any error explains why there is no outcome
         known = isinstance(error, ValueError | OSError | RecordingError) and str(error)
         tell("", 1.0, str(error) if known else f"{type(error).__name__}: {error}".rstrip(": "))

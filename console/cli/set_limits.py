@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
-from schedtop.console.cli.who import who
+from schedtop.console.cli.client_name import who
 from schedtop.engine.channel.client import ChannelClient, ChannelClosedError
 from schedtop.engine.channel.protocol import ChannelError
 from schedtop.engine.contract.commands import Command, EndTrial, SetKnobs

@@ -19,8 +19,8 @@ from schedtop.console.cli.errors import CommandError, check_name, say
 from schedtop.console.cli.output import show, show_json
 from schedtop.console.cli.scenario_flags import NOT_HERE, open_scenario
 from schedtop.console.cli.unused_flags import without
-from schedtop.engine.contract.files.inputs import odd_file
-from schedtop.engine.contract.files.written import make_folder
+from schedtop.engine.contract.files.input_files import odd_file
+from schedtop.engine.contract.files.output_files import make_folder
 from schedtop.engine.contract.latencies.slo import Slo, parse_slo
 from schedtop.engine.decide_again.scenario import Scenario
 

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 from schedtop.console.cli.errors import CommandError
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
-from schedtop.engine.contract.files.inputs import looks_like_case
+from schedtop.engine.contract.files.input_files import looks_like_case
 from schedtop.engine.sim.spec import PREFIX
 from schedtop.engine.workload.shown import flag_of
 

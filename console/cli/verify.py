@@ -11,8 +11,8 @@ import msgspec
 from schedtop.console.cli.errors import BAD_INPUT, FAILED, CommandError, say, short_line
 from schedtop.console.cli.output import show, show_json
 from schedtop.console.cli.recording_flags import expected, opened, progress
-from schedtop.engine.contract.files.inputs import odd_file
-from schedtop.engine.contract.harmless import one_line, page
+from schedtop.engine.contract.files.input_files import odd_file
+from schedtop.engine.contract.sanitize import one_line, page
 from schedtop.engine.golden.case import CaseError, read_case
 from schedtop.engine.golden.deviations import deviation
 from schedtop.engine.golden.replay import Verdict, verify

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from rich.cells import cell_len, set_cell_size
-from schedtop.engine.contract.harmless import one_line
+from schedtop.engine.contract.sanitize import one_line
 
 NONE = "-"
 UNKNOWN = "n/a"

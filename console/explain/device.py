@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import numpy as np
-from schedtop.console.explain import catalogue as table
+from schedtop.console.explain import catalogue
 from schedtop.console.explain.facts import FloatArray
-from schedtop.console.explain.finding import Advice, Finding, Link, Numbers, Severity, Steps, percent, seconds, some
-from schedtop.console.explain.window import Mask, Rows, Table, Window
+from schedtop.console.explain.finding import (
+    Advice,
+    CausalLink,
+    Finding,
+    Numbers,
+    Severity,
+    StepRange,
+    percent,
+    seconds,
+    some,
+)
+from schedtop.console.explain.window import FactsWindow, Mask, Rows, Table
 
 _PER_DOUBLING = 3.0
 """Steps of one mix differ by at most a third of a doubling (26 %) in decodes, prompt tokens and attended tokens."""
@@ -15,39 +25,41 @@ _BAD_SHARE = 0.15
 _MAX_MIXES = 4096
 
 
-def find_slow(window: Window) -> Finding | None:
+def find_slow(window: FactsWindow) -> Finding | None:
     """Steps whose device time is far above the median of steps with the same mix."""
     steps = window.steps
-    if len(steps) < table.SAME_MIX.value:
+    if len(steps) < catalogue.SAME_MIX.value:
         return None
     usual_s, group, since = _usual(steps, window.facts.usual_s)
-    slow: Mask = steps["execute_s"] >= table.SLOWER.value * usual_s
+    slow: Mask = steps["execute_s"] >= catalogue.SLOWER.value * usual_s
     lost_s = float((steps["execute_s"] - usual_s)[slow].sum())
     share = lost_s / max(steps.total("execute_s"), 1e-12)
-    if slow.sum() < table.SLOW_STEPS.value or share < table.SLOW_TIME.value:
+    if slow.sum() < catalogue.SLOW_STEPS.value or share < catalogue.SLOW_TIME.value:
         return None
     worst = int(np.argmax(np.where(slow, steps["execute_s"] / usual_s, 0.0)))
     same = group == group[worst]
     took_s, median_s = float(steps["execute_s"][worst]), float(usual_s[worst])
     where = f"took {seconds(median_s)} up to step {since[worst]}" if since[worst] else f"take {seconds(median_s)}"
     links = (
-        Link(
-            f"{int(slow.sum())} of {len(steps)} steps take at least {table.SLOWER.value:g}× what their mix takes:"
+        CausalLink(
+            f"{int(slow.sum())} of {len(steps)} steps take at least {catalogue.SLOWER.value:g}× what their mix takes:"
             f" {seconds(lost_s)} lost, {percent(share)} of device time",
             {"slow_steps": int(slow.sum()), "lost_s": lost_s, "lost_share": share},
         ),
-        Link(
+        CausalLink(
             f"step {steps['step'][worst]:.0f} took {seconds(took_s)}; {int(same.sum())} steps of the same mix"
             f" ({_mix(Table(steps.matrix[worst : worst + 1]))}) {where} in the median",
             {"worst_s": took_s, "median_s": median_s, "same_mix": int(same.sum()), "times": took_s / median_s},
         ),
-        Link("the scheduler asked for the same work: the time was lost on the device or on the way to it", {}),
+        CausalLink(
+            "the scheduler asked for the same work: the time was lost on the device or on the way to it", {}
+        ),
         *_host_links(window),
     )
     remedy = Advice("", "", words="no knob: look at clocks and throttling, other users of the device, its links")
     severity = Severity.SEVERE if share >= _BAD_SHARE else Severity.WARNING
     spans = _worst(window, slow, steps["execute_s"] - usual_s)
-    title = table.BY_ID["slow-device"].title
+    title = catalogue.BY_ID["slow-device"].title
     return Finding("slow-device", title, severity, links, spans, (remedy,), int(slow.sum()), "slow steps")
 
 
@@ -67,7 +79,7 @@ def _usual(steps: Table, best: dict[float, tuple[float, int]]) -> tuple[FloatArr
     starts = np.cumsum(counts) - counts
     ordered = steps["execute_s"][order]
     medians = (ordered[starts + (counts - 1) // 2] + ordered[starts + counts // 2]) / 2
-    medians[(counts < table.SAME_MIX.value) | (medians <= 0)] = np.inf
+    medians[(counts < catalogue.SAME_MIX.value) | (medians <= 0)] = np.inf
     since = np.zeros(len(mixes), dtype=np.intp)
     for index in np.flatnonzero(np.isfinite(medians)).tolist():
         mix, median_s = float(mixes[index]), float(medians[index])
@@ -85,7 +97,7 @@ def _forget(best: dict[float, tuple[float, int]]) -> None:
         del best[next(iter(best))]
 
 
-def _host_links(window: Window) -> tuple[Link, ...]:
+def _host_links(window: FactsWindow) -> tuple[CausalLink, ...]:
     """What the host gave the engine meanwhile, as far as known."""
     hosts = [item.event for item in window.facts.hosts if item.seq >= window.first_seq]
     if not hosts:
@@ -106,10 +118,10 @@ def _host_links(window: Window) -> tuple[Link, ...]:
     ]:
         figures["gpu_clock"] = min(clocks)
         words += f", its clock down to {percent(min(clocks))} of the highest"
-    return (Link(f"{words} (n={len(hosts)} s)", figures),)
+    return (CausalLink(f"{words} (n={len(hosts)} s)", figures),)
 
 
-def _worst(window: Window, slow: Mask, lost: FloatArray) -> tuple[Steps, ...]:
+def _worst(window: FactsWindow, slow: Mask, lost: FloatArray) -> tuple[StepRange, ...]:
     """The slow steps that lost most, in order of time."""
     rows = np.flatnonzero(slow)
     worst = np.sort(rows[np.argsort(lost[rows])[::-1][:5]])
@@ -120,36 +132,36 @@ def _mix(step: Table) -> str:
     return f"{some(step['decodes'][0], 'decode')}, {some(step['prefill'][0], 'prompt token')}"
 
 
-def find_idle(window: Window) -> Finding | None:
+def find_idle(window: FactsWindow) -> Finding | None:
     """Time between device calls while requests are in flight."""
     before_s, busy_s, rows, hosts = _gaps(window)
-    if len(rows) < table.MIN_STEPS.value:
+    if len(rows) < catalogue.MIN_STEPS.value:
         return None
     share = float(before_s.sum() / max(before_s.sum() + busy_s.sum(), 1e-12))
-    if share < table.IDLE.value:
+    if share < catalogue.IDLE.value:
         return None
     steps = Table(window.steps.matrix[rows])
     known = float(np.nansum(hosts))
     links = (
-        Link(
+        CausalLink(
             f"the device works {percent(1 - share)} of the time with {some(steps.mean('running'), 'request')} running"
             f" and {steps.mean('waiting'):.0f} waiting",
             {"idle_share": share, "running": steps.mean("running"), "waiting": steps.mean("waiting")},
         ),
-        Link(
+        CausalLink(
             f"{seconds(float(np.median(before_s)))} go by before a step in the median, at most"
             f" {seconds(float(before_s.max()))}; the step's device time is {seconds(float(np.median(busy_s)))}",
             {"gap_p50_s": float(np.median(before_s)), "gap_max_s": float(before_s.max())},
         ),
-        Link(_host_words(known, float(before_s.sum())), {"host_s": known, "idle_s": float(before_s.sum())}),
+        CausalLink(_host_words(known, float(before_s.sum())), {"host_s": known, "idle_s": float(before_s.sum())}),
         *_host_links(window),
     )
     long: Mask = np.zeros(len(window.steps), dtype=np.bool_)
-    long[rows[before_s > table.IDLE.value * busy_s]] = True
+    long[rows[before_s > catalogue.IDLE.value * busy_s]] = True
     remedy = Advice("", "", words="no limit: look at the engine's host (CPU time, other processes, record sinks)")
     return Finding(
         "idle-device",
-        table.BY_ID["idle-device"].title,
+        catalogue.BY_ID["idle-device"].title,
         Severity.SEVERE if share >= 0.5 else Severity.WARNING,
         links,
         window.spans(long),
@@ -159,7 +171,7 @@ def find_idle(window: Window) -> Finding | None:
     )
 
 
-def _gaps(window: Window) -> tuple[FloatArray, FloatArray, Rows, FloatArray]:
+def _gaps(window: FactsWindow) -> tuple[FloatArray, FloatArray, Rows, FloatArray]:
     """For steps right after another, with requests in flight and nothing paused between them.
 
     Seconds the device idled before each, its device seconds, its row in `steps`, and what of the idling planning
@@ -188,34 +200,34 @@ def _host_words(known_s: float, idle_s: float) -> str:
     )
 
 
-def find_front_end(window: Window) -> Finding | None:
+def find_front_end(window: FactsWindow) -> Finding | None:
     """Clients waited longer before arrival than the scheduler needed."""
     waits = [item for item in window.facts.client_waits if item[0] >= window.first_seq]
     firsts = window.firsts
-    if min(len(waits), len(firsts)) < table.MIN_FIRSTS.value:
+    if min(len(waits), len(firsts)) < catalogue.MIN_FIRSTS.value:
         return None
     wait_s = float(np.median([item[3] for item in waits]))
     ttft_s = float(np.median(firsts[:, 2]))
     share = wait_s / max(wait_s + ttft_s, 1e-12)
-    if share < table.CLIENT_PART.value or wait_s < window.step_s:
+    if share < catalogue.CLIENT_PART.value or wait_s < window.step_s:
         return None
     queue_s = float(np.median(firsts[:, 3]))
     links = (
-        Link(
+        CausalLink(
             f"a client waits {seconds(wait_s + ttft_s)} for its first token; {percent(share)} of that before the"
             " scheduler sees the request",
             {"client_wait_p50_s": wait_s, "share": share, "n": len(waits)},
         ),
-        Link(
+        CausalLink(
             f"after arrival a first token takes {seconds(ttft_s)} (n={len(firsts)}), queue {seconds(queue_s)}",
             {"ttft_p50_s": ttft_s, "queue_p50_s": queue_s},
         ),
-        Link("the time goes by in tokenising, media or transport, before any limit holds", {}),
+        CausalLink("the time goes by in tokenising, media or transport, before any limit holds", {}),
     )
     longest = sorted(sorted(waits, key=lambda item: -item[3])[:5])
     spans = tuple(
-        Steps(seq, seq, step, step, f"arrived after {seconds(waited_s)}") for seq, step, _, waited_s in longest
+        StepRange(seq, seq, step, step, f"arrived after {seconds(waited_s)}") for seq, step, _, waited_s in longest
     )
     remedy = Advice("", "", words="no knob: look at the front end (tokenising, media, proxies, connections)")
-    title = table.BY_ID["front-end"].title
+    title = catalogue.BY_ID["front-end"].title
     return Finding("front-end", title, Severity.WARNING, links, spans, (remedy,), len(waits), "arrivals")

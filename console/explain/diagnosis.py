@@ -6,16 +6,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from schedtop.console.drawing import text
-from schedtop.console.explain import cache, capacity, device, ends, fairness, itl, overload, progress, queue, ttft
-from schedtop.console.explain import catalogue as table
+from schedtop.console.explain import (
+    cache,
+    capacity,
+    catalogue,
+    device,
+    ends,
+    fairness,
+    itl,
+    overload,
+    priority_order,
+    progress,
+    queue,
+    ttft,
+)
 from schedtop.console.explain import knob_change as change
-from schedtop.console.explain import priority_order as order
 from schedtop.console.explain.facts import Facts
 from schedtop.console.explain.finding import Advice, Finding
-from schedtop.console.explain.window import Bounds, Window
+from schedtop.console.explain.window import Bounds, FactsWindow
 from schedtop.engine.contract.telemetry import Header, Outgoing, Snapshot, StepRecord
 
-FINDERS: Mapping[str, Callable[[Window], Finding | None]] = {
+FINDERS: Mapping[str, Callable[[FactsWindow], Finding | None]] = {
     "overload": overload.find_overload,
     "cut-off": ends.find_cut_off,
     "starvation": fairness.find_starving,
@@ -31,7 +42,7 @@ FINDERS: Mapping[str, Callable[[Window], Finding | None]] = {
     "queue-low-use": queue.find_low_use,
     "watermark-holds": queue.find_watermark,
     "head-blocks-smaller": queue.find_head_blocks,
-    "inverted-priority": order.find_inverted,
+    "inverted-priority": priority_order.find_inverted,
     "starved-after-change": change.find_starved,
     "hit-rate-falling": cache.find_falling,
     "lost-hits": cache.find_lost,
@@ -42,7 +53,7 @@ FINDERS: Mapping[str, Callable[[Window], Finding | None]] = {
     "idle-device": device.find_idle,
     "front-end": device.find_front_end,
 }
-"""The detector of each finding in `table.RULES`."""
+"""The detector of each finding in `catalogue.RULES`."""
 
 ACROSS_CHANGES = frozenset(
     ("starved-after-change", "hit-rate-falling", "no-progress", "slow-device", "idle-device", "front-end")
@@ -57,7 +68,7 @@ class Diagnosis:
     `window_s` is how far back it looks on the engine's clock; bounds are the operator's SLOs.
     """
 
-    def __init__(self, window_s: float = table.WINDOW.value, bounds: Bounds | None = None) -> None:
+    def __init__(self, window_s: float = catalogue.WINDOW.value, bounds: Bounds | None = None) -> None:
         self.facts = Facts()
         self.window_s = window_s
         self.bounds = bounds or Bounds()
@@ -73,11 +84,11 @@ class Diagnosis:
 
     def findings(self, silent_s: float | None = None) -> list[Finding]:
         """What holds in the window now, the most severe first. `silent_s`: how long a live engine sent nothing."""
-        whole = Window(self.facts, self.window_s, self.bounds, silent_s)
+        whole = FactsWindow(self.facts, self.window_s, self.bounds, silent_s)
         change = next((item for item in reversed(whole.changes) if item.event.name != "rate"), None)
         fresh = whole
         if change is not None:
-            fresh = Window(self.facts, self.window_s, self.bounds, silent_s, change.seq)
+            fresh = FactsWindow(self.facts, self.window_s, self.bounds, silent_s, change.seq)
         found = {}
         for name, find in FINDERS.items():
             window = whole if name in ACROSS_CHANGES else fresh
@@ -87,13 +98,13 @@ class Diagnosis:
         told = [
             finding
             for name, finding in found.items()
-            if not any(other in found for other in table.BY_ID[name].yields_to)
+            if not any(other in found for other in catalogue.BY_ID[name].yields_to)
         ]
         # Overload explains most of what else is found.
         return sorted(told, key=lambda finding: (finding.id != "overload", -finding.severity))
 
 
-def _measured(finding: Finding, window: Window) -> Finding:
+def _measured(finding: Finding, window: FactsWindow) -> Finding:
     advice = finding.advice
     if finding.steps:
         advice = tuple(_as_of(window, one, finding.steps[-1].last_seq) for one in advice)
@@ -107,7 +118,7 @@ def _measured(finding: Finding, window: Window) -> Finding:
     )
 
 
-def _as_of(window: Window, advice: Advice, seq: int) -> Advice:
+def _as_of(window: FactsWindow, advice: Advice, seq: int) -> Advice:
     """With the knob's value at the moment of the evidence, where it has changed since."""
     if not advice.knob or window.knob_then(advice.knob, seq) == window.knob(advice.knob):
         return advice

@@ -99,7 +99,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Second:
+class SecondTotals:
     """Running totals at the end of one second: first admissions, their prompt and cached tokens; and the same of
     those whose prompt begins with a prefix block seen before. `demand_tokens` is work that arrived, prompts and all
     outputs that are allowed; `dropped_tokens` of it never had to be done."""
@@ -149,7 +149,7 @@ class Facts:
         self.preemptions: deque[Marked[Preemption]] = deque(maxlen=_MAX_EVENTS)
         self.changes: deque[Marked[KnobChange]] = deque(maxlen=256)
         self.coming: list[tuple[float, KnobChange]] = []
-        self.seconds: deque[Second] = deque(maxlen=_MAX_SECONDS)
+        self.seconds: deque[SecondTotals] = deque(maxlen=_MAX_SECONDS)
         self._next_second_s = 0.0
         self.hosts: deque[Marked[Host]] = deque(maxlen=_MAX_SECONDS)
         # The best median seconds of each mix of steps that a look has seen, and at which step.
@@ -359,10 +359,10 @@ class Facts:
             del self.flat[: spare * len(COLUMNS)]
             del self.itl[:spare]
 
-    def second(self, end_s: float) -> Second:
+    def second(self, end_s: float) -> SecondTotals:
         """The running totals as they are now."""
         totals = self._totals
-        return Second(
+        return SecondTotals(
             end_s,
             totals.admitted,
             totals.prompt_tokens,

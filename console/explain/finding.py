@@ -28,7 +28,7 @@ class Severity(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class CausalLink:
     """One link of a causal chain; the next one is its cause. `numbers` are what `words` rests on."""
 
     words: str
@@ -36,7 +36,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class StepRange:
     """Consecutive records that show it: inclusive `seq`s to jump to, and the step numbers they have."""
 
     first_seq: int
@@ -92,8 +92,8 @@ class Finding:
     id: str
     title: str
     severity: Severity
-    links: tuple[Link, ...]
-    steps: tuple[Steps, ...]
+    links: tuple[CausalLink, ...]
+    steps: tuple[StepRange, ...]
     advice: tuple[Advice, ...]
     n: int
     what: str

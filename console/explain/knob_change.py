@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 from schedtop.console.drawing import text
-from schedtop.console.explain import catalogue as table
+from schedtop.console.explain import catalogue
 from schedtop.console.explain.facts import Marked
-from schedtop.console.explain.finding import Advice, Finding, Link, Numbers, Severity, percent
-from schedtop.console.explain.window import Mask, Table, Window, most_frequent_reason
+from schedtop.console.explain.finding import Advice, CausalLink, Finding, Numbers, Severity, percent
+from schedtop.console.explain.window import FactsWindow, Mask, Table, most_frequent_reason
 from schedtop.engine.contract.telemetry import KnobChange, Limiter
 
 _BUDGETS = (Limiter.TOKEN_BUDGET, Limiter.INPUT_BUDGET)
@@ -27,7 +27,7 @@ _TIGHTER_UPWARDS = ("num_speculative_tokens", "watermark", "scheduler_reserve_fu
 """Raising these holds requests back; lowering the others does."""
 
 
-def find_starved(window: Window) -> Finding | None:
+def find_starved(window: FactsWindow) -> Finding | None:
     """The newest change since which most steps leave running requests without a token, or hold the queue by it."""
     for mark in reversed(window.changes):
         if mark.event.name in _LIMITERS and _tightens(mark.event):
@@ -42,11 +42,11 @@ def _tightens(change: KnobChange) -> bool:
     return bool(new > old if change.name in _TIGHTER_UPWARDS else new < old)
 
 
-def _since(window: Window, mark: Marked[KnobChange]) -> Finding | None:
+def _since(window: FactsWindow, mark: Marked[KnobChange]) -> Finding | None:
     steps, change = window.steps, mark.event
     after: Mask = steps["seq"] >= mark.seq
     before, since = steps.where(~after), steps.where(after)
-    if min(len(before), len(since)) < table.SIDE_STEPS.value:
+    if min(len(before), len(since)) < catalogue.SIDE_STEPS.value:
         return None
     symptoms = _symptoms(steps, _LIMITERS[change.name])
     symptom = next((name for name, mask in symptoms.items() if _begins(mask, after)), None)
@@ -55,7 +55,7 @@ def _since(window: Window, mark: Marked[KnobChange]) -> Finding | None:
     hit = symptoms[symptom]
     return Finding(
         "starved-after-change",
-        table.BY_ID["starved-after-change"].title,
+        catalogue.BY_ID["starved-after-change"].title,
         Severity.SEVERE if since.mean("starved") >= 1 else Severity.WARNING,
         (_sides(symptom, steps, hit, after), *_causes(since, mark)),
         window.spans(hit & after, _held_words),
@@ -79,10 +79,10 @@ def _queue_stands(steps: Table) -> Mask:
 
 
 def _begins(hit: Mask, after: Mask) -> bool:
-    return bool(hit[~after].mean() <= table.BEFORE.value and hit[after].mean() >= table.AFTER.value)
+    return bool(hit[~after].mean() <= catalogue.BEFORE.value and hit[after].mean() >= catalogue.AFTER.value)
 
 
-def _sides(symptom: str, steps: Table, hit: Mask, after: Mask) -> Link:
+def _sides(symptom: str, steps: Table, hit: Mask, after: Mask) -> CausalLink:
     """The symptom on both sides of the change; where the queue stood before, too, what held it then."""
     before_share, after_share = float(hit[~after].mean()), float(hit[after].mean())
     num_since, num_before = int(after.sum()), int((~after).sum())
@@ -90,13 +90,13 @@ def _sides(symptom: str, steps: Table, hit: Mask, after: Mask) -> Link:
     shares = f"in {percent(after_share)} of the {num_since} steps since then"
     shares += f", in {percent(before_share)} of the {num_before} before"
     if symptom == "starved":
-        return Link(f"some running requests get no token {shares}", numbers)
+        return CausalLink(f"some running requests get no token {shares}", numbers)
     words = f"the queue is held by the {_limiter_words(steps.where(hit & after))} {shares}"
     others = steps.where(_queue_stands(steps) & ~hit & ~after)
     other_share = len(others) / num_before
-    if other_share > table.BEFORE.value:
+    if other_share > catalogue.BEFORE.value:
         words += f" (then {_limiter_words(others)} held it in {percent(other_share)})"
-    return Link(words, {**numbers, "other_before_share": other_share})
+    return CausalLink(words, {**numbers, "other_before_share": other_share})
 
 
 def _limiter_words(steps: Table) -> str:
@@ -108,7 +108,7 @@ def _held_words(part: Table) -> str:
     return f"{starved:.0f} without a token, {waiting}" if starved else waiting
 
 
-def _causes(since: Table, mark: Marked[KnobChange]) -> tuple[Link, ...]:
+def _causes(since: Table, mark: Marked[KnobChange]) -> tuple[CausalLink, ...]:
     change = mark.event
     starved, running, waiting = (since.mean(name) for name in ("starved", "running", "waiting"))
     running_words = (
@@ -116,11 +116,11 @@ def _causes(since: Table, mark: Marked[KnobChange]) -> tuple[Link, ...]:
     )
     by = f" by {text.clean(change.by, 40)}" if change.by else ""
     return (
-        Link(
+        CausalLink(
             f"in a step since then {running_words} and {waiting:.1f} wait, on average",
             {"starved": starved, "running": running, "waiting": waiting},
         ),
-        Link(
+        CausalLink(
             f"{change.name} went {text.value(change.old)} → {text.value(change.new)} at step {mark.step}{by}",
             {"knob": change.name, "step": mark.step},
         ),

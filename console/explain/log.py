@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from schedtop.console.explain import catalogue as table
+from schedtop.console.explain import catalogue
 from schedtop.console.explain.diagnosis import Diagnosis
 from schedtop.console.explain.finding import Finding
 from schedtop.console.explain.window import Bounds
@@ -29,7 +29,7 @@ class Episode:
 
 
 @dataclass(slots=True)
-class Entry:
+class LogEntry:
     """One finding over time. `best` is the strongest of its looks, `finding` the newest."""
 
     finding: Finding
@@ -59,18 +59,18 @@ class _Sighting:
 
     @property
     def is_open(self) -> bool:
-        return self.last_s - self.since_s >= table.OPENS.value or self.still_looks >= table.LOOKS.value
+        return self.last_s - self.since_s >= catalogue.OPENS.value or self.still_looks >= catalogue.LOOKS.value
 
     def is_over(self, now_s: float) -> bool:
-        return now_s - self.last_s > table.CLOSES.value
+        return now_s - self.last_s > catalogue.CLOSES.value
 
 
 class Log:
     """A diagnosis and the memory of its findings. `take` every message, `look` about once a second."""
 
-    def __init__(self, window_s: float = table.WINDOW.value, bounds: Bounds | None = None) -> None:
+    def __init__(self, window_s: float = catalogue.WINDOW.value, bounds: Bounds | None = None) -> None:
         self.diagnosis = Diagnosis(window_s, bounds)
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, LogEntry] = {}
         self.num_looks = 0
         self._sightings: dict[str, _Sighting] = {}
         self._started_at: float | None = None
@@ -78,12 +78,12 @@ class Log:
     def take(self, message: Outgoing) -> None:
         self.diagnosis.take(message)
 
-    def look(self, silent_s: float | None = None, last: bool = False) -> list[Entry]:
+    def look(self, silent_s: float | None = None, last: bool = False) -> list[LogEntry]:
         """Look at the present window; the entries that hold now, the most severe first.
 
-        A finding opens once it has been found for `table.OPENS` of the engine's clock, and closes once it has not
-        been for `table.CLOSES`; one without thresholds opens at once. While the clock stands still, looks count. At the
-        `last` look of a short session all looks must have found it.
+        A finding opens once it has been found for `catalogue.OPENS` of the engine's clock, and closes once it has not
+        been for `catalogue.CLOSES`; one without thresholds opens at once. While the clock stands still, looks count. At
+        the `last` look of a short session all looks must have found it.
         """
         header = self.diagnosis.facts.header
         if header is not None and header.started_at != self._started_at:
@@ -100,7 +100,7 @@ class Log:
         }
         for name, finding in found.items():
             seen = self._sightings[name]
-            happened = not table.BY_ID[name].thresholds  # rather than held: nothing that comes and goes
+            happened = not catalogue.BY_ID[name].thresholds  # rather than held: nothing that comes and goes
             if happened or seen.is_open or (last and seen.looks >= self.num_looks):
                 self._note(finding)
         for name, entry in self.entries.items():
@@ -110,7 +110,7 @@ class Log:
     def _note(self, finding: Finding) -> None:
         step, entry = self.diagnosis.facts.step, self.entries.get(finding.id)
         if entry is None:
-            entry = self.entries[finding.id] = Entry(finding, finding)
+            entry = self.entries[finding.id] = LogEntry(finding, finding)
         if not entry.active:
             entry.episodes.append(Episode(step, step, finding.to_s, finding.to_s))
             del entry.episodes[:-_MAX_EPISODES]
@@ -120,7 +120,7 @@ class Log:
             entry.best = finding
         entry.episodes[-1].last_step, entry.episodes[-1].to_s = step, finding.to_s
 
-    def ranked(self) -> list[Entry]:
+    def ranked(self) -> list[LogEntry]:
         """What is to be reported: entries that hold first, then the most severe, then the longest held."""
         told = [entry for entry in self.entries.values() if entry.active or not self._superseded(entry)]
         return sorted(
@@ -133,9 +133,9 @@ class Log:
             ),
         )
 
-    def _superseded(self, entry: Entry) -> bool:
+    def _superseded(self, entry: LogEntry) -> bool:
         """It ended because another finding that says the same and more replaced it."""
-        others = [self.entries[name] for name in table.BY_ID[entry.best.id].yields_to if name in self.entries]
+        others = [self.entries[name] for name in catalogue.BY_ID[entry.best.id].yields_to if name in self.entries]
         near_s = self.diagnosis.window_s
         return all(
             any(

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from schedtop.console.explain.finding import Finding, as_dict, seconds, some
-from schedtop.console.explain.log import Entry, Episode, Log
+from schedtop.console.explain.log import Episode, Log, LogEntry
 from schedtop.console.explain.tries import TriedValues
 
 _MAX_EPISODES = 4
@@ -61,11 +61,11 @@ def _extent(log: Log) -> dict[str, Any]:
     }
 
 
-def _by_weight(log: Log) -> list[Entry]:
+def _by_weight(log: Log) -> list[LogEntry]:
     return sorted(log.ranked(), key=lambda entry: (entry.best.id != "overload", -entry.best.severity, -entry.looks))
 
 
-def _entry(number: int, entry: Entry, outcome: TriedValues | None) -> str:
+def _entry(number: int, entry: LogEntry, outcome: TriedValues | None) -> str:
     finding = entry.best
     lines = [
         f"{number}. {finding.severity.word.upper()} {finding.title}",

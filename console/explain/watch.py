@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from schedtop.console.drawing import text
-from schedtop.console.explain import catalogue as table
-from schedtop.console.explain.log import Entry, Log
+from schedtop.console.explain import catalogue
+from schedtop.console.explain.log import Log, LogEntry
 from schedtop.console.explain.window import Bounds
 from schedtop.console.past.past import Past
 from schedtop.console.view import View
@@ -18,7 +18,7 @@ class Watch:
 
     def __init__(self, history: Past, bounds: Bounds) -> None:
         self.log = Log(bounds=bounds)
-        self.entries: list[Entry] = []
+        self.entries: list[LogEntry] = []
         self._looked_at_s: float | None = None
         self._looked_seq, self._looks_there = -1, 0
         self._started_at: float | None = None
@@ -45,7 +45,7 @@ class Watch:
         silent_s = view.silent_s if view.link.state == "open" else None
         self._looks_there = self._looks_there + 1 if facts.seq == self._looked_seq else 1
         self._looked_seq = facts.seq
-        if self._looks_there > table.LOOKS.value and (silent_s is None or silent_s < table.SILENT.value):
+        if self._looks_there > catalogue.LOOKS.value and (silent_s is None or silent_s < catalogue.SILENT.value):
             return  # everything in the newest record has been reported
         self.log.look(silent_s)
         self.entries = self.log.ranked()

@@ -13,9 +13,18 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 from schedtop.console.drawing import text
-from schedtop.console.explain import catalogue as table
-from schedtop.console.explain.facts import COLUMNS, MAX_STEPS, REASONS, Facts, FloatArray, Known, Marked, Second
-from schedtop.console.explain.finding import Advice, Steps, percent, seconds
+from schedtop.console.explain import catalogue
+from schedtop.console.explain.facts import (
+    COLUMNS,
+    MAX_STEPS,
+    REASONS,
+    Facts,
+    FloatArray,
+    Known,
+    Marked,
+    SecondTotals,
+)
+from schedtop.console.explain.finding import Advice, StepRange, percent, seconds
 from schedtop.engine.contract.knobs import BY_NAME
 from schedtop.engine.contract.latencies.cohort import Cohort, cohort
 from schedtop.engine.contract.telemetry import Finish, KnobChange, Limiter, Preemption, Refusal
@@ -77,7 +86,7 @@ class Bounds:
     itl_s: float | None = None
 
 
-class Window:
+class FactsWindow:
     """The last `window_s` seconds of some facts, from record `since_seq` on.
 
     `silent_s`: how long a live engine has sent nothing.
@@ -145,10 +154,10 @@ class Window:
 
     @cached_property
     def stall_s(self) -> float:
-        """Above this an ITL is a stall: its SLO, or `table.STALL` times the median; infinite of too few."""
+        """Above this an ITL is a stall: its SLO, or `catalogue.STALL` times the median; infinite of too few."""
         if self.bounds.itl_s is not None:
             return self.bounds.itl_s
-        return float("inf") if self.itl_p50_p95 is None else table.STALL.value * self.itl_p50_p95[0]
+        return float("inf") if self.itl_p50_p95 is None else catalogue.STALL.value * self.itl_p50_p95[0]
 
     @cached_property
     def num_gaps(self) -> int:
@@ -165,12 +174,12 @@ class Window:
 
     @property
     def itl_smooth(self) -> bool:
-        return self.stall_share < table.STALL_SHARE.value
+        return self.stall_share < catalogue.STALL_SHARE.value
 
     @cached_property
     def itl_p50_p95(self) -> tuple[float, float] | None:
         """Seconds, interpolated linearly; None of too few."""
-        if len(self.itl_s) < table.MIN_GAPS.value:
+        if len(self.itl_s) < catalogue.MIN_GAPS.value:
             return None
         p50, p95 = np.quantile(self.itl_s, (0.5, 0.95))
         return float(p50), float(p95)
@@ -208,7 +217,7 @@ class Window:
     @property
     def queue_lasts(self) -> bool:
         """Requests waited in enough of enough steps."""
-        return len(self.steps) >= table.MIN_STEPS.value and self.queued_share >= table.QUEUED_SHARE.value
+        return len(self.steps) >= catalogue.MIN_STEPS.value and self.queued_share >= catalogue.QUEUED_SHARE.value
 
     def reason_share(self, *reasons: str) -> float:
         """Share of the steps with a queue whose head was held by one of these."""
@@ -275,23 +284,23 @@ class Window:
         return self._since(self.facts.changes, attrgetter("seq"))
 
     @property
-    def trend(self) -> list[Second]:
+    def trend(self) -> list[SecondTotals]:
         """Running totals second by second, and now."""
         return [*self.facts.seconds, self.facts.second(self.end_s)]
 
     # Pointing
 
-    def spans(self, mask: Mask, words: Callable[[Table], str] | None = None) -> tuple[Steps, ...]:
+    def spans(self, mask: Mask, words: Callable[[Table], str] | None = None) -> tuple[StepRange, ...]:
         """The longest runs of `steps` rows where `mask` holds, in order of time."""
         longest = sorted(sorted(runs(mask), key=len, reverse=True)[:_MAX_SPANS], key=lambda run: int(run[0]))
         return tuple(self.span(run, words) for run in longest)
 
-    def span(self, rows: Rows, words: Callable[[Table], str] | None = None) -> Steps:
+    def span(self, rows: Rows, words: Callable[[Table], str] | None = None) -> StepRange:
         """Some rows of `steps` (ascending) as one range."""
         part = Table(self.steps.matrix[rows])
         seq, step = part["seq"], part["step"]
         told = words(part) if words is not None else ""
-        return Steps(int(seq[0]), int(seq[-1]), int(step[0]), int(step[-1]), told)
+        return StepRange(int(seq[0]), int(seq[-1]), int(step[0]), int(step[-1]), told)
 
     def advise(self, *choices: tuple[str, str]) -> tuple[Advice, ...]:
         """Knobs and directions, with the value each knob has now."""
@@ -340,7 +349,7 @@ def last_run(mask: Mask) -> Rows:
     return np.arange(int(breaks[-1]) + 1 if len(breaks) else 0, len(mask))
 
 
-def marks(items: Iterable[Marked[Any]], words: Callable[[Any], str]) -> tuple[Steps, ...]:
+def marks(items: Iterable[Marked[Any]], words: Callable[[Any], str]) -> tuple[StepRange, ...]:
     """The first few events as single steps."""
     listed = list(items)[:_MAX_SPANS]
-    return tuple(Steps(item.seq, item.seq, item.step, item.step, words(item.event)) for item in listed)
+    return tuple(StepRange(item.seq, item.seq, item.step, item.step, words(item.event)) for item in listed)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from rich.text import Text
 from schedtop.console.drawing import text
-from schedtop.console.fleet.rows import NA, Fleet, Row, imbalances
+from schedtop.console.fleet.rows import NA, Fleet, FleetRow, imbalances
 from schedtop.console.terminal.driver import ConsoleDriver
 from textual.app import App
 from textual.binding import Binding, BindingType
@@ -75,7 +75,7 @@ class FleetApp(App[str]):
         self._fleet, self._heading = fleet, title
         self._set_limits = set_limits
         self._window = 1
-        self._rows: list[Row] = []
+        self._rows: list[FleetRow] = []
         self._curve: list[float] = []
         if theme in self.available_themes:
             self.theme = theme
@@ -186,7 +186,7 @@ class Played(Fleet, Protocol):
     def toggle(self) -> None: ...
 
 
-class ReplayApp(FleetApp):
+class FleetReplayApp(FleetApp):
     """The same screen over recorded pages."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -208,7 +208,7 @@ class ReplayApp(FleetApp):
         self.look()
 
 
-def _cells(row: Row, mark: str, brief: bool) -> list[Text]:
+def _cells(row: FleetRow, mark: str, brief: bool) -> list[Text]:
     name = (brief and row.brief) or row.name
     if row.state:
         return [Text(name), Text("!", style="bold"), *[Text("")] * (len(COLUMNS) - 2)]

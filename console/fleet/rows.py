@@ -8,9 +8,9 @@ from statistics import median
 from typing import Protocol
 
 from schedtop.console.drawing import text
-from schedtop.console.past import sample_sizes as enough
+from schedtop.console.past import sample_sizes
 from schedtop.console.past.history import History
-from schedtop.console.past.unended import cohorts
+from schedtop.console.past.open_latencies import cohorts
 from schedtop.engine.contract.latencies.cohort import Cohort
 
 FAR_MORE_WAITING = 4
@@ -21,7 +21,7 @@ NA = "n/a"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FleetRow:
     """One engine, or one of a page. `state` is empty while it answers, else why not; None is a figure it has not.
 
     `address` opens a console on it; empty where that needs steps. `brief` is its name where there is little room.
@@ -47,9 +47,9 @@ class Row:
 class Fleet(Protocol):
     """What the screen asks; called on its thread, so it must not wait."""
 
-    def rows(self, window_s: float) -> Sequence[Row]: ...
+    def rows(self, window_s: float) -> Sequence[FleetRow]: ...
 
-    def total(self, window_s: float) -> Row | None:
+    def total(self, window_s: float) -> FleetRow | None:
         """All together: sums, and percentiles of what all of them delivered; None where nothing can be added up."""
         ...
 
@@ -58,17 +58,19 @@ class Fleet(Protocol):
         ...
 
 
-def summed(rows: Sequence[Row], ttft: tuple[str, str] = (NA, NA), itl: tuple[str, str] = (NA, NA)) -> Row | None:
+def summed(
+    rows: Sequence[FleetRow], ttft: tuple[str, str] = (NA, NA), itl: tuple[str, str] = (NA, NA)
+) -> FleetRow | None:
     """Sums over those that answer; shares and percentiles have none. None of fewer than two."""
     alive = [row for row in rows if not row.state]
     if len(alive) < 2:
         return None
 
-    def add(figure: Callable[[Row], float | None]) -> float | None:
+    def add(figure: Callable[[FleetRow], float | None]) -> float | None:
         values = [value for row in alive if (value := figure(row)) is not None]
         return sum(values) if len(values) == len(alive) else None
 
-    return Row(
+    return FleetRow(
         name=f"{len(alive)} engines",
         running=add(lambda row: row.running),
         waiting=add(lambda row: row.waiting),
@@ -80,7 +82,7 @@ def summed(rows: Sequence[Row], ttft: tuple[str, str] = (NA, NA), itl: tuple[str
     )
 
 
-def imbalances(rows: Sequence[Row]) -> dict[int, str]:
+def imbalances(rows: Sequence[FleetRow]) -> dict[int, str]:
     """Rows that differ from the others, by index, and in which figures."""
     found = {}
     for place, row in enumerate(rows):
@@ -96,7 +98,9 @@ def imbalances(rows: Sequence[Row]) -> dict[int, str]:
     return found
 
 
-def row_of(name: str, address: str, state: str, history: History, window_s: float, silent_s: float = 0.0) -> Row:
+def row_of(
+    name: str, address: str, state: str, history: History, window_s: float, silent_s: float = 0.0
+) -> FleetRow:
     """An engine whose steps are known, and that has said nothing for `silent_s`. Call it with the history locked."""
     moment = history.now()
     totals, blocks = moment.state.totals, moment.record.blocks if moment.record is not None else None
@@ -104,7 +108,7 @@ def row_of(name: str, address: str, state: str, history: History, window_s: floa
     told_s = max(window_s - silent_s, 0.0)  # an idle engine tells nothing: the rest of the window has no tokens
     rates, share = history.rates(moment, told_s), told_s / window_s
     latency = cohorts(history, moment, window_s)
-    return Row(
+    return FleetRow(
         name=name,
         address=address,
         state=state,
@@ -129,7 +133,7 @@ def worded(members: Cohort) -> tuple[str, str]:
     """p50 and p95, `>` before a lower bound; a mark where the members are too few."""
     words = []
     for share in (0.5, 0.95):
-        found = enough.bounded(members, share)
-        lack = enough.LACK if members.n + members.num_open else NA
+        found = sample_sizes.bounded(members, share)
+        lack = sample_sizes.LACK if members.n + members.num_open else NA
         words.append(lack if found is None else (">" if found.is_bound else "") + text.ms(found.least))
     return words[0], words[1]

@@ -8,11 +8,11 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 from schedtop.console.drawing import text
-from schedtop.console.past import sample_sizes as enough
+from schedtop.console.past import sample_sizes
 from schedtop.console.past.events import Event
 from schedtop.console.past.latency import BUCKET_S, LatencyBuckets
+from schedtop.console.past.open_latencies import Floats, cohort_of, unended
 from schedtop.console.past.past import Past
-from schedtop.console.past.unended import Floats, cohort_of, unended
 from schedtop.engine.contract.latencies.samples import Samples, merge
 from schedtop.engine.contract.telemetry import KnobChange, Totals
 
@@ -45,7 +45,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class FigurePair:
     """One figure on both sides, in the unit of its name; None where `n` is too few. `lower_is_better`.
 
     `share` is that of a quantile; None for a rate, whose `n` counts steps. `bounds` says which side is a lower bound,
@@ -95,12 +95,12 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class BeforeAfter:
     """Figures of the seconds before and after a change, each at most `SPAN_S` and free of other changes."""
 
     before_s: float
     after_s: float
-    figures: tuple[Figure, ...]
+    figures: tuple[FigurePair, ...]
 
 
 def changes(history: Past) -> list[Change]:
@@ -114,7 +114,7 @@ def changes(history: Past) -> list[Change]:
     ]
 
 
-def compare(history: Past, change: Change, all_changes: list[Change]) -> Comparison:
+def compare(history: Past, change: Change, all_changes: list[Change]) -> BeforeAfter:
     """Both windows around `change`, cut at its neighbours."""
     earlier = max((other.clock_s for other in all_changes if other.clock_s < change.clock_s), default=0.0)
     later = min(
@@ -138,7 +138,7 @@ def compare(history: Past, change: Change, all_changes: list[Change]) -> Compari
     )
     figures += [_rate_figure(history, name, count, lower, sides) for name, count, lower in rates]
     spans = [max(0, stop - start + 1) * BUCKET_S for start, stop in sides]
-    return Comparison(spans[0], spans[1], tuple(figures))
+    return BeforeAfter(spans[0], spans[1], tuple(figures))
 
 
 NOBODY: Floats = np.zeros(0)
@@ -193,13 +193,13 @@ def _quantile_figure(
     sides: Sides,
     opens: tuple[Mapping[str, Floats], Mapping[str, Floats]],
     unseen: str,
-) -> Figure:
+) -> FigurePair:
     members = [
         cohort_of(_samples(history, kind, side), open_s.get(kind, NOBODY))
         for side, open_s in zip(sides, opens, strict=True)
     ]
-    before, after = (enough.bounded(found, share) for found in members)
-    return Figure(
+    before, after = (sample_sizes.bounded(found, share) for found in members)
+    return FigurePair(
         f"{kind.upper()} p{share * 100:.0f} ms",
         None if before is None else before.least * 1000,
         None if after is None else after.least * 1000,
@@ -214,7 +214,9 @@ def _quantile_figure(
     )
 
 
-def _rate_figure(history: Past, name: str, count: Callable[[Totals], float], lower: bool, sides: Sides) -> Figure:
+def _rate_figure(
+    history: Past, name: str, count: Callable[[Totals], float], lower: bool, sides: Sides
+) -> FigurePair:
     """A rate from running totals, where those of both ends are known; `n` counts steps."""
     values: list[float | None] = []
     steps: list[int] = []
@@ -223,6 +225,6 @@ def _rate_figure(history: Past, name: str, count: Callable[[Totals], float], low
         steps.append(readings[-1].step - readings[0].step if readings else 0)
         known = len(readings) >= 2 and readings[0].end_s < (start + 1) * BUCKET_S
         span_s = readings[-1].end_s - readings[0].end_s if known else 0.0
-        long = stop - start + 1 >= enough.LEAST_S / BUCKET_S and span_s > 0
+        long = stop - start + 1 >= sample_sizes.LEAST_S / BUCKET_S and span_s > 0
         values.append((count(readings[-1].totals) - count(readings[0].totals)) / span_s if long else None)
-    return Figure(name, values[0], values[1], steps[0], steps[1], lower)
+    return FigurePair(name, values[0], values[1], steps[0], steps[1], lower)

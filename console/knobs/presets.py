@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from schedtop.engine.contract.files.written import make_folder, whole_file
+from schedtop.engine.contract.files.output_files import make_folder, whole_file
 from schedtop.engine.contract.knobs import BY_NAME, KnobError, KnobValue, check_value
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class PresetError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Preset:
+class KnobPreset:
     """`values` by knob name; `own` ones can be overwritten."""
 
     name: str
@@ -35,18 +35,18 @@ class Preset:
     own: bool = False
 
 
-BUILT_IN: tuple[Preset, ...] = (
-    Preset(
+BUILT_IN: tuple[KnobPreset, ...] = (
+    KnobPreset(
         "smooth",
         "even ITL: small steps, long prompts in small chunks",
         {"max_num_scheduled_tokens": 512, "long_prefill_token_threshold": 256},
     ),
-    Preset(
+    KnobPreset(
         "drain",
         "prompts first: whole budget, no chunk limit",
         {"max_num_scheduled_tokens": None, "long_prefill_token_threshold": 0, "watermark": 0.0},
     ),
-    Preset(
+    KnobPreset(
         "steady",
         "few preemptions: headroom, whole sequences only",
         {"watermark": 0.05, "scheduler_reserve_full_isl": True},
@@ -54,7 +54,7 @@ BUILT_IN: tuple[Preset, ...] = (
 )
 
 
-def load_presets(folder: Path | None) -> tuple[list[Preset], list[str]]:
+def load_presets(folder: Path | None) -> tuple[list[KnobPreset], list[str]]:
     """The built-in presets, then those of `folder`; and why some were left out."""
     found, problems = list(BUILT_IN), list[str]()
     path = folder / FILE if folder is not None else None
@@ -68,7 +68,7 @@ def load_presets(folder: Path | None) -> tuple[list[Preset], list[str]]:
         return found, [f"{FILE} {_fault(error)}"]
     for name, values in raw.items():
         try:
-            found.append(Preset(name, "your own", _checked(name, values), own=True))
+            found.append(KnobPreset(name, "your own", _checked(name, values), own=True))
         except PresetError as error:
             problems.append(str(error))
     return found, problems

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from schedtop.console.drawing import text
 from schedtop.console.knobs.forecast import Forecaster
 from schedtop.console.past.past import Past
-from schedtop.console.past.state import State
+from schedtop.console.past.state import LiveState
 from schedtop.engine.contract.knobs import BY_NAME, KNOBS, LIVE, Knob, KnobValue, bounds, check_value, in_force
 
 DRAINING = ("max_num_seqs", "max_num_active_seqs")
@@ -67,7 +67,7 @@ class Staging:
         low, high, _ = bounds(knob, self.ceilings)
         return f"{_bound(low)}..{_bound(high)}"
 
-    def value_in(self, state: State, name: str) -> Any:
+    def value_in(self, state: LiveState, name: str) -> Any:
         """A knob's value at the shown moment."""
         return state.knobs.get(name)
 
@@ -153,7 +153,7 @@ class Staging:
             return self.history.header.workload.get("rate") if self.history.header is not None else None
         return self.config.get(name, self.current.get(name))
 
-    def draining(self, name: str, state: State) -> int | None:
+    def draining(self, name: str, state: LiveState) -> int | None:
         """Requests running beyond a lowered cap; None while nothing drains."""
         cap = state.knobs.get(name)
         running = state.num_running

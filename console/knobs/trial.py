@@ -24,7 +24,7 @@ class Pending:
         return max(0.0, self.until_s - now_s)
 
 
-class Trials:
+class FollowedTrials:
     """Follows what the engine says. The engine keeps the time: this console may be one of several, or gone by then."""
 
     def __init__(self, history: Past, now: Callable[[], float]) -> None:

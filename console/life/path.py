@@ -6,7 +6,7 @@ import math
 import struct
 
 from schedtop.console.life.phases import Spans, phase_of_row
-from schedtop.console.life.request_life import Life, Visit
+from schedtop.console.life.request_life import RequestLife, Visit
 from schedtop.console.past.state import (
     ACCEPTED,
     BLOCKS,
@@ -28,7 +28,7 @@ class Walk:
     `phase` is what the request is doing until a record says otherwise. Time between two steps goes to the later one.
     """
 
-    def __init__(self, life: Life) -> None:
+    def __init__(self, life: RequestLife) -> None:
         self.life = life
         self.seq = -1
         self.end_s = life.arrival.arrival_s
@@ -141,7 +141,7 @@ def _planned_s(record: StepRecord) -> float:
     return record.start_s if record.planned_s is None else record.planned_s
 
 
-def _visit(life: Life, record: StepRecord) -> Visit | None:
+def _visit(life: RequestLife, record: StepRecord) -> Visit | None:
     """The request's row of a step."""
     if not record.rows:
         return None

@@ -37,7 +37,7 @@ def phase_of_row(tokens: int, decode: bool, needed: int, prompt_tokens: int) -> 
     return "recompute" if needed > prompt_tokens else "prefill"
 
 
-class Span(NamedTuple):
+class PhaseSpan(NamedTuple):
     """One phase without a break, on the engine's clock."""
 
     start_s: float
@@ -50,7 +50,7 @@ class Spans:
 
     def __init__(self, start_s: float) -> None:
         self.at_s, self.until_s = start_s, start_s
-        self.spans: list[Span] = []
+        self.spans: list[PhaseSpan] = []
 
     def copy(self) -> Spans:
         twin = Spans(self.at_s)
@@ -61,7 +61,7 @@ class Spans:
         """Fill up to `end_s`; nothing happens if that is behind."""
         end_s = min(end_s, self.until_s)
         if end_s > self.at_s:
-            self.spans.append(Span(self.at_s, end_s, phase))
+            self.spans.append(PhaseSpan(self.at_s, end_s, phase))
             self.at_s = end_s
 
     def stall(self, first: int, limit_s: float) -> None:
@@ -73,7 +73,7 @@ class Spans:
             ]
 
 
-def totals(spans: list[Span]) -> dict[str, float]:
+def totals(spans: list[PhaseSpan]) -> dict[str, float]:
     """Seconds of each phase in the order of `PHASES`; they add up to the length of the spans."""
     seconds = dict.fromkeys(PHASES, 0.0)
     for span in spans:
@@ -81,7 +81,7 @@ def totals(spans: list[Span]) -> dict[str, float]:
     return seconds
 
 
-def at_times(spans: list[Span], times_s: list[float]) -> list[str]:
+def at_times(spans: list[PhaseSpan], times_s: list[float]) -> list[str]:
     """The phase at each of the rising times; `unknown` outside the spans."""
     phases, index = [], 0
     for time_s in times_s:

@@ -8,10 +8,10 @@ from itertools import islice
 
 import numpy as np
 from schedtop.console.life.path import Walk
-from schedtop.console.life.request_life import Life
+from schedtop.console.life.request_life import RequestLife
 from schedtop.console.life.request_list import RequestList
 from schedtop.console.life.slow_gaps import Blamer
-from schedtop.console.past import sample_sizes as enough
+from schedtop.console.past import sample_sizes
 from schedtop.console.past.past import Moment, Past
 from schedtop.engine.contract.kv_groups import kinds_of
 from schedtop.engine.contract.latencies.front_end import front_end_of
@@ -31,7 +31,7 @@ _AT_ONCE = 256
 """Records read between two looks at the clock."""
 
 
-def read_life(history: Past, moment: Moment, number: int, slo_s: float | None = None) -> Life | None:
+def read_life(history: Past, moment: Moment, number: int, slo_s: float | None = None) -> RequestLife | None:
     """The life of a request up to `moment`; None if nothing is known of it."""
     return LifeReader(number).read(history, moment, slo_s)
 
@@ -49,7 +49,9 @@ class LifeReader:
         self._blamer: Blamer | None = None
         self._session: float | None = None
 
-    def read(self, history: Past, moment: Moment, slo_s: float | None, within_s: float = math.inf) -> Life | None:
+    def read(
+        self, history: Past, moment: Moment, slo_s: float | None, within_s: float = math.inf
+    ) -> RequestLife | None:
         """As `read_life`. A life still in progress is the same object again."""
         began_s = time.monotonic()
         tracked = moment.state.requests.get(self.number)
@@ -63,7 +65,7 @@ class LifeReader:
         if walk is None or blamer is None or not self._goes_on(walk, arrival, history, moment, slow_s):
             header = history.header
             front_end = None if header is None else front_end_of(header.settings)
-            walk = self._walk = Walk(Life(self.number, arrival, slow_s=slow_s, front_end=front_end))
+            walk = self._walk = Walk(RequestLife(self.number, arrival, slow_s=slow_s, front_end=front_end))
             blamer = self._blamer = Blamer(walk.life)
             self._session = _session(history)
             records = history.between_times(arrival.arrival_s, moment.seq)
@@ -88,7 +90,7 @@ class LifeReader:
         self._read_blocks(life, history, moment)
         return life
 
-    def _read_blocks(self, life: Life, history: Past, moment: Moment) -> None:
+    def _read_blocks(self, life: RequestLife, history: Past, moment: Moment) -> None:
         rows = RequestList(history, moment)
         row = rows.row(self.number) if self.number in rows else None
         life.blocks, life.full_blocks = (
@@ -117,7 +119,7 @@ def _session(history: Past) -> float | None:
 
 def _usual_gap(history: Past, moment: Moment) -> float:
     """The median ITL of the last minute; infinite of too few."""
-    median = enough.quantile(merge(history.latency_columns("itl", moment, 60.0, 60)), 0.5)
+    median = sample_sizes.quantile(merge(history.latency_columns("itl", moment, 60.0, 60)), 0.5)
     return math.inf if median is None else median
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from schedtop.console.life.phases import Span, totals
+from schedtop.console.life.phases import PhaseSpan, totals
 from schedtop.console.past.state import Tracked
 from schedtop.engine.contract.latencies.front_end import FrontEnd
 from schedtop.engine.contract.telemetry import Arrival, Finish, Preemption, StepRecord
@@ -49,7 +49,7 @@ class Blame:
 
 
 @dataclass(slots=True)
-class Life:
+class RequestLife:
     """What is known of a request up to a moment, in `step`. Times are on the engine's clock; None is not (yet) known.
 
     `spans` reach from its arrival to `until_s`: the moment, or its last token. `lost` holds its own preemptions,
@@ -63,7 +63,7 @@ class Life:
     finish: Finish | None = None
     until_s: float = 0.0
     visits: list[Visit] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
+    spans: list[PhaseSpan] = field(default_factory=list)
     lost: list[tuple[StepRecord, Preemption]] = field(default_factory=list)
     took: list[tuple[StepRecord, Preemption]] = field(default_factory=list)
     blames: list[Blame] = field(default_factory=list)

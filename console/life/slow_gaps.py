@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 from schedtop.console.drawing import text
-from schedtop.console.life.request_life import Blame, Life, Visit
+from schedtop.console.life.request_life import Blame, RequestLife, Visit
 from schedtop.console.past.past import Past
 from schedtop.console.past.state import FLAGS, NUMBER, TOKENS
 from schedtop.engine.contract.reading import IntArray, row_matrix
@@ -21,7 +21,7 @@ MOST_COUNTED = 512
 class Blamer:
     """Reads the blames of a life as it continues."""
 
-    def __init__(self, life: Life) -> None:
+    def __init__(self, life: RequestLife) -> None:
         self.life = life
         self._found: list[Blame] = []
         self._num_visits = 0
@@ -80,7 +80,7 @@ def _taken(history: Past, record: StepRecord, preemption: Preemption) -> Blame:
     return Blame(record.seq, record.step, record.end_s - record.start_s, words, caused=True)
 
 
-def _cause(life: Life, history: Past, span: list[StepRecord], starved: set[int]) -> str:
+def _cause(life: RequestLife, history: Past, span: list[StepRecord], starved: set[int]) -> str:
     """What happened between two deliveries, the strongest cause first. `starved`: seqs of steps that gave nothing."""
     for record, preemption in life.lost:
         if span and span[0].seq <= record.seq <= span[-1].seq:
@@ -115,7 +115,7 @@ def _budget_cause(history: Past, records: list[StepRecord]) -> str:
     return f"{steps} gave it no token: the {budget} went to {', '.join(named + more) or 'nobody'}"
 
 
-def _step_cause(life: Life, history: Past, record: StepRecord) -> str:
+def _step_cause(life: RequestLife, history: Past, record: StepRecord) -> str:
     """Which requests' tokens made a step long."""
     took = f"step {record.step} took {text.ms_unit(record.end_s - record.start_s)}"
     chunks = _chunks(row_matrix(record), life.number)[:2]
@@ -134,7 +134,7 @@ def _chunks(rows: IntArray, other_than: int) -> list[tuple[int, int]]:
     return sorted(zip(numbers, tokens, strict=True), key=lambda chunk: -chunk[1])
 
 
-def _harm(life: Life, visit: Visit, record: StepRecord) -> Iterator[Blame]:
+def _harm(life: RequestLife, visit: Visit, record: StepRecord) -> Iterator[Blame]:
     """A step whose largest prompt chunk was this request's, if it made others' gaps slow."""
     if visit.phase == "decode" or visit.tokens < 2:
         return

@@ -26,10 +26,10 @@ def client_latencies(history: Past, moment: Moment, window_s: float) -> dict[str
     Empty where no front end is simulated and no request reports its time before the scheduler. Only the last
     `MAX_RECORDS` records of a long window count.
     """
-    return ClientLatencies().window(history, moment, window_s)
+    return KeptClientLatencies().window(history, moment, window_s)
 
 
-class ClientLatencies:
+class KeptClientLatencies:
     """`client_latencies` for repeated use: each record is read once."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ from schedtop.console.past.events import Event
 from schedtop.console.past.ladder import EARLIER, Ladder
 from schedtop.console.past.latency import LatencyBuckets
 from schedtop.console.past.past import MAX_EVENTS, MAX_FINISHED, MAX_RECORDS, MAX_TEXT_CHARS, Gap, Moment, Past
-from schedtop.console.past.state import State, Tracked
+from schedtop.console.past.state import LiveState, Tracked
 from schedtop.engine.contract.latencies.samples import Samples, of_records
 from schedtop.engine.contract.telemetry import (
     Arrival,
@@ -78,7 +78,7 @@ class History(Past):
         self._forget()
 
     def _forget(self) -> None:
-        self.live = State()
+        self.live = LiveState()
         self.synced = False
         self.records = []
         self.gaps = deque(maxlen=256)
@@ -90,7 +90,7 @@ class History(Past):
         self.latency = LatencyBuckets()
         self.ladder = Ladder()
         self.num_applied = 0
-        self._keyframes: deque[State] = deque()
+        self._keyframes: deque[LiveState] = deque()
         self._bytes: deque[int] = deque([0])
         self._num_bytes = 0
         self._since_keyframe = 0
@@ -287,7 +287,7 @@ class History(Past):
         self._inspected = Moment(self.records[index], state, live=False)
         return self._inspected
 
-    def _base(self, seq: int) -> State | None:
+    def _base(self, seq: int) -> LiveState | None:
         """A copy of the newest known state at or before `seq`."""
         known = [frame for frame in self._keyframes if frame.seq <= seq]
         if self._inspected is not None and self._inspected.seq <= seq:
@@ -324,7 +324,7 @@ def _size(record: StepRecord) -> int:
     return _RECORD_BYTES + len(record.rows) + len(record.itl_s) + len(record.changed_blocks)
 
 
-def _keyframe_size(state: State) -> int:
+def _keyframe_size(state: LiveState) -> int:
     return _KEYFRAME_BYTES + len(state.classes) + _REQUEST_BYTES * len(state.requests)
 
 

@@ -13,7 +13,7 @@ CUT_OFF = {FinishReason.ABORT, FinishReason.ERROR, FinishReason.REFUSED}
 """Requests that end so leave nothing."""
 
 
-class Lives(Protocol):
+class HostedRequest(Protocol):
     """A live request, as far as it matters here."""
 
     @property
@@ -42,7 +42,7 @@ class HostContents:
         """As a snapshot tells it; whose loads are under way is not known."""
         return HostTier(b"".join(self._keys), dict(self._swapped), (), self._free_s, self._num_loads)
 
-    def apply(self, record: StepRecord, live: Mapping[int, Lives]) -> None:
+    def apply(self, record: StepRecord, live: Mapping[int, HostedRequest]) -> None:
         """Move on by one record; `live` has those that end in it, by number."""
         for preemption in record.preemptions:
             if preemption.swapped:

@@ -47,7 +47,7 @@ def unserved(records: Iterable[StepRecord]) -> tuple[int, int]:
     return len(tokens) - int(np.count_nonzero(tokens)), len(tokens)
 
 
-class Reading(msgspec.Struct, array_like=True, frozen=True):
+class StepReading(msgspec.Struct, array_like=True, frozen=True):
     """The running totals at the end of one step, and the longest wait in its queue; they outlive its record."""
 
     end_s: float
@@ -56,20 +56,20 @@ class Reading(msgspec.Struct, array_like=True, frozen=True):
     oldest_wait_s: float | None
 
     @classmethod
-    def of(cls, record: StepRecord) -> Reading:
+    def of(cls, record: StepRecord) -> StepReading:
         return cls(record.end_s, record.step, record.totals, record.oldest_wait_s)
 
 
-class Second(msgspec.Struct, array_like=True, frozen=True):
+class PastSecond(msgspec.Struct, array_like=True, frozen=True):
     """A second that is over: `packed` samples of each of `KINDS`, what `unserved` says, the first record's reading."""
 
     samples: tuple[tuple[bytes, bytes], ...]
     unserved: tuple[int, int]
-    first: Reading
+    first: StepReading
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Second).decode
+_decode = msgspec.msgpack.Decoder(PastSecond).decode
 
 
 class LatencyBuckets:
@@ -84,7 +84,7 @@ class LatencyBuckets:
         self._closed_bucket = np.full(_KEEP_BUCKETS, _NEVER, dtype=np.int64)
         self._open = dict.fromkeys(KINDS, EMPTY)
         self._open_unserved = (0, 0)
-        self._open_first: Reading | None = None
+        self._open_first: StepReading | None = None
         self._open_bucket = -1
         self.begins_s: float | None = None
         self._turns_s = -math.inf
@@ -102,7 +102,7 @@ class LatencyBuckets:
         self._close()
         bucket = int(record.end_s // BUCKET_S)
         self._open_bucket, self._turns_s = bucket, (bucket + 1) * BUCKET_S
-        self._open_first = Reading.of(record)
+        self._open_first = StepReading.of(record)
 
     def _close(self) -> None:
         self._settle()
@@ -110,7 +110,7 @@ class LatencyBuckets:
             samples = tuple(packed(self._open[kind]) for kind in KINDS)
             place = self._open_bucket % _KEEP_BUCKETS
             self._closed_bucket[place] = self._open_bucket
-            self._closed[place] = _encode(Second(samples, self._open_unserved, self._open_first))
+            self._closed[place] = _encode(PastSecond(samples, self._open_unserved, self._open_first))
         self._open, self._open_unserved = dict.fromkeys(KINDS, EMPTY), (0, 0)
 
     def _settle(self) -> None:
@@ -132,7 +132,7 @@ class LatencyBuckets:
             return None
         return {kind: unpacked(*part) for kind, part in zip(KINDS, second.samples, strict=True)}
 
-    def _second(self, index: int) -> Second | None:
+    def _second(self, index: int) -> PastSecond | None:
         """One that is over."""
         return _decode(self._closed[index % _KEEP_BUCKETS]) if self._is_closed(index) else None
 
@@ -147,12 +147,12 @@ class LatencyBuckets:
             found.append(self._open_unserved)
         return sum(starved for starved, _ in found), sum(running for _, running in found)
 
-    def readings(self, first: int, last: int) -> list[Reading]:
+    def readings(self, first: int, last: int) -> list[StepReading]:
         """The running totals at the first record of the first and of the last of these seconds that has one."""
         known = [index for index in range(first, last + 1) if self._is_closed(index) or index == self._open_bucket]
         return [found for index in dict.fromkeys(known[:1] + known[-1:]) if (found := self._reading(index))]
 
-    def _reading(self, index: int) -> Reading | None:
+    def _reading(self, index: int) -> StepReading | None:
         """At the first record of one second."""
         if index == self._open_bucket:
             return self._open_first

@@ -10,8 +10,8 @@ from typing import Protocol
 from schedtop.console.drawing import text
 from schedtop.console.past.events import Event
 from schedtop.console.past.ladder import NO_STEP, Ladder
-from schedtop.console.past.latency import BUCKET_S, LatencyBuckets, Reading
-from schedtop.console.past.state import State
+from schedtop.console.past.latency import BUCKET_S, LatencyBuckets, StepReading
+from schedtop.console.past.state import LiveState
 from schedtop.engine.contract.latencies.samples import Samples
 from schedtop.engine.contract.reading import hit_rate, totals_since
 from schedtop.engine.contract.telemetry import (
@@ -38,7 +38,7 @@ class Moment:
     """One step with the state after it. `record` is None before the first step of a session."""
 
     record: StepRecord | None
-    state: State
+    state: LiveState
     live: bool
 
     @property
@@ -93,7 +93,7 @@ class Past(Protocol):
     stage: Stage | None
     bye: Bye | None
     another: bool
-    live: State
+    live: LiveState
     synced: bool
     num_applied: int
     gaps: Sequence[Gap]
@@ -226,17 +226,17 @@ class Past(Protocol):
         elapsed_s = last.end_s - max(first.end_s, moment.clock_s - span_s)
         return _rates(first.totals, last.totals, elapsed_s) if elapsed_s > 0 else None
 
-    def _before(self, index: int, from_s: float) -> Reading:
+    def _before(self, index: int, from_s: float) -> StepReading:
         """The running totals before record `index`, the first of a window that begins at `from_s`."""
         records = self.records
         if index:
-            return Reading.of(records[index - 1])
+            return StepReading.of(records[index - 1])
         first = records[0]
         if first.totals.steps <= first.executed:  # the session's very first record
-            return Reading(first.start_s, 0, Totals(), None)
+            return StepReading(first.start_s, 0, Totals(), None)
         # The totals of each second outlive the records; of those before them the first one counts for nothing.
         known = self.latency.readings(int(from_s // BUCKET_S) + 1, int(first.end_s // BUCKET_S))
-        return min([Reading.of(first), *known], key=lambda reading: reading.end_s)
+        return min([StepReading.of(first), *known], key=lambda reading: reading.end_s)
 
     def _same_second(self, moment: Moment) -> list[StepRecord]:
         bucket = moment.clock_s // BUCKET_S

@@ -57,7 +57,7 @@ class Tracked(msgspec.Struct, frozen=True):
         return None if self.first_token_s is None else self.first_token_s - self.arrival.arrival_s
 
 
-class State:
+class LiveState:
     """What is live at one moment: requests, their rows in the newest step, queue order, blocks by class, knobs.
 
     `classes` is uint8, one
@@ -197,9 +197,9 @@ class State:
         # Of a block that changed more than once the last class stays.
         self._classes[blocks] = classes
 
-    def copy(self) -> State:
+    def copy(self) -> LiveState:
         """An independent copy; requests and rows are shared, as they are never edited."""
-        twin = State()
+        twin = LiveState()
         classes, delivered_s = self.classes, self.delivered_s
         for name in self.__slots__:
             setattr(twin, name, getattr(self, name))

@@ -18,7 +18,7 @@ from schedtop.console.feed import Commanded
 from schedtop.console.knobs.forecast import MakeForecast
 from schedtop.console.options import ConsoleOptions
 from schedtop.console.past.recorded.history import RecordedHistory
-from schedtop.console.past.recorded.source import Source
+from schedtop.console.past.recorded.source import RecordedSource
 from schedtop.console.replay.commands import ReplayCommands
 from schedtop.console.replay.findings import ReplayWatch
 from schedtop.console.replay.jumps import Jumps
@@ -105,7 +105,7 @@ class ReplayApp(ConsoleApp):
 
     def __init__(
         self,
-        source: Source,
+        source: RecordedSource,
         options: ConsoleOptions | None = None,
         now: Callable[[], float] = time.monotonic,
         speed: float = 1.0,
@@ -203,7 +203,7 @@ class ReplayApp(ConsoleApp):
 
 
 def run_replay(
-    source: Source,
+    source: RecordedSource,
     options: ConsoleOptions,
     speed: float,
     paused: bool,

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from schedtop.console.drawing import text
-from schedtop.console.past import sample_sizes as enough
-from schedtop.console.past.recorded.source import Source
+from schedtop.console.past import sample_sizes
+from schedtop.console.past.recorded.source import RecordedSource
 from schedtop.console.replay.player import Player
 from schedtop.engine.contract.latencies.samples import Samples, merge
 
@@ -65,7 +65,7 @@ class Jumps:
         self._limits: dict[str, float | None] = {"ttft": self.ttft_slo_s, "itl": self.itl_slo_s}
 
     @property
-    def source(self) -> Source:
+    def source(self) -> RecordedSource:
         return self.player.history.source
 
     def limit_s(self, kind: str) -> float:
@@ -74,7 +74,7 @@ class Jumps:
         if known is None:
             seconds = self.source.seconds(int(self.source.start_s), int(self.source.end_s)).values()
             parts = [getattr(second, kind) for second in seconds]
-            median = enough.quantile(merge([Samples(part.values, part.counts) for part in parts]), 0.5)
+            median = sample_sizes.quantile(merge([Samples(part.values, part.counts) for part in parts]), 0.5)
             known = self._limits[kind] = math.inf if median is None else median * OUTLIER_FACTOR
         return known
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from schedtop.console.knobs.staged import Staging
-from schedtop.console.past.state import State
+from schedtop.console.past.state import LiveState
 from schedtop.engine.contract.knobs import BY_NAME, KNOBS, Knob
 
 
@@ -29,7 +29,7 @@ class ReplayStaging(Staging):
             if knob.name.endswith("_ceiling") and knob.name in self.config
         ]
 
-    def value_in(self, state: State, name: str) -> Any:
+    def value_in(self, state: LiveState, name: str) -> Any:
         return state.knobs.get(name, self.config.get(name))
 
     def start_only(self) -> list[str]:

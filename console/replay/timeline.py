@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.style import Style
 from schedtop.console.drawing.line import Line
-from schedtop.console.past.recorded.source import MARKS, Source
+from schedtop.console.past.recorded.source import MARKS, RecordedSource
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Drawn
 from schedtop.engine.contract.telemetry import FinishReason, StepRecord
@@ -31,7 +31,7 @@ _LOOK_S = 0.01
 class RecordingMarks:
     """Where the marks are. Chunks longer than a cell are searched, a few at a time."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: RecordedSource) -> None:
         self.source = source
         self.marks: list[tuple[float, str]] = []
         self._chunks = [

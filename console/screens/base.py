@@ -11,7 +11,7 @@ from schedtop.console.actions import Registry
 from schedtop.console.drawing import layout, text
 from schedtop.console.guide import Guide
 from schedtop.console.knobs.forecast import Forecaster
-from schedtop.console.knobs.trial import Trials
+from schedtop.console.knobs.trial import FollowedTrials
 from schedtop.console.recordings import Recordings
 from schedtop.console.view import View
 from schedtop.console.widgets.bars import FooterBar
@@ -43,7 +43,7 @@ class Console(Protocol):
     output_dir: Path
     forecaster: Forecaster
     guide: Guide
-    trials: Trials
+    trials: FollowedTrials
     slos_s: dict[str, float]
     recordings: Recordings
 

@@ -27,7 +27,7 @@ MOVES = {"up": "cursor_up", "down": "cursor_down", "pageup": "page_up", "pagedow
 """Keys that move in the list, and its actions."""
 
 
-class Entry(NamedTuple):
+class PaletteEntry(NamedTuple):
     """One line, and what choosing it does; `off` says why that cannot be done now."""
 
     title: str
@@ -42,15 +42,15 @@ class PaletteInput(Typed):
             await self.edit(event)
 
 
-class PaletteScreen(ModalScreen[Entry | None]):
+class PaletteScreen(ModalScreen[PaletteEntry | None]):
     """Type to narrow, Enter runs, Esc leaves. `find` gives the entries for what is typed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Leave", show=False)]
 
-    def __init__(self, find: Callable[[str], list[Entry]]) -> None:
+    def __init__(self, find: Callable[[str], list[PaletteEntry]]) -> None:
         super().__init__(classes="dialog")
         self.find = find
-        self.found: list[Entry] = []
+        self.found: list[PaletteEntry] = []
 
     def compose(self) -> ComposeResult:
         with Vertical(id="palette"):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from schedtop.console.actions import SCOPES, Action, key_name
 from schedtop.console.drawing import text
-from schedtop.console.screens.command_palette import Entry
+from schedtop.console.screens.command_palette import PaletteEntry
 
 if TYPE_CHECKING:
     from schedtop.console.screens.base import ConsoleScreen
@@ -20,7 +20,7 @@ MOST_REQUESTS = 30
 _STEP = re.compile(r"(?:step|#)?\s*(\d{1,15})")
 
 
-def entries(screen: ConsoleScreen, words: str) -> list[Entry]:
+def entries(screen: ConsoleScreen, words: str) -> list[PaletteEntry]:
     """What holds all the words; of equal kinds what begins with them first. Without words: the actions."""
     wanted = words.lower().split()
     with screen.view.history.lock:
@@ -30,9 +30,9 @@ def entries(screen: ConsoleScreen, words: str) -> list[Entry]:
     return sorted(found, key=lambda entry: not entry.title.lower().startswith(words.lower().strip()))
 
 
-def _actions(screen: ConsoleScreen, wanted: list[str]) -> list[Entry]:
+def _actions(screen: ConsoleScreen, wanted: list[str]) -> list[PaletteEntry]:
     return [
-        Entry(
+        PaletteEntry(
             action.title + ("" if action.scope == "global" else f" ({SCOPES[action.scope]})"),
             _keys(action),
             partial(screen.action_act, action.id),
@@ -43,31 +43,31 @@ def _actions(screen: ConsoleScreen, wanted: list[str]) -> list[Entry]:
     ]
 
 
-def _findings(screen: ConsoleScreen, wanted: list[str]) -> Iterator[Entry]:
+def _findings(screen: ConsoleScreen, wanted: list[str]) -> Iterator[PaletteEntry]:
     for entry in screen.view.findings:
         finding = entry.shown
         if _holds(wanted, finding.id, finding.title, "finding"):
             run = partial(screen.console.open_explain, entry.finding.id)
-            yield Entry(finding.title, "finding" if entry.active else "earlier", run)
+            yield PaletteEntry(finding.title, "finding" if entry.active else "earlier", run)
 
 
-def _requests(screen: ConsoleScreen, wanted: list[str]) -> Iterator[Entry]:
+def _requests(screen: ConsoleScreen, wanted: list[str]) -> Iterator[PaletteEntry]:
     """Live requests, then those that ended, the newest first."""
     history = screen.view.history
     live = ((number, tracked.arrival.id, "request") for number, tracked in history.live.requests.items())
     ended = ((number, history.finished[number][0].id, "ended") for number in reversed(list(history.finished)))
     matching = ((number, id, note) for number, id, note in chain(live, ended) if _holds(wanted, id))
     for number, id, note in islice(matching, MOST_REQUESTS):
-        yield Entry(text.identity(id, 40), note, partial(screen.console.show_request, number))
+        yield PaletteEntry(text.identity(id, 40), note, partial(screen.console.show_request, number))
 
 
-def _step(screen: ConsoleScreen, words: str) -> Iterator[Entry]:
+def _step(screen: ConsoleScreen, words: str) -> Iterator[PaletteEntry]:
     """The step of that number, while it is kept."""
     asked, records = _STEP.fullmatch(words.lower().strip()), screen.view.history.records
     step = int(asked[1]) if asked is not None else -1
     index = bisect_left(records, step, key=lambda record: record.step)
     if index < len(records) and records[index].step == step:
-        yield Entry(f"Step {step}", "in all panels", partial(_show_step, screen, records[index].seq))
+        yield PaletteEntry(f"Step {step}", "in all panels", partial(_show_step, screen, records[index].seq))
 
 
 def _show_step(screen: ConsoleScreen, seq: int) -> None:

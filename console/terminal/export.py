@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from schedtop.engine.contract import figures
-from schedtop.engine.contract.files.written import make_folder, open_new
+from schedtop.engine.contract.files.output_files import make_folder, open_new
 from schedtop.engine.contract.telemetry import StepRecord
 
 

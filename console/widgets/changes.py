@@ -8,8 +8,8 @@ from rich.cells import cell_len
 from rich.style import Style
 from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
-from schedtop.console.knobs.comparison import Change, Comparison, Figure, changes, compare
-from schedtop.console.past import sample_sizes as enough
+from schedtop.console.knobs.comparison import BeforeAfter, Change, FigurePair, changes, compare
+from schedtop.console.past import sample_sizes
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
 
@@ -81,7 +81,7 @@ Enter shows the change's step on Live."""
     def _side(word: str, seconds: float) -> str:
         return f"{word} {seconds:.0f} s"
 
-    def _figure(self, figure: Figure, found: Comparison) -> Line:
+    def _figure(self, figure: FigurePair, found: BeforeAfter) -> Line:
         palette = self.view.palette
         line = Line().add(f"   {figure.name:<14}", palette["text"])
         for value, n, span_s, is_bound in (
@@ -118,9 +118,9 @@ Enter shows the change's step on Live."""
             self.cursor = y
 
 
-def _value(figure: Figure, value: float | None, n: int, span_s: float) -> str:
+def _value(figure: FigurePair, value: float | None, n: int, span_s: float) -> str:
     if value is not None:
         return f"{value:.1f}" if value < 1000 else text.count(value)
     if figure.share is not None:
-        return enough.LACK if n < enough.needed(figure.share) else text.UNKNOWN
-    return f"needs {enough.LEAST_S:.0f} s" if span_s < enough.LEAST_S else text.UNKNOWN
+        return sample_sizes.LACK if n < sample_sizes.needed(figure.share) else text.UNKNOWN
+    return f"needs {sample_sizes.LEAST_S:.0f} s" if span_s < sample_sizes.LEAST_S else text.UNKNOWN

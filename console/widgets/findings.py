@@ -9,8 +9,8 @@ from rich.style import Style
 from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
 from schedtop.console.explain.catalogue import MIN_STEPS
-from schedtop.console.explain.finding import Finding, Severity, Steps, seconds, some
-from schedtop.console.explain.log import Entry
+from schedtop.console.explain.finding import Finding, Severity, StepRange, seconds, some
+from schedtop.console.explain.log import LogEntry
 from schedtop.console.explain.page import extent_words
 from schedtop.console.explain.tries import Tried, TriedValues, Tries
 from schedtop.console.explain.watch import Watch
@@ -25,7 +25,7 @@ ROLES = {Severity.SEVERE: "breach", Severity.WARNING: "warn", Severity.NOTICE: "
 
 _LINES_EACH = 2
 
-Rows = list[tuple[Line, Steps | Tried | None]]
+Rows = list[tuple[Line, StepRange | Tried | None]]
 """Lines of the explanation, and the steps or the value each line shows."""
 
 HELP = """\
@@ -68,7 +68,7 @@ class FindingsPanel(_ExplainPanel):
         ids = [entry.finding.id for entry in self.explain.entries]
         return ids.index(self._chosen) if self._chosen in ids else 0
 
-    def selected(self) -> Entry | None:
+    def selected(self) -> LogEntry | None:
         return self.explain.entries[self.cursor] if self.explain.entries else None
 
     def headline(self) -> Pieces:
@@ -87,7 +87,7 @@ class FindingsPanel(_ExplainPanel):
             lines += self._entry(entry, index == cursor, width)
         return lines or [Line().add(" none", self.view.palette["muted"])]
 
-    def _entry(self, entry: Entry, selected: bool, width: int) -> list[Line]:
+    def _entry(self, entry: LogEntry, selected: bool, width: int) -> list[Line]:
         palette, finding = self.view.palette, entry.shown
         under = "cursor" if selected else "background"
         role = ROLES[finding.severity] if entry.active else "muted"
@@ -148,10 +148,10 @@ class WhyPanel(_ExplainPanel):
         below = len(self._rows) - self.top - max(1, self.size.height - 1)
         return [(f"{below} more lines", "muted")] if below > 0 else []
 
-    def steps(self) -> Steps | None:
+    def steps(self) -> StepRange | None:
         """The steps under the cursor."""
         found = self._rows[self.line][1] if self.line < len(self._rows) else None
-        return found if isinstance(found, Steps) else None
+        return found if isinstance(found, StepRange) else None
 
     def tried(self) -> Tried | None:
         """The value under the cursor."""
@@ -163,7 +163,7 @@ class WhyPanel(_ExplainPanel):
         self.line, self._seeks = self._first_steps(), True
 
     def _first_steps(self) -> int:
-        return next((index for index, (_, steps) in enumerate(self._rows) if isinstance(steps, Steps)), 0)
+        return next((index for index, (_, steps) in enumerate(self._rows) if isinstance(steps, StepRange)), 0)
 
     def _stops(self) -> list[int]:
         """Lines that Enter does something with; of a value that takes several the first."""
@@ -188,18 +188,18 @@ class WhyPanel(_ExplainPanel):
         said = f"{some(facts.num_steps, 'step')} so far, the newest 30 s are looked at once a second."
         return [*self._wrap(words, width, "text", bold=True), *self._wrap(said, width, "muted")]
 
-    def _explain(self, entry: Entry, width: int) -> Rows:
+    def _explain(self, entry: LogEntry, width: int) -> Rows:
         finding = entry.shown
         rows = self._wrap(finding.title, width, ROLES[finding.severity], bold=True)
         rows += self._wrap(f"{finding.severity.word}, {_when(entry)}; {extent_words(finding)}", width, "muted")
         rows += [*self._space(), *self._chain(finding, width), *self._space()]
         if finding.steps:
-            rows += self._head("Steps", "Enter shows them in Live")
+            rows += self._head("StepRange", "Enter shows them in Live")
             rows += [row for steps in finding.steps for row in self._steps(steps, width)]
             rows += self._space()
         return rows + self._try(entry, width)
 
-    def _try(self, entry: Entry, width: int) -> Rows:
+    def _try(self, entry: LogEntry, width: int) -> Rows:
         """Measured values where a forecast can be made, then what no forecast can show."""
         finding = entry.shown
         rows: Rows = []
@@ -238,7 +238,7 @@ class WhyPanel(_ExplainPanel):
             rows += self._wrap(link.words, width, "text", indent)
         return rows
 
-    def _steps(self, steps: Steps, width: int) -> Rows:
+    def _steps(self, steps: StepRange, width: int) -> Rows:
         palette = self.view.palette
         line = Line().add(f"  {steps.label}", palette["accent"])
         if steps.words:
@@ -285,7 +285,7 @@ class WhyPanel(_ExplainPanel):
         return "\n".join("".join(piece for piece, _ in line.pieces).rstrip() for line, _ in self._rows)
 
 
-def _when(entry: Entry) -> str:
+def _when(entry: LogEntry) -> str:
     """When it held: now and since when, or the last time."""
     if not entry.episodes:
         return ""

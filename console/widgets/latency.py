@@ -9,10 +9,10 @@ from rich.style import Style
 from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
 from schedtop.console.drawing.styles import BOLD
-from schedtop.console.past import sample_sizes as enough
-from schedtop.console.past.client import ClientLatencies
+from schedtop.console.past import sample_sizes
+from schedtop.console.past.client import KeptClientLatencies
 from schedtop.console.past.latency import BUCKET_S, column_of, last_column_s
-from schedtop.console.past.unended import cohort_of, unended
+from schedtop.console.past.open_latencies import cohort_of, unended
 from schedtop.console.view import WINDOWS_S, View
 from schedtop.console.widgets.panel import Panel, Pieces
 from schedtop.engine.contract.latencies.cohort import Cohort
@@ -44,7 +44,7 @@ simulated or requests report that time. They begin with the last 8,192 steps bef
 
     def __init__(self, view: View, *, id: str) -> None:
         super().__init__(view, id=id)
-        self._client = ClientLatencies()
+        self._client = KeptClientLatencies()
         # By kind, of all columns but the newest, which a second that is over leaves as they are: what they are of, all
         # samples, and the p95 of each.
         self._earlier: dict[str, tuple[tuple[object, ...], Samples, list[float | None]]] = {}
@@ -129,7 +129,7 @@ simulated or requests report that time. They begin with the last 8,192 steps bef
     def _figures(self, title: str, whole: Cohort, slo_s: float | None, names: bool = True) -> Line:
         palette = self.view.palette
         line = Line().add(f"{title:4s}", palette["text"] + BOLD)
-        found = [enough.bounded(whole, share) for share, _ in QUANTILES]
+        found = [sample_sizes.bounded(whole, share) for share, _ in QUANTILES]
         values = [None if figure is None else figure.least for figure in found]
         any_there = whole.n + whole.num_open > 0
         figures, unit = text.times(values)
@@ -139,7 +139,7 @@ simulated or requests report that time. They begin with the last 8,192 steps bef
             late = slo_s is not None and value is not None and value > slo_s
             line.add(f"  {name} " if names else "/" if place else " ", palette["muted"])
             if value is None and any_there:
-                line.add(enough.LACK, palette["muted"])
+                line.add(sample_sizes.LACK, palette["muted"])
             else:
                 line.add(f"{figure}{'!' if late else ''}", palette["breach" if late else "text"])
         return line if any_there and values[0] is None else line.add(f" {unit}", palette["muted"])

@@ -12,8 +12,8 @@ from schedtop.console.drawing.line import Line
 from schedtop.console.drawing.stacked_columns import Layer, draw_columns
 from schedtop.console.life.phases import PHASES, USUAL, at_times
 from schedtop.console.life.reader import LifeReader
-from schedtop.console.life.request_life import Life, Visit
-from schedtop.console.past import sample_sizes as enough
+from schedtop.console.life.request_life import RequestLife, Visit
+from schedtop.console.past import sample_sizes
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
 from schedtop.console.widgets.queue import why_waiting
@@ -56,7 +56,7 @@ n and N go to the next and the previous request."""
     def __init__(self, view: View, number: int, *, id: str) -> None:
         super().__init__(view, id=id)
         self.number = number
-        self.life: Life | None = None
+        self.life: RequestLife | None = None
         self._reader = LifeReader(number)
         self.cursor = 0
         self.top = 0
@@ -70,7 +70,7 @@ n and N go to the next and the previous request."""
         self._reader = LifeReader(number)
 
     def read(self) -> None:
-        """Read the life again where the moment has moved; while it moves, every few frames are enough."""
+        """Read the life again where the moment has moved; while it moves, every few frames are sample_sizes."""
         moment = self.view.moment
         self._frames += 1
         key = (self.number, moment.seq, 0)
@@ -105,7 +105,7 @@ n and N go to the next and the previous request."""
             pieces.append(("partly unknown", "warn"))
         return pieces
 
-    def _status(self, life: Life) -> str:
+    def _status(self, life: RequestLife) -> str:
         if life.finish is not None:
             return f"finished: {text.clean(life.finish.reason)}, {life.finish.output_tokens} out"
         if life.tracked is not None and life.tracked.waiting:
@@ -134,7 +134,7 @@ n and N go to the next and the previous request."""
             lines += self._table(life, width, height - len(lines))
         return lines
 
-    def _whole_id(self, life: Life, width: int) -> list[Line]:
+    def _whole_id(self, life: RequestLife, width: int) -> list[Line]:
         """The id where the rule has no room for all of it."""
         whole = text.identity(life.arrival.id)
         if len(whole) <= _MOST_ID:
@@ -144,7 +144,7 @@ n and N go to the next and the previous request."""
 
     # Parts
 
-    def _phases(self, life: Life, width: int) -> list[Line]:
+    def _phases(self, life: RequestLife, width: int) -> list[Line]:
         palette, glyphs = self.view.palette, self.view.glyphs
         start_s, length_s = life.arrival.arrival_s, max(1e-9, life.length_s)
         cells = width - 2
@@ -160,7 +160,7 @@ n and N go to the next and the previous request."""
             return palette.on("faint", "surface")
         return palette.texture(role) if palette.solid else palette[role]
 
-    def _legend(self, life: Life, width: int) -> list[Line]:
+    def _legend(self, life: RequestLife, width: int) -> list[Line]:
         """Every part that took time; where one line has room and all is known, also the usual ones that took none."""
         split = life.split()
         took = self._parts({kind: seconds for kind, seconds in split.items() if seconds > 0}, life.slow_s, width)
@@ -186,7 +186,7 @@ n and N go to the next and the previous request."""
             lines[-1].extend(part.pieces)
         return lines
 
-    def _phase_marks(self, life: Life, start_s: float, length_s: float, width: int) -> Line:
+    def _phase_marks(self, life: RequestLife, start_s: float, length_s: float, width: int) -> Line:
         palette = self.view.palette
         chars = [" "] * width
         styles = [palette["text"]] * width
@@ -198,7 +198,7 @@ n and N go to the next and the previous request."""
             chars[cell], styles[cell] = mark, palette[role] + Style(bold=True)
         return Line().cells(chars, styles)
 
-    def _figures(self, life: Life, width: int) -> Line:
+    def _figures(self, life: RequestLife, width: int) -> Line:
         """As many figures as there is room for, the most telling first."""
         palette, line = self.view.palette, Line()
         for name, value in _figures_of_life(life):
@@ -207,7 +207,7 @@ n and N go to the next and the previous request."""
             line.add(f" {name} ", palette["muted"]).add(value, palette["text"]).add(" ", palette["text"])
         return line.pad(width, palette["text"])
 
-    def _steps(self, life: Life, width: int, rows: int) -> list[Line]:
+    def _steps(self, life: RequestLife, width: int, rows: int) -> list[Line]:
         """Its steps as columns, newest at the right, and a line about the chosen one."""
         palette, glyphs = self.view.palette, self.view.glyphs
         shown = life.visits[-width:]
@@ -239,7 +239,7 @@ n and N go to the next and the previous request."""
             marks.add(mark.ljust(each, mark if at == index else glyphs.rule), palette[role])
         return [*lines, marks, self._visit_line(life.visits[index], width)]
 
-    def _visit_index(self, life: Life) -> int:
+    def _visit_index(self, life: RequestLife) -> int:
         seqs = [visit.seq for visit in life.visits]
         return seqs.index(self.visit) if self.visit in seqs else len(seqs) - 1
 
@@ -254,7 +254,7 @@ n and N go to the next and the previous request."""
         gap = f", gap {text.ms_unit(visit.gap_s)}" if visit.gap_s is not None else ""
         return line.right(width, Line().add(batch + gap + " ", palette["muted"]), palette["text"])
 
-    def _blocks(self, life: Life, width: int) -> Line:
+    def _blocks(self, life: RequestLife, width: int) -> Line:
         palette, others = self.view.palette, life.sharers
         line = Line().add(" blocks ", palette["muted"]).add(str(life.blocks), palette["text"])
         if life.full_blocks is not None and life.blocks:
@@ -285,7 +285,7 @@ n and N go to the next and the previous request."""
                 lines.append(Line().add(f" {label} ", palette["muted"]).add(shown, palette["text"]))
         return lines[:rows]
 
-    def _blames(self, life: Life, width: int, height: int) -> list[Line]:
+    def _blames(self, life: RequestLife, width: int, height: int) -> list[Line]:
         palette, glyphs = self.view.palette, self.view.glyphs
         own = sum(not blame.caused for blame in life.blames)
         limit = "" if life.slow_s == float("inf") else f" over {text.ms_unit(life.slow_s)}"
@@ -307,7 +307,7 @@ n and N go to the next and the previous request."""
             lines.append(line.pad(width, palette.on("text", under)))
         return lines
 
-    def _table(self, life: Life, width: int, height: int) -> list[Line]:
+    def _table(self, life: RequestLife, width: int, height: int) -> list[Line]:
         """Its steps in figures, the chosen one in sight, the newest last."""
         palette = self.view.palette
         muted = palette.on("muted", "surface")
@@ -370,7 +370,7 @@ def _stack(visit: Visit) -> tuple[int, int, int, int, int]:
     return decode, prefill, again, visit.drafts, max(0, visit.batch_tokens - visit.tokens)
 
 
-def _figures_of_life(life: Life) -> list[tuple[str, str]]:
+def _figures_of_life(life: RequestLife) -> list[tuple[str, str]]:
     """Name and value of each figure, the most telling first."""
     finish = life.finish
     figures = [("TTFT", text.ms(life.ttft_s)), ("TPOT", text.ms(life.tpot_s))]
@@ -382,8 +382,8 @@ def _figures_of_life(life: Life) -> list[tuple[str, str]]:
     gaps = np.array([visit.gap_s for visit in life.visits if visit.gap_s is not None])
     if len(gaps):
         for name, share in (("ITL p50", 0.5), ("p95", 0.95)):
-            known = len(gaps) >= enough.needed(share)
-            figures.append((name, text.ms(float(np.quantile(gaps, share))) if known else enough.LACK))
+            known = len(gaps) >= sample_sizes.needed(share)
+            figures.append((name, text.ms(float(np.quantile(gaps, share))) if known else sample_sizes.LACK))
         figures += [("max", text.ms(float(gaps.max()))), ("n", str(len(gaps)))]
     if life.recomputed_tokens:
         figures.append(("computed again", f"{life.recomputed_tokens} tok"))

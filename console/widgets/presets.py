@@ -7,7 +7,7 @@ from typing import ClassVar
 from rich.style import Style
 from schedtop.console.drawing import text
 from schedtop.console.drawing.line import Line
-from schedtop.console.knobs.presets import Preset
+from schedtop.console.knobs.presets import KnobPreset
 from schedtop.console.knobs.staged import Staging
 from schedtop.console.view import View
 from schedtop.console.widgets.panel import Panel, Pieces
@@ -21,7 +21,7 @@ class PresetsPanel(Panel):
 Enter stages a preset's values where they differ from the current ones. Nothing reaches the engine until you
 apply them in [6]. w saves the current values of all live knobs under a name of yours."""
 
-    def __init__(self, view: View, staging: Staging, presets: list[Preset], *, id: str) -> None:
+    def __init__(self, view: View, staging: Staging, presets: list[KnobPreset], *, id: str) -> None:
         super().__init__(view, id=id)
         self.staging, self.presets = staging, presets
         self.cursor = 0
@@ -46,12 +46,12 @@ apply them in [6]. w saves the current values of all live knobs under a name of 
             lines.append(line.pad(width, palette.on("text", under)))
         return lines
 
-    def differing(self, preset: Preset) -> dict[str, object]:
+    def differing(self, preset: KnobPreset) -> dict[str, object]:
         """The preset's values that are not in force."""
         current = self.staging.current
         return {name: value for name, value in preset.values.items() if name in current and current[name] != value}
 
-    def selected(self) -> Preset | None:
+    def selected(self) -> KnobPreset | None:
         return self.presets[self.cursor] if self.cursor < len(self.presets) else None
 
     def move(self, lines: int) -> None:

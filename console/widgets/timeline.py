@@ -43,7 +43,7 @@ class Lane(NamedTuple):
     limit: float | None = None
 
 
-class Run(NamedTuple):
+class DrawnRun(NamedTuple):
     """What is drawn, and what it is called where there are several."""
 
     name: str
@@ -200,9 +200,9 @@ class Timeline:
     # What another timeline shows otherwise
 
     @property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[DrawnRun, ...]:
         """One below the other in every lane, on one axis."""
-        return (Run("", self.view.present.ladder),)
+        return (DrawnRun("", self.view.present.ladder),)
 
     @property
     def lanes(self) -> tuple[Lane, ...]:

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from schedtop.engine.channel.protocol import ChannelError, Loopback, Unix, parse_address
-from schedtop.engine.contract.files.written import make_folder
+from schedtop.engine.contract.files.output_files import make_folder
 
 _CREDENTIALS = struct.Struct("3i")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from platformdirs import user_config_path
 from schedtop.engine.channel.protocol import ChannelError
-from schedtop.engine.contract.files.written import make_folder, open_new
+from schedtop.engine.contract.files.output_files import make_folder, open_new
 
 VARIABLE = "SCHEDTOP_TOKEN_FILE"
 """Names another token file, for an engine as for those who connect."""

@@ -9,9 +9,9 @@ from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
-from schedtop.engine.contract.harmless import json_bytes, one_line
 from schedtop.engine.contract.limiters import describe_head
 from schedtop.engine.contract.reading import block_changes, itl_column, row_matrix, table_growth
+from schedtop.engine.contract.sanitize import json_bytes, one_line
 from schedtop.engine.contract.telemetry import DEFERRED, ROW_FIELDS, StepRecord
 
 Cell = int | float | str | bool | None

@@ -63,7 +63,7 @@ def _read(entry: Entry, block_size: int, max_model_len: int) -> KVGroup:
     return msgspec.structs.replace(group, block_size=size)
 
 
-class Kind(NamedTuple):
+class GroupKind(NamedTuple):
     """Equal groups: their name, their number, and the index of the first among all."""
 
     label: str
@@ -71,7 +71,7 @@ class Kind(NamedTuple):
     full: bool
 
 
-def kinds_of(config: Mapping[str, Any]) -> list[Kind]:
+def kinds_of(config: Mapping[str, Any]) -> list[GroupKind]:
     """The kinds of groups in an engine's settings (a `Header`'s `config`), full attention first; none of one group."""
     entries = config.get("kv_groups") or ()
     if len(entries) < 2 or config.get("disable_hybrid_kv_cache_manager"):
@@ -79,7 +79,7 @@ def kinds_of(config: Mapping[str, Any]) -> list[Kind]:
     places: dict[str, list[int]] = {}
     for place, entry in enumerate(entries):
         places.setdefault(_label(entry), []).append(place)
-    kinds = [Kind(label, tuple(same), label.startswith("full")) for label, same in places.items()]
+    kinds = [GroupKind(label, tuple(same), label.startswith("full")) for label, same in places.items()]
     return sorted(kinds, key=lambda kind: not kind.full)
 
 

@@ -25,7 +25,7 @@ from schedtop.engine.sim.worker import SimWorker
 from schedtop.engine.step.clock import SimulatedClock
 from schedtop.engine.step.engine import Engine
 from schedtop.engine.workload.paced import Ask, PacedSource, Tempo
-from schedtop.engine.workload.source import Source
+from schedtop.engine.workload.source import RequestSource
 
 _NOT_TO_DECIDE = (AssertionError, IndexError, KeyError, RecordingError, ValueError)
 
@@ -150,7 +150,7 @@ class Fork:
 
     # What follows
 
-    def _source(self, scheduler: Scheduler, build: Callable[[Arrival], Request]) -> Source:
+    def _source(self, scheduler: Scheduler, build: Callable[[Arrival], Request]) -> RequestSource:
         arrivals = {arrival.number: arrival for arrival in self.arrivals}
         span_s = self.arrivals[-1].arrival_s - self.arrivals[0].arrival_s if self.arrivals else 0.0
         per_own_s = (len(self.arrivals) - 1) / span_s if span_s > 0 else None
@@ -175,7 +175,7 @@ class Fork:
 class ReadyingSource:
     """A source that also lets deferred requests become ready when they did, by `ready`: clock and number, in order."""
 
-    def __init__(self, source: Source, scheduler: Scheduler, ready: Iterable[tuple[float, int]]) -> None:
+    def __init__(self, source: RequestSource, scheduler: Scheduler, ready: Iterable[tuple[float, int]]) -> None:
         self.description = source.description
         self._source = source
         self._scheduler = scheduler

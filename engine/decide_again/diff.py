@@ -7,7 +7,7 @@ from itertools import zip_longest
 from typing import Any
 
 import msgspec
-from schedtop.engine.contract.harmless import page
+from schedtop.engine.contract.sanitize import page
 from schedtop.engine.contract.telemetry import Arrival, Header, KnobChange, StepRecord
 from schedtop.engine.decide_again.divergence import Divergence, Part, first_difference, told_apart
 from schedtop.engine.recording.reader import Recording

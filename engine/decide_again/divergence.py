@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
-from schedtop.engine.contract.harmless import page
 from schedtop.engine.contract.limiters import describe_head
 from schedtop.engine.contract.reading import row_columns
+from schedtop.engine.contract.sanitize import page
 from schedtop.engine.contract.telemetry import StepRecord
 
 

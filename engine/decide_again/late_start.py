@@ -81,7 +81,7 @@ def take_up(scheduler: Scheduler, snapshot: Snapshot, records: Iterable[StepReco
     books, kv = scheduler.state, scheduler.state.kv
     states = {state.arrival.number: state for state in snapshot.requests}
     requests = {number: _at_rest(state, block_size) for number, state in states.items()}
-    later = _Later(snapshot, block_size)
+    later = _LaterRecords(snapshot, block_size)
     for record in records:
         later.take(record)
     contents = later.contents(requests)
@@ -130,7 +130,7 @@ def _run(scheduler: Scheduler, request: Request, state: RequestState) -> None:
     books.table.mid_prompt[row] = state.computed_tokens < request.num_tokens - 1
 
 
-class _Later:
+class _LaterRecords:
     """What later records describe the blocks at the start. `next_number` is that of the first request that came."""
 
     def __init__(self, snapshot: Snapshot, block_size: int) -> None:

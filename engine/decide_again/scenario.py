@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from schedtop.engine.build import build_engine, case_engine
 from schedtop.engine.contract.config import ConfigError, EngineConfig, SchedulerConfig, check_scheduler_config
-from schedtop.engine.contract.files.inputs import looks_like_case
+from schedtop.engine.contract.files.input_files import looks_like_case
 from schedtop.engine.contract.knobs import BY_NAME, KnobError, check_value
 from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.golden.case import read_case
@@ -22,7 +22,7 @@ from schedtop.engine.sim.spec import PREFIX, SimDevice
 from schedtop.engine.step.engine import Engine
 from schedtop.engine.step.stretch.run import MOST_OUTPUTS
 from schedtop.engine.step.stretch.stretch import Stretch, records_of
-from schedtop.engine.workload.source import Source
+from schedtop.engine.workload.source import RequestSource
 
 ROUNDING_S = 1e-9
 """Recorded times are moved to another zero: what fell on a step's start must not fall behind it."""
@@ -143,7 +143,7 @@ class Scenario:
 class EndingSource:
     """A source that ends at `end_s`; earlier requests do not depend on when they are taken."""
 
-    def __init__(self, source: Source, end_s: float) -> None:
+    def __init__(self, source: RequestSource, end_s: float) -> None:
         self.description = source.description
         self._source = source
         self._end_s = end_s

@@ -8,7 +8,7 @@ import numpy as np
 from schedtop.engine.contract.telemetry import ROW_FIELDS, Arrival, Limiter, RowFlag, Snapshot, UnderWay
 from schedtop.engine.handoff.plan import OWN_DRAFT, PLACEHOLDER, IntArray, Started, StepPlan
 from schedtop.engine.handoff.request import Request
-from schedtop.engine.scheduler.books.state import Batch, PlannedStep, State
+from schedtop.engine.scheduler.books.state import PlannedBatch, PlannedStep, SchedulerState
 from schedtop.engine.step.engine import Engine
 
 NUMBER, TOKENS, DRAFTS, BEFORE, FLAGS = (
@@ -97,8 +97,12 @@ def _take_off(tables: list[list[int]], counts: Sequence[int]) -> list[list[int]]
 
 
 def _batch(
-    state: State, planned: PlannedStep, columns: IntArray, requests: Mapping[int, Request], encoder_tokens: int
-) -> Batch:
+    state: SchedulerState,
+    planned: PlannedStep,
+    columns: IntArray,
+    requests: Mapping[int, Request],
+    encoder_tokens: int,
+) -> PlannedBatch:
     table = state.table
     busy = columns[TOKENS].nonzero()[0]
     rows = columns[:, busy]
@@ -124,10 +128,10 @@ def _batch(
     )
     slots = np.array([slot_of.get(number, 0) for number in numbers], dtype=np.int32)
     # No table has this layout: the rows are looked for, as after every change of it.
-    return Batch(plan, planned, columns, busy, slots, layout=-1)
+    return PlannedBatch(plan, planned, columns, busy, slots, layout=-1)
 
 
-def _expect(state: State, batch: Batch, order: int) -> None:
+def _expect(state: SchedulerState, batch: PlannedBatch, order: int) -> None:
     """What running rows expect of the `order`-th step under way."""
     table, plan, config = state.table, batch.plan, state.config
     rows = table.rows_of(plan.numbers, batch.slots)

@@ -17,7 +17,7 @@ from schedtop.engine.recording.frames import RecordingError
 from schedtop.engine.recording.reader import Recording
 
 
-class Difference(msgspec.Struct, frozen=True):
+class StepDifference(msgspec.Struct, frozen=True):
     """The first step decided differently here. In each part, `base` is recorded and `variant` is decided."""
 
     step: int
@@ -51,7 +51,7 @@ class RecordingVerdict(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     waiting: int
     truncated: str | None
-    difference: Difference | None
+    difference: StepDifference | None
     first_step: int = 0
 
 
@@ -67,7 +67,7 @@ def verify_recording(
     skipped, snapshot = _begin(recording, driver)
     counts = {"steps": 0, "preemptions": 0, "admissions": 0, "tokens": 0}
     ids: dict[int, str] = {}
-    difference: Difference | None = None
+    difference: StepDifference | None = None
     classes = _Classes(driver.engine.scheduler.config.num_blocks, snapshot.block_classes)
     for index, (record, following) in enumerate(
         with_following(recording.records(skipped), driver.num_ahead), skipped
@@ -147,7 +147,7 @@ class _Classes:
 
 def _play(
     driver: Driver, classes: _Classes, record: StepRecord, following: Sequence[StepRecord], ids: dict[int, str]
-) -> Difference | None:
+) -> StepDifference | None:
     try:
         decided = driver.play(record, following)
         moved = None if decided is None else classes.part(record, decided)
@@ -156,18 +156,18 @@ def _play(
             f"{driver.path}: step {record.step} holds what no scheduler can do ({type(error).__name__}: {error})"
         ) from None
     if decided is None:
-        return Difference(record.step, record.start_s, [Part("step", "ran", "nothing to run")])
+        return StepDifference(record.step, record.start_s, [Part("step", "ran", "nothing to run")])
     found = compare(record, decided, ids)
-    return found or (None if moved is None else Difference(record.step, record.start_s, [moved]))
+    return found or (None if moved is None else StepDifference(record.step, record.start_s, [moved]))
 
 
-def compare(recorded: StepRecord, decided: StepRecord, ids: dict[int, str]) -> Difference | None:
+def compare(recorded: StepRecord, decided: StepRecord, ids: dict[int, str]) -> StepDifference | None:
     """The decisions in which two records differ, most telling first; device times are not decisions."""
     found = first_difference(recorded, decided, ids)
     parts = list(found.parts) if found is not None else []
     if not parts:
         parts = [part for part in (_part(name, recorded, decided) for name in _EXACT) if part is not None]
-    return Difference(recorded.step, recorded.start_s, parts) if parts else None
+    return StepDifference(recorded.step, recorded.start_s, parts) if parts else None
 
 
 _EXACT = (

@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import numpy as np
 from schedtop.engine.contract.config import ConfigError, SchedulerConfig, check_scheduler_config
-from schedtop.engine.contract.files.inputs import odd_file
+from schedtop.engine.contract.files.input_files import odd_file
 from schedtop.engine.contract.knobs import BY_NAME, KnobError, check_value
 from schedtop.engine.contract.telemetry import Limiter
-from schedtop.engine.golden.asked import CaseRequest
+from schedtop.engine.golden.case_requests import CaseRequest
 from schedtop.engine.handoff.plan import IntArray
 from schedtop.engine.handoff.request import Image, Request
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schedtop.engine.golden.case import Case
-from schedtop.engine.golden.replay import Difference
+from schedtop.engine.golden.replay import CaseDifference
 
 STANDS_STILL = (
     "deliberate: with its drafts a waiting request never fits, and vLLM schedules nothing for ever;"
@@ -11,7 +11,7 @@ STANDS_STILL = (
 )
 
 
-def deviation(case: Case, difference: Difference) -> str | None:
+def deviation(case: Case, difference: CaseDifference) -> str | None:
     """Why a difference is meant to be, None for one that is not: recorded is a step with drafts in which nothing runs
     or is scheduled although requests wait."""
     recorded = next((step for step in case.steps or () if step.step == difference.step), None)

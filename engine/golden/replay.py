@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 from schedtop.engine.contract.telemetry import Finish, FinishReason, Refusal
-from schedtop.engine.golden.asked import CaseRequest
 from schedtop.engine.golden.case import STOP_TOKEN, Case, CaseStep, make_request
+from schedtop.engine.golden.case_requests import CaseRequest
 from schedtop.engine.golden.store import CaseStore
 from schedtop.engine.handoff.plan import PLACEHOLDER, IntArray, StepPlan, StepResult
 from schedtop.engine.handoff.request import Request
@@ -20,7 +20,7 @@ from schedtop.engine.scheduler.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class CaseDifference:
     """The first place where a case and this scheduler diverge."""
 
     step: int
@@ -57,7 +57,7 @@ class Verdict:
     failed: int = 0
     running: int = 0
     waiting: int = 0
-    difference: Difference | None = None
+    difference: CaseDifference | None = None
 
 
 class CaseModel:
@@ -288,12 +288,12 @@ _NOTHING_PLANNED = {
 }
 
 
-def compare_step(recorded: CaseStep, decided: CaseStep) -> Difference | None:
+def compare_step(recorded: CaseStep, decided: CaseStep) -> CaseDifference | None:
     """The first field in which two steps differ, in the order in which a step decides them."""
     for name in CaseStep.__struct_fields__:
         want, have = getattr(recorded, name), getattr(decided, name)
         if want != have and want is not msgspec.UNSET:
-            return Difference(decided.step, name, want, have)
+            return CaseDifference(decided.step, name, want, have)
     return None
 
 
@@ -306,7 +306,7 @@ def verify(case: Case) -> Verdict:
         verdict.preemptions += len(decided.preempted)
         if recorded is not None and verdict.difference is None:
             if count >= len(recorded):
-                verdict.difference = Difference(decided.step, "step", "none", decided.step)
+                verdict.difference = CaseDifference(decided.step, "step", "none", decided.step)
             else:
                 verdict.difference = compare_step(recorded[count], decided)
         count += 1
@@ -314,7 +314,7 @@ def verify(case: Case) -> Verdict:
             break
     else:
         if recorded is not None and count < len(recorded):
-            verdict.difference = Difference(recorded[count].step, "step", recorded[count].step, "none")
+            verdict.difference = CaseDifference(recorded[count].step, "step", recorded[count].step, "none")
     verdict.steps = len(recorded) if recorded is not None else count
     verdict.equal = None if recorded is None else verdict.difference is None
     verdict.scheduled_tokens, verdict.recomputed_tokens = run.scheduled_tokens, run.recomputed_tokens

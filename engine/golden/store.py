@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from schedtop.engine.contract.config import KVConnector
-from schedtop.engine.golden.asked import CaseRequest
+from schedtop.engine.golden.case_requests import CaseRequest
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.handoff.store import Load
 

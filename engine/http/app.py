@@ -8,6 +8,7 @@ from typing import Any
 from schedtop.engine import __version__
 from schedtop.engine.contract.commands import SetKnobs
 from schedtop.engine.contract.config import ConfigError
+from schedtop.engine.http.access import Guard, check_token, read_body
 from schedtop.engine.http.errors import ApiError, busy, json_response
 from schedtop.engine.http.generation.generate import generation
 from schedtop.engine.http.generation.requests import (
@@ -17,7 +18,6 @@ from schedtop.engine.http.generation.requests import (
     TokenizeRequest,
     read,
 )
-from schedtop.engine.http.guard import Guard, check_token, read_body
 from schedtop.engine.http.link import NotTakenError
 from schedtop.engine.http.pages.knobs import knobs_page
 from schedtop.engine.http.server_state import ServerState

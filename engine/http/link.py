@@ -50,7 +50,7 @@ class NotTakenError(Exception):
         self.never = never
 
 
-class Change(NamedTuple):
+class TimedChange(NamedTuple):
     """A knob change, and when it happened on the engine's clock."""
 
     step: int
@@ -68,7 +68,7 @@ class EngineLink(asyncio.BufferedProtocol):
         self.header: asyncio.Future[Header] = asyncio.get_running_loop().create_future()
         self.knobs: dict[str, Any] = {}
         self.knobs_version = 0
-        self.changes: deque[Change] = deque(maxlen=_AUDITED_CHANGES)
+        self.changes: deque[TimedChange] = deque(maxlen=_AUDITED_CHANGES)
         self.ended: str | None = None
         self.on_end: Callable[[], object] = lambda: None
         self.on_record = on_record
@@ -171,7 +171,7 @@ class EngineLink(asyncio.BufferedProtocol):
         self._queued.difference_update(admission.number for admission in record.admissions)
         for change in record.knobs:
             self.knobs[change.name] = change.new
-            self.changes.append(Change(record.step, record.end_s, change))
+            self.changes.append(TimedChange(record.step, record.end_s, change))
         self.knobs_version = record.knobs_version
         self.on_record(record)
 

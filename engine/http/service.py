@@ -20,7 +20,7 @@ import msgspec
 import uvicorn
 from schedtop.engine.channel.protocol import ChannelError
 from schedtop.engine.contract.config import ConfigError
-from schedtop.engine.contract.harmless import one_line
+from schedtop.engine.contract.sanitize import one_line
 from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.http.app import make_app
 from schedtop.engine.http.link import EngineLink

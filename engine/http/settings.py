@@ -26,7 +26,7 @@ class HttpSettings(msgspec.Struct, frozen=True):
     token: str
 
 
-class Place(NamedTuple):
+class ListenAddress(NamedTuple):
     """Where to listen; port 0 lets the system choose."""
 
     host: str
@@ -38,7 +38,7 @@ class Place(NamedTuple):
         return ipaddress.ip_address(self.host).is_loopback
 
 
-def parse_place(text: str) -> Place:
+def parse_place(text: str) -> ListenAddress:
     """`HOST:PORT`, `HOST` or `:PORT`; the host is an address, or localhost. Raises `ConfigError`."""
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
@@ -53,4 +53,4 @@ def parse_place(text: str) -> Place:
         ) from None
     if not (port.isascii() and port.isdigit() and int(port) < 65536):
         raise ConfigError(f"--http {text}: {port!r} is not a port: write 0 to 65535")
-    return Place(host, int(port))
+    return ListenAddress(host, int(port))

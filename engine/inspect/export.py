@@ -9,8 +9,8 @@ from typing import Any, BinaryIO
 import msgspec
 from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.contract.figures import COLUMNS, row_of, write_csv, write_jsonl
-from schedtop.engine.contract.files.written import whole_file
-from schedtop.engine.contract.harmless import json_bytes
+from schedtop.engine.contract.files.output_files import whole_file
+from schedtop.engine.contract.sanitize import json_bytes
 from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.inspect.trace_events import trace_events
 from schedtop.engine.recording.reader import Recording

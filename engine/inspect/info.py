@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 import msgspec
-from schedtop.engine.contract.harmless import page
 from schedtop.engine.contract.latencies.slo import Slo
+from schedtop.engine.contract.sanitize import page
 from schedtop.engine.contract.telemetry import Header
 from schedtop.engine.offline.report import Report, duration_text, report_text
 from schedtop.engine.recording.reader import Recording

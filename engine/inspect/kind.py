@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 from schedtop.engine.contract.config import ConfigError
-from schedtop.engine.contract.files.inputs import looks_like_case, odd_file
+from schedtop.engine.contract.files.input_files import looks_like_case, odd_file
 from schedtop.engine.offline.generate import read_prompt
 from schedtop.engine.recording.arrivals import looks_like_recording
 from schedtop.engine.runner.loading.model_files import GGUF_MAGIC
@@ -22,25 +22,25 @@ from schedtop.engine.workload.recognise import open_trace
 from schedtop.engine.workload.trace import Tally
 
 
-class Kind(NamedTuple):
+class FileKind(NamedTuple):
     """What a file is, and what to do with it."""
 
     name: str
     use: str
 
 
-RECORDING = Kind("a recording", "schedtop info, explain, replay and whatif take it")
-PAGES = Kind("a recording of metrics pages", "schedtop replay takes it")
-CASE = Kind("a golden case", "schedtop verify takes it, and run, serve and whatif as their workload")
-PROMPTS = Kind("prompts", "schedtop generate takes it, and run, serve and whatif as their workload")
-RESULTS = Kind("results of a sweep", "schedtop sweep --results takes it")
-EMPTY = Kind("an empty file", "name another")
+RECORDING = FileKind("a recording", "schedtop info, explain, replay and whatif take it")
+PAGES = FileKind("a recording of metrics pages", "schedtop replay takes it")
+CASE = FileKind("a golden case", "schedtop verify takes it, and run, serve and whatif as their workload")
+PROMPTS = FileKind("prompts", "schedtop generate takes it, and run, serve and whatif as their workload")
+RESULTS = FileKind("results of a sweep", "schedtop sweep --results takes it")
+EMPTY = FileKind("an empty file", "name another")
 
 MOST_BYTES = 1 << 20
 """Bytes of the first line that are examined."""
 
 
-def kind_of(path: Path) -> Kind | None:
+def kind_of(path: Path) -> FileKind | None:
     """What the file at `path` is, as far as this program knows such files; None for others and for no file."""
     try:
         if odd_file(path) or not path.is_file():
@@ -52,7 +52,7 @@ def kind_of(path: Path) -> Kind | None:
     if not head:
         return EMPTY
     if head.startswith(GGUF_MAGIC):
-        return Kind("a GGUF model", f"give it as --model {path}")
+        return FileKind("a GGUF model", f"give it as --model {path}")
     if looks_like_recording(path):
         return RECORDING
     if is_page_recording(path):
@@ -74,24 +74,24 @@ def _reads(read: Callable[[bytes], object], line: bytes) -> bool:
     return True
 
 
-def _trace(path: Path) -> Kind | None:
+def _trace(path: Path) -> FileKind | None:
     for module in READER_MODULES:
         importlib.import_module(module)
     try:
         trace = open_trace(path, Tally(str(path)))
     except ConfigError:
         return None
-    return Kind(f"a trace ({trace.format})", "run, serve, whatif and sweep take it as their workload")
+    return FileKind(f"a trace ({trace.format})", "run, serve, whatif and sweep take it as their workload")
 
 
-def _device(path: Path) -> Kind | None:
+def _device(path: Path) -> FileKind | None:
     try:
         read_calibration(path)
     except ConfigError:
         return None
-    return Kind("a device that calibrate wrote", f"give it as --device sim:@{path}")
+    return FileKind("a device that calibrate wrote", f"give it as --device sim:@{path}")
 
 
-def _packed(head: bytes) -> Kind | None:
+def _packed(head: bytes) -> FileKind | None:
     how = packing(head)
-    return None if how is None else Kind(f"packed with {how}", "unpack it first")
+    return None if how is None else FileKind(f"packed with {how}", "unpack it first")

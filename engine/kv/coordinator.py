@@ -13,7 +13,7 @@ from schedtop.engine.contract.kv_groups import KVGroup, common_size, hash_size
 from schedtop.engine.contract.telemetry import Limiter
 from schedtop.engine.handoff.request import GroupBlocks, Request
 from schedtop.engine.kv.groups import Group, Holding, StateGroup, WholeStateGroup, WindowGroup, fresh_need
-from schedtop.engine.kv.hybrid_look_up import Kind, look_up_kinds
+from schedtop.engine.kv.hybrid_look_up import LookUpKind, look_up_kinds
 from schedtop.engine.kv.manager import NO_HIT, Hit, KVManager, Shortage, Standing
 from schedtop.engine.kv.prefix_cache import extend_keys
 from schedtop.engine.kv.retention import KEEP_ALL, Keeper, Retention, keeper
@@ -379,11 +379,11 @@ def open_group(spec: KVGroup, max_model_len: int, num_drafts: int) -> Group:
     return WholeStateGroup(spec, max_model_len, num_drafts)
 
 
-def _kinds(specs: tuple[KVGroup, ...], groups: list[Group]) -> list[Kind]:
+def _kinds(specs: tuple[KVGroup, ...], groups: list[Group]) -> list[LookUpKind]:
     """Equal groups together, full attention first."""
     places: dict[KVGroup, list[int]] = {}
     for place, spec in enumerate(specs):
         places.setdefault(spec, []).append(place)
     return sorted(
-        [Kind(groups[same[0]], same) for same in places.values()], key=lambda kind: not kind.group.looks_once
+        [LookUpKind(groups[same[0]], same) for same in places.values()], key=lambda kind: not kind.group.looks_once
     )

@@ -13,7 +13,7 @@ FindIn = Callable[[int, int], int | None]
 """The block of a group (by its place among the groups) that carries the key of a block place."""
 
 
-class Kind:
+class LookUpKind:
     """Equal groups, looked up together: a block must be cached in all of them."""
 
     def __init__(self, group: Group, places: list[int]) -> None:
@@ -32,7 +32,7 @@ class Kind:
         return len(self.rows) * self.group.size
 
 
-def look_up_kinds(kinds: list[Kind], find_in: FindIn, most: int, align: int, drop: bool) -> tuple[int, int]:
+def look_up_kinds(kinds: list[LookUpKind], find_in: FindIn, most: int, align: int, drop: bool) -> tuple[int, int]:
     """Tokens of the longest hit of all kinds, full attention first, and the longest that one kind had on the way.
 
     With `drop`, a kind not yet verified looks one of its blocks further and then loses one; when another kind

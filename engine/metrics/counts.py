@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.kv_groups import has_windows
-from schedtop.engine.contract.latencies.families import Families, Family
+from schedtop.engine.contract.latencies.families import Families, RequestFamily
 from schedtop.engine.contract.prefixes.lost_hits import PrefixMemory
 from schedtop.engine.contract.reading import draft_positions
 from schedtop.engine.contract.telemetry import (
@@ -237,7 +237,7 @@ class Counts:
         if finish.ttft_s is not None:
             add["vllm:request_prefill_kv_computed_tokens"](live.prompt_tokens - live.cached_tokens)
 
-    def _count_family(self, family: Family) -> None:
+    def _count_family(self, family: RequestFamily) -> None:
         self._count_asked(family.children, family.most_outputs)
 
     def _count_asked(self, answers: int, most_outputs: int) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from schedtop.engine.contract.config import ConfigError
-from schedtop.engine.contract.files.inputs import odd_file
-from schedtop.engine.contract.files.written import private
+from schedtop.engine.contract.files.input_files import odd_file
+from schedtop.engine.contract.files.output_files import private
 
 PART_SUFFIX = ".part"
 

@@ -13,7 +13,7 @@ import numpy as np
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.commands import SamplingParams
 from schedtop.engine.contract.config import ConfigError, EngineConfig
-from schedtop.engine.contract.files.inputs import odd_file
+from schedtop.engine.contract.files.input_files import odd_file
 from schedtop.engine.contract.reading import row_columns
 from schedtop.engine.contract.telemetry import FinishReason, RowFlag, StepRecord
 from schedtop.engine.handoff.request import Request, TokenIds
@@ -30,7 +30,7 @@ OnProgress = Callable[[int, int], None]
 """Called with the number of finished answers and of all prompts."""
 
 
-class Prompt(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class PromptInput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One line of the input: exactly one of the first three fields, plus overrides of the run's settings."""
 
     prompt: str | None = None
@@ -86,14 +86,14 @@ class Summary:
         return "; ".join(parts + ([f"ended by: {reasons}"] if reasons else []))
 
 
-class Line(NamedTuple):
+class PromptLine(NamedTuple):
     """A prompt and its line number, from 1."""
 
     number: int
-    prompt: Prompt
+    prompt: PromptInput
 
 
-def read_prompts(path: Path) -> list[Line]:
+def read_prompts(path: Path) -> list[PromptLine]:
     """The prompts of a JSONL file. Raises `ConfigError` naming the bad line."""
     if odd := odd_file(path):
         raise ConfigError(odd)
@@ -106,7 +106,7 @@ def read_prompts(path: Path) -> list[Line]:
         if not line.strip():
             continue
         try:
-            prompts.append(Line(number, read_prompt(line)))
+            prompts.append(PromptLine(number, read_prompt(line)))
         except (msgspec.DecodeError, RecursionError, ConfigError) as error:
             raise ConfigError(f"{path}:{number}: {error}") from None
     if not prompts:
@@ -114,9 +114,9 @@ def read_prompts(path: Path) -> list[Line]:
     return prompts
 
 
-def read_prompt(line: bytes) -> Prompt:
+def read_prompt(line: bytes) -> PromptInput:
     """One line of the input. Raises `ConfigError`, or msgspec's own errors."""
-    prompt = msgspec.json.decode(line, type=Prompt)
+    prompt = msgspec.json.decode(line, type=PromptInput)
     given = [key for key in PROMPT_KEYS if getattr(prompt, key) is not None]
     if len(given) != 1:
         raise ConfigError(f"give exactly one of {', '.join(PROMPT_KEYS)}")
@@ -176,7 +176,7 @@ def generate(
     return summary
 
 
-def encode_lines(lines: Iterable[Line], path: Path, taken: Any) -> Iterator[TokenIds]:
+def encode_lines(lines: Iterable[PromptLine], path: Path, taken: Any) -> Iterator[TokenIds]:
     """The token ids of each prompt, for a model that accepts `taken`. Raises `ConfigError` naming the line."""
     longest = taken.max_model_len
     for number, prompt in lines:
@@ -192,7 +192,7 @@ def encode_lines(lines: Iterable[Line], path: Path, taken: Any) -> Iterator[Toke
 
 
 def make_requests(
-    lines: Iterable[Line],
+    lines: Iterable[PromptLine],
     encoded: Iterable[TokenIds],
     info: Any,
     max_tokens: int,
@@ -215,7 +215,7 @@ def make_requests(
     return requests
 
 
-def sampling_of(prompt: Prompt, sampling: dict[str, Any], advice: SamplingParams) -> SamplingParams:
+def sampling_of(prompt: PromptInput, sampling: dict[str, Any], advice: SamplingParams) -> SamplingParams:
     """A prompt's own settings over the run's over the model's; raises `ConfigError` for an invalid one."""
     own = {key: getattr(prompt, key) for key in SAMPLING_KEYS if getattr(prompt, key) is not None}
     values = {**sampling, **own}
@@ -226,7 +226,7 @@ def sampling_of(prompt: Prompt, sampling: dict[str, Any], advice: SamplingParams
     return check_sampling(msgspec.structs.replace(advice, **values))
 
 
-def encode(prompt: Prompt, taken: Any) -> TokenIds:
+def encode(prompt: PromptInput, taken: Any) -> TokenIds:
     """A prompt's token ids, int32; raises `ConfigError` if there are none or one is outside the vocabulary."""
     if prompt.prompt_token_ids is not None:
         bad = [token for token in prompt.prompt_token_ids if not 0 <= token < taken.vocab_size]

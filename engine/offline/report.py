@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from schedtop.engine.contract.kv_groups import has_windows
 from schedtop.engine.contract.latencies.cohort import SHARES, Cohort
-from schedtop.engine.contract.latencies.families import Families, Family
+from schedtop.engine.contract.latencies.families import Families, RequestFamily
 from schedtop.engine.contract.latencies.front_end import FrontEnd, front_end_of
 from schedtop.engine.contract.latencies.lives import Lives
 from schedtop.engine.contract.latencies.percentiles import Percentiles
@@ -17,10 +17,10 @@ from schedtop.engine.contract.prefixes.lost_hits import PrefixMemory
 from schedtop.engine.contract.reading import blocks_in_use, draft_positions, hit_rate, totals_since
 from schedtop.engine.contract.telemetry import MOST_DRAFTS, Header, Snapshot, StepRecord, Totals
 from schedtop.engine.contract.workload_notes import as_document
-from schedtop.engine.offline.classes import Classes
 from schedtop.engine.offline.client_latencies import ClientLatencies
-from schedtop.engine.offline.held_back import HeldBack
+from schedtop.engine.offline.refused_or_cut import HeldBack
 from schedtop.engine.offline.report_text import duration_text, percent_text, report_text
+from schedtop.engine.offline.request_classes import Classes
 
 if TYPE_CHECKING:
     from schedtop.engine.step.stretch.stretch import Requests, Stretch
@@ -175,7 +175,7 @@ class Report:
             if finish.e2e_s is not None:
                 self._e2e_s.add(finish.e2e_s)
 
-    def _add_family(self, family: Family) -> None:
+    def _add_family(self, family: RequestFamily) -> None:
         self._num_families += 1
         self._num_children += family.children
         if family.last_s is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from schedtop.engine.contract.latencies.cohort import SHARES
-from schedtop.engine.offline.held_back import held_back_lines
+from schedtop.engine.offline.refused_or_cut import held_back_lines
 
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
 

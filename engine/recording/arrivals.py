@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from schedtop.engine.contract.files.inputs import odd_file
+from schedtop.engine.contract.files.input_files import odd_file
 from schedtop.engine.contract.prefixes.paths import path_keys
 from schedtop.engine.contract.telemetry import Arrival, FinishReason
 from schedtop.engine.handoff.request import Image

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from schedtop.engine.contract.telemetry import Blocks, StepRecord, Totals
 from schedtop.engine.recording.blocks import (
-    Moves,
+    BlockMoves,
     StoredBlocks,
     Tables,
     cut,
@@ -38,7 +38,7 @@ from schedtop.engine.recording.packing.rows import (
     split,
     unpack_rows,
 )
-from schedtop.engine.recording.packing.times import TimeColumns, Times, pack_times, unpack_times
+from schedtop.engine.recording.packing.times import StoredTimes, TimeColumns, pack_times, unpack_times
 
 MAX_RECORDS = 4096
 MAX_ROWS = 1 << 20
@@ -85,14 +85,14 @@ _GROWS_BY = (
 """Totals that an executed step raises by its field of the same name."""
 
 
-class Batch(msgspec.Struct, array_like=True, frozen=True):
+class StoredBatch(msgspec.Struct, array_like=True, frozen=True):
     """A stored batch. `order` and what follows it have one entry per row, the first ones one per record."""
 
     num_records: int
     ints: list[Column]
     counts: list[Column]
     pool: list[Column]
-    times: Times
+    times: StoredTimes
     blocks: StoredBlocks
     event_places: list[Column]
     events: list[msgspec.Raw]
@@ -104,7 +104,7 @@ class Batch(msgspec.Struct, array_like=True, frozen=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Batch)
+_decoder = msgspec.msgpack.Decoder(StoredBatch)
 
 
 def encode_batch(records: Sequence[StepRecord], block_size: int, tables: Tables) -> bytes:
@@ -120,7 +120,7 @@ def encode_batch(records: Sequence[StepRecord], block_size: int, tables: Tables)
     new_orders, numbers = _changed_orders(matrix[NUMBER], row_counts)
     gaps = np.frombuffer(b"".join(columns["itl_s"]), dtype=np.uint32)
     unforeseen = gaps ^ expected_gaps(matrix, order, row_counts, np.array(columns["end_s"], dtype=np.float64))
-    batch = Batch(
+    batch = StoredBatch(
         num_records=len(records),
         ints=[pack(differences(column)) for column in ints.values()],
         counts=[pack(_growth(name, totals[name], ints)) for name in _COUNTS],  # new ones last: readers pad
@@ -165,7 +165,7 @@ def decode_batch(data: bytes, block_size: int, tables: Tables) -> list[StepRecor
     return _rebuild(StepRecord, columns)
 
 
-def _unpack_matrix(batch: Batch, end_s: Any, block_size: int) -> tuple[list[bytes], list[bytes]]:
+def _unpack_matrix(batch: StoredBatch, end_s: Any, block_size: int) -> tuple[list[bytes], list[bytes]]:
     row_counts = sums(unpack32(batch.row_counts, batch.num_records))
     if int(row_counts.min()) < 0 or int(row_counts.sum(dtype=np.int64)) > MAX_ROWS:
         raise ColumnError("impossible numbers of rows")
@@ -190,8 +190,8 @@ def _spread(kept: list[Any], places: list[int], count: int) -> list[Any]:
     return spread
 
 
-def _moves(columns: dict[str, Any]) -> Moves:
-    return Moves(**{name: columns[name] for name in Moves.__struct_fields__})
+def _moves(columns: dict[str, Any]) -> BlockMoves:
+    return BlockMoves(**{name: columns[name] for name in BlockMoves.__struct_fields__})
 
 
 def _changed_orders(numbers: Any, row_counts: Any) -> tuple[Any, Any]:
@@ -207,7 +207,7 @@ def _changed_orders(numbers: Any, row_counts: Any) -> tuple[Any, Any]:
     return changed, np.frombuffer(b"".join(kept), dtype=np.int32)
 
 
-def _all_orders(batch: Batch, row_counts: Any) -> Matrix:
+def _all_orders(batch: StoredBatch, row_counts: Any) -> Matrix:
     changed = unpack(batch.new_orders, batch.num_records) != 0
     sizes = row_counts[changed].astype(np.int64)
     lists = cut(unpack32(batch.numbers, int(sizes.sum())).tobytes(), sizes * 4)

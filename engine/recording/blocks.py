@@ -54,7 +54,7 @@ class StoredBlocks(msgspec.Struct, array_like=True, frozen=True):
     classes: Column
 
 
-class Moves(msgspec.Struct, frozen=True):
+class BlockMoves(msgspec.Struct, frozen=True):
     """What moves blocks in each record of a batch."""
 
     grown: Sequence[bytes]
@@ -70,7 +70,7 @@ def tables_of(snapshot: Snapshot) -> Tables:
     return {number: table for number, table in held.items() if table}
 
 
-def follow(tables: Tables, moves: Moves) -> list[bytes]:
+def follow(tables: Tables, moves: BlockMoves) -> list[bytes]:
     """Move `tables` on; returns the block ids that each record should have freed."""
     freed = []
     each = zip(*msgspec.structs.astuple(moves), strict=True)
@@ -85,7 +85,7 @@ def follow(tables: Tables, moves: Moves) -> list[bytes]:
     return freed
 
 
-def pack_blocks(moves: Moves, changed: Sequence[bytes], tables: Tables) -> StoredBlocks:
+def pack_blocks(moves: BlockMoves, changed: Sequence[bytes], tables: Tables) -> StoredBlocks:
     """What moved in a batch, and `changed_blocks`; moves `tables` on."""
     entries, pairs, ids = _flatten(moves)
     counts = np.array([len(data) // 4 for data in changed], dtype=np.int64)
@@ -123,7 +123,7 @@ def unpack_gains(stored: StoredBlocks, count: int) -> tuple[list[bytes], list[by
     return cut(pairs.tobytes(), entries * 8), cut(ids.tobytes(), _per_record(entries, lengths) * 4)
 
 
-def unpack_changes(stored: StoredBlocks, moves: Moves, tables: Tables) -> list[bytes]:
+def unpack_changes(stored: StoredBlocks, moves: BlockMoves, tables: Tables) -> list[bytes]:
     """`changed_blocks`; moves `tables` on. Raises `ColumnError`."""
     num_records = len(moves.grown)
     counts = unpack_counts(stored.changes, num_records, MAX_IDS)
@@ -169,7 +169,7 @@ def _foresee(gained: Longs, gone: Longs, freed: int) -> tuple[Longs, npt.NDArray
     return keys, np.where(_among(keys, gone), freed, BlockClass.HELD).astype(np.int32)
 
 
-def _flatten(moves: Moves) -> tuple[Longs, Longs, npt.NDArray[np.int32]]:
+def _flatten(moves: BlockMoves) -> tuple[Longs, Longs, npt.NDArray[np.int32]]:
     """Entries per record; of each entry (entries, 2) request and length; and all ids."""
     entries = np.array([len(pairs) // 8 for pairs in moves.grown], dtype=np.int64)
     pairs = np.frombuffer(b"".join(moves.grown), dtype=np.int32).reshape(-1, 2).astype(np.int64)

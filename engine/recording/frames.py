@@ -44,7 +44,7 @@ class FrameError(ValueError):
     """A frame that is cut off, damaged or too large."""
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """What a frame holds."""
 
     HEADER = 1
@@ -70,7 +70,7 @@ class Marks(NamedTuple):
     max_itl_s: float = 0.0
 
 
-class Span(NamedTuple):
+class FrameSpan(NamedTuple):
     """Which records a frame is about: how many, the index of the first (or of the next, if it holds none), the
     first one's step, and the engine time they cover."""
 
@@ -81,14 +81,14 @@ class Span(NamedTuple):
     end_s: float = 0.0
 
 
-class Head(NamedTuple):
+class FrameHead(NamedTuple):
     """The head before a payload."""
 
-    kind: Kind
+    kind: FrameKind
     payload_bytes: int
     raw_bytes: int
     payload_crc: int
-    span: Span
+    span: FrameSpan
     marks: Marks
 
 
@@ -96,11 +96,11 @@ class Frame(NamedTuple):
     """A frame's head, and where its payload is."""
 
     payload_at: int
-    head: Head
+    head: FrameHead
 
 
 def make_frame(
-    kind: Kind, raw: bytes, zstd: zstandard.ZstdCompressor, span: Span, marks: Marks | None = None
+    kind: FrameKind, raw: bytes, zstd: zstandard.ZstdCompressor, span: FrameSpan, marks: Marks | None = None
 ) -> bytes:
     """A whole frame. Raises `FrameError` if `raw` is longer than a reader takes."""
     if len(raw) > MAX_RAW_BYTES:
@@ -111,17 +111,17 @@ def make_frame(
     return head + _CHECK.pack(zlib.crc32(head)) + payload
 
 
-def parse_head(data: bytes) -> Head:
+def parse_head(data: bytes) -> FrameHead:
     """The head at the start of `data`. Raises `FrameError`."""
     if len(data) < HEAD_BYTES:
         raise FrameError("cut off")
     if _CHECK.unpack_from(data, _HEAD.size)[0] != zlib.crc32(data[: _HEAD.size]):
         raise FrameError("damaged")
     sync, kind, payload_bytes, raw_bytes, crc, *rest = _HEAD.unpack_from(data)
-    known = sync == _SYNC and kind in Kind.__members__.values()
+    known = sync == _SYNC and kind in FrameKind.__members__.values()
     if not known or raw_bytes > MAX_RAW_BYTES or payload_bytes > 2 * MAX_RAW_BYTES:
         raise FrameError("damaged")
-    return Head(Kind(kind), payload_bytes, raw_bytes, crc, Span(*rest[:5]), Marks(*rest[5:]))
+    return FrameHead(FrameKind(kind), payload_bytes, raw_bytes, crc, FrameSpan(*rest[:5]), Marks(*rest[5:]))
 
 
 def moved_down(frame: Frame, num_missing: int) -> Frame:
@@ -130,7 +130,7 @@ def moved_down(frame: Frame, num_missing: int) -> Frame:
     return frame._replace(head=frame.head._replace(span=span._replace(first=span.first - num_missing)))
 
 
-def find_frames(fd: int, at: int, size: int, kind: Kind) -> Iterator[int]:
+def find_frames(fd: int, at: int, size: int, kind: FrameKind) -> Iterator[int]:
     """Where frames of `kind` may begin from byte `at` on, judged by their heads alone. Raises `OSError`."""
     tries = 0
     while at < size and tries < _MOST_TRIES:

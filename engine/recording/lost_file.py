@@ -6,7 +6,7 @@ import os
 from enum import StrEnum
 from pathlib import Path
 
-from schedtop.engine.contract.files.written import PRIVATE_FILE
+from schedtop.engine.contract.files.output_files import PRIVATE_FILE
 
 NEW_FILE = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
 """How a recording is opened. Appending shows a cut file by its size; writing on at our place would leave a hole."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-from schedtop.engine.contract.files.inputs import odd_file
+from schedtop.engine.contract.files.input_files import odd_file
 from schedtop.engine.contract.telemetry import (
     OLDEST_RECORDED,
     PROTOCOL,
@@ -32,7 +32,7 @@ from schedtop.engine.recording.frames import (
     MARK_BYTES,
     Frame,
     FrameError,
-    Kind,
+    FrameKind,
     Marks,
     RecordingError,
     check_mark,
@@ -42,7 +42,7 @@ from schedtop.engine.recording.frames import (
     read_payload,
 )
 from schedtop.engine.recording.keyframes import decode_keyframe
-from schedtop.engine.recording.seconds import Second, decode_seconds, sample, second_of
+from schedtop.engine.recording.seconds import SecondSamples, decode_seconds, sample, second_of
 
 CHECKED_BYTES = 256 << 20
 """Files up to this size are checked whole when opened (a fraction of a second), larger ones as they are read."""
@@ -73,7 +73,7 @@ _HAS_MARK: dict[Mark, Callable[[StepRecord], bool]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class DamagedGap:
     """Records that damage costs. `index` is that of the first one after it; the bytes are where the damage begins and
     where the next keyframe does. `last_step` is the last one before, `next_step` the one that the keyframe follows."""
 
@@ -113,7 +113,7 @@ class Recording:
 
     def __init__(self, path: str | Path, *, check: bool | None = None, read_on: bool = True) -> None:
         self.path = str(path)
-        self.gaps: list[Gap] = []
+        self.gaps: list[DamagedGap] = []
         self._read_on = read_on
         self._num_missing = 0
         self.truncated: str | None = None
@@ -163,7 +163,7 @@ class Recording:
         """Find the keyframe after the damage at byte `at`, and what is missing before it; False if there is none."""
         if not self._keyframes:
             return False
-        for start in find_frames(self._fd, at + 1, size, Kind.KEYFRAME):
+        for start in find_frames(self._fd, at + 1, size, FrameKind.KEYFRAME):
             try:
                 frame = Frame(start + HEAD_BYTES, parse_head(os.pread(self._fd, HEAD_BYTES, start)))
                 snapshot = decode_keyframe(read_payload(self._fd, frame))
@@ -173,7 +173,7 @@ class Recording:
             if missing < 0:
                 continue
             self._num_missing += missing
-            self.gaps.append(Gap(self.num_records, missing, self._last_step(), snapshot.step, at, start))
+            self.gaps.append(DamagedGap(self.num_records, missing, self._last_step(), snapshot.step, at, start))
             return True
         return False
 
@@ -194,10 +194,10 @@ class Recording:
         head, first = frame.head, frame.payload_at == MARK_BYTES + HEAD_BYTES
         if frame.payload_at + head.payload_bytes > size:
             raise FrameError("cut off")
-        fits = (head.kind is Kind.HEADER) == first and head.span.first == self.num_records + self._num_missing
-        if not fits or (head.kind is Kind.STEPS) != (0 < head.span.num <= MAX_RECORDS):
+        fits = (head.kind is FrameKind.HEADER) == first and head.span.first == self.num_records + self._num_missing
+        if not fits or (head.kind is FrameKind.STEPS) != (0 < head.span.num <= MAX_RECORDS):
             raise FrameError("damaged")
-        if head.kind is Kind.STEPS and not self._keyframes:
+        if head.kind is FrameKind.STEPS and not self._keyframes:
             raise FrameError("damaged")
         if check or first:
             payload = read_payload(self._fd, frame)
@@ -221,17 +221,17 @@ class Recording:
 
     def _index(self, frame: Frame) -> None:
         match frame.head.kind:
-            case Kind.STEPS:
+            case FrameKind.STEPS:
                 self._chunks.append(frame)
                 self._starts.append(frame.head.span.first)
                 self.num_records += frame.head.span.num
-            case Kind.KEYFRAME:
+            case FrameKind.KEYFRAME:
                 self._keyframes.append(frame)
-            case Kind.SECONDS:
+            case FrameKind.SECONDS:
                 self._seconds.append(frame)
-            case Kind.TEXTS:
+            case FrameKind.TEXTS:
                 self._texts.append(frame)
-            case Kind.END:
+            case FrameKind.END:
                 self._closed_whole = True
 
     def _last_step(self) -> int:
@@ -285,10 +285,10 @@ class Recording:
         frame = self._keyframes[max(place, 0)]
         return self._decode(frame, decode_keyframe), frame.head.span.first
 
-    def seconds(self, first: int, last: int) -> dict[int, Second]:
+    def seconds(self, first: int, last: int) -> dict[int, SecondSamples]:
         """Latency samples of the seconds `first` to `last` (inclusive) of the engine's clock, all their steps
         counted; seconds without a step are absent."""
-        found: dict[int, Second] = {}
+        found: dict[int, SecondSamples] = {}
         start = bisect_right(self._seconds, first - 1.0, key=lambda frame: frame.head.span.end_s)
         for frame in self._seconds[start:]:
             if frame.head.span.start_s > last:
@@ -299,7 +299,7 @@ class Recording:
             found |= self._open_seconds(closed)
         return {second: found[second] for second in sorted(found) if first <= second <= last}
 
-    def _open_seconds(self, closed: int) -> dict[int, Second]:
+    def _open_seconds(self, closed: int) -> dict[int, SecondSamples]:
         """Samples of the steps after the last second that was stored, from the steps themselves."""
         by_second: dict[int, list[StepRecord]] = {}
         for record in self.records(self.index_at(closed + 1.0) or 0):

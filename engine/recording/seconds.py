@@ -14,7 +14,7 @@ _MAX_SAMPLES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
-class Second:
+class SecondSamples:
     """TTFT and ITL samples of the steps that ended in one second of the engine's clock."""
 
     second: int
@@ -41,12 +41,12 @@ def second_of(record: StepRecord) -> int:
     return int(record.end_s // 1.0)
 
 
-def sample(second: int, records: Iterable[StepRecord]) -> Second:
+def sample(second: int, records: Iterable[StepRecord]) -> SecondSamples:
     """The samples of some records."""
-    return Second(second, **of_records(records))
+    return SecondSamples(second, **of_records(records))
 
 
-def encode_seconds(seconds: Sequence[Second]) -> bytes:
+def encode_seconds(seconds: Sequence[SecondSamples]) -> bytes:
     """Seconds as stored, before compression."""
     return _encoder.encode(
         [
@@ -56,13 +56,13 @@ def encode_seconds(seconds: Sequence[Second]) -> bytes:
     )
 
 
-def decode_seconds(data: bytes) -> list[Second]:
+def decode_seconds(data: bytes) -> list[SecondSamples]:
     """Undo `encode_seconds`. Raises `ValueError` for bytes that are none."""
     stored = _decoder.decode(data)
     sizes = [size for s in stored for size in (s.num_ttft, s.num_itl)]
     if sizes and (min(sizes) < 0 or sum(sizes) > _MAX_SAMPLES):
         raise ValueError("impossible numbers of samples")
-    return [Second(s.second, _unpack(s.ttft, s.num_ttft), _unpack(s.itl, s.num_itl)) for s in stored]
+    return [SecondSamples(s.second, _unpack(s.ttft, s.num_ttft), _unpack(s.itl, s.num_itl)) for s in stored]
 
 
 def _pack(samples: Samples) -> tuple[Column, Column]:

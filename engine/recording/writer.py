@@ -13,11 +13,19 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import zstandard
-from schedtop.engine.contract.files.written import PRIVATE_FILE
+from schedtop.engine.contract.files.output_files import PRIVATE_FILE
 from schedtop.engine.contract.telemetry import FinishReason, Header, Snapshot, StepRecord, TextDelta
 from schedtop.engine.recording.batch import MAX_ROWS, encode_batch
 from schedtop.engine.recording.blocks import MAX_IDS, Tables, tables_of
-from schedtop.engine.recording.frames import MARK, MAX_RAW_BYTES, Kind, Marks, RecordingError, Span, make_frame
+from schedtop.engine.recording.frames import (
+    MARK,
+    MAX_RAW_BYTES,
+    FrameKind,
+    FrameSpan,
+    Marks,
+    RecordingError,
+    make_frame,
+)
 from schedtop.engine.recording.keyframes import encode_keyframe
 from schedtop.engine.recording.lost_file import NEW_FILE, Loss, copy_bytes, loss_of, open_beside
 from schedtop.engine.recording.seconds import encode_seconds, sample, second_of
@@ -201,7 +209,7 @@ class _File:
 
     def _write_start(self) -> None:
         self._append(MARK)
-        self._frame(Kind.HEADER, msgspec.msgpack.encode(self._header), Span())
+        self._frame(FrameKind.HEADER, msgspec.msgpack.encode(self._header), FrameSpan())
 
     def _stay_whole(self) -> None:
         """Go on beside the file where another took it away; what it held goes along where we still have it."""
@@ -290,14 +298,16 @@ class _File:
         batch, self._batch, self._weight = self._batch, [], 0
         first = self._num_records
         if batch:
-            span = Span(len(batch), first, batch[0].step, batch[0].start_s, batch[-1].end_s)
-            self._frame(Kind.STEPS, encode_batch(batch, self._block_size, self._tables), span, _marks_of(batch))
+            span = FrameSpan(len(batch), first, batch[0].step, batch[0].start_s, batch[-1].end_s)
+            self._frame(
+                FrameKind.STEPS, encode_batch(batch, self._block_size, self._tables), span, _marks_of(batch)
+            )
             self._num_records += len(batch)
             self._last = batch[-1]
             self._write_seconds(batch)
         if self._texts:
             texts, self._texts = self._texts, []
-            self._frame(Kind.TEXTS, msgspec.msgpack.encode(texts), self._here())
+            self._frame(FrameKind.TEXTS, msgspec.msgpack.encode(texts), self._here())
 
     def _write_seconds(self, batch: list[StepRecord]) -> None:
         """Write the samples of every second that these records completed; keep the last one open."""
@@ -308,8 +318,8 @@ class _File:
                 self._open_second = []
             self._open_second.append(record)
         if closed:
-            span = Span(0, self._num_records, 0, closed[0].second, closed[-1].second)
-            self._frame(Kind.SECONDS, encode_seconds(closed), span)
+            span = FrameSpan(0, self._num_records, 0, closed[0].second, closed[-1].second)
+            self._frame(FrameKind.SECONDS, encode_seconds(closed), span)
 
     def _write_keyframe(self, snapshot: Snapshot) -> None:
         if self._keyframe_bytes:
@@ -319,19 +329,19 @@ class _File:
         if len(raw) > MAX_RAW_BYTES and self._keyframe_bytes:
             return  # a segment without a keyframe of its own continues from the one before
         before = self._size
-        self._frame(Kind.KEYFRAME, raw, self._here())
+        self._frame(FrameKind.KEYFRAME, raw, self._here())
         self._keyframe_bytes, self._segment_bytes = self._size - before, 0
         self._tables = tables_of(snapshot)
 
     def _write_end(self) -> None:
         step = self._last.step if self._last else 0
-        self._frame(Kind.END, msgspec.msgpack.encode([self._num_records, step]), self._here())
+        self._frame(FrameKind.END, msgspec.msgpack.encode([self._num_records, step]), self._here())
 
-    def _here(self) -> Span:
+    def _here(self) -> FrameSpan:
         last = self._last
-        return Span(0, self._num_records, last.step if last else 0, last.end_s if last else 0.0)
+        return FrameSpan(0, self._num_records, last.step if last else 0, last.end_s if last else 0.0)
 
-    def _frame(self, kind: Kind, raw: bytes, span: Span, marks: Marks | None = None) -> None:
+    def _frame(self, kind: FrameKind, raw: bytes, span: FrameSpan, marks: Marks | None = None) -> None:
         self._append(make_frame(kind, raw, self._zstd, span, marks))
 
     def _append(self, data: bytes) -> None:

@@ -10,13 +10,13 @@ import numpy.typing as npt
 import torch
 from schedtop.engine.handoff.plan import IntArray, StepPlan
 from schedtop.engine.runner.sequences import Rows, SlotArray
-from schedtop.engine.runner.staging import Staging
+from schedtop.engine.runner.staging import TensorStaging
 
 LongArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class InputBatch:
     """The input of one forward, T tokens of R rows, each row's tokens one after the other.
 
     On the device: `token_ids`, `positions`, `slot_mapping` int64 [T]; `query_start_loc` int32 [R + 1] and
@@ -52,14 +52,14 @@ class Batch:
 class Decoder(Protocol):
     """A model over the flattened batch."""
 
-    def forward(self, batch: Batch) -> torch.Tensor | None:
+    def forward(self, batch: InputBatch) -> torch.Tensor | None:
         """Logits [N, vocab] of the batch's `logit_tokens`, None if it asks for none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class HostBatch:
-    """A batch on its way to the device, in NumPy: names and shapes as in `Batch`; `logit_tokens` may be empty."""
+    """A batch on its way to the device, in NumPy: names and shapes as in `InputBatch`; `logit_tokens` may be empty."""
 
     token_ids: LongArray
     positions: LongArray
@@ -71,7 +71,7 @@ class HostBatch:
     query_lens: IntArray
     contexts: IntArray
 
-    def to_device(self, staging: Staging) -> Batch:
+    def to_device(self, staging: TensorStaging) -> InputBatch:
         """The batch on the staging's device."""
         carried = (
             self.token_ids,
@@ -83,7 +83,7 @@ class HostBatch:
             self.logit_tokens,
         )
         token_ids, positions, slot_mapping, query_start_loc, seq_lens, block_table, wanted = staging(carried)
-        return Batch(
+        return InputBatch(
             token_ids=token_ids,
             positions=positions,
             slot_mapping=slot_mapping,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from schedtop.engine.runner.batch import Decoder, HostBatch
 from schedtop.engine.runner.gpu.graphs import DecodeGraphs
-from schedtop.engine.runner.staging import Staging
+from schedtop.engine.runner.staging import TensorStaging
 
 
 class Forward:
@@ -14,7 +14,7 @@ class Forward:
     def __init__(self, decoder: Decoder, device: torch.device, graphs: DecodeGraphs | None = None) -> None:
         self.decoder = decoder
         self._graphs = graphs
-        self._staging = Staging(device)
+        self._staging = TensorStaging(device)
 
     def __call__(self, host: HostBatch) -> torch.Tensor | None:
         """Logits [N, vocab] of the batch's `logit_tokens`, None if it asks for none; the next call may overwrite."""

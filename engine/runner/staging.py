@@ -40,7 +40,7 @@ class PinnedBytes:
             self._sent.record()
 
 
-class Staging:
+class TensorStaging:
     """Takes arrays to tensors on `device`. Two buffers take turns, so that one can be filled while one is read.
 
     `packs`: whether to go through them; on a CPU, where tensors can share the arrays' memory, only tests do.

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from schedtop.engine.contract.telemetry import ROW_FIELDS, Head, Limiter, RowFlag
 from schedtop.engine.handoff.plan import StepPlan
 from schedtop.engine.scheduler.books.request_table import IntArray, RequestTable, RowArray
-from schedtop.engine.scheduler.books.state import Batch, Limits, PlannedStep, State
+from schedtop.engine.scheduler.books.state import Limits, PlannedBatch, PlannedStep, SchedulerState
 from schedtop.engine.scheduler.late_results import Present, find_present
 from schedtop.engine.scheduler.passes.admission import AdmissionPass
 from schedtop.engine.scheduler.passes.deferral import deferred_head
@@ -88,7 +88,7 @@ class Needs(msgspec.Struct, frozen=True):
     rows: RowArray
 
 
-def decodes_ahead(state: State) -> Outlook | None:
+def decodes_ahead(state: SchedulerState) -> Outlook | None:
     """What lies ahead between two turns; None if the next one does not decode one token of every row, or does more."""
     table, size = state.table, state.table.size
     if not size or state.config.pooling or not state.kv.at_once:
@@ -104,14 +104,16 @@ def decodes_ahead(state: State) -> Outlook | None:
     return _look_ahead(state, len(presents), tells, coming)
 
 
-def decodes_next(state: State, lag: int) -> IntArray:
+def decodes_next(state: SchedulerState, lag: int) -> IntArray:
     """What the rows of a leg compute in the turn after it, `lag` steps being under way, if all are planned in each."""
     table, size = state.table, state.table.size
     tokens: IntArray = (table.num_tokens[:size] + lag < table.stop_at[:size]).astype(np.int32)
     return tokens
 
 
-def go_on(state: State, outlook: Outlook, turns: int, ended: list[int], begun: Batch | None) -> Outlook | None:
+def go_on(
+    state: SchedulerState, outlook: Outlook, turns: int, ended: list[int], begun: PlannedBatch | None
+) -> Outlook | None:
     """What lies ahead after so many turns, in the last of which these rows ended; `begun` was planned with newcomers.
 
     None as of `decodes_ahead`.
@@ -139,7 +141,7 @@ def go_on(state: State, outlook: Outlook, turns: int, ended: list[int], begun: B
     return _look_ahead(state, lag + 1, tells, coming)
 
 
-def _look_ahead(state: State, num_under_way: int, tells: IntArray, coming: IntArray) -> Outlook | None:
+def _look_ahead(state: SchedulerState, num_under_way: int, tells: IntArray, coming: IntArray) -> Outlook | None:
     table, limits, config, size = state.table, state.limits, state.config, state.table.size
     if table.num_with_stops or (state.encoder is not None and state.encoder.is_holding):
         return None
@@ -167,7 +169,7 @@ def _look_ahead(state: State, num_under_way: int, tells: IntArray, coming: IntAr
     return Outlook(turns, period, lag, num_under_way, plans, tells, coming, left, last, ahead, head, steady)
 
 
-def _presents(state: State) -> list[Present] | None:
+def _presents(state: SchedulerState) -> list[Present] | None:
     """Where the rows of the steps under way are now; None if there are too few, or one has more to tell than tokens."""
     table, config, presents = state.table, state.config, []
     if len(state.under_way) < config.max_concurrent_batches - 1:
@@ -196,7 +198,7 @@ def _results(size: int, presents: list[Present]) -> tuple[IntArray, IntArray]:
     return tells, coming
 
 
-def is_plain(batch: Batch, limits: Limits) -> bool:
+def is_plain(batch: PlannedBatch, limits: Limits) -> bool:
     """Whether a step gives a row one token at most and sends nobody away, planned under the present budgets."""
     planned, plan = batch.planned, batch.plan
     if (planned.token_budget, planned.input_budget) != (limits.token_budget, limits.input_budget):
@@ -206,12 +208,12 @@ def is_plain(batch: Batch, limits: Limits) -> bool:
     return plan.draft_token_ids is None and not plan.encoder_tokens
 
 
-def only_decodes(batch: Batch) -> bool:
+def only_decodes(batch: PlannedBatch) -> bool:
     """Whether a plain step had but one token to compute of each row."""
     return batch.planned.decode_tokens == batch.plan.num_rows
 
 
-def block_needs(state: State, outlook: Outlook, turns: int) -> Needs:
+def block_needs(state: SchedulerState, outlook: Outlook, turns: int) -> Needs:
     """Blocks for the next `turns` turns, or for fewer if the pool has too few."""
     table, kv, size = state.table, state.kv, state.table.size
     first = table.room[:size] - table.num_computed[:size]
@@ -249,7 +251,7 @@ def _in_turn(outlook: Outlook, nth: RowArray, rows: RowArray) -> tuple[RowArray,
     return at[order], rows[order]
 
 
-def take_blocks(state: State, rows: list[int]) -> list[int]:
+def take_blocks(state: SchedulerState, rows: list[int]) -> list[int]:
     """Give each of the rows a block, in this order; `note_blocks` counts them."""
     blocks, requests = state.kv.pool.take(len(rows)), state.table.requests
     assert blocks is not None, "more blocks than the pool had"
@@ -258,7 +260,7 @@ def take_blocks(state: State, rows: list[int]) -> list[int]:
     return blocks
 
 
-def note_blocks(state: State, rows: RowArray) -> None:
+def note_blocks(state: SchedulerState, rows: RowArray) -> None:
     """Each of the rows got a block."""
     table, size = state.table, state.table.size
     counts = np.bincount(rows, minlength=size)
@@ -281,7 +283,7 @@ def deliver(table: RequestTable, outlook: Outlook, sampled: IntArray, told: IntA
     return table.append_steps(sampled, gaps_s.astype(np.float32), told)
 
 
-def advance(state: State, outlook: Outlook, turns: int, told: IntArray) -> Filled:
+def advance(state: SchedulerState, outlook: Outlook, turns: int, told: IntArray) -> Filled:
     """Count what so many turns planned and told (`told` of each row); outputs are delivered.
 
     Returns the blocks that they fill.
@@ -311,7 +313,7 @@ def advance(state: State, outlook: Outlook, turns: int, told: IntArray) -> Fille
     return Filled(at, rows, known)
 
 
-def land_prompts(state: State, batch: Batch) -> None:
+def land_prompts(state: SchedulerState, batch: PlannedBatch) -> None:
     """A step is told that computes prompts: of a row it may compute more than the one token that `advance` counts."""
     table, present = state.table, find_present(state.table, batch)
     samples = present.of(batch.plan.samples.astype(np.int32))
@@ -320,7 +322,7 @@ def land_prompts(state: State, batch: Batch) -> None:
         table.in_flight[present.rows] -= present.of(batch.plan.tokens) - samples
 
 
-def batch_of(ids: list[str], planned: PlannedStep, columns: IntArray, slots: IntArray, layout: int) -> Batch:
+def batch_of(ids: list[str], planned: PlannedStep, columns: IntArray, slots: IntArray, layout: int) -> PlannedBatch:
     """The step of nothing but decoding that was planned with these columns; `ids` are its busy rows'."""
     size, tokens = columns.shape[1], columns[TOKENS]
     busy: slice | RowArray = slice(0, size) if len(ids) == size else tokens.nonzero()[0]
@@ -337,7 +339,7 @@ def batch_of(ids: list[str], planned: PlannedStep, columns: IntArray, slots: Int
         started=planned.started,
         gone=[],
     )
-    return Batch(plan, planned, columns, busy, slots[busy], layout)
+    return PlannedBatch(plan, planned, columns, busy, slots[busy], layout)
 
 
 def ends_in(outlook: Outlook, turns: int) -> list[tuple[int, list[int]]]:

@@ -12,7 +12,7 @@ from schedtop.engine.handoff.plan import StepResult
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.books.ending import end_request, reason_of, stop_at
 from schedtop.engine.scheduler.books.request_table import ONE, IntArray, RequestTable, RowArray
-from schedtop.engine.scheduler.books.state import Batch, State
+from schedtop.engine.scheduler.books.state import PlannedBatch, SchedulerState
 
 ACCEPTED, COMPUTED, NEEDED, EMITTED, FLAGS = (
     ROW_FIELDS.index(name) for name in ("accepted", "computed", "needed", "emitted", "flags")
@@ -49,7 +49,7 @@ class Late(NamedTuple):
 NO_LATE = Late([], [], 0, 0, 0, [])
 
 
-def find_present(table: RequestTable, batch: Batch) -> Present:
+def find_present(table: RequestTable, batch: PlannedBatch) -> Present:
     """Where the rows of a batch are now."""
     if batch.layout == table.layout:
         return Present(batch.busy, batch.busy, None, [])
@@ -59,7 +59,7 @@ def find_present(table: RequestTable, batch: Batch) -> Present:
     return Present(rows[here], at, here, np.flatnonzero(rows < 0).tolist())
 
 
-def place_after_results(state: State, batch: Batch) -> None:
+def place_after_results(state: SchedulerState, batch: PlannedBatch) -> None:
     """Drafts rejected since a batch was planned have moved its rows back; here they are put right."""
     table = state.table
     if not (state.config.async_scheduling and table.has_drafts):
@@ -77,7 +77,12 @@ def agreed_drafts(result: StepResult) -> IntArray:
 
 
 def settle_late(
-    state: State, batch: Batch, result: StepResult, places: list[int], itl_s: npt.NDArray[np.float32], now_s: float
+    state: SchedulerState,
+    batch: PlannedBatch,
+    result: StepResult,
+    places: list[int],
+    itl_s: npt.NDArray[np.float32],
+    now_s: float,
 ) -> Late:
     """Give preempted requests their outputs, which may end them; results of ended ones are discarded."""
     late = Late([], [], 0, 0, 0, [])
@@ -117,7 +122,7 @@ def settle_late(
     return late._replace(output_tokens=outputs, rejected_drafts=rejected, accepted_drafts=accepted)
 
 
-def _until_end(state: State, request: Request, ids: list[int]) -> tuple[list[int], bool]:
+def _until_end(state: SchedulerState, request: Request, ids: list[int]) -> tuple[list[int], bool]:
     """The outputs up to where the request ends, and whether that is by a stop token."""
     ids = ids[: max(stop_at(state, request) - request.num_tokens, 0)]
     for place, token in enumerate(ids):
@@ -135,7 +140,7 @@ def _deliver(request: Request, ids: list[int], now_s: float) -> float:
     return gap_s
 
 
-def _tell_preemption(state: State, batch: Batch, number: int) -> None:
+def _tell_preemption(state: SchedulerState, batch: PlannedBatch, number: int) -> None:
     """A request ends before the step that preempted it is reported: its preemption is reported with its end."""
     for later in state.under_way:
         told = [entry for entry in later.planned.preemptions if entry.number == number]
@@ -144,7 +149,7 @@ def _tell_preemption(state: State, batch: Batch, number: int) -> None:
             later.planned.preemptions.remove(entry)
 
 
-def in_order_of(batch: Batch, finishes: list[Finish], late: list[Finish]) -> list[Finish]:
+def in_order_of(batch: PlannedBatch, finishes: list[Finish], late: list[Finish]) -> list[Finish]:
     """All ends in the order in which the step computed the requests."""
     if not late:
         return finishes

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from schedtop.engine.scheduler.books.state import State
+from schedtop.engine.scheduler.books.state import SchedulerState
 
 SecondsArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Unended:
+class OpenLatencies:
     """Of every live request one figure, float64 seconds: since its arrival (`ttft`) while it has no token, since its
     newest token (`itl`) once it has, be it running or preempted."""
 
@@ -20,7 +20,7 @@ class Unended:
     itl: SecondsArray
 
 
-def look(state: State, now_s: float) -> Unended:
+def look(state: SchedulerState, now_s: float) -> OpenLatencies:
     """The open latencies at `now_s`. Walks the queue: not for every step."""
     table = state.table
     last_s = table.last_s[: table.size]
@@ -31,4 +31,6 @@ def look(state: State, now_s: float) -> Unended:
             arrivals_s.append(request.arrival_s)
         else:
             tokens_s.append(request.last_token_s)
-    return Unended(now_s - np.array(arrivals_s, dtype=np.float64), now_s - np.array(tokens_s, dtype=np.float64))
+    return OpenLatencies(
+        now_s - np.array(arrivals_s, dtype=np.float64), now_s - np.array(tokens_s, dtype=np.float64)
+    )

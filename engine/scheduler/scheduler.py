@@ -13,7 +13,7 @@ from schedtop.engine.handoff.store import KVStore
 from schedtop.engine.kv.prefix_cache import extend_keys
 from schedtop.engine.scheduler.books.ending import end_request
 from schedtop.engine.scheduler.books.loads import Loads
-from schedtop.engine.scheduler.books.state import PlannedStep, State
+from schedtop.engine.scheduler.books.state import PlannedStep, SchedulerState
 from schedtop.engine.scheduler.books.submission import refuse
 from schedtop.engine.scheduler.late_results import place_after_results
 from schedtop.engine.scheduler.passes.admission import AdmissionPass
@@ -32,7 +32,7 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig, store: KVStore | None = None) -> None:
         self.config = check_scheduler_config(config)
-        self.state = State(config)
+        self.state = SchedulerState(config)
         if store is not None:
             self.state.loads = Loads(self.state, store)
         self.planned = PlannedStep(0.0)

@@ -15,7 +15,7 @@ from schedtop.engine.scheduler.books.ending import end_request, reason_of
 from schedtop.engine.scheduler.books.overlap import newly_known
 from schedtop.engine.scheduler.books.register import register
 from schedtop.engine.scheduler.books.request_table import ONE, ZERO, IntArray, RequestTable, RowArray
-from schedtop.engine.scheduler.books.state import Batch, PlannedStep, State
+from schedtop.engine.scheduler.books.state import PlannedBatch, PlannedStep, SchedulerState
 from schedtop.engine.scheduler.late_results import (
     NO_LATE,
     Present,
@@ -60,7 +60,7 @@ class Drafts(NamedTuple):
 NO_DRAFTS = Drafts(0, 0, None)
 
 
-def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Settled:
+def settle(state: SchedulerState, batch: PlannedBatch, result: StepResult, now_s: float) -> Settled:
     """Apply a worker's result to the rows it was planned for. `now_s`: when the outputs are delivered."""
     table, columns = state.table, batch.columns
     failures, cut = _settle_loads(state, batch, result, now_s)
@@ -101,7 +101,9 @@ def settle(state: State, batch: Batch, result: StepResult, now_s: float) -> Sett
     )
 
 
-def _outputs(state: State, batch: Batch, result: StepResult, present: Present) -> tuple[IntArray, list[int]]:
+def _outputs(
+    state: SchedulerState, batch: PlannedBatch, result: StepResult, present: Present
+) -> tuple[IntArray, list[int]]:
     """How many of its outputs each row gets, and the table rows that a stop token or a stop string ends."""
     table, rows = state.table, present.rows
     emitted = present.of(result.num_sampled)
@@ -119,7 +121,7 @@ def _outputs(state: State, batch: Batch, result: StepResult, present: Present) -
 
 
 def _settle_loads(
-    state: State, batch: Batch, result: StepResult, now_s: float
+    state: SchedulerState, batch: PlannedBatch, result: StepResult, now_s: float
 ) -> tuple[list[Finish], dict[int, int]]:
     """Requests that end because of a failed load, and those it cuts back to so many tokens: such rows have no
     results."""
@@ -133,7 +135,12 @@ def _settle_loads(
 
 
 def _end_rows(
-    state: State, batch: Batch, present: Present, stopped: list[int], cut_off: IntArray | None, now_s: float
+    state: SchedulerState,
+    batch: PlannedBatch,
+    present: Present,
+    stopped: list[int],
+    cut_off: IntArray | None,
+    now_s: float,
 ) -> list[Finish]:
     """End the rows that have all their outputs, or were `stopped`; those without outputs end with their prompt."""
     table, size, rows = state.table, state.table.size, present.rows
@@ -149,7 +156,7 @@ def _end_rows(
     return finish(state, sorted({*ends, *stopped}), set(stopped), now_s, cut_off)
 
 
-def _computed(state: State, rows: RowArray | slice, ends: set[int]) -> Iterator[tuple[Request, int, bool]]:
+def _computed(state: SchedulerState, rows: RowArray | slice, ends: set[int]) -> Iterator[tuple[Request, int, bool]]:
     """Of each row, the tokens computed for certain, and whether it ends."""
     table, size = state.table, state.table.size
     certain = table.num_computed[:size] - table.num_expected[:size] + table.num_tokens[:size]
@@ -203,7 +210,12 @@ def _apply_stop_tokens(
 
 
 def _settle_drafts(
-    state: State, batch: Batch, result: StepResult, present: Present, emitted: IntArray, cut: dict[int, int]
+    state: SchedulerState,
+    batch: PlannedBatch,
+    result: StepResult,
+    present: Present,
+    emitted: IntArray,
+    cut: dict[int, int],
 ) -> Drafts:
     """Note the drafts that the model agreed with; the positions of those that became no output are taken back."""
     if batch.plan.draft_token_ids is None:
@@ -225,7 +237,9 @@ def _settle_drafts(
     return Drafts(int(np.add.reduce(agreed)), int(np.add.reduce(rejected)), cut_off)
 
 
-def _go_on(state: State, batch: Batch, result: StepResult, present: Present, emitted: IntArray) -> None:
+def _go_on(
+    state: SchedulerState, batch: PlannedBatch, result: StepResult, present: Present, emitted: IntArray
+) -> None:
     """What the outputs make known is registered, and new drafts wait for the next step."""
     table, rows = state.table, present.rows
     if state.config.async_scheduling:
@@ -258,7 +272,7 @@ def note_first_tokens(table: RequestTable, rows: list[int], now_s: float) -> lis
 
 
 def finish(
-    state: State, rows: list[int], stopped: set[int], now_s: float, cut_off: IntArray | None = None
+    state: SchedulerState, rows: list[int], stopped: set[int], now_s: float, cut_off: IntArray | None = None
 ) -> list[Finish]:
     """End the requests of these rows, which leave; those of `stopped` by a stop token.
 
@@ -271,7 +285,7 @@ def finish(
 
 
 def end_in_place(
-    state: State, rows: list[int], stopped: set[int], now_s: float, cut_off: IntArray | None = None
+    state: SchedulerState, rows: list[int], stopped: set[int], now_s: float, cut_off: IntArray | None = None
 ) -> list[Finish]:
     """As `finish`, but the rows are the caller's to remove."""
     table = state.table

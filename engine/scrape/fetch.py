@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import httpx
-from schedtop.engine.contract.harmless import one_line
-from schedtop.engine.scrape.page import EngineKey, PageError, Reading, read_page
+from schedtop.engine.contract.sanitize import one_line
+from schedtop.engine.scrape.page import EngineKey, PageError, PageReading, read_page
 
 MAX_PAGE_BYTES = 16 << 20
 WITHIN_S = 5.0
@@ -30,7 +30,7 @@ class Fetcher:
         self.url = page_url(address)
         self._client = client or httpx.Client(timeout=WITHIN_S, follow_redirects=False)
 
-    def fetch(self) -> dict[EngineKey, Reading]:
+    def fetch(self) -> dict[EngineKey, PageReading]:
         """Fetch the page now. Raises `PageError` for any failure."""
         try:
             return read_page(self._text())

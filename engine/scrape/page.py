@@ -29,7 +29,7 @@ Buckets = tuple[tuple[float, float], ...]
 """Upper bounds (the last is infinite) and how many values are at or below each, since the server's start."""
 
 
-class Reading(msgspec.Struct, frozen=True):
+class PageReading(msgspec.Struct, frozen=True):
     """A page's figures of one engine; missing figures are absent. `kv_usage` is a share."""
 
     gauges: dict[str, float]
@@ -37,18 +37,18 @@ class Reading(msgspec.Struct, frozen=True):
     histograms: dict[str, list[tuple[float, float]]]
 
 
-def read_page(text: str) -> dict[EngineKey, Reading]:
+def read_page(text: str) -> dict[EngineKey, PageReading]:
     """Figures of every engine of a page. Raises `PageError`."""
     found = _samples(text)
     wanted = [*GAUGES.values(), *COUNTERS.values(), *HISTOGRAMS.values()]
     if not any(name in found for names in wanted for name in names):
         raise PageError("the page has no figure of vLLM or SGLang")
-    engines: dict[EngineKey, Reading] = {}
+    engines: dict[EngineKey, PageReading] = {}
     for table, kind in ((GAUGES, "gauges"), (COUNTERS, "counters"), (HISTOGRAMS, "histograms")):
         for figure, names in table.items():
             name = next((name for name in names if name in found), None)
             for key, values in found[name].items() if name is not None else ():
-                reading = engines.setdefault(key, Reading({}, {}, {}))
+                reading = engines.setdefault(key, PageReading({}, {}, {}))
                 getattr(reading, kind)[figure] = values if kind == "histograms" else values[0][1]
     if len(engines) > MAX_ENGINES:
         raise PageError(f"the page describes {len(engines)} engines; at most {MAX_ENGINES} are taken")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
-from schedtop.engine.scrape.page import EngineKey, PageError, Reading
+from schedtop.engine.scrape.page import EngineKey, PageError, PageReading
 
 KIND = "schedtop metrics recording"
 VERSION = 1
@@ -30,10 +30,10 @@ class PageRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     at_s: float
     server: str
-    engines: list[tuple[str, str, Reading]] = []
+    engines: list[tuple[str, str, PageReading]] = []
     error: str = ""
 
-    def readings(self) -> dict[EngineKey, Reading]:
+    def readings(self) -> dict[EngineKey, PageReading]:
         """By engine, as `read_page` gives them."""
         return {EngineKey(model, engine): reading for model, engine, reading in self.engines}
 
@@ -47,7 +47,7 @@ class PageWriter:
         self.num_pages = 0
         self._write(Opening(KIND, VERSION))
 
-    def page(self, at_s: float, server: str, engines: dict[EngineKey, Reading], error: str = "") -> None:
+    def page(self, at_s: float, server: str, engines: dict[EngineKey, PageReading], error: str = "") -> None:
         """One page."""
         found = [(key.model, key.engine, _finite(reading)) for key, reading in engines.items()]
         self._write(PageRecord(at_s, server, found, error))
@@ -65,11 +65,11 @@ _MOST = 1e308
 """Stands for infinity, which JSON has not."""
 
 
-def _finite(reading: Reading) -> Reading:
+def _finite(reading: PageReading) -> PageReading:
     return _with_bounds(reading, float("inf"), _MOST)
 
 
-def _with_bounds(reading: Reading, old: float, new: float) -> Reading:
+def _with_bounds(reading: PageReading, old: float, new: float) -> PageReading:
     histograms = {
         name: [(new if bound == old else bound, count) for bound, count in buckets]
         for name, buckets in reading.histograms.items()

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from schedtop.engine.scrape.page import Reading
+from schedtop.engine.scrape.page import PageReading
 
 KEPT_S = 3600.0
 MAX_READINGS = 4000
@@ -24,14 +24,14 @@ class Bound(NamedTuple):
     num_values: int
 
 
-class Window:
+class ReadingWindow:
     """The readings of one engine, oldest first. A counter that fell restarted: `restarts` counts that."""
 
     def __init__(self) -> None:
-        self.readings: deque[tuple[float, Reading]] = deque(maxlen=MAX_READINGS)
+        self.readings: deque[tuple[float, PageReading]] = deque(maxlen=MAX_READINGS)
         self.restarts = 0
 
-    def add(self, at_s: float, reading: Reading) -> None:
+    def add(self, at_s: float, reading: PageReading) -> None:
         """Take in a reading."""
         if self.readings and _fell(self.readings[-1][1], reading):
             self.restarts += 1
@@ -41,10 +41,10 @@ class Window:
             self.readings.popleft()
 
     @property
-    def newest(self) -> Reading | None:
+    def newest(self) -> PageReading | None:
         return self.readings[-1][1] if self.readings else None
 
-    def span(self, seconds: float) -> tuple[tuple[float, Reading], tuple[float, Reading]] | None:
+    def span(self, seconds: float) -> tuple[tuple[float, PageReading], tuple[float, PageReading]] | None:
         """The newest reading and the one `seconds` before it, or the oldest there is; None with fewer than two."""
         if len(self.readings) < 2:
             return None
@@ -82,7 +82,7 @@ class Window:
         return added
 
 
-def _fell(before: Reading, now: Reading) -> bool:
+def _fell(before: PageReading, now: PageReading) -> bool:
     return any(now.counters.get(name, value) < value for name, value in before.counters.items())
 
 

@@ -14,7 +14,7 @@ from schedtop.engine.channel.protocol import ChannelError
 from schedtop.engine.channel.server import ChannelServer
 from schedtop.engine.channel.token_file import ensure_token, token_path
 from schedtop.engine.contract.config import ConfigError, EngineConfig
-from schedtop.engine.http.settings import FAILED, SERVING, HttpSettings, Place, parse_place
+from schedtop.engine.http.settings import FAILED, SERVING, HttpSettings, ListenAddress, parse_place
 
 NEEDS = ("starlette", "uvicorn")
 END_WITHIN_S = 4.0
@@ -62,7 +62,7 @@ class HttpProcess:
             self.process.stdout.close()
 
 
-def check_http(config: EngineConfig) -> Place | None:
+def check_http(config: EngineConfig) -> ListenAddress | None:
     """The HTTP address, if any. Raises `ConfigError`."""
     if config.http is None:
         return None
@@ -104,7 +104,7 @@ def start_http(config: EngineConfig, channel: str) -> HttpProcess | None:
     return HttpProcess(process)
 
 
-def _listen(place: Place) -> socket.socket:
+def _listen(place: ListenAddress) -> socket.socket:
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

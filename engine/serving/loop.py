@@ -25,8 +25,8 @@ from schedtop.engine.contract.commands import (
 from schedtop.engine.contract.spare_memory import SpareMemory
 from schedtop.engine.contract.telemetry import WORKLOAD_ENDED, Notice, Reply, Snapshot, StepRecord, TextDelta
 from schedtop.engine.serving.clients import Clients
+from schedtop.engine.serving.engine_protocol import KnobOutcome, Steppable
 from schedtop.engine.serving.host import HostWatch
-from schedtop.engine.serving.steppable import KnobOutcome, Steppable
 from schedtop.engine.serving.trial import Trials
 
 POLL_GAP_S = 0.001

@@ -26,8 +26,9 @@ from schedtop.engine.channel.server import ChannelServer
 from schedtop.engine.channel.stale_sockets import remove_leftovers
 from schedtop.engine.contract.commands import Drain
 from schedtop.engine.contract.config import ConfigError, EngineConfig
-from schedtop.engine.contract.harmless import one_line
+from schedtop.engine.contract.sanitize import one_line
 from schedtop.engine.contract.telemetry import Bye, Reply, Stage
+from schedtop.engine.serving.engine_protocol import Steppable
 from schedtop.engine.serving.flight.files import FlightFiles
 from schedtop.engine.serving.flight.recorder import FlightRecorder
 from schedtop.engine.serving.host import HostWatch, nvml_gpu
@@ -35,7 +36,6 @@ from schedtop.engine.serving.http_process import HttpProcess, start_http
 from schedtop.engine.serving.loop import DRAIN_WITHIN_S, ServiceLoop
 from schedtop.engine.serving.quiet_exit import leave
 from schedtop.engine.serving.sinks import check_sinks, open_sinks
-from schedtop.engine.serving.steppable import Steppable
 from schedtop.engine.step.garbage import calm_collector
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -47,7 +47,7 @@ class StopLoading(BaseException):
     """Raised by a signal handler to end the loading of a model; not an `Exception`, so that nothing swallows it."""
 
 
-class Life:
+class EndReasons:
     """Why the process should end: a signal, the loss of its owner, or a command.
 
     Requests in flight get `drain_within_s` to finish (None: as long as they take, until a second signal).
@@ -118,7 +118,7 @@ class Life:
 class Greeter:
     """Serves the channel from its own thread while the main thread loads, which can take a minute."""
 
-    def __init__(self, server: ChannelServer, life: Life) -> None:
+    def __init__(self, server: ChannelServer, life: EndReasons) -> None:
         self._server = server
         self._life = life
         self._started_s = time.monotonic()
@@ -202,7 +202,7 @@ def serve(config: EngineConfig, owned: bool = False) -> int:
     except ConfigError as error:
         server.close(Bye(reason=str(error), step=0))
         return _fail(str(error), 2)
-    life = Life(None if http else DRAIN_WITHIN_S)
+    life = EndReasons(None if http else DRAIN_WITHIN_S)
     life.install()
     server.watch(life.wakes, lambda: life.wakes.recv(4096))
     if owned:
@@ -246,7 +246,7 @@ def _load(
     config: EngineConfig,
     owned: bool,
     server: ChannelServer,
-    life: Life,
+    life: EndReasons,
     stack: ExitStack,
     http: HttpProcess | None,
 ) -> tuple[ServiceLoop, dict[str, Sink]]:
@@ -336,7 +336,7 @@ def _build(config: EngineConfig, stage: Callable[[str], None]) -> Steppable:
         raise ConfigError(str(error)) from error
 
 
-def _watch_owner(server: ChannelServer, life: Life) -> None:
+def _watch_owner(server: ChannelServer, life: EndReasons) -> None:
     def read() -> None:
         if not os.read(0, 4096):
             server.unwatch(0)

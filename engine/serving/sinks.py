@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 from schedtop.engine.channel.protocol import Sink
 from schedtop.engine.contract.config import ConfigError, EngineConfig
-from schedtop.engine.serving.steppable import Steppable
+from schedtop.engine.serving.engine_protocol import Steppable
 
 
 def check_sinks(config: EngineConfig) -> None:

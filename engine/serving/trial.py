@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from schedtop.engine.contract.commands import CONFIRM_WITHIN_S, MAX_TRIAL_S, EndTrial, SetKnobs
 from schedtop.engine.contract.telemetry import Notice, StepRecord, Trial
-from schedtop.engine.serving.steppable import KnobOutcome, Tunable
-from schedtop.engine.serving.watched import KINDS, SETTLE_S, Recent, Watched
+from schedtop.engine.serving.engine_protocol import KnobOutcome, Tunable
+from schedtop.engine.serving.slo_watch import KINDS, SETTLE_S, Recent, Watched
 
 JUDGE_EVERY_S = 0.25
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
-from schedtop.engine.contract.files.written import whole_file
+from schedtop.engine.contract.files.output_files import whole_file
 from schedtop.engine.contract.telemetry import Header, StepRecord
 from schedtop.engine.sim.fit import MIN_WOKEN, Errors, Fit, FitError, fit, join, measure
 from schedtop.engine.sim.linear import Calibration

@@ -42,7 +42,7 @@ class FitError(ConfigError):
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class MeasuredSteps:
     """Measured steps: `design` (n, 5), a column for each of `TERMS`; `times_s` (n,) until the next step can end.
 
     `woken` are those of an engine that was idle, apart: their times count from the arrival that woke it.
@@ -50,16 +50,16 @@ class Steps:
 
     design: Floats
     times_s: Floats
-    woken: Steps | None = None
+    woken: MeasuredSteps | None = None
 
     def __len__(self) -> int:
         return len(self.times_s)
 
-    def above(self, floor_tokens: int) -> Steps:
+    def above(self, floor_tokens: int) -> MeasuredSteps:
         """The same steps, none with fewer tokens than the floor."""
         design = self.design.copy()
         design[:, 1] = np.maximum(design[:, 1], floor_tokens)
-        return Steps(design, self.times_s)
+        return MeasuredSteps(design, self.times_s)
 
     @property
     def has_prompts(self) -> npt.NDArray[np.bool_]:
@@ -95,7 +95,7 @@ class Fit:
     num_woken: int = 0
 
 
-def measure(records: Iterable[StepRecord]) -> Steps:
+def measure(records: Iterable[StepRecord]) -> MeasuredSteps:
     """The executed steps of a session, in order.
 
     A step's time counts from the end of the step before while the engine had work, as its clients feel it: a real
@@ -120,7 +120,9 @@ def measure(records: Iterable[StepRecord]) -> Steps:
         if record.executed or record.paused:
             asleep = not (record.running + record.waiting or record.paused)
         before = record
-    return Steps(_matrix(rows), np.array(times, dtype=float), Steps(_matrix(woken_rows), np.array(woken_times)))
+    return MeasuredSteps(
+        _matrix(rows), np.array(times, dtype=float), MeasuredSteps(_matrix(woken_rows), np.array(woken_times))
+    )
 
 
 def _elapsed_s(before: StepRecord | None, record: StepRecord) -> float:
@@ -135,25 +137,25 @@ def _matrix(rows: Sequence[tuple[float, ...]]) -> Floats:
     return np.array(rows, dtype=float).reshape(-1, len(TERMS))
 
 
-def join(parts: Iterable[Steps]) -> Steps:
+def join(parts: Iterable[MeasuredSteps]) -> MeasuredSteps:
     """The steps of several sessions."""
     parts = list(parts)
     woken = [part.woken for part in parts if part.woken is not None]
-    return Steps(
+    return MeasuredSteps(
         np.concatenate([part.design for part in parts]),
         np.concatenate([part.times_s for part in parts]),
         join(woken) if woken else None,
     )
 
 
-def fit(steps: Steps) -> Fit:
+def fit(steps: MeasuredSteps) -> Fit:
     """The cost with the least squared relative error and no negative term. Raises `FitError`."""
     _check(steps)
     has_prompts, floor = steps.has_prompts, _choose_floor(steps)
     woken, steps = steps.woken, steps.above(floor)
     coefficients, kept = _fit_robustly(steps)
-    half = Steps(steps.design[::2], steps.times_s[::2])
-    other = Steps(steps.design[1::2], steps.times_s[1::2])
+    half = MeasuredSteps(steps.design[::2], steps.times_s[::2])
+    other = MeasuredSteps(steps.design[1::2], steps.times_s[1::2])
     fixed_s, per_token_s, per_pair_s, per_kv_token_s, per_request_s = map(float, coefficients)
     cost = LinearCost(fixed_s, per_token_s, per_pair_s, per_kv_token_s, per_request_s, floor)
     if woken is not None and len(woken) >= MIN_WOKEN:
@@ -169,7 +171,7 @@ def fit(steps: Steps) -> Fit:
     )
 
 
-def _wake_s(cost: LinearCost, woken: Steps) -> float:
+def _wake_s(cost: LinearCost, woken: MeasuredSteps) -> float:
     """The median of how much longer these steps took than predicted; short steps, less moved by noise, weigh more."""
     predicted_s = predict_s(cost, woken)
     late_s = woken.times_s - predicted_s
@@ -178,7 +180,7 @@ def _wake_s(cost: LinearCost, woken: Steps) -> float:
     return float(late_s[order][share.searchsorted(share[-1] / 2)])
 
 
-def predict_s(cost: LinearCost, steps: Steps) -> Floats:
+def predict_s(cost: LinearCost, steps: MeasuredSteps) -> Floats:
     """Seconds of each step, (n,)."""
     coefficients = (cost.fixed_s, cost.per_token_s, cost.per_attention_pair_s, cost.per_kv_token_s)
     predicted: Floats = steps.above(cost.floor_tokens).design @ np.array([*coefficients, cost.per_request_s])
@@ -207,7 +209,7 @@ def nnls(matrix: Floats, target: Floats) -> Floats:
     return best
 
 
-def _choose_floor(steps: Steps) -> int:
+def _choose_floor(steps: MeasuredSteps) -> int:
     """The lowest floor that leaves hardly more absolute error than the best one: squares would let outliers choose."""
     errors = {}
     for floor in FLOORS:
@@ -218,7 +220,7 @@ def _choose_floor(steps: Steps) -> int:
     return next((floor for floor, error in errors.items() if error * (1 - GAIN) <= least), 0)
 
 
-def _fit_robustly(steps: Steps) -> tuple[Floats, int]:
+def _fit_robustly(steps: MeasuredSteps) -> tuple[Floats, int]:
     """Coefficients, and how many steps they were fitted to once outliers were left out."""
     coefficients = _fit_once(steps)
     ratios = np.log(np.maximum(steps.design @ coefficients, 1e-12) / steps.times_s)
@@ -227,14 +229,14 @@ def _fit_robustly(steps: Steps) -> tuple[Floats, int]:
     keep = np.abs(ratios - middle) <= OUTLIER * max(spread, 1e-3)
     if keep.all() or keep.sum() < MIN_STEPS // 2:
         return coefficients, len(steps)
-    kept = Steps(steps.design[keep], steps.times_s[keep])
+    kept = MeasuredSteps(steps.design[keep], steps.times_s[keep])
     # Removing outliers must not remove a whole kind of step.
     if _spread_of(kept)[0] < MIN_SPREAD:
         return coefficients, len(steps)
     return _fit_once(kept), len(kept)
 
 
-def _fit_once(steps: Steps) -> Floats:
+def _fit_once(steps: MeasuredSteps) -> Floats:
     """The least squares of the logarithm of measured over predicted times, by a few Gauss-Newton steps.
 
     A short step's ITL counts as much as a long one's, and medians come out right: relative errors would make noisy
@@ -257,7 +259,7 @@ def _weighted(design: Floats, times_s: Floats, over_s: Floats) -> Floats:
     return coefficients
 
 
-def _spread_of(steps: Steps) -> tuple[float, Floats]:
+def _spread_of(steps: MeasuredSteps) -> tuple[float, Floats]:
     """Least over greatest singular value of the scaled columns, and the combination of columns that is least."""
     weighted = steps.design / steps.times_s[:, None]
     scale = np.linalg.norm(weighted, axis=0)
@@ -267,7 +269,7 @@ def _spread_of(steps: Steps) -> tuple[float, Floats]:
     return float(values[-1] / values[0]), vectors[-1]
 
 
-def _check(steps: Steps) -> None:
+def _check(steps: MeasuredSteps) -> None:
     if len(steps) < MIN_STEPS:
         raise FitError(f"{len(steps)} measured steps are too few to fit a device to: record at least {MIN_STEPS}")
     if not steps.has_prompts.any():
@@ -283,12 +285,12 @@ def _check(steps: Steps) -> None:
         )
 
 
-def _errors(coefficients: Floats, steps: Steps) -> Errors:
+def _errors(coefficients: Floats, steps: MeasuredSteps) -> Errors:
     relative = (steps.design @ coefficients - steps.times_s) / steps.times_s
     sizes = np.abs(relative)
     p50, p95 = (float(np.quantile(sizes, share)) for share in (0.5, 0.95))
     return Errors(len(steps), float(sizes.mean()), p50, p95, float(relative.mean()))
 
 
-def _errors_of(coefficients: Floats, steps: Steps, some: npt.NDArray[np.bool_]) -> Errors | None:
-    return _errors(coefficients, Steps(steps.design[some], steps.times_s[some])) if some.any() else None
+def _errors_of(coefficients: Floats, steps: MeasuredSteps, some: npt.NDArray[np.bool_]) -> Errors | None:
+    return _errors(coefficients, MeasuredSteps(steps.design[some], steps.times_s[some])) if some.any() else None

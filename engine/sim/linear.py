@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 from schedtop.engine.contract.config import ConfigError
-from schedtop.engine.contract.files.inputs import odd_file
+from schedtop.engine.contract.files.input_files import odd_file
 from schedtop.engine.sim.features import StepFeatures
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=3600)]

@@ -9,11 +9,11 @@ import numpy as np
 from schedtop.engine.contract.config import SchedulerConfig
 from schedtop.engine.contract.knobs import BY_NAME, KnobError, check_value, in_force, with_followers
 from schedtop.engine.handoff.request import Request
-from schedtop.engine.scheduler.books.state import State
+from schedtop.engine.scheduler.books.state import SchedulerState
 
 
 def check_change(
-    config: SchedulerConfig, state: State, now: Mapping[str, Any], values: Mapping[str, Any]
+    config: SchedulerConfig, state: SchedulerState, now: Mapping[str, Any], values: Mapping[str, Any]
 ) -> dict[str, Any]:
     """`values` as typed live knob values; raises `KnobError` if one, or their combination, cannot be used."""
     if not values:
@@ -49,7 +49,7 @@ def _check_drafts(config: SchedulerConfig, knobs: Mapping[str, Any]) -> None:
 
 
 def _check_unchunked(
-    config: SchedulerConfig, state: State, knobs: Mapping[str, Any], typed: Mapping[str, Any]
+    config: SchedulerConfig, state: SchedulerState, knobs: Mapping[str, Any], typed: Mapping[str, Any]
 ) -> None:
     budgets = {"max_num_batched_tokens", "max_num_scheduled_tokens"} & typed.keys()
     if config.enable_chunked_prefill or not budgets:
@@ -67,7 +67,7 @@ def _unfinished_tokens(request: Request) -> int:
     return request.num_prompt_tokens + len(request.output_token_ids)
 
 
-def warnings_for(state: State, now: Mapping[str, Any], typed: Mapping[str, Any]) -> list[str]:
+def warnings_for(state: SchedulerState, now: Mapping[str, Any], typed: Mapping[str, Any]) -> list[str]:
     """The effect of a checked change on running and waiting requests, in an operator's words."""
     knobs, lines = {**now, **with_followers(typed)}, []
     running, table = state.table.size, state.table

@@ -24,14 +24,14 @@ from schedtop.engine.contract.telemetry import (
 from schedtop.engine.handoff.plan import IntArray, StepPlan, StepResult, Worker
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.books.state import PlannedStep
-from schedtop.engine.scheduler.open_latencies import Unended, look
+from schedtop.engine.scheduler.open_latencies import OpenLatencies, look
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.sim.host_store import HostStore
 from schedtop.engine.step.clock import Clock
 from schedtop.engine.step.consequences import check_change, warnings_for
 from schedtop.engine.step.observer import Observer, Timing
 from schedtop.engine.step.stages import Stages
-from schedtop.engine.workload.source import Source
+from schedtop.engine.workload.source import RequestSource
 
 NOTHING = StepResult(np.zeros((0, 1), dtype=np.int32), np.zeros(0, dtype=np.int32))
 """The result of an empty plan."""
@@ -49,7 +49,7 @@ class Engine:
         self,
         scheduler: Scheduler,
         worker: Worker,
-        source: Source | None,
+        source: RequestSource | None,
         clock: Clock,
         header: Header,
         tier: HostStore | None = None,
@@ -370,7 +370,7 @@ class Engine:
     def _reply(self, ok: bool, text: str, warnings: list[str] | None = None) -> Reply:
         return Reply(0, ok, text, self.knobs_version, warnings or [])
 
-    def unended(self) -> Unended:
+    def unended(self) -> OpenLatencies:
         """Open waits and gaps as of now."""
         return look(self.scheduler.state, self.clock_s)
 

@@ -26,7 +26,7 @@ from schedtop.engine.contract.telemetry import (
 )
 from schedtop.engine.handoff.plan import IntArray, StepPlan, StepResult
 from schedtop.engine.handoff.request import Request
-from schedtop.engine.scheduler.books.state import Batch, PlannedStep
+from schedtop.engine.scheduler.books.state import PlannedBatch, PlannedStep
 from schedtop.engine.scheduler.passes.admission import mark_inverted
 from schedtop.engine.scheduler.scheduler import Scheduler
 from schedtop.engine.scheduler.settle import Settled
@@ -57,7 +57,7 @@ class Timing(msgspec.Struct, frozen=True):
     update_s: float | None
 
 
-class Events(msgspec.Struct):
+class PendingEvents(msgspec.Struct):
     """What happened since the last record, outside a step."""
 
     arrivals: list[Arrival] = []
@@ -76,7 +76,7 @@ class Observer:
         self.counts: dict[str, float] = dict.fromkeys(Totals.__struct_fields__, 0)
         self.seq = 0
         self.step = 0
-        self._events = Events()
+        self._events = PendingEvents()
         self._queued_s: dict[int, float] = {}
         self._proposed: tuple[IntArray, IntArray] | None = None
 
@@ -313,9 +313,9 @@ class Observer:
         self.seq += 1
         return self.seq
 
-    def take_events(self) -> Events:
+    def take_events(self) -> PendingEvents:
         """What no record has reported yet; the caller's record does."""
-        events, self._events = self._events, Events()
+        events, self._events = self._events, PendingEvents()
         return events
 
     @property
@@ -453,7 +453,7 @@ class Observer:
             host=self._tier(),
         )
 
-    def _describe_step(self, batch: Batch) -> UnderWay:
+    def _describe_step(self, batch: PlannedBatch) -> UnderWay:
         planned, live = batch.planned, self.scheduler.state.requests
         return UnderWay(
             planned_s=planned.now_s,

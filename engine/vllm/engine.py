@@ -15,13 +15,13 @@ from schedtop.engine.contract.commands import Abort, Drain, EndTrial, Pause, Res
 from schedtop.engine.contract.knobs import KnobError
 from schedtop.engine.contract.telemetry import Bye, Header, Refusal, Reply, Snapshot, StepRecord
 from schedtop.engine.handoff.request import Request
-from schedtop.engine.scheduler.open_latencies import Unended
+from schedtop.engine.scheduler.open_latencies import OpenLatencies
 from schedtop.engine.serving.flight.files import FlightFiles
 from schedtop.engine.serving.flight.recorder import FlightRecorder
 from schedtop.engine.serving.host import HostWatch, nvml_gpu
 from schedtop.engine.serving.loop import ServiceLoop
-from schedtop.engine.vllm.asked import log
 from schedtop.engine.vllm.changes import check_change, foresee, with_consequences
+from schedtop.engine.vllm.environment import log
 from schedtop.engine.vllm.events import Updated
 from schedtop.engine.vllm.groups import groups_of
 from schedtop.engine.vllm.hook import Hook
@@ -112,12 +112,12 @@ class HookedEngine:
     def snapshot(self) -> Snapshot:
         return self._records.snapshot(self.clock_s)
 
-    def unended(self) -> Unended:
+    def unended(self) -> OpenLatencies:
         """Open waits and gaps as of now."""
         lives, now_s = self._records.lives, self.clock_s
         last_s = lives.last_s[[life.slot for life in lives.by_id.values()]] if lives.by_id else np.zeros(0)
         arrivals_s = [life.arrival.arrival_s for life in lives.by_id.values() if life.first_token_s is None]
-        return Unended(now_s - np.array(arrivals_s, dtype=np.float64), now_s - last_s[~np.isnan(last_s)])
+        return OpenLatencies(now_s - np.array(arrivals_s, dtype=np.float64), now_s - last_s[~np.isnan(last_s)])
 
     def set_knobs(
         self, values: Mapping[str, Any], expected_version: int | None = None, by: str = "", dry_run: bool = False

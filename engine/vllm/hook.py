@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from schedtop.engine.vllm.asked import log
+from schedtop.engine.vllm.environment import log
 from schedtop.engine.vllm.events import (
     Added,
     Drafted,
@@ -23,7 +23,7 @@ from schedtop.engine.vllm.events import (
     Scheduled,
     Updated,
 )
-from schedtop.engine.vllm.limits import Facts, hold_cap, limits_of, set_pause
+from schedtop.engine.vllm.limits import ServerFacts, hold_cap, limits_of, set_pause
 from schedtop.engine.vllm.pool_watch import LookUps, PoolWatch
 
 MAX_ERRORS = 3
@@ -51,7 +51,7 @@ class Hook:
         self.rescan = True
         self.server_failed = False
         self._zero_s = time.monotonic()
-        self.facts = Facts.of(scheduler)
+        self.facts = ServerFacts.of(scheduler)
         self.pool = PoolWatch(scheduler.kv_cache_manager.block_pool, self.failed)
         self.look_ups = LookUps(scheduler.kv_cache_manager)
         self._preempted: list[PreemptSeen] = []

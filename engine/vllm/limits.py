@@ -24,7 +24,7 @@ _CAPABILITIES = {
 
 
 @dataclass(slots=True)
-class Facts:
+class ServerFacts:
     """A scheduler at its start. `missing` says in words what its version cannot report or do.
 
     `keys_are_blocks`: one hash per block, so that equal prefixes can be recognised. `cap` is an admission cap that a
@@ -40,7 +40,7 @@ class Facts:
     pause_found: Any = None
 
     @classmethod
-    def of(cls, scheduler: Any) -> Facts:
+    def of(cls, scheduler: Any) -> ServerFacts:
         """Raises `AttributeError` for a scheduler without the parts every version has."""
         missing = [words for name, words in _CAPABILITIES.items() if not hasattr(scheduler, name)]
         if not hasattr(scheduler.kv_cache_manager, "watermark_blocks"):
@@ -255,13 +255,13 @@ def _set(hook: Any, name: str, value: Any) -> None:
             raise ValueError(f"{name} cannot be set here")
 
 
-def hold_cap(facts: Facts, scheduler: Any) -> None:
+def hold_cap(facts: ServerFacts, scheduler: Any) -> None:
     """Before 0.32 admission stops at equality, so a lower cap follows what still runs."""
     if facts.cap is not None:
         scheduler.max_num_running_reqs = max(facts.cap, len(scheduler.running))
 
 
-def set_pause(facts: Facts, scheduler: Any, paused: bool) -> None:
+def set_pause(facts: ServerFacts, scheduler: Any, paused: bool) -> None:
     """Pause admissions, or take our own pause back: /pause, sleep and weight updates share the same state."""
     state = scheduler.pause_state
     states = type(state)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-from schedtop.engine.vllm.asked import ADDRESS, FLIGHTS, READ_ONLY, log
+from schedtop.engine.vllm.environment import ADDRESS, FLIGHTS, READ_ONLY, log
 
 MARK = "schedtop_hooked"
 """Marks what is already wrapped: plugin and flag together must wrap only once."""

@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 from schedtop.engine.contract.config import ConfigError, EngineConfig
-from schedtop.engine.contract.harmless import page
 from schedtop.engine.contract.latencies.slo import Slo
+from schedtop.engine.contract.sanitize import page
 from schedtop.engine.contract.telemetry import StepRecord
 from schedtop.engine.decide_again.divergence import Divergence, first_difference
 from schedtop.engine.decide_again.scenario import Scenario, check_changes
-from schedtop.engine.offline.held_back import held_back_lines
+from schedtop.engine.offline.refused_or_cut import held_back_lines
 from schedtop.engine.offline.report import Report
 from schedtop.engine.offline.report_text import told_lines
 from schedtop.engine.step.engine import Engine
@@ -24,7 +24,7 @@ from schedtop.engine.whatif.compared_figures import change_text, setting_text, s
 OnProgress = Callable[[float], None]
 
 
-class Difference(msgspec.Struct, frozen=True):
+class FigureDifference(msgspec.Struct, frozen=True):
     """One figure in both runs; None is unknown. `relative` is to the base."""
 
     figure: str
@@ -48,7 +48,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     from_step: int
     base: dict[str, Any]
     variant: dict[str, Any]
-    differences: list[Difference]
+    differences: list[FigureDifference]
     divergence: Divergence | None
     changed: bool
     notes: list[str]
@@ -205,11 +205,11 @@ def setting(engine: Engine, name: str) -> Any:
     return engine.knobs[name] if name in engine.knobs else getattr(engine.scheduler.config, name)
 
 
-def _differences(base: dict[str, Any], variant: dict[str, Any]) -> list[Difference]:
+def _differences(base: dict[str, Any], variant: dict[str, Any]) -> list[FigureDifference]:
     rows = []
     for figure in shown_in(base, variant):
         old, new = figure.of(base), figure.of(variant)
         step = None if old is None or new is None else new - old
         relative = step / old if step is not None and old else None
-        rows.append(Difference(figure.name, old, new, step, relative))
+        rows.append(FigureDifference(figure.name, old, new, step, relative))
     return rows

@@ -18,7 +18,7 @@ Document = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class ComparedFigure:
     """One figure of a report's document. `better` is 1 where more is better, -1 where less is, 0 for neither.
 
     `name` is what JSON and CSV call it, unit suffix included; `label` is for reading.
@@ -49,41 +49,41 @@ class Figure:
         return value / document["clock_s"] if document["clock_s"] else None
 
 
-def _latencies(name: str) -> tuple[Figure, ...]:
+def _latencies(name: str) -> tuple[ComparedFigure, ...]:
     label, part = name.upper(), f"{name}_s"
-    shares = (Figure(f"{name}_{share}_s", f"{label} {share}", (part, share), "s", -1) for share in SHARES)
-    counts = (Figure(f"{name}_{count}", f"{label} {count}", (part, count), "") for count in ("n", "open"))
+    shares = (ComparedFigure(f"{name}_{share}_s", f"{label} {share}", (part, share), "s", -1) for share in SHARES)
+    counts = (ComparedFigure(f"{name}_{count}", f"{label} {count}", (part, count), "") for count in ("n", "open"))
     return (*shares, *counts)
 
 
-GOODPUT = Figure("goodput", "goodput", ("goodput", "share"), "share", 1)
-REFUSED = Figure("refused", "refused", ("requests", "refused"), "", -1)
-CUT_OFF = Figure("kv_capacity", "cut off", ("requests", "kv_capacity"), "", -1)
-THROUGHPUT = Figure("output_tokens_per_s", "throughput", ("tokens", "output"), "per_s", 1)
-FIGURES: tuple[Figure, ...] = (
+GOODPUT = ComparedFigure("goodput", "goodput", ("goodput", "share"), "share", 1)
+REFUSED = ComparedFigure("refused", "refused", ("requests", "refused"), "", -1)
+CUT_OFF = ComparedFigure("kv_capacity", "cut off", ("requests", "kv_capacity"), "", -1)
+THROUGHPUT = ComparedFigure("output_tokens_per_s", "throughput", ("tokens", "output"), "per_s", 1)
+FIGURES: tuple[ComparedFigure, ...] = (
     *_latencies("ttft"),
     *_latencies("itl"),
     *_latencies("e2e"),
     THROUGHPUT,
     GOODPUT,
-    Figure("finished", "finished", ("requests", "finished"), "", 1),
+    ComparedFigure("finished", "finished", ("requests", "finished"), "", 1),
     CUT_OFF,
     REFUSED,
-    Figure("preemptions", "preemptions", ("preemptions",), "", -1),
-    Figure("recomputed_tokens", "recomputed tokens", ("tokens", "recomputed"), "", -1),
-    Figure("scheduled_tokens", "scheduled tokens", ("tokens", "scheduled"), ""),
-    Figure("hit_rate", "hit rate", ("hit_rate",), "share", 1),
-    Figure("host_hit_rate", "hits in host memory", ("hits_by_tier", "host"), "share"),
-    Figure("budget_use_tokens", "budget use, tokens", ("budget_use", "tokens"), "share"),
-    Figure("budget_use_rows", "budget use, rows", ("budget_use", "rows"), "share"),
-    Figure("peak_kv_usage", "peak KV usage", ("peak_kv_usage",), "share"),
-    Figure("steps", "steps", ("steps",), ""),
-    Figure("clock_s", "time", ("clock_s",), "s"),
+    ComparedFigure("preemptions", "preemptions", ("preemptions",), "", -1),
+    ComparedFigure("recomputed_tokens", "recomputed tokens", ("tokens", "recomputed"), "", -1),
+    ComparedFigure("scheduled_tokens", "scheduled tokens", ("tokens", "scheduled"), ""),
+    ComparedFigure("hit_rate", "hit rate", ("hit_rate",), "share", 1),
+    ComparedFigure("host_hit_rate", "hits in host memory", ("hits_by_tier", "host"), "share"),
+    ComparedFigure("budget_use_tokens", "budget use, tokens", ("budget_use", "tokens"), "share"),
+    ComparedFigure("budget_use_rows", "budget use, rows", ("budget_use", "rows"), "share"),
+    ComparedFigure("peak_kv_usage", "peak KV usage", ("peak_kv_usage",), "share"),
+    ComparedFigure("steps", "steps", ("steps",), ""),
+    ComparedFigure("clock_s", "time", ("clock_s",), "s"),
 )
 BY_NAME = {figure.name: figure for figure in FIGURES}
 
 
-def shown(document: Document) -> list[Figure]:
+def shown(document: Document) -> list[ComparedFigure]:
     """The figures a document can have: goodput only under an SLO, what is open only where anything is."""
     return [
         figure
@@ -93,12 +93,12 @@ def shown(document: Document) -> list[Figure]:
     ]
 
 
-def shown_in(*documents: Document) -> list[Figure]:
+def shown_in(*documents: Document) -> list[ComparedFigure]:
     """The figures that any of these documents can have."""
     return [figure for figure in FIGURES if any(figure in shown(document) for document in documents)]
 
 
-def value_text(figure: Figure, value: float | None) -> str:
+def value_text(figure: ComparedFigure, value: float | None) -> str:
     """A figure for reading; `n/a` is unknown."""
     match figure.unit:
         case "s":
@@ -110,7 +110,7 @@ def value_text(figure: Figure, value: float | None) -> str:
     return "n/a" if value is None else f"{value:,.0f}"
 
 
-def change_text(figure: Figure, base: float | None, variant: float | None) -> str:
+def change_text(figure: ComparedFigure, base: float | None, variant: float | None) -> str:
     """The change from one value to another: shares in points, other figures also relative to the base."""
     if base is None or variant is None:
         return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from schedtop.engine.whatif.compared_figures import BY_NAME, CUT_OFF, GOODPUT, REFUSED, Document, Figure
+from schedtop.engine.whatif.compared_figures import BY_NAME, CUT_OFF, GOODPUT, REFUSED, ComparedFigure, Document
 
 LATENCIES = (BY_NAME["ttft_p95_s"], BY_NAME["itl_p95_s"])
 WITHOUT_SLO = BY_NAME["e2e_p95_s"]
@@ -14,7 +14,7 @@ WITHOUT_SLO = BY_NAME["e2e_p95_s"]
 Documents = Sequence[Document | None]
 
 
-def objectives(with_slo: bool) -> tuple[Figure, ...]:
+def objectives(with_slo: bool) -> tuple[ComparedFigure, ...]:
     """What runs are judged by; the first decides the winner, the others break its ties.
 
     A refused request has no latency and is not part of the goodput, an answer that is cut off ends early: runs with
@@ -23,7 +23,7 @@ def objectives(with_slo: bool) -> tuple[Figure, ...]:
     return (REFUSED, CUT_OFF, decisive(with_slo), *LATENCIES)
 
 
-def decisive(with_slo: bool) -> Figure:
+def decisive(with_slo: bool) -> ComparedFigure:
     """The objective among runs that serve every request."""
     return GOODPUT if with_slo else WITHOUT_SLO
 

@@ -56,7 +56,7 @@ Followers = tuple[Follower, Follower, Follower]
 """Of what is recorded, base and variant."""
 
 
-class Question(msgspec.Struct, frozen=True, kw_only=True):
+class RerunQuestion(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be run again: the recording at `path` with `changes` (knob names to values).
 
     `index` is the record after which they hold, None is the start. `snapshot` is the state after that record, for a
@@ -113,7 +113,7 @@ class Rerun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True)
-class Run:
+class RunUnderWay:
     """One of the runs while it is made, from `start`, the state where it begins.
 
     `report` is of what was recorded, up to `end_s`; `whole` continues until everybody is served.
@@ -160,7 +160,7 @@ class Run:
 
 
 def rerun(
-    question: Question,
+    question: RerunQuestion,
     on_progress: OnProgress = lambda what, share: None,
     followers: Followers | None = None,
 ) -> Rerun:
@@ -190,12 +190,12 @@ def rerun(
 
 
 @dataclass(slots=True)
-class Stage:
+class RerunStart:
     """The starting point of three runs. `start` is the recording's first record to compare with."""
 
-    recorded: Run
-    base: Run
-    variant: Run
+    recorded: RunUnderWay
+    base: RunUnderWay
+    variant: RunUnderWay
     start: int
     changes: dict[str, tuple[Any, Any]]
     device: str
@@ -211,7 +211,7 @@ class Stage:
                 run.count_until(run.start_s + self.span_s)
 
     @property
-    def runs(self) -> tuple[Run, Run, Run]:
+    def runs(self) -> tuple[RunUnderWay, RunUnderWay, RunUnderWay]:
         return self.recorded, self.base, self.variant
 
     @property
@@ -220,7 +220,7 @@ class Stage:
         return self.recorded.start_s - self.base.start_s
 
 
-def _from_start(recording: Recording, scenario: Scenario, changes: dict[str, Any], slo: Slo | None) -> Stage:
+def _from_start(recording: Recording, scenario: Scenario, changes: dict[str, Any], slo: Slo | None) -> RerunStart:
     snapshot, _ = recording.keyframe_before(0)
     if snapshot.step or snapshot.requests:
         raise ConfigError(
@@ -231,11 +231,11 @@ def _from_start(recording: Recording, scenario: Scenario, changes: dict[str, Any
     engines = base.build(), variant.build()
     begin_s = zero_s(recording)
     runs = [
-        Run(one.records(engine), engine.snapshot(), slo)
+        RunUnderWay(one.records(engine), engine.snapshot(), slo)
         for one, engine in zip((base, variant), engines, strict=True)
     ]
-    return Stage(
-        recorded=Run(recording.records(), msgspec.structs.replace(snapshot, clock_s=begin_s), slo),
+    return RerunStart(
+        recorded=RunUnderWay(recording.records(), msgspec.structs.replace(snapshot, clock_s=begin_s), slo),
         base=runs[0],
         variant=runs[1],
         start=0,
@@ -254,9 +254,9 @@ def _from_step(
     scenario: Scenario,
     changes: dict[str, Any],
     slo: Slo | None,
-    question: Question,
+    question: RerunQuestion,
     on_progress: OnProgress,
-) -> Stage:
+) -> RerunStart:
     index = question.index
     assert index is not None
     record = recording.record(index)
@@ -271,11 +271,11 @@ def _from_step(
         old["rate"] = recording.header.workload.get("rate")
     set_knobs(variant, changes)
     runs = [
-        Run(_going_on(engine, fork, held), engine.snapshot(), slo)
+        RunUnderWay(_going_on(engine, fork, held), engine.snapshot(), slo)
         for engine, held in ((base, ()), (variant, tuple(changes)))
     ]
-    return Stage(
-        recorded=Run(recording.records(index + 1), _as_recorded(fork, record, base), slo),
+    return RerunStart(
+        recorded=RunUnderWay(recording.records(index + 1), _as_recorded(fork, record, base), slo),
         base=runs[0],
         variant=runs[1],
         start=index + 1,
@@ -313,7 +313,7 @@ def _going_on(engine: Engine, fork: Fork, held: Iterable[str]) -> Iterator[StepR
 
 
 def _play(
-    recording: Recording, scenario: Scenario, stage: Stage, question: Question, on_progress: OnProgress
+    recording: Recording, scenario: Scenario, stage: RerunStart, question: RerunQuestion, on_progress: OnProgress
 ) -> Rerun:
     """Run all three and find where they diverge."""
     beside = _Beside(stage)
@@ -341,7 +341,7 @@ def _play(
     )
 
 
-def _run_both(stage: Stage, beside: _Beside, on_progress: OnProgress) -> Divergence | None:
+def _run_both(stage: RerunStart, beside: _Beside, on_progress: OnProgress) -> Divergence | None:
     """Run base and variant step by step to completion; returns where they diverge."""
     divergence: Divergence | None = None
     shares, past = [0.0, 0.0], False
@@ -375,7 +375,7 @@ def _in_decisions(found: Divergence | None) -> Divergence | None:
 class _Beside:
     """Compares the recorded run with the base, step by step."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: RerunStart) -> None:
         self._run, self._ids = stage.recorded, stage.ids
         self._shift_s = stage.shift_s
         self._cut = bool(stage.unfinished)
@@ -410,7 +410,7 @@ class _Beside:
             pass
 
 
-def _rows(stage: Stage) -> list[Row]:
+def _rows(stage: RerunStart) -> list[Row]:
     recorded, base, variant = (run.document() for run in stage.runs)
     cohorts = stage.base.whole.cohorts(), stage.variant.whole.cohorts()
     rows = []

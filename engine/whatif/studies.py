@@ -17,7 +17,7 @@ SLO = "ttft=1s,itl=50ms"
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class StudyQuestion:
     """One comparison of a study: what is asked, from which settings, and what changes."""
 
     text: str
@@ -34,12 +34,14 @@ class Study:
     name: str
     title: str
     workload: WorkloadSpec
-    questions: tuple[Question, ...]
+    questions: tuple[StudyQuestion, ...]
 
 
 _CACHE = (
-    Question("What does the prefix cache do?", {"enable_prefix_caching": True}, {"enable_prefix_caching": False}),
-    Question("What does a smaller step do, with the cache on?", {"max_num_batched_tokens": 512}, {}),
+    StudyQuestion(
+        "What does the prefix cache do?", {"enable_prefix_caching": True}, {"enable_prefix_caching": False}
+    ),
+    StudyQuestion("What does a smaller step do, with the cache on?", {"max_num_batched_tokens": 512}, {}),
 )
 
 _HOST, _SWAP = {"kv_host_memory_bytes": 64 << 30}, {"preemption_mode": "swap"}
@@ -64,9 +66,11 @@ STUDIES = {
             "A pool under pressure: capacity turned into recomputation",
             WorkloadSpec(source="pressure", rate=1.6, limit=300),
             (
-                Question("What does half the pool do?", {"num_blocks": 7500}, {"num_blocks": 15000}),
-                Question("What does a watermark do in the small pool?", {"watermark": 0.1}, {"num_blocks": 7500}),
-                Question(
+                StudyQuestion("What does half the pool do?", {"num_blocks": 7500}, {"num_blocks": 15000}),
+                StudyQuestion(
+                    "What does a watermark do in the small pool?", {"watermark": 0.1}, {"num_blocks": 7500}
+                ),
+                StudyQuestion(
                     "What does a cap on running requests do in the small pool?",
                     {"max_num_seqs": 24},
                     {"num_blocks": 7500},
@@ -78,15 +82,15 @@ STUDIES = {
             "Preemption by swap or by recompute: a link against arithmetic",
             WorkloadSpec(source="pressure", rate=3.0, limit=60),
             (
-                Question("What does swapping do on an H100?", _SWAP, {"num_blocks": 4000, **_HOST}),
-                Question(
+                StudyQuestion("What does swapping do on an H100?", _SWAP, {"num_blocks": 4000, **_HOST}),
+                StudyQuestion(
                     "And where arithmetic is a tenth, the link half as fast?",
                     _SWAP,
                     {"num_blocks": 900, **_HOST},
                     "sim:llama-3.1-8b@l4",
                     0.3,
                 ),
-                Question(
+                StudyQuestion(
                     "And for a model that computes a token faster than the link moves its state?",
                     _SWAP,
                     {"num_blocks": 300, **_HOST},
@@ -99,7 +103,7 @@ STUDIES = {
 }
 
 
-def run_study(name: str) -> list[tuple[Question, Comparison]]:
+def run_study(name: str) -> list[tuple[StudyQuestion, Comparison]]:
     """Every question of a study with its answer. Raises `ConfigError` for an unknown name."""
     study = STUDIES.get(name)
     if study is None:

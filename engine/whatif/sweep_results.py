@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 from schedtop.engine.contract.config import ConfigError
-from schedtop.engine.contract.files.written import named
+from schedtop.engine.contract.files.output_files import named
 
 
 class SweepRun(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ import io
 from typing import Any
 
 import msgspec
-from schedtop.engine.contract.harmless import page
+from schedtop.engine.contract.sanitize import page
 from schedtop.engine.offline.report_text import told_lines
 from schedtop.engine.whatif.compared_figures import (
     BY_NAME,
@@ -15,7 +15,7 @@ from schedtop.engine.whatif.compared_figures import (
     FIGURES,
     GOODPUT,
     REFUSED,
-    Figure,
+    ComparedFigure,
     change_text,
     setting_text,
     value_text,
@@ -143,7 +143,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
             text += f", {self._lead(figure, self.base)} the settings as they are ({self._name(self.base)})"
         return text + (" (which is as it is now)" if order[0] == self.base else "")
 
-    def _decisive(self, order: list[int]) -> Figure | None:
+    def _decisive(self, order: list[int]) -> ComparedFigure | None:
         """The first objective in which the best run and the next differ; else one in which any runs do."""
         judged = [document for document in map(self.documents.__getitem__, order) if document is not None]
         first, *others = objectives(self.slo is not None)
@@ -160,7 +160,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
             return True
         return any(document and BY_NAME[name].of(document) for document in self.documents)
 
-    def _lead(self, figure: Figure, place: int) -> str:
+    def _lead(self, figure: ComparedFigure, place: int) -> str:
         winner, other = self.winner, self.documents[place]
         assert winner is not None
         best = self.documents[winner]
@@ -172,7 +172,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
         return " ".join(f"{name}={setting_text(value)}" for name, value in self.points[place].items())
 
 
-def _cells(figures: list[Figure], outcome: SweepRun) -> list[str]:
+def _cells(figures: list[ComparedFigure], outcome: SweepRun) -> list[str]:
     if outcome.report is None:
         return [f"not run: {outcome.error}"]
     return [figure.text(outcome.report) for figure in figures]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from schedtop.engine.contract.latencies.cohort import SHARES, Bounded, Cohort
-from schedtop.engine.whatif.compared_figures import Document, Figure, value_text
+from schedtop.engine.whatif.compared_figures import ComparedFigure, Document, value_text
 
 NOTABLE = 0.01
 """Differences below this share are neither better nor worse."""
@@ -17,7 +17,7 @@ _PER_REQUEST = ("ttft_s", "tpot_s", "e2e_s")
 Cohorts = Mapping[str, Cohort]
 
 
-def verdict(figure: Figure, documents: tuple[Document, Document], cohorts: tuple[Cohorts, Cohorts]) -> str:
+def verdict(figure: ComparedFigure, documents: tuple[Document, Document], cohorts: tuple[Cohorts, Cohorts]) -> str:
     """`same` if both read alike, `better`, `worse`, `cannot tell` where bounds overlap; empty for neither."""
     old, new = (figure.of(document) for document in documents)
     bounds = _bounds(figure, cohorts)
@@ -33,7 +33,7 @@ def verdict(figure: Figure, documents: tuple[Document, Document], cohorts: tuple
     return "better" if gain > 0 else "worse"
 
 
-def _bounds(figure: Figure, cohorts: tuple[Cohorts, Cohorts]) -> tuple[Bounded, Bounded] | None:
+def _bounds(figure: ComparedFigure, cohorts: tuple[Cohorts, Cohorts]) -> tuple[Bounded, Bounded] | None:
     """A latency percentile that both runs know, over equally many members; None for other figures."""
     name, share = figure.path[0], SHARES.get(figure.path[-1])
     if share is None or name not in cohorts[0]:

@@ -8,16 +8,16 @@ from itertools import islice
 from pathlib import Path
 
 from schedtop.engine.contract.config import ConfigError, WorkloadSpec
-from schedtop.engine.contract.files.inputs import odd_file
+from schedtop.engine.contract.files.input_files import odd_file
 from schedtop.engine.contract.knobs import KnobError, check_value
 from schedtop.engine.contract.nearest_name import did_you_mean
 from schedtop.engine.workload.build import Encode, RequestBuilder
 from schedtop.engine.workload.paced import PacedSource, Tempo
-from schedtop.engine.workload.presets import BY_NAME, PRESETS, Preset, preset_asks
+from schedtop.engine.workload.presets import BY_NAME, PRESETS, WorkloadPreset, preset_asks
 from schedtop.engine.workload.recognise import accepted_files
 from schedtop.engine.workload.replayed import trace_source
 from schedtop.engine.workload.shown import shown
-from schedtop.engine.workload.source import Source
+from schedtop.engine.workload.source import RequestSource
 
 READER_MODULES = ("schedtop.engine.recording",)
 """Imported before a file is opened, so that their readers are registered."""
@@ -37,7 +37,7 @@ def open_source(
     block_size: int,
     encode: Encode | None = None,
     pooling: bool = False,
-) -> Source:
+) -> RequestSource:
     """The source that `spec` names; prompts are int32 ids below `vocab_size`.
 
     Generated requests fit `max_model_len`; a trace's longer ones are passed on, for the engine to refuse. `encode` is
@@ -54,12 +54,12 @@ def open_source(
         num_adapters=spec.adapters,
         pooling=pooling,
     )
-    if isinstance(found, Preset):
+    if isinstance(found, WorkloadPreset):
         return _generated(found, spec, max_model_len, block_size, build)
     return trace_source(found, spec, block_size, build, pooling)
 
 
-def find_source(spec: WorkloadSpec) -> Preset | Path:
+def find_source(spec: WorkloadSpec) -> WorkloadPreset | Path:
     """The generator or the file that `spec` names, every value of it checked. Raises `ConfigError`."""
     check_spec(spec)
     preset = BY_NAME.get(spec.source)
@@ -125,7 +125,7 @@ def _check(spec: WorkloadSpec, name: str, low: float) -> None:
 
 
 def _generated(
-    preset: Preset, spec: WorkloadSpec, max_model_len: int, block_size: int, build: RequestBuilder
+    preset: WorkloadPreset, spec: WorkloadSpec, max_model_len: int, block_size: int, build: RequestBuilder
 ) -> PacedSource:
     asks = islice(preset_asks(preset, spec, max_model_len, block_size), spec.limit)
     tempo = Tempo(1.0, 1.0 / preset.rate, spec.rate, preset.wave)

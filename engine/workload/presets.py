@@ -23,7 +23,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class RequestKind:
     """One kind of request in a mix. `prompt` is what each has of its own, behind a prefix of `shared_tokens` that
     is drawn from `num_prefixes`. A lower `priority` is more urgent."""
 
@@ -37,53 +37,53 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Preset:
+class WorkloadPreset:
     """A generated workload: `rate` in requests/s, Poisson arrivals, bunched where there is a `wave`."""
 
     name: str
     summary: str
     rate: float
-    kinds: tuple[Kind, ...]
+    kinds: tuple[RequestKind, ...]
     wave: Wave | None = None
 
 
 _CHAT = Lengths(220, 0.8, 8, 2000)
 _ANSWER = Lengths(180, 0.6, 8, 800)
 
-PRESETS: tuple[Preset, ...] = (
-    Preset(
+PRESETS: tuple[WorkloadPreset, ...] = (
+    WorkloadPreset(
         "mixed",
         "short chats beside long reports; a few urgent (-1), reports behind (1) under the priority policy",
         rate=8.0,
         kinds=(
-            Kind("chat", 0.82, _CHAT, _ANSWER),
-            Kind("urgent", 0.04, _CHAT, _ANSWER, priority=-1),
-            Kind("report", 0.14, Lengths(5000, 0.5, 1500, 16000), Lengths(400, 0.4, 64, 1200), priority=1),
+            RequestKind("chat", 0.82, _CHAT, _ANSWER),
+            RequestKind("urgent", 0.04, _CHAT, _ANSWER, priority=-1),
+            RequestKind("report", 0.14, Lengths(5000, 0.5, 1500, 16000), Lengths(400, 0.4, 64, 1200), priority=1),
         ),
     ),
-    Preset(
+    WorkloadPreset(
         "shared-prefix",
         "questions about four long documents: prefixes of 3,072 tokens that the cache can share",
         rate=8.0,
-        kinds=(Kind("ask", 1.0, _CHAT, _ANSWER, shared_tokens=3072, num_prefixes=4),),
+        kinds=(RequestKind("ask", 1.0, _CHAT, _ANSWER, shared_tokens=3072, num_prefixes=4),),
     ),
-    Preset(
+    WorkloadPreset(
         "unrelated",
         "the same lengths as shared-prefix with nothing in common: the cache cannot help",
         rate=8.0,
-        kinds=(Kind("ask", 1.0, _CHAT, _ANSWER, shared_tokens=3072, num_prefixes=0),),
+        kinds=(RequestKind("ask", 1.0, _CHAT, _ANSWER, shared_tokens=3072, num_prefixes=0),),
     ),
-    Preset(
+    WorkloadPreset(
         "pressure",
         "long prompts and long outputs: more state than the pool holds, hence preemptions",
         rate=4.0,
-        kinds=(Kind("long", 1.0, Lengths(2500, 0.5, 500, 8000), Lengths(1500, 0.5, 300, 6000)),),
+        kinds=(RequestKind("long", 1.0, Lengths(2500, 0.5, 500, 8000), Lengths(1500, 0.5, 300, 6000)),),
     ),
-    Preset(
+    WorkloadPreset(
         "burst",
         "chats that all come in the first 4 s of every 20 s",
         rate=8.0,
-        kinds=(Kind("chat", 1.0, _CHAT, _ANSWER),),
+        kinds=(RequestKind("chat", 1.0, _CHAT, _ANSWER),),
         wave=Wave(on_s=4.0, period_s=20.0),
     ),
 )
@@ -93,7 +93,7 @@ _CHUNK = 256
 """Requests drawn at a time; a part of the streams' definition, like the order of the draws."""
 
 
-def preset_asks(preset: Preset, spec: WorkloadSpec, max_model_len: int, block_size: int) -> Iterator[Ask]:
+def preset_asks(preset: WorkloadPreset, spec: WorkloadSpec, max_model_len: int, block_size: int) -> Iterator[Ask]:
     """The preset's requests, endless; own time is in mean gaps (1 request per own second).
 
     Lengths are scaled, then cut so that every request fits `max_model_len`: outputs to a quarter of it, prompts to

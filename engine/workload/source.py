@@ -7,7 +7,7 @@ from typing import Any, Protocol
 from schedtop.engine.handoff.request import Request
 
 
-class Source(Protocol):
+class RequestSource(Protocol):
     """Requests in order of arrival. Deterministic for a seed, whatever the pace of the calls."""
 
     description: dict[str, Any]

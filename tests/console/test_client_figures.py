@@ -10,7 +10,7 @@ from links import PlayedLink
 from schedtop.console.app import ConsoleApp
 from schedtop.console.life.reader import read_life
 from schedtop.console.options import ConsoleOptions
-from schedtop.console.past.client import ClientLatencies, client_latencies
+from schedtop.console.past.client import KeptClientLatencies, client_latencies
 from schedtop.console.past.history import History
 from schedtop.console.status import brief, facts, page
 from schedtop.engine.build import build_engine
@@ -114,7 +114,7 @@ async def test_the_panel_shows_them(size: tuple[int, int]) -> None:
 
 def test_seconds_that_are_over_are_kept_as_they_were() -> None:
     _, messages, _, _ = served(SIMULATED, 12.0)
-    history, kept = History(), ClientLatencies()
+    history, kept = History(), KeptClientLatencies()
     moments = []
     for index, message in enumerate(messages):
         history.apply(message)
@@ -131,7 +131,7 @@ def test_seconds_that_are_over_are_kept_as_they_were() -> None:
 @given(shares=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=8), window_s=st.sampled_from([2.0, 10.0, 60.0]))
 def test_looking_here_and_there_reads_the_same_as_looking_once(shares: list[float], window_s: float) -> None:
     """Forwards, backwards and over seconds: what was read before neither lacks nor counts twice."""
-    again, history = ClientLatencies(), HISTORY
+    again, history = KeptClientLatencies(), HISTORY
     for share in shares:
         moment = history.at(history.records[round(share * (len(history.records) - 1))].seq)
         assert moment is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from msgspec.structs import replace
-from schedtop.console.knobs.comparison import Comparison, Figure, changes, compare
+from schedtop.console.knobs.comparison import BeforeAfter, FigurePair, changes, compare
 from schedtop.console.past.history import History
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.step.engine import Engine
@@ -17,7 +17,7 @@ SIDE_STEPS = 40
 """Of half a second: long enough for every figure."""
 
 
-def changed(engine: Engine, history: History | None = None, **knobs: int) -> tuple[Comparison, History]:
+def changed(engine: Engine, history: History | None = None, **knobs: int) -> tuple[BeforeAfter, History]:
     history = history or History()
     history.apply(engine.header)
     history.apply(engine.snapshot())
@@ -31,7 +31,7 @@ def changed(engine: Engine, history: History | None = None, **knobs: int) -> tup
     return compare(history, found[0], found), history
 
 
-def verdicts(found: Comparison, kind: str) -> set[str]:
+def verdicts(found: BeforeAfter, kind: str) -> set[str]:
     return {figure.verdict for figure in found.figures if figure.name.startswith(kind)}
 
 
@@ -70,9 +70,9 @@ def test_who_waited_in_the_run_before_a_restart_does_not_wait_in_the_next() -> N
 
 def test_a_side_of_which_too_many_are_open_is_not_judged() -> None:
     """Waits that are short yet may still grow to anything."""
-    figure = Figure("TTFT p50 ms", 10.0, 5.0, 99, 99, True, bounds=(False, True), after_most=float("inf"))
+    figure = FigurePair("TTFT p50 ms", 10.0, 5.0, 99, 99, True, bounds=(False, True), after_most=float("inf"))
     assert figure.verdict == "cannot tell"
-    surely = Figure("TTFT p50 ms", 10.0, 5.0, 99, 99, True, bounds=(False, True), after_most=6.0)
+    surely = FigurePair("TTFT p50 ms", 10.0, 5.0, 99, 99, True, bounds=(False, True), after_most=6.0)
     assert surely.verdict == "better"
 
 
@@ -111,7 +111,7 @@ def test_who_starved_is_known_when_the_records_are_gone() -> None:
     ],
 )
 def test_verdicts(before: float | None, after: float | None, lower_is_better: bool, unseen: str, said: str) -> None:
-    assert Figure("x", before, after, 99, 99, lower_is_better, unseen=unseen).verdict == said
+    assert FigurePair("x", before, after, 99, 99, lower_is_better, unseen=unseen).verdict == said
 
 
 @pytest.mark.parametrize("size", [WIDE, COMPACT])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from schedtop.console.past.state import State
+from schedtop.console.past.state import LiveState
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
 from schedtop.engine.contract.prefixes.paths import PATH_KEY_BYTES, path_keys
@@ -24,7 +24,7 @@ def keys_of(tier: HostTier | None) -> set[bytes]:
 
 
 def test_prompts_that_ended_are_there() -> None:
-    engine, state, prompts = engine_with("16GiB"), State(), set[bytes]()
+    engine, state, prompts = engine_with("16GiB"), LiveState(), set[bytes]()
     state.start_afresh(engine.snapshot())
     while engine.observer.counts["finished"] < 10:
         if (record := engine.step()) is not None:
@@ -35,7 +35,7 @@ def test_prompts_that_ended_are_there() -> None:
 
 
 def test_no_more_than_there_is_room_for() -> None:
-    engine, state = engine_with(200 << 21), State()
+    engine, state = engine_with(200 << 21), LiveState()
     state.start_afresh(engine.snapshot())
     while not engine.exhausted:
         if (record := engine.step()) is not None:

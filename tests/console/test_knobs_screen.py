@@ -13,7 +13,7 @@ import pytest
 from links import EngineLink
 from schedtop.console.knobs.comparison import changes, compare
 from schedtop.console.knobs.presets import BUILT_IN, PresetError, load_presets, save_preset
-from schedtop.console.past import sample_sizes as enough
+from schedtop.console.past import sample_sizes
 from schedtop.console.past.history import MAX_RECORDS, History
 from schedtop.console.screens.knobs import KnobsScreen
 from schedtop.console.screens.live import LiveScreen
@@ -66,7 +66,9 @@ def test_too_few_samples_give_no_figure() -> None:
     history, _ = served(600, 30, max_num_scheduled_tokens=256)
     found = changes(history)
     figures = compare(history, found[0], found).figures
-    lacking = [item for item in figures if item.share is not None and item.after_n < enough.needed(item.share)]
+    lacking = [
+        item for item in figures if item.share is not None and item.after_n < sample_sizes.needed(item.share)
+    ]
     assert lacking and all(figure.after is None for figure in lacking)
 
 

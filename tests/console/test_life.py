@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from schedtop.console.life.phases import PHASES, at_times
 from schedtop.console.life.reader import LifeReader, read_life
-from schedtop.console.life.request_life import Life
+from schedtop.console.life.request_life import RequestLife
 from schedtop.console.life.request_list import RequestList
 from schedtop.console.past.history import History
 from schedtop.engine.build import build_engine
@@ -38,7 +38,7 @@ def told(*messages: Header | Snapshot | StepRecord, **limits: int) -> History:
     return history
 
 
-def lives(history: History) -> list[Life]:
+def lives(history: History) -> list[RequestLife]:
     numbers = [*history.finished, *history.live.requests]
     found = [read_life(history, history.now(), number, SLO_S) for number in numbers]
     assert all(life is not None for life in found)

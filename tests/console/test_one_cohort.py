@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from schedtop.console.knobs.comparison import changes
 from schedtop.console.knobs.comparison import compare as before_and_after
 from schedtop.console.past.history import History
-from schedtop.console.past.unended import cohorts
+from schedtop.console.past.open_latencies import cohorts
 from schedtop.console.status import facts
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
@@ -28,12 +28,12 @@ from schedtop.engine.decide_again.restore import restore
 from schedtop.engine.decide_again.scenario import Scenario
 from schedtop.engine.offline.headless import run_headless, step_through
 from schedtop.engine.recording import Recording
-from schedtop.engine.scheduler.open_latencies import Unended
-from schedtop.engine.serving.watched import WATCH_S, Recent, Watched
+from schedtop.engine.scheduler.open_latencies import OpenLatencies
+from schedtop.engine.serving.slo_watch import WATCH_S, Recent, Watched
 from schedtop.engine.whatif.compare import compare
 from schedtop.engine.whatif.compared_figures import BY_NAME
 from schedtop.engine.whatif.forecast import device_cost, forecast
-from schedtop.engine.whatif.rerun import Question, rerun
+from schedtop.engine.whatif.rerun import RerunQuestion, rerun
 from schedtop.engine.whatif.sweep import sweep
 
 from tests.engine.harness import Script, ask, engine_of
@@ -118,7 +118,7 @@ def test_runs_comparisons_and_consoles_agree(life: dict[str, Any]) -> None:
             records = list(recording.records())
         if not records:
             return
-        again = rerun(Question(path=path, changes={"watermark": 0.1}))
+        again = rerun(RerunQuestion(path=path, changes={"watermark": 0.1}))
     wanted = documents(defined(start, records, run["clock_s"]))
     assert {key: run[key] for key in wanted} == wanted
     compared_runs_agree(config, wanted if life["end_s"] is None else None)
@@ -226,9 +226,9 @@ def test_changes_and_trials_agree(asks: list[tuple[float, int, int]], budget: in
                     assert figure.bounds[side == "after"] == bound.is_bound
 
 
-def trial_agrees(recent: Recent, unended: Unended, records: list[StepRecord], now_s: float) -> None:
+def trial_agrees(recent: Recent, unended: OpenLatencies, records: list[StepRecord], now_s: float) -> None:
     """It judges the last seconds, and of those still open the ones that are past the bound."""
-    nobody = Unended(np.zeros(0), np.zeros(0))
+    nobody = OpenLatencies(np.zeros(0), np.zeros(0))
     bound_s = 0.4
     said = Watched("ttft", bound_s, Recent(), nobody, now_s).breach(now_s, recent, unended)
     lately = [ttft_s for record in records if record.end_s >= now_s - WATCH_S for _, ttft_s in record.ttft_s]

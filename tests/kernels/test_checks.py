@@ -18,7 +18,7 @@ from schedtop.kernels.norm import rms_norm  # noqa: E402
 from schedtop.kernels.paged_attention import paged_attention  # noqa: E402
 from schedtop.kernels.rotary import cos_sin_table, rotary  # noqa: E402
 from schedtop.kernels.sampling import sample  # noqa: E402
-from schedtop.kernels.sampling_params import SamplingParams  # noqa: E402
+from schedtop.kernels.sampling_params import SamplingTensors  # noqa: E402
 from schedtop.kernels.tiling import Tiling  # noqa: E402
 
 Change = Callable[[dict[str, Any]], dict[str, Any]]
@@ -244,7 +244,7 @@ def change_param(name: str, edit: Callable[[Any], Any]) -> Change:
 )
 def test_sample(device: Any, name: str, kind: type[Exception], edit: Change) -> None:
     ones, longs = torch.ones(2, device=device), torch.zeros(2, dtype=torch.int64, device=device)
-    params = SamplingParams(ones, longs.int(), ones, 0 * ones, longs, longs)
+    params = SamplingTensors(ones, longs.int(), ones, 0 * ones, longs, longs)
     arguments = {"logits": torch.randn(2, 10, device=device), "params": params, "check_values": True}
     sample(**arguments)
     refuses(sample, edit(arguments), kind, name)

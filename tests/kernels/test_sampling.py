@@ -12,17 +12,17 @@ pytest.importorskip("triton")
 
 from schedtop.kernels import reference  # noqa: E402
 from schedtop.kernels.sampling import sample  # noqa: E402
-from schedtop.kernels.sampling_params import SamplingParams  # noqa: E402
+from schedtop.kernels.sampling_params import SamplingTensors  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("seeded")
 
 
-def make_params(device: Any, num_rows: int, **settings: Any) -> SamplingParams:
+def make_params(device: Any, num_rows: int, **settings: Any) -> SamplingTensors:
     """Rows at temperature 1 without filters; `settings` are numbers for all rows or lists."""
     kinds = {"top_k": torch.int32, "seeds": torch.int64, "positions": torch.int64}
     defaults = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seeds": 7}
     values = {**defaults, "positions": list(range(num_rows)), **settings}
-    return SamplingParams(
+    return SamplingTensors(
         **{
             name: torch.as_tensor(value, dtype=kinds.get(name, torch.float32)).expand(num_rows).clone().to(device)
             for name, value in values.items()
@@ -30,11 +30,11 @@ def make_params(device: Any, num_rows: int, **settings: Any) -> SamplingParams:
     )
 
 
-def on_cpu(params: SamplingParams) -> SamplingParams:
+def on_cpu(params: SamplingTensors) -> SamplingTensors:
     return replace(params, **{field.name: getattr(params, field.name).cpu() for field in fields(params)})
 
 
-def rows_of(params: SamplingParams, rows: Any) -> SamplingParams:
+def rows_of(params: SamplingTensors, rows: Any) -> SamplingTensors:
     return replace(params, **{field.name: getattr(params, field.name)[rows] for field in fields(params)})
 
 
@@ -55,7 +55,7 @@ def test_greedy_takes_the_first_of_equals(device: Any) -> None:
     assert sample(logits, make_params(device, 2, temperature=0.0)).tolist() == [5, 8191]
 
 
-def mixed_params(device: Any, num_rows: int) -> SamplingParams:
+def mixed_params(device: Any, num_rows: int) -> SamplingTensors:
     generator = torch.Generator().manual_seed(int(torch.randint(2**31, ())))
 
     def pick(*choices: float) -> list[float]:

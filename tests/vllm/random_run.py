@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from schedtop.console.past.state import State
+from schedtop.console.past.state import LiveState
 from schedtop.engine.recording import RecordingWriter
 from schedtop.engine.vllm.changes import with_consequences
 from schedtop.engine.vllm.engine import fixed_of
@@ -207,7 +207,7 @@ class LateRun(RandomRun):
         super().__init__(seed, path.with_suffix(".whole"), overlaps, drafts)
         self._pauses, self._total = pauses, 60
         self.recorded, self._path = False, path
-        self._whole, self._late, self._left = self.writer, State(), random.Random(seed).randint(3, 20)
+        self._whole, self._late, self._left = self.writer, LiveState(), random.Random(seed).randint(3, 20)
 
     def _comes_now(self) -> bool:
         if self._pauses and self._made % 6 == 0 and (self.scheduler.requests or self._under_way):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from schedtop.console.past.state import State
+from schedtop.console.past.state import LiveState
 from schedtop.engine.contract.commands import Abort, Pause, Resume, SetKnobs
 from schedtop.engine.contract.reading import row_columns
 from schedtop.engine.contract.telemetry import Bye, Header, Notice, Reply, Snapshot, StepRecord
@@ -229,7 +229,7 @@ def test_what_a_console_folds_is_what_a_snapshot_says(server: Server, console: C
     late = Console(server.address)
     snapshot = late.until(lambda message: isinstance(message, Snapshot))
     console.until(lambda message: isinstance(message, StepRecord) and message.seq >= snapshot.seq)
-    state = State()
+    state = LiveState()
     for message in console.messages:
         if isinstance(message, Snapshot):
             state.start_afresh(message)

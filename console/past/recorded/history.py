@@ -18,12 +18,12 @@ from schedtop.console.past.recorded.records import (
     RecordedSteps,
     RecordedTexts,
 )
-from schedtop.console.past.state import State
+from schedtop.console.past.state import LiveState
 from schedtop.engine.contract.latencies.samples import Samples, of_records
 from schedtop.engine.contract.telemetry import Notice, StepRecord
 
 if TYPE_CHECKING:
-    from schedtop.console.past.recorded.source import Source
+    from schedtop.console.past.recorded.source import RecordedSource
 
 NEAR = 256
 """So many records ahead are applied one by one; farther ones are reached from a keyframe."""
@@ -37,7 +37,7 @@ class RecordedHistory(Past):
     latency: RecordedLatency
     ladder: RecordedLadder
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: RecordedSource) -> None:
         self.lock = threading.RLock()
         self.source, self.header = source, source.header
         self.stage = self.bye = None
@@ -51,7 +51,7 @@ class RecordedHistory(Past):
         self.texts = RecordedTexts(self.records)
         self.latency = RecordedLatency(source)
         self.ladder = RecordedLadder(source)
-        self.live = State()
+        self.live = LiveState()
         self.live.start_afresh(source.keyframe_before(0)[0])
         self._inspected: Moment | None = None
 
@@ -75,13 +75,13 @@ class RecordedHistory(Past):
             state = self._state_at(index)
         self.live, self.position, self.records.stop, self.num_applied = state, index, index + 1, index + 1
 
-    def _state_at(self, index: int) -> State:
+    def _state_at(self, index: int) -> LiveState:
         """The state after a record, from the keyframe before the step that ran last: its rows are part of it."""
         ran = index
         while ran > 0 and not self._record(ran).executed:
             ran -= 1
         snapshot, first = self.source.keyframe_before(max(ran, 0, self._gap_before(index)))
-        state = State()
+        state = LiveState()
         state.start_afresh(snapshot)
         for record in self._ahead(first, index + 1):
             state.apply(record)

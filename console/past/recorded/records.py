@@ -11,9 +11,9 @@ from schedtop.console.drawing import text
 from schedtop.console.past import events
 from schedtop.console.past.events import Event
 from schedtop.console.past.ladder import Ladder
-from schedtop.console.past.latency import BUCKET_S, LatencyBuckets, Reading, unserved
+from schedtop.console.past.latency import BUCKET_S, LatencyBuckets, StepReading, unserved
 from schedtop.console.past.past import MAX_EVENTS, MAX_FINISHED, MAX_RECORDS, MAX_TEXT_CHARS
-from schedtop.console.past.recorded.source import Source
+from schedtop.console.past.recorded.source import RecordedSource
 from schedtop.engine.contract.latencies.samples import KINDS, Samples
 from schedtop.engine.contract.telemetry import Arrival, Finish, StepRecord
 
@@ -26,7 +26,7 @@ _RECORD_BYTES = 4000
 class RecordedSteps(Sequence[StepRecord]):
     """The records up to a position, the last `stop` of them excluded. The blocks last used stay in memory."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: RecordedSource) -> None:
         self.source = source
         self.stop = 0
         self._blocks: OrderedDict[int, list[StepRecord]] = OrderedDict()
@@ -88,12 +88,12 @@ def _bytes_of(records: list[StepRecord]) -> int:
 class RecordedLatency(LatencyBuckets):
     """Samples by second, from the recording's own; a second holds all its steps, those to come included."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: RecordedSource) -> None:
         super().__init__()
         self.source = source
         self.begins_s = source.start_s
         self._known: dict[int, dict[str, Samples] | None] = {}
-        self._readings: dict[int, Reading | None] = {}
+        self._readings: dict[int, StepReading | None] = {}
         self._unserved_in: dict[tuple[int, int], tuple[int, int]] = {}
 
     def take(self, record: StepRecord) -> None:
@@ -114,16 +114,16 @@ class RecordedLatency(LatencyBuckets):
             self._fetch(missing[0], missing[-1])
         return super().columns(kind, end_s, window_s, num_columns, newest)
 
-    def readings(self, first: int, last: int) -> list[Reading]:
+    def readings(self, first: int, last: int) -> list[StepReading]:
         """Those of the outer seconds alone: each is a step read from the file."""
         return [found for index in dict.fromkeys((first, last)) if (found := self._reading(index)) is not None]
 
-    def _reading(self, second: int) -> Reading | None:
+    def _reading(self, second: int) -> StepReading | None:
         if second not in self._readings:
             index = self.source.index_at(second * BUCKET_S)
             record = None if index is None else self.source.record(index)
             inside = record is not None and record.end_s < (second + 1) * BUCKET_S
-            self._readings[second] = Reading.of(record) if record is not None and inside else None
+            self._readings[second] = StepReading.of(record) if record is not None and inside else None
         return self._readings[second]
 
     def unserved(self, first: int, last: int) -> tuple[int, int]:
@@ -148,7 +148,7 @@ class RecordedLatency(LatencyBuckets):
 class RecordedLadder(Ladder):
     """Reads the whole recording, a slice at a time."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: RecordedSource) -> None:
         super().__init__(depth=4)
         self.source = source
         self.begins_s = source.start_s
@@ -176,7 +176,7 @@ class RecordedLadder(Ladder):
 class Chapter:
     """What happened in the records from a keyframe up to `stop`: events, ends, and the names of requests."""
 
-    def __init__(self, source: Source, index: int) -> None:
+    def __init__(self, source: RecordedSource, index: int) -> None:
         snapshot, self.first = source.keyframe_before(index)
         self.stop = self.first
         self.events: list[Event] = []

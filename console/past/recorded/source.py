@@ -41,7 +41,7 @@ class Missing(Protocol):
         ...
 
 
-class Source(Protocol):
+class RecordedSource(Protocol):
     """A recording. Indices count its records from 0. Methods raise an exception with one clear line on damage."""
 
     path: str

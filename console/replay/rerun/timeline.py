@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from schedtop.console.replay.rerun.panels import RunsPanel
 from schedtop.console.replay.timeline import clock
-from schedtop.console.widgets.timeline import GPU, HOST, Lane, Run, Timeline, lanes
+from schedtop.console.widgets.timeline import GPU, HOST, DrawnRun, Lane, Timeline, lanes
 
 if TYPE_CHECKING:
     from schedtop.console.drawing.line import Line
@@ -25,11 +25,11 @@ class RunsTimeline(Timeline):
         self.show_all()
 
     @property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[DrawnRun, ...]:
         overlay = self.overlay
         assert overlay.answer is not None
         base = "recorded" if overlay.over_recorded else "as recorded"
-        return Run(base, overlay.base), Run("re-run", overlay.answer.variant)
+        return DrawnRun(base, overlay.base), DrawnRun("re-run", overlay.answer.variant)
 
     @property
     def lanes(self) -> tuple[Lane, ...]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from schedtop.console.drawing import text
 from schedtop.console.screens.base import Console, ConsoleScreen
-from schedtop.console.screens.command_palette import Entry, PaletteScreen
+from schedtop.console.screens.command_palette import PaletteEntry, PaletteScreen
 from schedtop.console.screens.help import HelpScreen
 from schedtop.console.screens.palette_entries import entries
 from schedtop.console.screens.quit import QuitScreen
@@ -125,7 +125,7 @@ class CommonCommands(ScreenCommands[ConsoleScreen]):
             self.screen.app.exit(return_code=0)
 
     def do_palette(self) -> None:
-        def run(entry: Entry | None) -> None:
+        def run(entry: PaletteEntry | None) -> None:
             if entry is not None:
                 entry.run()
 

@@ -10,7 +10,7 @@ from schedtop.engine.contract.telemetry import Arrival, Finish, Snapshot
 
 
 @dataclass(slots=True)
-class Family:
+class RequestFamily:
     """The children of a parent. `first_s`: its first arrival; `last_s`: the newest end of a child that had outputs."""
 
     first_s: float
@@ -23,8 +23,8 @@ class Family:
 class Families:
     """Takes in records in order; `on_end` gets each family once none of its children is left."""
 
-    def __init__(self, on_end: Callable[[Family], None]) -> None:
-        self.open: dict[str, Family] = {}
+    def __init__(self, on_end: Callable[[RequestFamily], None]) -> None:
+        self.open: dict[str, RequestFamily] = {}
         self._on_end = on_end
         self._children: dict[int, Arrival] = {}
 
@@ -43,7 +43,7 @@ class Families:
     def _arrive(self, arrivals: Iterable[Arrival]) -> None:
         for arrival in arrivals:
             if arrival.parent:
-                family = self.open.setdefault(arrival.parent, Family(arrival.arrival_s))
+                family = self.open.setdefault(arrival.parent, RequestFamily(arrival.arrival_s))
                 family.children += 1
                 family.live += 1
                 self._children[arrival.number] = arrival

@@ -28,7 +28,7 @@ _FOLDED_AT_ONCE = 256
 
 
 @dataclass(slots=True)
-class Life:
+class LiveRequest:
     """One live request. `last_s`: when its newest output was delivered."""
 
     arrival: Arrival
@@ -69,7 +69,7 @@ class Lives:
     """Takes in records in order. With `keep_gaps` it remembers the gaps of those who are live."""
 
     def __init__(self, keep_gaps: bool = False) -> None:
-        self.of: dict[int, Life] = {}
+        self.of: dict[int, LiveRequest] = {}
         self._keep_gaps = keep_gaps
         self._delivered: list[tuple[npt.NDArray[np.int32], float]] = []
         self._numbers: list[npt.NDArray[np.int32]] = []
@@ -80,7 +80,7 @@ class Lives:
         waiting = set(snapshot.waiting)
         for item in snapshot.requests:
             number = item.arrival.number
-            self.of[number] = Life(
+            self.of[number] = LiveRequest(
                 item.arrival,
                 waiting=number in waiting,
                 admitted=item.first_scheduled_s is not None,
@@ -96,7 +96,7 @@ class Lives:
     def move(self, record: Moves) -> None:
         """Take in a record's arrivals, admissions and ends."""
         for arrival in record.arrivals:
-            self.of[arrival.number] = Life(arrival)
+            self.of[arrival.number] = LiveRequest(arrival)
         for preemption in record.preemptions:
             self._move(preemption.number, waiting=True)
         for admission in record.admissions:
@@ -186,13 +186,13 @@ class Lives:
         return {number for number, gaps in by_number.items() if float(np.quantile(gaps, 0.95)) > bound_s}
 
 
-def _mean_gap_s(life: Life, now_s: float) -> float:
+def _mean_gap_s(life: LiveRequest, now_s: float) -> float:
     """A lower bound of the final mean gap: as if all remaining outputs came now."""
     assert life.first_s is not None
     return (now_s - life.first_s) / (life.arrival.max_tokens - 1)
 
 
-def _is_past(life: Life, slo: Slo, now_s: float) -> bool:
+def _is_past(life: LiveRequest, slo: Slo, now_s: float) -> bool:
     """By its wait for a first token, its mean gap or its total time."""
     arrival_s = life.arrival.arrival_s
     ttft_s = (now_s if life.first_s is None else life.first_s) - arrival_s

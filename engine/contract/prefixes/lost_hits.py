@@ -48,7 +48,7 @@ class Lookups:
         return both / self.prompt_tokens if self.prompt_tokens else None
 
 
-class _Seen:
+class _SeenPaths:
     """Recently seen paths, in sets of `_WAYS`: constant memory, however long it runs."""
 
     def __init__(self) -> None:
@@ -93,10 +93,10 @@ class PrefixMemory:
 
     def __init__(self, block_size: int, windows: bool = False) -> None:
         self._prompt_tokens = self._cached_tokens = self._lost_tokens = 0
-        self._stops = _Seen() if windows else None
+        self._stops = _SeenPaths() if windows else None
         self._junctions: dict[int, int] = {}
         self._block_size = block_size
-        self._seen = _Seen()
+        self._seen = _SeenPaths()
         self._prompts: dict[int, Arrival] = {}
         # Prompts whose blocks came into the cache, with their junctions, and how they begin: not noted yet.
         self._new: list[tuple[Arrival, int]] = []

@@ -79,7 +79,7 @@ class Reader:
 
 
 @dataclass(slots=True)
-class Answer:
+class AnswerShape:
     """The shape of one request's answer. `usage`: at a stream's end; `continuous`: in every chunk, too.
 
     `token_text` is set where log probabilities are wanted.

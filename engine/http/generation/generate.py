@@ -12,8 +12,9 @@ from typing import Any
 from schedtop.engine.contract.commands import Submit
 from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.handoff.request import TokenIds
+from schedtop.engine.http.access import ClientGoneError, read_body, while_connected
 from schedtop.engine.http.errors import ApiError, busy, json_response
-from schedtop.engine.http.generation.answers import DONE, Answer, Reader, error_event
+from schedtop.engine.http.generation.answers import DONE, AnswerShape, Reader, error_event
 from schedtop.engine.http.generation.requests import (
     MAX_ID_CHARS,
     ChatRequest,
@@ -21,7 +22,6 @@ from schedtop.engine.http.generation.requests import (
     GenerationRequest,
     read,
 )
-from schedtop.engine.http.guard import ClientGoneError, read_body, while_connected
 from schedtop.engine.http.link import MAX_PROMPT_TOKENS, NotTakenError
 from schedtop.engine.http.server_state import ServerState
 from schedtop.engine.http.streams import Stream, StreamFailedError
@@ -87,7 +87,7 @@ class Generation:
             raise
         return streams[0]
 
-    async def _whole(self, stream: Stream, answer: Answer, reader: Reader) -> Response:
+    async def _whole(self, stream: Stream, answer: AnswerShape, reader: Reader) -> Response:
         async def collect() -> Response:
             return json_response(await answer.whole(reader.pieces()))
 
@@ -162,9 +162,9 @@ class Generation:
         shown = "".join(char for char in own if char.isprintable())[:MAX_ID_CHARS]
         return f"{'chatcmpl' if isinstance(asked, ChatRequest) else 'cmpl'}-{shown or uuid.uuid4().hex[:16]}"
 
-    def _answer(self, asked: GenerationRequest, command: Submit) -> Answer:
+    def _answer(self, asked: GenerationRequest, command: Submit) -> AnswerShape:
         options = asked.stream_options
-        return Answer(
+        return AnswerShape(
             id=command.request_id,
             model=asked.model or self._state.names[0],
             chat=isinstance(asked, ChatRequest),

@@ -24,7 +24,7 @@ from schedtop.engine.recording.packing.columns import (
 )
 
 
-class Times(msgspec.Struct, array_like=True, frozen=True):
+class StoredTimes(msgspec.Struct, array_like=True, frozen=True):
     """Stored times: each start against the end before it, each end against its start; `oldest_since` says since
     when the oldest request waits."""
 
@@ -51,7 +51,7 @@ class TimeColumns(msgspec.Struct, frozen=True):
     oldest_wait_s: Sequence[float | None]
 
 
-def pack_times(times: TimeColumns) -> Times:
+def pack_times(times: TimeColumns) -> StoredTimes:
     """The times of a batch."""
     start, end = np.array(times.start_s, dtype=np.float64), np.array(times.end_s, dtype=np.float64)
     both = chain(np.stack([start, end], axis=1).reshape(-1).view(np.uint64))
@@ -61,7 +61,7 @@ def pack_times(times: TimeColumns) -> Times:
     there[[i for i, _ in waits]] = 1
     wait, wait_end = np.array([wait_s for _, wait_s in waits], dtype=np.float64), end[there == 1]
     since = _less(wait_end, wait)
-    return Times(
+    return StoredTimes(
         starts=pack_bits(both[::2]),
         ends=pack_bits(both[1::2]),
         execute=pack_bits(bits_of(times.execute_s) ^ spans.view(np.uint64)),
@@ -74,7 +74,7 @@ def pack_times(times: TimeColumns) -> Times:
     )
 
 
-def unpack_times(stored: Times, count: int) -> TimeColumns:
+def unpack_times(stored: StoredTimes, count: int) -> TimeColumns:
     """Undo `pack_times`. Raises `ColumnError`."""
     both = np.stack([unpack_bits(stored.starts, count), unpack_bits(stored.ends, count)], axis=1).reshape(-1)
     start, end = unchain(both).view(np.float64).reshape(count, 2).T.copy()

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from schedtop.engine.runner.batch import Batch, Decoder, HostBatch
+from schedtop.engine.runner.batch import Decoder, HostBatch, InputBatch
 from schedtop.engine.runner.errors import first_line
 from schedtop.engine.runner.gpu.torch_fallback import GuardedDecoder
 from schedtop.engine.runner.staging import StaticInputs
@@ -26,7 +26,7 @@ CONTEXT_STEP = 4
 Replay = Callable[[], torch.Tensor]
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """Records what `run` does on the device; what it returns does that again and gives the same tensor."""
 
     def __call__(self, run: Replay) -> Replay: ...
@@ -66,7 +66,7 @@ class DecodeGraphs:
     def __init__(
         self,
         decoder: GuardedDecoder,
-        recorder: Recorder,
+        recorder: GraphRecorder,
         *,
         max_model_len: int,
         block_size: int,
@@ -124,7 +124,7 @@ class DecodeGraphs:
         return recorded
 
 
-def logits_of(decoder: Decoder, batch: Batch) -> torch.Tensor:
+def logits_of(decoder: Decoder, batch: InputBatch) -> torch.Tensor:
     """The logits of a batch that asks for some."""
     logits = decoder.forward(batch)
     assert logits is not None
@@ -174,11 +174,11 @@ def fill(inputs: StaticInputs, host: HostBatch) -> None:
     inputs.send()
 
 
-def static_batch(inputs: StaticInputs, rows: int, context: int) -> Batch:
+def static_batch(inputs: StaticInputs, rows: int, context: int) -> InputBatch:
     """A graph's inputs as the batch its decoder sees; what it says of lengths on the host is their upper bound."""
     token_ids, positions, slots, lengths, blocks = inputs.tensors
     device = token_ids.device
-    return Batch(
+    return InputBatch(
         token_ids=token_ids,
         positions=positions,
         slot_mapping=slots,

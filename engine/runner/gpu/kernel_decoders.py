@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from schedtop.engine.runner.batch import Batch
+from schedtop.engine.runner.batch import InputBatch
 from schedtop.engine.runner.gpu.kernel_modules import gates_by_silu, replace_modules
 from schedtop.engine.runner.models.fused import TorchOperations
 from schedtop.engine.runner.models.general import GeneralDecoder
@@ -49,7 +49,7 @@ class KernelLeanDecoder(LeanDecoder):
         self._table: torch.Tensor | None = rotary_table(self._cos, self._sin)
         self._positions = torch.empty(0, dtype=torch.int64)
 
-    def forward(self, batch: Batch) -> torch.Tensor | None:
+    def forward(self, batch: InputBatch) -> torch.Tensor | None:
         """Logits [N, vocab] of the batch's `logit_tokens`, None if it asks for none."""
         self._positions = batch.positions
         return super().forward(batch)

@@ -9,7 +9,7 @@ import torch
 from schedtop.engine.handoff.plan import IntArray
 from schedtop.engine.runner.errors import first_line
 from schedtop.engine.runner.sampler import GREEDY, RowSampling
-from schedtop.engine.runner.staging import Array, Staging
+from schedtop.engine.runner.staging import Array, TensorStaging
 
 GREEDY_ROW = RowSampling(GREEDY, 0)
 
@@ -21,7 +21,7 @@ class KernelSampler:
     """
 
     def __init__(self, device: torch.device, tell: Callable[[str], None]) -> None:
-        self._staging = Staging(device)
+        self._staging = TensorStaging(device)
         self._tell = tell
         self._failed = False
 
@@ -45,9 +45,9 @@ class KernelSampler:
 
     def _pick(self, logits: torch.Tensor, settings: Sequence[RowSampling | None], positions: IntArray) -> IntArray:
         from schedtop.kernels.sampling import sample
-        from schedtop.kernels.sampling_params import SamplingParams
+        from schedtop.kernels.sampling_params import SamplingTensors
 
-        params = SamplingParams(*self._staging(setting_arrays(settings, positions)))
+        params = SamplingTensors(*self._staging(setting_arrays(settings, positions)))
         ids: IntArray = sample(logits, params).cpu().numpy().astype(np.int32)
         return ids
 

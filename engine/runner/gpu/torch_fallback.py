@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 import torch
-from schedtop.engine.runner.batch import Batch
+from schedtop.engine.runner.batch import InputBatch
 from schedtop.engine.runner.errors import first_line
 from schedtop.engine.runner.gpu.triton_attention import TritonAttention
 from schedtop.engine.runner.models.attention import Attention
@@ -19,7 +19,7 @@ class KernelRoute(Protocol):
 
     attention: Attention
 
-    def forward(self, batch: Batch) -> torch.Tensor | None: ...
+    def forward(self, batch: InputBatch) -> torch.Tensor | None: ...
 
     def use_torch(self) -> None: ...
 
@@ -47,7 +47,7 @@ class GuardedDecoder:
         else:
             self.inner.attention = torch_attention(cache, self._soft_cap)
 
-    def forward(self, batch: Batch) -> torch.Tensor | None:
+    def forward(self, batch: InputBatch) -> torch.Tensor | None:
         """Logits [N, vocab] of the batch's `logit_tokens`, None if it asks for none."""
         if self.on_kernels:
             try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from schedtop.engine.runner.batch import Batch
+from schedtop.engine.runner.batch import InputBatch
 from schedtop.engine.runner.models.kv_cache import PagedCache
 
 TOKENS_PER_TILE = 64
@@ -22,11 +22,11 @@ class TritonAttention:
         device = cache.keys[0].device
         cuda = device.type == "cuda"
         self._num_sms = torch.cuda.get_device_properties(device).multi_processor_count if cuda else 1
-        self._batch: Batch | None = None
+        self._batch: InputBatch | None = None
         self._max_query_len = self._max_seq_len = 0
         self._num_splits: int | None = None
 
-    def prepare(self, batch: Batch) -> None:
+    def prepare(self, batch: InputBatch) -> None:
         self._batch = batch
         self._max_query_len, self._max_seq_len = batch.max_query_len, batch.max_seq_len
         self._num_splits = None if self._max_query_len == 1 else self._splits_of_mixed(batch)
@@ -63,7 +63,7 @@ class TritonAttention:
             num_splits=self._num_splits,
         )
 
-    def _splits_of_mixed(self, batch: Batch) -> int:
+    def _splits_of_mixed(self, batch: InputBatch) -> int:
         """A power of two: every other number would be one more compilation in the midst of serving."""
         from schedtop.kernels.tiling import choose_num_splits
 

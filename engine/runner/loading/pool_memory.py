@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from schedtop.engine.contract.config import ConfigError, EngineConfig
-from schedtop.engine.runner.batch import Batch, Decoder
+from schedtop.engine.runner.batch import Decoder, InputBatch
 from schedtop.engine.runner.models.kv_cache import CacheShape, PagedCache
 
 CPU_POOL_BYTES = 1 << 30
@@ -123,11 +123,11 @@ def activation_bytes(
     return max(peak, 0)
 
 
-def _largest_batch(tokens: int, columns: int, device: torch.device) -> Batch:
+def _largest_batch(tokens: int, columns: int, device: torch.device) -> InputBatch:
     """One row of `tokens` tokens that asks for many logits."""
     blocks = np.arange(columns, dtype=np.int32)[None]
     places = torch.arange(tokens, device=device)
-    return Batch(
+    return InputBatch(
         token_ids=torch.zeros_like(places),
         positions=torch.zeros_like(places),
         slot_mapping=places,

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from schedtop.engine.handoff.plan import IntArray
-from schedtop.engine.runner.batch import Batch
+from schedtop.engine.runner.batch import InputBatch
 from schedtop.engine.runner.models.kv_cache import PagedCache
 from schedtop.engine.runner.sequences import SlotArray
 
@@ -22,7 +22,7 @@ GROUP_COST_TOKENS = 256
 class Attention(Protocol):
     """Stores keys and values in the paged cache and attends to them. `prepare` comes once before each forward."""
 
-    def prepare(self, batch: Batch) -> None: ...
+    def prepare(self, batch: InputBatch) -> None: ...
 
     def __call__(
         self,
@@ -42,7 +42,7 @@ class Attention(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class AttentionGroup:
     """B rows padded to Q queries and `num_blocks` blocks of keys each.
 
     `tokens` picks the queries: int64 [B * Q] (a padding query repeats its row's last), a slice, or None for all;
@@ -66,10 +66,10 @@ class TorchAttention:
             (keys.flatten(0, 1), values.flatten(0, 1))
             for keys, values in zip(cache.keys, cache.values, strict=True)
         ]
-        self._batch: Batch | None = None
-        self._groups: dict[int | None, list[Group]] = {}
+        self._batch: InputBatch | None = None
+        self._groups: dict[int | None, list[AttentionGroup]] = {}
 
-    def prepare(self, batch: Batch) -> None:
+    def prepare(self, batch: InputBatch) -> None:
         self._batch = batch
         self._groups = {}
 
@@ -113,7 +113,7 @@ class TorchAttention:
 
     def _attend_groups(
         self,
-        groups: list[Group],
+        groups: list[AttentionGroup],
         layer: int,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -127,7 +127,7 @@ class TorchAttention:
 
     def _attend_group(
         self,
-        group: Group,
+        group: AttentionGroup,
         layer: int,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -144,7 +144,7 @@ class TorchAttention:
             return _attend_alone(query, keys[0], values[0], group.mask[0, 0], scale)
         return _attend_padded(query, keys, values, group, scale)
 
-    def _gather(self, cache: torch.Tensor, group: Group) -> torch.Tensor:
+    def _gather(self, cache: torch.Tensor, group: AttentionGroup) -> torch.Tensor:
         """The group's blocks as [B, keys, kv_heads, head_size]."""
         picked = cache.index_select(0, group.blocks)
         return picked.view(group.num_rows, -1, *cache.shape[2:])
@@ -169,7 +169,7 @@ def _attend_alone(
 
 
 def _attend_padded(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: Group, scale: float
+    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, group: AttentionGroup, scale: float
 ) -> torch.Tensor:
     """B rows of Q queries; the query heads of a kv head become further queries of it."""
     batch, num_queries = group.num_rows, group.num_queries
@@ -192,7 +192,7 @@ def _attend_padded(
     return unfolded.reshape(batch * num_queries, heads, size)
 
 
-def make_groups(batch: Batch, cache: PagedCache, window: int | None) -> list[Group]:
+def make_groups(batch: InputBatch, cache: PagedCache, window: int | None) -> list[AttentionGroup]:
     """Every row of the batch in one group each: short rows together by similar context, long ones alone."""
     block_size = cache.shape.block_size
     first_block = np.zeros_like(batch.contexts)
@@ -222,14 +222,14 @@ def _split_by_length(rows: SlotArray, num_blocks: IntArray, cost_blocks: int) ->
 
 
 def _make_group(
-    batch: Batch,
+    batch: InputBatch,
     cache: PagedCache,
     rows: SlotArray,
     first_block: IntArray,
     num_blocks: IntArray,
     window: int | None,
     whole: bool,
-) -> Group:
+) -> AttentionGroup:
     block_size, device = cache.shape.block_size, batch.token_ids.device
     lens, contexts = batch.query_lens[rows], batch.contexts[rows]
     num_queries = int(lens.max())
@@ -253,7 +253,7 @@ def _make_group(
             hidden |= places <= asked - window
         mask = torch.zeros(hidden[:, None].shape, dtype=cache.shape.dtype, device=device)
         mask.masked_fill_(torch.from_numpy(hidden[:, None]).to(device), float("-inf"))
-    return Group(
+    return AttentionGroup(
         num_rows=len(rows),
         num_queries=num_queries,
         tokens=picked,

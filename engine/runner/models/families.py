@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class ModelFamily:
     """`norm` and `mlp` are the classes of transformers' modules; the norm scales by the weight, or by 1 + weight if
     `add_one`; the MLP is gated. `lean`: the lean decoder computes it as well. `capped`: attention scores may be.
     """
@@ -19,13 +19,13 @@ class Family:
 
 
 FAMILIES = {
-    "llama": Family("LlamaRMSNorm", "LlamaMLP"),
-    "mistral": Family("MistralRMSNorm", "MistralMLP"),
-    "qwen2": Family("Qwen2RMSNorm", "Qwen2MLP"),
-    "qwen3": Family("Qwen3RMSNorm", "Qwen3MLP"),
-    "smollm3": Family("SmolLM3RMSNorm", "SmolLM3MLP", lean=False),
-    "gemma2": Family("Gemma2RMSNorm", "Gemma2MLP", lean=False, add_one=True, capped=True),
-    "gemma3_text": Family("Gemma3RMSNorm", "Gemma3MLP", lean=False, add_one=True),
+    "llama": ModelFamily("LlamaRMSNorm", "LlamaMLP"),
+    "mistral": ModelFamily("MistralRMSNorm", "MistralMLP"),
+    "qwen2": ModelFamily("Qwen2RMSNorm", "Qwen2MLP"),
+    "qwen3": ModelFamily("Qwen3RMSNorm", "Qwen3MLP"),
+    "smollm3": ModelFamily("SmolLM3RMSNorm", "SmolLM3MLP", lean=False),
+    "gemma2": ModelFamily("Gemma2RMSNorm", "Gemma2MLP", lean=False, add_one=True, capped=True),
+    "gemma3_text": ModelFamily("Gemma3RMSNorm", "Gemma3MLP", lean=False, add_one=True),
 }
 """By `model_type` of a configuration."""
 

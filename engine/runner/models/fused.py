@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from schedtop.engine.handoff.plan import IntArray
-from schedtop.engine.runner.batch import Batch, LongArray
+from schedtop.engine.runner.batch import InputBatch, LongArray
 from schedtop.engine.runner.models.kv_cache import PagedCache
 from schedtop.engine.runner.models.native import MAX_BLOCK_SIZE, MAX_HEAD_SIZE, MAX_SHARED_HEADS, Native
 
@@ -103,9 +103,9 @@ class NativeAttention:
             (keys.flatten(0, 1), values.flatten(0, 1))
             for keys, values in zip(cache.keys, cache.values, strict=True)
         ]
-        self._work: Work | None = None
+        self._work: AttentionWork | None = None
 
-    def prepare(self, batch: Batch) -> None:
+    def prepare(self, batch: InputBatch) -> None:
         self._work = divide(batch)
 
     def __call__(
@@ -140,13 +140,15 @@ class NativeAttention:
         return out
 
 
-class Work:
+class AttentionWork:
     """A batch as the compiled attention takes it: single tokens of short rows, spans of long ones.
 
     `tokens` int64 and `rows` int32 name the short rows' tokens; `spans` are (row, first token, tokens).
     """
 
-    def __init__(self, batch: Batch, tokens: LongArray, rows: IntArray, spans: list[tuple[int, int, int]]) -> None:
+    def __init__(
+        self, batch: InputBatch, tokens: LongArray, rows: IntArray, spans: list[tuple[int, int, int]]
+    ) -> None:
         self.batch, self.tokens, self.rows, self.spans = batch, tokens, rows, spans
         self.table = torch.from_numpy(batch.blocks)
         self._tiles: tuple[LongArray, LongArray, IntArray] | None = None
@@ -164,14 +166,14 @@ class Work:
         return self._tiles
 
 
-def divide(batch: Batch) -> Work:
+def divide(batch: InputBatch) -> AttentionWork:
     """Short rows by token, the others whole."""
     lens = batch.query_lens
     starts = np.cumsum(lens) - lens
     row_of = np.repeat(np.arange(len(lens), dtype=np.int32), lens)
     tokens = np.flatnonzero((lens <= SHORT_QUERY)[row_of])
     long = np.flatnonzero(lens > SHORT_QUERY).tolist()
-    return Work(batch, tokens, row_of[tokens], [(row, int(starts[row]), int(lens[row])) for row in long])
+    return AttentionWork(batch, tokens, row_of[tokens], [(row, int(starts[row]), int(lens[row])) for row in long])
 
 
 def can_attend(cache: PagedCache, num_heads: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from schedtop.engine.runner.batch import Batch
+from schedtop.engine.runner.batch import InputBatch
 from schedtop.engine.runner.models.attention import Attention
 from transformers import AttentionInterface, PreTrainedModel
 
@@ -47,7 +47,7 @@ class GeneralDecoder:
         self.attention = attention
         model.set_attn_implementation(ATTENTION_NAME)
 
-    def forward(self, batch: Batch) -> torch.Tensor | None:
+    def forward(self, batch: InputBatch) -> torch.Tensor | None:
         """Logits [N, vocab] of the batch's `logit_tokens`, None if it asks for none."""
         self.attention.prepare(batch)
         wanted = batch.logit_tokens

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from schedtop.engine.runner.batch import Batch
+from schedtop.engine.runner.batch import InputBatch
 from schedtop.engine.runner.models.attention import Attention
 from schedtop.engine.runner.models.families import FAMILIES, FIXED_ROPE, GROWING_ROPE
 from schedtop.engine.runner.models.fused import Operations, TorchOperations
@@ -70,7 +70,7 @@ class LeanDecoder:
         self._head = make_linear([model.lm_head], products)
 
     @torch.inference_mode()
-    def forward(self, batch: Batch) -> torch.Tensor | None:
+    def forward(self, batch: InputBatch) -> torch.Tensor | None:
         """Logits [N, vocab] of the batch's `logit_tokens`, None if it asks for none."""
         self.attention.prepare(batch)
         cos = self._cos.index_select(0, batch.positions)

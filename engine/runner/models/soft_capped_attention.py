@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from schedtop.engine.runner.models.attention import Group, TorchAttention
+from schedtop.engine.runner.models.attention import AttentionGroup, TorchAttention
 from schedtop.engine.runner.models.kv_cache import PagedCache
 
 
@@ -21,7 +21,7 @@ class CappedAttention(TorchAttention):
 
     def _attend_group(
         self,
-        group: Group,
+        group: AttentionGroup,
         layer: int,
         query: torch.Tensor,
         key: torch.Tensor,

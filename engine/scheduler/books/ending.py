@@ -7,10 +7,10 @@ from array import array
 import numpy as np
 from schedtop.engine.contract.telemetry import Finish, FinishReason
 from schedtop.engine.handoff.request import Request, Status
-from schedtop.engine.scheduler.books.state import State
+from schedtop.engine.scheduler.books.state import SchedulerState
 
 
-def stop_at(state: State, request: Request) -> int:
+def stop_at(state: SchedulerState, request: Request) -> int:
     """`num_tokens` at which a request ends by length: its own limit, the model's, or the pool's.
 
     The last token needs no slot, so a pool of c tokens carries a sequence of c + 1. A pooling request never gets there.
@@ -22,7 +22,7 @@ def stop_at(state: State, request: Request) -> int:
     return limit if capacity is None else min(limit, capacity + 1)
 
 
-def reason_of(state: State, request: Request, stopped: bool) -> FinishReason:
+def reason_of(state: SchedulerState, request: Request, stopped: bool) -> FinishReason:
     """The finish reason of a request with all its outputs; `stopped`: the last one is a stop token."""
     if stopped:
         return FinishReason.STOP
@@ -33,7 +33,7 @@ def reason_of(state: State, request: Request, stopped: bool) -> FinishReason:
     return FinishReason.LENGTH
 
 
-def end_request(state: State, request: Request, reason: FinishReason, now_s: float) -> Finish:
+def end_request(state: SchedulerState, request: Request, reason: FinishReason, now_s: float) -> Finish:
     """Free a request's blocks and sum up its life. It must have left the queue or be about to leave the table."""
     if state.loads is None:
         state.kv.free(request)

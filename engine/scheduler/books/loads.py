@@ -15,10 +15,10 @@ from schedtop.engine.handoff.request import Request
 from schedtop.engine.handoff.store import KVStore, Load
 from schedtop.engine.kv.manager import Hit, KVManager
 from schedtop.engine.scheduler.books.request_table import RequestTable
-from schedtop.engine.scheduler.books.state import Batch, State
+from schedtop.engine.scheduler.books.state import PlannedBatch, SchedulerState
 
 
-class Holding(msgspec.Struct):
+class WaitingHolder(msgspec.Struct):
     """A request that owns blocks and waits: `num_computed` tokens are, or will be, in them."""
 
     request: Request
@@ -33,10 +33,10 @@ class Loads:
     `lost` and `errors` describe the last results: whose loads failed, and who ended by that.
     """
 
-    def __init__(self, state: State, store: KVStore) -> None:
+    def __init__(self, state: SchedulerState, store: KVStore) -> None:
         self.store = store
         self.by_urgency = state.config.policy == "priority"
-        self.holding: list[Holding] = []
+        self.holding: list[WaitingHolder] = []
         self.kept: list[Request] = []
         self.started: dict[int, tuple[int, int]] = {}
         self.failed: list[Request] = []
@@ -56,7 +56,7 @@ class Loads:
 
     # The waiting pass
 
-    def begin(self, state: State, request: Request, hit: Hit, local: int) -> None:
+    def begin(self, state: SchedulerState, request: Request, hit: Hit, local: int) -> None:
         """Begin a load, whose blocks have been allocated."""
         self.store.begin(request, local, hit.num_tokens - local)
         self.started[request.number] = (local, hit.num_tokens - local)
@@ -68,7 +68,7 @@ class Loads:
         if old is not None:
             old.num_computed, old.loading, old.failed = hit.num_tokens, True, False
             return
-        entry = Holding(request, hit.num_tokens)
+        entry = WaitingHolder(request, hit.num_tokens)
         if self.by_urgency:
             insort(self.holding, entry, key=lambda one: state.waiting.place(one.request))
         else:
@@ -84,9 +84,9 @@ class Loads:
     def take_over(self, request: Request, load: HostLoad) -> None:
         """A request of a snapshot, whose blocks are its own again, waits before the queue."""
         request.local_tokens = load.local_tokens
-        self.holding.append(Holding(request, load.tokens, load.due_s is not None, load.failed))
+        self.holding.append(WaitingHolder(request, load.tokens, load.due_s is not None, load.failed))
 
-    def of(self, request: Request) -> Holding | None:
+    def of(self, request: Request) -> WaitingHolder | None:
         return next((entry for entry in self.holding if entry.request is request), None)
 
     def leave(self, request: Request) -> bool:
@@ -97,7 +97,7 @@ class Loads:
         self.holding.remove(entry)
         return True
 
-    def turn(self, kv: KVManager, entry: Holding) -> Hit | None:
+    def turn(self, kv: KVManager, entry: WaitingHolder) -> Hit | None:
         """What a request got from its reported load; None: nothing, it looks in the cache again."""
         request = entry.request
         if not request.block_ids and not request.further:
@@ -110,7 +110,7 @@ class Loads:
         entry.num_computed = min(entry.num_computed, request.num_tokens - 1)
         return kv.held_by(request, entry.num_computed)
 
-    def reserve(self, state: State) -> int:
+    def reserve(self, state: SchedulerState) -> int:
         """Blocks still missing for requests that are loading, loaded, or in the middle of their prompt."""
         table, size = state.table, state.table.size
         ends = table.num_computed[:size] + table.tokens[:size]
@@ -121,7 +121,9 @@ class Loads:
 
     # Results
 
-    def settle_failures(self, state: State, batch: Batch, now_s: float) -> tuple[list[Finish], dict[int, int]]:
+    def settle_failures(
+        self, state: SchedulerState, batch: PlannedBatch, now_s: float
+    ) -> tuple[list[Finish], dict[int, int]]:
         """Apply failed loads when a batch's results arrive: returns ended requests, and rows that lose their result.
 
         The latter by number, each with the tokens that stay computed.
@@ -132,7 +134,7 @@ class Loads:
         finishes = [finish for load in loads if (finish := self._fail(state, load, now_s)) is not None]
         return finishes, self._cut(state.table, batch)
 
-    def _fail(self, state: State, load: Load, now_s: float) -> Finish | None:
+    def _fail(self, state: SchedulerState, load: Load, now_s: float) -> Finish | None:
         request, entry = load.request, self.of(load.request)
         first_lost = 0 if load.whole else load.first_lost
         if first_lost is None:
@@ -148,7 +150,7 @@ class Loads:
         entry.num_computed = min(entry.num_computed, first_lost * state.config.block_size)
         return None
 
-    def _cut(self, table: RequestTable, batch: Batch) -> dict[int, int]:
+    def _cut(self, table: RequestTable, batch: PlannedBatch) -> dict[int, int]:
         """All running requests, including those whose own step is a later one; the batch's work for them does not
         count."""
         lost, marked = batch.planned.lost, set[int]()
@@ -167,7 +169,7 @@ class Loads:
             cut[request.number] = own[0] * size if own else before
         return cut
 
-    def cut_rows(self, state: State, cut: dict[int, int], now_s: float) -> tuple[list[Finish], list[int]]:
+    def cut_rows(self, state: SchedulerState, cut: dict[int, int], now_s: float) -> tuple[list[Finish], list[int]]:
         """Rows that lost a result go back to what stays computed, or end; how, and which rows have left."""
         from schedtop.engine.scheduler.books.ending import end_request
 
@@ -182,7 +184,7 @@ class Loads:
         table.remove(rows)
         return finishes, rows
 
-    def report(self, state: State) -> None:
+    def report(self, state: SchedulerState) -> None:
         """Free the blocks of ended requests whose loads and sends are done."""
         for request in self.done:
             if request in self.kept:
@@ -198,7 +200,9 @@ class Loads:
 
     # Ends
 
-    def end_while_loading(self, state: State, request: Request, reason: FinishReason, now_s: float) -> Finish:
+    def end_while_loading(
+        self, state: SchedulerState, request: Request, reason: FinishReason, now_s: float
+    ) -> Finish:
         """Its blocks are freed when the load is reported."""
         from schedtop.engine.scheduler.books.ending import end_request
 
@@ -206,7 +210,7 @@ class Loads:
         self.kept.append(request)
         return end_request(state, request, reason, now_s)
 
-    def give_back(self, state: State, request: Request) -> int:
+    def give_back(self, state: SchedulerState, request: Request) -> int:
         """Free a request's blocks; if a step under way may still write to them, once its results have arrived."""
         if request in self.kept:
             return 0
@@ -218,13 +222,13 @@ class Loads:
         state.kv.forget_blocks(request)
         return 0
 
-    def keep(self, state: State, request: Request, num_computed: int) -> None:
+    def keep(self, state: SchedulerState, request: Request, num_computed: int) -> None:
         """A request has run to its end: a send may need its blocks a while longer."""
         if self.store.send(request):
             state.kv.release_before_window(request, num_computed)
             self.kept.append(request)
 
-    def free_due(self, state: State) -> None:
+    def free_due(self, state: SchedulerState) -> None:
         """At the start of an update: blocks whose last step under way is the one being applied."""
         applied = state.num_planned - len(state.under_way)
         due = [entry for entry in self._free_later if entry[0] <= applied]
@@ -233,7 +237,7 @@ class Loads:
             state.kv.pool.release(blocks)
 
 
-def no_room(state: State, request: Request, hit: Hit) -> Head | None:
+def no_room(state: SchedulerState, request: Request, hit: Hit) -> Head | None:
     """Why the blocks for a load that takes steps cannot be had; None if they can."""
     assert state.loads is not None
     short = state.kv.shortage(

@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 from schedtop.engine.handoff.plan import OWN_DRAFT
 from schedtop.engine.scheduler.books.request_table import ONE, ZERO, BoolArray, IntArray, RowArray
-from schedtop.engine.scheduler.books.state import State
+from schedtop.engine.scheduler.books.state import SchedulerState
 
 TWO = np.array(2, dtype=np.int32)
 
 
-def set_out(state: State, samples: BoolArray, busy: slice | RowArray) -> None:
+def set_out(state: SchedulerState, samples: BoolArray, busy: slice | RowArray) -> None:
     """A step sets out: its tokens are in flight, and with asynchronous scheduling its outputs are expected."""
     table, size, config = state.table, state.table.size, state.config
     table.in_flight[:size] += table.tokens[:size]
@@ -33,7 +33,7 @@ def set_out(state: State, samples: BoolArray, busy: slice | RowArray) -> None:
         table.has_drafts = True
 
 
-def hold_back(state: State, first: int, wanted: IntArray) -> None:
+def hold_back(state: SchedulerState, first: int, wanted: IntArray) -> None:
     """Asynchronous scheduling: take away what rows from `first` on need not or cannot compute before results come.
 
     A row whose last output is under way gets nothing; with several stages, a row is sampled once per round.
@@ -49,7 +49,7 @@ def hold_back(state: State, first: int, wanted: IntArray) -> None:
         wanted[table.next_step[first:size] > state.num_planned] = 0
 
 
-def await_results(state: State) -> bool:
+def await_results(state: SchedulerState) -> bool:
     """A lone request without a free block waits for the steps under way before it gives up its place."""
     table = state.table
     if not table.in_flight.item(0) or not table.tokens.item(0):
@@ -58,7 +58,7 @@ def await_results(state: State) -> bool:
     return True
 
 
-def newly_known(state: State) -> tuple[RowArray, IntArray]:
+def newly_known(state: SchedulerState) -> tuple[RowArray, IntArray]:
     """Asynchronous scheduling: rows that fill a block with tokens that have become known, and how many are."""
     table, size = state.table, state.table.size
     known = table.num_computed[:size] - table.num_expected[:size] + table.num_tokens[:size]

@@ -22,7 +22,7 @@ def urgency(request: Request) -> tuple[int, float, int]:
     return (request.priority, request.arrival_s, request.number)
 
 
-class Line:
+class ReadyLine:
     """Requests that are ready, in order of `place`."""
 
     def __init__(self, place: Place) -> None:
@@ -65,12 +65,12 @@ class Line:
             self._requests.remove(request)
 
 
-class AdapterLines(Line):
+class AdapterLines(ReadyLine):
     """One line per adapter: while an adapter does not fit, all its requests are passed over at once."""
 
     def __init__(self, place: Place) -> None:
         super().__init__(place)
-        self._lines: dict[int, Line] = {}
+        self._lines: dict[int, ReadyLine] = {}
         self.closed: set[int] = set()
 
     def __len__(self) -> int:
@@ -91,7 +91,7 @@ class AdapterLines(Line):
             merge(*(line for adapter, line in self._lines.items() if adapter in self.closed), key=self.place)
         )
 
-    def _first_of(self, lines: Iterable[Line]) -> Request | None:
+    def _first_of(self, lines: Iterable[ReadyLine]) -> Request | None:
         heads = [head for line in lines if (head := line.head()) is not None]
         return min(heads, key=self.place, default=None)
 
@@ -102,7 +102,7 @@ class AdapterLines(Line):
         return head
 
     def insert(self, request: Request) -> None:
-        self._lines.setdefault(request.adapter, Line(self.place)).insert(request)
+        self._lines.setdefault(request.adapter, ReadyLine(self.place)).insert(request)
 
     def remove(self, request: Request) -> None:
         line = self._lines[request.adapter]
@@ -117,7 +117,7 @@ class WaitingQueue:
     `num_deferred` counts the latter by reason; `deferrals` tells who became deferred or ready, until it is taken.
     """
 
-    def __init__(self, ready: Line) -> None:
+    def __init__(self, ready: ReadyLine) -> None:
         self.place = ready.place
         self.ready = ready
         self.deferred: list[Request] = []
@@ -192,4 +192,4 @@ def _order_put(request: Request) -> tuple[float]:
 def open_queue(policy: str, by_adapter: bool = False) -> WaitingQueue:
     """The queue of a policy; `by_adapter`: adapters are limited."""
     place: Place = urgency if policy == "priority" else _order_put
-    return WaitingQueue(AdapterLines(place) if by_adapter else Line(place))
+    return WaitingQueue(AdapterLines(place) if by_adapter else ReadyLine(place))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from schedtop.engine.scheduler.books.request_table import IntArray, RowArray
-from schedtop.engine.scheduler.books.state import State
+from schedtop.engine.scheduler.books.state import SchedulerState
 
 Full = tuple[int, int, bool, bytes]
 """A block of a row: which of its blocks, and its token ids, where they are in the store."""
 
 
-def register(state: State, rows: RowArray, num_known: IntArray) -> None:
+def register(state: SchedulerState, rows: RowArray, num_known: IntArray) -> None:
     """The rows fill blocks with `num_known` tokens in this step: these get their prefix-cache entries."""
     if not rows.size:
         return
@@ -19,7 +19,7 @@ def register(state: State, rows: RowArray, num_known: IntArray) -> None:
         _register_one_by_one(state, rows, num_known)
 
 
-def full_blocks(state: State, rows: RowArray, num_known: IntArray) -> list[Full]:
+def full_blocks(state: SchedulerState, rows: RowArray, num_known: IntArray) -> list[Full]:
     """The rows fill blocks with `num_known` tokens each, whose ids are there; `enter` gives them their entries."""
     table, kv = state.table, state.kv
     num_full = num_known // kv.block
@@ -33,7 +33,7 @@ def full_blocks(state: State, rows: RowArray, num_known: IntArray) -> list[Full]
     return list(zip(rows.tolist(), num_full.tolist(), in_store.tolist(), newest, strict=True))
 
 
-def enter(state: State, full: list[Full]) -> None:
+def enter(state: SchedulerState, full: list[Full]) -> None:
     """Give the blocks their prefix-cache entries."""
     table, kv, requests = state.table, state.kv, state.table.requests
     blocks: list[int] = []
@@ -54,7 +54,7 @@ def enter(state: State, full: list[Full]) -> None:
     kv.pool.register(blocks, keys)
 
 
-def _register_one_by_one(state: State, rows: RowArray, num_known: IntArray) -> None:
+def _register_one_by_one(state: SchedulerState, rows: RowArray, num_known: IntArray) -> None:
     table, kv = state.table, state.kv
     for row, known in zip(rows.tolist(), num_known.tolist(), strict=True):
         table.flush(row)

@@ -70,7 +70,7 @@ class PlannedStep(msgspec.Struct, eq=False):
     group_growth: dict[int, tuple[int, ...]] = {}
 
 
-class Batch(msgspec.Struct, frozen=True, eq=False):
+class PlannedBatch(msgspec.Struct, frozen=True, eq=False):
     """A planned step on its way to its results. It owns its columns: the table's rows move on meanwhile.
 
     `columns` are its record's rows, one per request that ran when it was planned. `busy` are those that `plan` has,
@@ -85,7 +85,7 @@ class Batch(msgspec.Struct, frozen=True, eq=False):
     layout: int
 
 
-class State:
+class SchedulerState:
     """The scheduler's books. `under_way`: steps that were planned and whose results have not been applied yet.
 
     `overlaps`: there may be more than one.
@@ -104,7 +104,7 @@ class State:
         self.requests: dict[int, Request] = {}
         self.num_finished = 0
         self.num_planned = 0
-        self.under_way: deque[Batch] = deque()
+        self.under_way: deque[PlannedBatch] = deque()
         self.gone: list[int] = []
         self.loads: Loads | None = None
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from schedtop.engine.contract.telemetry import Refusal
 from schedtop.engine.handoff.request import Request
-from schedtop.engine.scheduler.books.state import State
+from schedtop.engine.scheduler.books.state import SchedulerState
 
 
-def refuse(state: State, request: Request) -> Refusal | None:
+def refuse(state: SchedulerState, request: Request) -> Refusal | None:
     """Why this engine can never serve a request; None if it can."""
     prompt, config = request.num_prompt_tokens, state.config
     if prompt < 1:
@@ -26,7 +26,7 @@ def refuse(state: State, request: Request) -> Refusal | None:
     return _refuse_blocks(state, request) or _refuse_unchunked(state, request) or _refuse_images(state, request)
 
 
-def _refuse_blocks(state: State, request: Request) -> Refusal | None:
+def _refuse_blocks(state: SchedulerState, request: Request) -> Refusal | None:
     capacity = state.kv.capacity_tokens
     if capacity is None or request.num_prompt_tokens <= capacity:
         return None
@@ -35,7 +35,7 @@ def _refuse_blocks(state: State, request: Request) -> Refusal | None:
     return _refusal(request, f"the prompt needs {need} KV blocks, the pool has {have}", need, have, "--num-blocks")
 
 
-def _refuse_unchunked(state: State, request: Request) -> Refusal | None:
+def _refuse_unchunked(state: SchedulerState, request: Request) -> Refusal | None:
     room = step_room(state)
     if state.config.enable_chunked_prefill or request.num_prompt_tokens <= room:
         return None
@@ -43,7 +43,7 @@ def _refuse_unchunked(state: State, request: Request) -> Refusal | None:
     return _refusal(request, text, request.num_prompt_tokens, room, "--max-num-batched-tokens")
 
 
-def _refuse_images(state: State, request: Request) -> Refusal | None:
+def _refuse_images(state: SchedulerState, request: Request) -> Refusal | None:
     """An image is encoded and cached whole, in one step."""
     encoder = state.encoder
     if encoder is None or not state.config.refuses_images or not request.images:
@@ -56,7 +56,7 @@ def _refuse_images(state: State, request: Request) -> Refusal | None:
     return None
 
 
-def step_room(state: State) -> int:
+def step_room(state: SchedulerState) -> int:
     """Most tokens that one request can get in an otherwise empty step."""
     return min(state.limits.token_budget, state.limits.input_budget - state.config.draft_slots)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.books.queues import AdapterLines
-from schedtop.engine.scheduler.books.state import State
+from schedtop.engine.scheduler.books.state import SchedulerState
 
 
 class AdapterSlots:
     """The adapters of the step so far: those of scheduled running requests, then those of admitted ones."""
 
-    def __init__(self, state: State, lines: AdapterLines) -> None:
+    def __init__(self, state: SchedulerState, lines: AdapterLines) -> None:
         self.lines = lines
         self.max_loras = state.config.max_loras
         table = state.table
@@ -34,7 +34,7 @@ class AdapterSlots:
             self.used.add(request.adapter)
 
 
-def open_slots(state: State) -> AdapterSlots | None:
+def open_slots(state: SchedulerState) -> AdapterSlots | None:
     """None where adapters are not limited."""
     lines = state.waiting.ready
     if not isinstance(lines, AdapterLines):

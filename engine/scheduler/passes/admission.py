@@ -9,7 +9,7 @@ from schedtop.engine.handoff.request import Request, Status
 from schedtop.engine.kv.manager import Hit
 from schedtop.engine.scheduler.books.ending import end_request, stop_at
 from schedtop.engine.scheduler.books.queues import urgency
-from schedtop.engine.scheduler.books.state import PlannedStep, State
+from schedtop.engine.scheduler.books.state import PlannedStep, SchedulerState
 from schedtop.engine.scheduler.books.submission import step_room
 from schedtop.engine.scheduler.passes.adapters import open_slots
 from schedtop.engine.scheduler.passes.chunks import planned_tokens, shorten
@@ -19,7 +19,7 @@ from schedtop.engine.scheduler.passes.deferral import pass_deferred
 class AdmissionPass:
     """One step's pass over the queue. `stopped` says why the head had to stay, or None."""
 
-    def __init__(self, state: State, planned: PlannedStep) -> None:
+    def __init__(self, state: SchedulerState, planned: PlannedStep) -> None:
         self.state = state
         self.planned = planned
         table, slots = state.table, state.config.draft_slots
@@ -191,13 +191,13 @@ class AdmissionPass:
         planned.started.append(_started(state, row, request, resumed))
 
 
-def _started(state: State, row: int, request: Request, resumed: bool) -> Started:
+def _started(state: SchedulerState, row: int, request: Request, resumed: bool) -> Started:
     """The tables may grow before the step is reported."""
     table, *further = (table.copy() for table in state.kv.tables(request))
     return Started(row, request, table, resumed, further)
 
 
-def mark_inverted(state: State, head: Head) -> bool:
+def mark_inverted(state: SchedulerState, head: Head) -> bool:
     """Under priority: a more urgent request waits while a less urgent one runs."""
     request = state.requests.get(head.number)
     if request is None or state.config.policy != "priority":

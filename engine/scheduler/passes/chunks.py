@@ -8,7 +8,7 @@ import numpy as np
 from schedtop.engine.contract.telemetry import Limiter
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.books.request_table import IntArray
-from schedtop.engine.scheduler.books.state import PlannedStep, State
+from schedtop.engine.scheduler.books.state import PlannedStep, SchedulerState
 from schedtop.engine.scheduler.books.submission import step_room
 
 
@@ -28,7 +28,7 @@ def cut(wanted: IntArray, token_left: int, input_left: int, slots: int) -> Limit
     return Limiter.TOKEN_BUDGET if token_room[row] <= input_room[row] else Limiter.INPUT_BUDGET
 
 
-def stretch_end(state: State, first: int) -> int:
+def stretch_end(state: SchedulerState, first: int) -> int:
     """Rows from `first` to here can be planned together: one with images still to come is planned by itself."""
     table, size = state.table, state.table.size
     if state.encoder is None:
@@ -40,7 +40,7 @@ def stretch_end(state: State, first: int) -> int:
     return size
 
 
-def plan_in_turn(state: State, planned: PlannedStep, first: int, token_left: int, input_left: int) -> int:
+def plan_in_turn(state: SchedulerState, planned: PlannedStep, first: int, token_left: int, input_left: int) -> int:
     """Cut the tokens of the rows from `first` on to the budgets, chunks of prompts shortened one after the other.
 
     What a shortened chunk leaves of the budgets goes to the rows behind it. Returns the row it came to.
@@ -74,7 +74,7 @@ def plan_in_turn(state: State, planned: PlannedStep, first: int, token_left: int
     return size
 
 
-def shorten(state: State, request: Request, start: int, num_tokens: int, chunk: int) -> int:
+def shorten(state: SchedulerState, request: Request, start: int, num_tokens: int, chunk: int) -> int:
     """How many of the `chunk` tokens from `start` on a request of `num_tokens` can take; 0: none in this step."""
     most = step_room(state)
     most = min(most, state.limits.long_prefill_token_threshold or most)
@@ -88,7 +88,9 @@ def shorten(state: State, request: Request, start: int, num_tokens: int, chunk: 
     return chunk
 
 
-def _end_at_state(state: State, request: Request, start: int, num_tokens: int, chunk: int, most: int) -> int:
+def _end_at_state(
+    state: SchedulerState, request: Request, start: int, num_tokens: int, chunk: int, most: int
+) -> int:
     """Mamba: chunks of a prompt end at block boundaries, where their state can be found again.
 
     Not where no chunk, of `most` tokens at best, ever reached the next one.
@@ -112,7 +114,7 @@ def _end_at_state(state: State, request: Request, start: int, num_tokens: int, c
     return min([end, *(stop for stop in stops if start < stop < end)]) - start
 
 
-def planned_tokens(state: State) -> Iterator[tuple[Request, int]]:
+def planned_tokens(state: SchedulerState) -> Iterator[tuple[Request, int]]:
     """The requests that the step schedules so far, each with its tokens known and computed after it."""
     table, size = state.table, state.table.size
     ends = np.minimum(table.num_computed[:size] + table.tokens[:size], table.num_tokens[:size])

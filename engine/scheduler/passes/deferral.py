@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from schedtop.engine.contract.telemetry import Head, Limiter
 from schedtop.engine.handoff.request import Request
-from schedtop.engine.scheduler.books.state import PlannedStep, State
+from schedtop.engine.scheduler.books.state import PlannedStep, SchedulerState
 
 
-def deferred_head(state: State) -> Head | None:
+def deferred_head(state: SchedulerState) -> Head | None:
     """The first deferred request with its reason, as the head of a queue without ready requests."""
     deferred = state.waiting.deferred
     if not deferred:
@@ -18,7 +18,7 @@ def deferred_head(state: State) -> Head | None:
     return Head(deferred[0].number, reason)
 
 
-def pass_deferred(state: State, planned: PlannedStep, stopped: bool) -> None:
+def pass_deferred(state: SchedulerState, planned: PlannedStep, stopped: bool) -> None:
     """The waiting pass has admitted every ready request. `stopped`: a limit kept it from looking further."""
     planned.looked_at_all = not stopped
     planned.head = deferred_head(state)
@@ -32,7 +32,7 @@ def pass_deferred(state: State, planned: PlannedStep, stopped: bool) -> None:
         planned.limiter = Limiter(planned.head.reason)
 
 
-def skipped(state: State, planned: PlannedStep) -> list[Request]:
+def skipped(state: SchedulerState, planned: PlannedStep) -> list[Request]:
     """Those that the step's waiting pass looked at and passed over, in order. Call it before anything else."""
     place = state.waiting.place
     passed_over = [*state.waiting.deferred, *planned.passed_over]

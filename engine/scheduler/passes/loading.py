@@ -6,15 +6,15 @@ import msgspec
 from schedtop.engine.contract.telemetry import Head, Limiter
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.kv.manager import Hit
-from schedtop.engine.scheduler.books.loads import Holding, Loads, no_room
-from schedtop.engine.scheduler.books.state import PlannedStep, State
+from schedtop.engine.scheduler.books.loads import Loads, WaitingHolder, no_room
+from schedtop.engine.scheduler.books.state import PlannedStep, SchedulerState
 from schedtop.engine.scheduler.passes.admission import AdmissionPass
 
 
 class LoadingPass(AdmissionPass):
     """`aside` are queued requests that the store cannot answer yet: they return to their places."""
 
-    def __init__(self, state: State, planned: PlannedStep, loads: Loads) -> None:
+    def __init__(self, state: SchedulerState, planned: PlannedStep, loads: Loads) -> None:
         super().__init__(state, planned)
         self.loads = loads
         self.aside: list[Request] = []
@@ -41,7 +41,7 @@ class LoadingPass(AdmissionPass):
                 return False
         return True
 
-    def _turn(self, entry: Holding) -> Head | None:
+    def _turn(self, entry: WaitingHolder) -> Head | None:
         request = entry.request
         if entry.loading or (self.slots is not None and self.slots.is_shut(request)):
             self.planned.held_back.append(request)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from schedtop.engine.contract.telemetry import Limiter, Preemption
 from schedtop.engine.handoff.request import Request, Status
 from schedtop.engine.scheduler.books.queues import urgency
-from schedtop.engine.scheduler.books.state import PlannedStep, State
+from schedtop.engine.scheduler.books.state import PlannedStep, SchedulerState
 
 LOOP_LENGTH = 3
 """Preemptions of one request, with nothing finishing in between, that make a loop."""
 
 
-def pick_victim(state: State) -> int:
+def pick_victim(state: SchedulerState) -> int:
     """Row of the request to preempt: the last admitted, or under priority the least urgent."""
     table = state.table
     if state.config.policy != "priority":
@@ -19,7 +19,7 @@ def pick_victim(state: State) -> int:
     return max(range(table.size), key=lambda row: urgency(table.requests[row]))
 
 
-def preempt(state: State, planned: PlannedStep, row: int, for_request: Request) -> None:
+def preempt(state: SchedulerState, planned: PlannedStep, row: int, for_request: Request) -> None:
     """Take all blocks from a running request and queue it again; its outputs are kept, its state is not.
 
     Work the step had already planned for it is dropped with its row.

@@ -8,12 +8,12 @@ from schedtop.engine.handoff.request import Request
 from schedtop.engine.scheduler.books.overlap import await_results, hold_back
 from schedtop.engine.scheduler.books.register import register
 from schedtop.engine.scheduler.books.request_table import BoolArray, IntArray, RowArray
-from schedtop.engine.scheduler.books.state import PlannedStep, State
+from schedtop.engine.scheduler.books.state import PlannedStep, SchedulerState
 from schedtop.engine.scheduler.passes.chunks import cut, plan_in_turn
 from schedtop.engine.scheduler.passes.preemption import pick_victim, preempt
 
 
-def run_pass(state: State, planned: PlannedStep, decodes: IntArray | None = None) -> None:
+def run_pass(state: SchedulerState, planned: PlannedStep, decodes: IntArray | None = None) -> None:
     """Set `tokens` of every row and take the blocks for them, preempting where the pool runs out.
 
     `decodes`: what that is bound to be, one token of each row at most.
@@ -29,7 +29,7 @@ def run_pass(state: State, planned: PlannedStep, decodes: IntArray | None = None
         state.encoder.charge()
 
 
-def _plan_tokens(state: State, planned: PlannedStep, first: int) -> int:
+def _plan_tokens(state: SchedulerState, planned: PlannedStep, first: int) -> int:
     """Give rows from `first` on as many tokens as their gaps want and the budgets leave; returns up to which row."""
     table, limits, size = state.table, state.limits, state.table.size
     slots = state.config.draft_slots
@@ -60,7 +60,7 @@ def _plan_tokens(state: State, planned: PlannedStep, first: int) -> int:
     return size
 
 
-def _take_blocks(state: State, planned: PlannedStep, behind: int) -> int | None:
+def _take_blocks(state: SchedulerState, planned: PlannedStep, behind: int) -> int | None:
     """Serve the rows that need blocks or fill one; others need nothing, nor do those that were served before.
 
     Rows from `behind` on are not planned yet. Returns the row to plan from next, again if a preemption changed what
@@ -85,7 +85,7 @@ def _take_blocks(state: State, planned: PlannedStep, behind: int) -> int | None:
     return behind if failed is None else _make_room(state, planned, failed, end.item(failed))
 
 
-def _can_release(state: State) -> BoolArray:
+def _can_release(state: SchedulerState) -> BoolArray:
     """Rows scheduled in this step that hold blocks which no later token needs."""
     table, size = state.table, state.table.size
     applied = table.num_computed[:size] - table.in_flight[:size]
@@ -93,7 +93,7 @@ def _can_release(state: State) -> BoolArray:
     return released
 
 
-def _grow(state: State, planned: PlannedStep, rows: RowArray, needs: IntArray) -> int | None:
+def _grow(state: SchedulerState, planned: PlannedStep, rows: RowArray, needs: IntArray) -> int | None:
     """Give each row slots for `needs` tokens in total; returns the first row that the pool cannot serve."""
     table, kv = state.table, state.kv
     room = table.room[rows]
@@ -118,7 +118,7 @@ def _split(blocks: list[int], counts: IntArray) -> list[list[int]]:
     return [blocks[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def _grow_one_by_one(state: State, planned: PlannedStep, rows: RowArray, needs: IntArray) -> int | None:
+def _grow_one_by_one(state: SchedulerState, planned: PlannedStep, rows: RowArray, needs: IntArray) -> int | None:
     table, kv, failed = state.table, state.kv, None
     for index, row in enumerate(rows.tolist()):
         request = table.requests[row]
@@ -133,13 +133,13 @@ def _grow_one_by_one(state: State, planned: PlannedStep, rows: RowArray, needs: 
     return failed
 
 
-def _note_growth(state: State, planned: PlannedStep, request: Request, blocks: list[int]) -> None:
+def _note_growth(state: SchedulerState, planned: PlannedStep, request: Request, blocks: list[int]) -> None:
     planned.new_blocks[request.number] = blocks
     if state.kv.several:
         planned.group_growth[request.number] = state.kv.last_growth()
 
 
-def _make_room(state: State, planned: PlannedStep, row: int, need: int) -> int | None:
+def _make_room(state: SchedulerState, planned: PlannedStep, row: int, need: int) -> int | None:
     """Preempt until a row gets its blocks; returns the row to plan again from, None if the row itself was preempted."""
     table, kv = state.table, state.kv
     request = table.requests[row]
@@ -165,12 +165,12 @@ def _make_room(state: State, planned: PlannedStep, row: int, need: int) -> int |
     return row + 1
 
 
-def _is_alone(state: State) -> bool:
+def _is_alone(state: SchedulerState) -> bool:
     """Only one request runs, and no other holds a block."""
     return state.table.size == 1 and (state.loads is None or state.holds_all(state.table.requests[0]))
 
 
-def _drop_drafts(state: State) -> bool:
+def _drop_drafts(state: SchedulerState) -> bool:
     """A request that is alone gives up its drafts before its place: they must not make it impossible."""
     table = state.table
     past_end = table.num_computed.item(0) + table.tokens.item(0) - table.num_expected.item(0)
@@ -179,7 +179,7 @@ def _drop_drafts(state: State) -> bool:
     return past_end > 0
 
 
-def _shorten_chunk(state: State) -> bool:
+def _shorten_chunk(state: SchedulerState) -> bool:
     """Under a window, a chunk of a raised budget can ask for more than the pool at once: it takes what is free."""
     table = state.table
     wanted = table.tokens.item(0)

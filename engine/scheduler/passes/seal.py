@@ -12,13 +12,13 @@ from schedtop.engine.scheduler.books.request_table import (
     RequestTable,
     RowArray,
 )
-from schedtop.engine.scheduler.books.state import Batch, PlannedStep, State
+from schedtop.engine.scheduler.books.state import PlannedBatch, PlannedStep, SchedulerState
 
 NEW, RESUMED, SAMPLED = int(RowFlag.NEW), int(RowFlag.RESUMED), np.array(RowFlag.SAMPLED, dtype=np.int32)
 NUMBER, TOKENS, DRAFTS, BEFORE = (ROW_FIELDS.index(name) for name in ("request", "tokens", "drafts", "computed"))
 
 
-def seal(state: State, planned: PlannedStep) -> Batch:
+def seal(state: SchedulerState, planned: PlannedStep) -> PlannedBatch:
     """The planned step, ready to be executed."""
     table, size = state.table, state.table.size
     tokens = table.tokens[:size]
@@ -53,7 +53,7 @@ def seal(state: State, planned: PlannedStep) -> Batch:
         gone=gone,
         encoder_tokens=0 if state.encoder is None else state.encoder.budget - state.encoder.left,
     )
-    return Batch(plan, planned, columns, busy, table.slot[busy].copy(), table.layout)
+    return PlannedBatch(plan, planned, columns, busy, table.slot[busy].copy(), table.layout)
 
 
 def _take_drafts(table: RequestTable, busy: slice | RowArray) -> IntArray | None:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from schedtop.engine.channel.protocol import encode, frame
-from schedtop.engine.contract.files.written import PRIVATE_FILE, PRIVATE_FOLDER, make_folder
+from schedtop.engine.contract.files.output_files import PRIVATE_FILE, PRIVATE_FOLDER, make_folder
 from schedtop.engine.contract.telemetry import Header
 
 FLUSH_S = 0.5

@@ -18,16 +18,16 @@ from schedtop.engine.contract.telemetry import (
 )
 from schedtop.engine.kv.manager import KVManager
 from schedtop.engine.scheduler.books.request_table import COLUMNS, BoolArray, IntArray
-from schedtop.engine.scheduler.books.state import Batch
+from schedtop.engine.scheduler.books.state import PlannedBatch
 from schedtop.engine.scheduler.decodes import DECODED, Floats, Gaps, Needs, Outlook
-from schedtop.engine.step.observer import Events
+from schedtop.engine.step.observer import PendingEvents
 
 TOKENS, COMPUTED, NEEDED, BLOCKS, FLAGS = (
     ROW_FIELDS.index(name) for name in ("tokens", "computed", "needed", "blocks", "flags")
 )
 
 
-class Times(msgspec.Struct, frozen=True):
+class TurnTimes(msgspec.Struct, frozen=True):
     """`turns_s`: the start of each turn, and the end of the last. Several stages say how long results were in the
     device (`executed_s`, with waits between stages), and when they were through with those of each turn (`free_s`)."""
 
@@ -35,9 +35,9 @@ class Times(msgspec.Struct, frozen=True):
     executed_s: list[float] | None = None
     free_s: list[tuple[float, ...]] | None = None
 
-    def until(self, turns: int) -> Times:
+    def until(self, turns: int) -> TurnTimes:
         """Of the first `turns` turns."""
-        return Times(self.turns_s[: turns + 1], self.executed_s, self.free_s)
+        return TurnTimes(self.turns_s[: turns + 1], self.executed_s, self.free_s)
 
     def executed_in(self, turn: int) -> float:
         """How long the results of a turn were in the device."""
@@ -88,7 +88,7 @@ class Course(msgspec.Struct, frozen=True):
     outlook: Outlook
     columns: IntArray
     layout: int
-    times: Times
+    times: TurnTimes
     needs: Needs
     new_blocks: list[int]
     standing: Standing
@@ -112,7 +112,7 @@ class Course(msgspec.Struct, frozen=True):
         """Which rows are there when the step of a turn is planned."""
         return self.outlook.last >= turn
 
-    def steps_from(self, under_way: list[Batch | Foreseen], first: int) -> list[Batch | Foreseen]:
+    def steps_from(self, under_way: list[PlannedBatch | Foreseen], first: int) -> list[PlannedBatch | Foreseen]:
         """The steps that are told from a turn on; these were under way before."""
         lag = self.outlook.lag
         later = range(max(first - lag, self.outlook.first), self.needs.turns)
@@ -154,10 +154,10 @@ class Foreseen(NamedTuple):
         return course.columns[0, course.needs.rows[new]], course.new_blocks[new]
 
 
-class Told(msgspec.Struct, frozen=True):
+class StepUnderWay(msgspec.Struct, frozen=True):
     """A step that was under way when a leg began, as its record tells it. `gained`: by totals, besides decodes."""
 
-    step: Batch | Foreseen
+    step: PlannedBatch | Foreseen
     head: Head | None
     oldest_queued_s: float | None
     first_tokens: tuple[tuple[int, float], ...] = ()
@@ -180,7 +180,7 @@ class Before(msgspec.Struct, frozen=True):
     totals: Totals
     waiting: int
     deferred: tuple[tuple[str, int], ...]
-    events: Events
+    events: PendingEvents
     deferrals: tuple[Deferral, ...]
     changed: dict[int, int]
 
@@ -195,7 +195,7 @@ class Leg(msgspec.Struct, frozen=True):
 
     course: Course
     before: Before
-    told: list[Told]
+    told: list[StepUnderWay]
     head: Head | None
     oldest_queued_s: float | None
     turns_told: list[int]
@@ -237,14 +237,14 @@ class Leg(msgspec.Struct, frozen=True):
         """The head of the step that is told in a turn."""
         return self.told[turn].head if turn < len(self.told) else self.head
 
-    def step_told(self, turn: int) -> Batch | Foreseen:
+    def step_told(self, turn: int) -> PlannedBatch | Foreseen:
         """The step that is told in a turn: planned in an earlier one, or before all."""
         return (
             self.told[turn].step if turn < len(self.told) else Foreseen(self.course, turn - self.course.outlook.lag)
         )
 
 
-def num_rows(step: Batch | Foreseen) -> int:
+def num_rows(step: PlannedBatch | Foreseen) -> int:
     """Rows of a step's record."""
     if isinstance(step, Foreseen):
         return int(np.count_nonzero(step.course.rows_in(step.turn)))

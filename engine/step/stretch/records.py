@@ -10,10 +10,10 @@ import numpy as np
 from schedtop.engine.contract.telemetry import ROW_FIELDS, RowFlag, StepRecord, Totals
 from schedtop.engine.kv.block_pool import HELD, in_order
 from schedtop.engine.scheduler.books.request_table import IntArray
-from schedtop.engine.scheduler.books.state import Batch
+from schedtop.engine.scheduler.books.state import PlannedBatch
 from schedtop.engine.step.describe import growth, packed
 from schedtop.engine.step.observer import counted_as
-from schedtop.engine.step.stretch.leg import Foreseen, Leg, Told, gained, limiter_of
+from schedtop.engine.step.stretch.leg import Foreseen, Leg, StepUnderWay, gained, limiter_of
 
 NUMBER, TOKENS, EMITTED, FLAGS = (ROW_FIELDS.index(name) for name in ("request", "tokens", "emitted", "flags"))
 
@@ -29,7 +29,7 @@ def records_of_leg(leg: Leg, common: StepRecord, slots: int) -> Iterator[StepRec
         rows, record = _planned(step, common)
         tokens, num_busy = int(np.add.reduce(rows[TOKENS])), int(np.count_nonzero(rows[TOKENS]))
         busy_s, outputs = busy_s + (end_s - start_s), outputs + int(np.count_nonzero(rows[EMITTED]))
-        told = leg.told[turn] if turn < len(leg.told) else Told(step, leg.head, leg.oldest_queued_s)
+        told = leg.told[turn] if turn < len(leg.told) else StepUnderWay(step, leg.head, leg.oldest_queued_s)
         more.update(told.gained)
         changed |= dict.fromkeys(course.new_blocks[course.blocks_grown(since, turn)], HELD)
         since = turn + 1
@@ -66,9 +66,9 @@ def records_of_leg(leg: Leg, common: StepRecord, slots: int) -> Iterator[StepRec
         changed = {}
 
 
-def _planned(step: Batch | Foreseen, common: StepRecord) -> tuple[IntArray, StepRecord]:
+def _planned(step: PlannedBatch | Foreseen, common: StepRecord) -> tuple[IntArray, StepRecord]:
     """The rows of a step, and what of its record was known when it was planned."""
-    return _begun(step, common) if isinstance(step, Batch) else _foreseen(step, common)
+    return _begun(step, common) if isinstance(step, PlannedBatch) else _foreseen(step, common)
 
 
 def _foreseen(step: Foreseen, common: StepRecord) -> tuple[IntArray, StepRecord]:
@@ -86,7 +86,7 @@ def _foreseen(step: Foreseen, common: StepRecord) -> tuple[IntArray, StepRecord]
     )
 
 
-def _begun(batch: Batch, common: StepRecord) -> tuple[IntArray, StepRecord]:
+def _begun(batch: PlannedBatch, common: StepRecord) -> tuple[IntArray, StepRecord]:
     planned, rows = batch.planned, batch.columns.copy()
     rows[EMITTED] = rows[FLAGS] & RowFlag.SAMPLED > 0
     grown, grown_blocks, grown_groups = growth(planned, set())

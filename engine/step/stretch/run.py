@@ -13,7 +13,7 @@ from collections import Counter
 import numpy as np
 from schedtop.engine.scheduler.books.register import enter, full_blocks
 from schedtop.engine.scheduler.books.request_table import COLUMNS, IntArray
-from schedtop.engine.scheduler.books.state import Batch, PlannedStep
+from schedtop.engine.scheduler.books.state import PlannedBatch, PlannedStep
 from schedtop.engine.scheduler.decodes import (
     NUMBER,
     TOKENS,
@@ -45,8 +45,8 @@ from schedtop.engine.step.stretch.leg import (
     Foreseen,
     Leg,
     Standing,
-    Times,
-    Told,
+    StepUnderWay,
+    TurnTimes,
     gained,
     limiter_of,
 )
@@ -88,7 +88,7 @@ class _Run:
         self.legs: list[Leg] = []
         self.totals, self.running = self.observer.totals(), self.state.table.size
         self.ended: list[int] = []
-        self.under_way: list[Batch | Foreseen] = list(self.state.under_way)
+        self.under_way: list[PlannedBatch | Foreseen] = list(self.state.under_way)
         self.steps_left, self.outputs_left = most_steps, MOST_OUTPUTS
         self.least_s = worker.next_decode_s(1, 1)  # no step takes less
         self.state.under_way.clear()
@@ -125,7 +125,7 @@ class _Run:
         self.outputs_left -= turns * size
         return self._take(outlook, until(needs, turns), times.until(turns))
 
-    def _times(self, outlook: Outlook, turns: int, now_s: float) -> Times:
+    def _times(self, outlook: Outlook, turns: int, now_s: float) -> TurnTimes:
         each_s = elapsed_s(self.worker, outlook, self._computed_before(outlook), self.under_way, turns)
         if self.engine.stages is None:
             return unstaged(now_s, each_s)
@@ -137,7 +137,7 @@ class _Run:
         before: IntArray = table.num_computed[: table.size] - outlook.coming
         return before
 
-    def _take(self, outlook: Outlook, needs: Needs, times: Times) -> Leg:
+    def _take(self, outlook: Outlook, needs: Needs, times: TurnTimes) -> Leg:
         """Take the turns of a leg: the books are then those of its end."""
         state, observer, turns = self.state, self.observer, needs.turns
         columns, before = state.table.data[: len(COLUMNS), : state.table.size].copy(), self._before()
@@ -201,11 +201,11 @@ class _Run:
         head = None if head is None else self.observer.look_again(head)
         return Ending(turn, finishes, pool.take_changes(), Standing.of(state.kv), head)
 
-    def _tell(self, step: Batch | Foreseen, outlook: Outlook, turn: int, times: Times) -> Told:
+    def _tell(self, step: PlannedBatch | Foreseen, outlook: Outlook, turn: int, times: TurnTimes) -> StepUnderWay:
         """A step that was under way is told in a turn."""
         observer, table = self.observer, self.state.table
         if isinstance(step, Foreseen):
-            return Told(step, observer.look_at(step.course.outlook.head), observer.oldest_queued_s)
+            return StepUnderWay(step, observer.look_at(step.course.outlook.head), observer.oldest_queued_s)
         planned, plan, firsts, more = step.planned, step.plan, [], Counter[str]()
         if not only_decodes(step):
             rows = (np.isnan(table.last_s[: table.size]) & (outlook.tells == turn)).nonzero()[0].tolist()
@@ -216,9 +216,9 @@ class _Run:
             more["input_rows"] = more["scheduled_tokens"] + self.slots * (plan.num_rows - outputs)
             land_prompts(self.state, step)
         observer.move_queue(planned)
-        return Told(step, observer.look_at(planned.head), observer.oldest_queued_s, tuple(firsts), more)
+        return StepUnderWay(step, observer.look_at(planned.head), observer.oldest_queued_s, tuple(firsts), more)
 
-    def _deliver(self, outlook: Outlook, times: Times, told: IntArray) -> Gaps:
+    def _deliver(self, outlook: Outlook, times: TurnTimes, told: IntArray) -> Gaps:
         """Give rows so many outputs each; returns their gaps."""
         table, ends_s = self.state.table, times.turns_s[1:]
         before, most = self._computed_before(outlook), int(np.maximum.reduce(told))
@@ -261,9 +261,11 @@ class _Run:
         """What is under way is so for the scheduler, too."""
         state = self.state
         state.under_way.clear()
-        state.under_way.extend(step if isinstance(step, Batch) else self._batch(step) for step in self.under_way)
+        state.under_way.extend(
+            step if isinstance(step, PlannedBatch) else self._batch(step) for step in self.under_way
+        )
 
-    def _batch(self, step: Foreseen) -> Batch:
+    def _batch(self, step: Foreseen) -> PlannedBatch:
         state, course, rows = self.state, step.course, step.columns()
         grown, blocks = step.grown()
         planned = PlannedStep(
@@ -291,7 +293,7 @@ class _Run:
         return delivered
 
 
-def _planned_s(step: Batch | Foreseen) -> float:
+def _planned_s(step: PlannedBatch | Foreseen) -> float:
     return step.planned_s if isinstance(step, Foreseen) else step.planned.now_s
 
 

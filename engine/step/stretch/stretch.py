@@ -16,7 +16,7 @@ from schedtop.engine.contract.telemetry import (
     Totals,
 )
 from schedtop.engine.scheduler.books.request_table import IntArray
-from schedtop.engine.scheduler.books.state import Batch
+from schedtop.engine.scheduler.books.state import PlannedBatch
 from schedtop.engine.step.stretch.leg import Leg, num_rows
 from schedtop.engine.step.stretch.records import records_of_leg
 
@@ -75,7 +75,7 @@ class Stretch(msgspec.Struct, frozen=True):
                 most = max(most, *(leg.course.blocks_in_use(turn) for turn in [*fullest, told]), 0)
             untold = max(untold - leg.turns, 0)
             for step in [told.step for told in leg.told]:
-                if isinstance(step, Batch) and step.plan.num_rows:
+                if isinstance(step, PlannedBatch) and step.plan.num_rows:
                     most = max(most, step.planned.blocks_in_use)
         return most
 
@@ -87,7 +87,7 @@ class Stretch(msgspec.Struct, frozen=True):
         for leg in self.legs:
             arrivals, refusals = tuple(leg.before.events.arrivals), tuple(leg.before.events.refusals)
             for told in leg.told:
-                admissions = tuple(told.step.planned.admissions) if isinstance(told.step, Batch) else ()
+                admissions = tuple(told.step.planned.admissions) if isinstance(told.step, PlannedBatch) else ()
                 if admissions or told.first_tokens:
                     yield Requests(told.num_rows, arrivals, refusals, admissions, ttft_s=told.first_tokens)
                     arrivals, refusals = (), ()

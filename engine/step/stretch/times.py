@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 from schedtop.engine.scheduler.books.request_table import IntArray
-from schedtop.engine.scheduler.books.state import Batch
+from schedtop.engine.scheduler.books.state import PlannedBatch
 from schedtop.engine.scheduler.decodes import Floats, Outlook, only_decodes
 from schedtop.engine.sim.worker import SimWorker
 from schedtop.engine.step.stages import Stages
-from schedtop.engine.step.stretch.leg import Foreseen, Times
+from schedtop.engine.step.stretch.leg import Foreseen, TurnTimes
 
-Steps = list[Batch | Foreseen]
+Steps = list[PlannedBatch | Foreseen]
 
 
 def elapsed_s(worker: SimWorker, outlook: Outlook, before: IntArray, under_way: Steps, turns: int) -> Floats:
@@ -39,8 +39,8 @@ def elapsed_s(worker: SimWorker, outlook: Outlook, before: IntArray, under_way: 
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _under_way_s(worker: SimWorker, outlook: Outlook, before: IntArray, step: Batch | Foreseen) -> float:
-    if isinstance(step, Batch):
+def _under_way_s(worker: SimWorker, outlook: Outlook, before: IntArray, step: PlannedBatch | Foreseen) -> float:
+    if isinstance(step, PlannedBatch):
         return worker.elapsed_s(step.plan)
     own = before[outlook.tells == 0]  # only the first step can be one
     return worker.next_decode_s(len(own), int(np.add.reduce(own)) + len(own))
@@ -62,15 +62,15 @@ def _same_rows(outlook: Outlook, before: IntArray, first: int, turns: int) -> It
         yield rows, context + rows * (first + 1), turns - first
 
 
-def unstaged(start_s: float, each_s: Floats) -> Times:
+def unstaged(start_s: float, each_s: Floats) -> TurnTimes:
     """Turns that follow one another."""
     turns_s = np.empty(len(each_s) + 1)
     turns_s[0], turns_s[1:] = start_s, each_s
     np.add.accumulate(turns_s, out=turns_s)
-    return Times(turns_s)
+    return TurnTimes(turns_s)
 
 
-def staged(start_s: float, each_s: Floats, planned_s: list[float], stages: Stages) -> Times:
+def staged(start_s: float, each_s: Floats, planned_s: list[float], stages: Stages) -> TurnTimes:
     """On several stages a batch goes through them beside those before it; these were planned before."""
     ahead, planned_s = Stages(len(stages.free_s)), planned_s.copy()
     ahead.free_s = stages.free_s
@@ -85,4 +85,4 @@ def staged(start_s: float, each_s: Floats, planned_s: list[float], stages: Stage
         turns_s.append(end_s)
         executed_s.append(end_s - taken_up_s)
         free_s.append(ahead.free_s)
-    return Times(np.array(turns_s), executed_s, free_s)
+    return TurnTimes(np.array(turns_s), executed_s, free_s)

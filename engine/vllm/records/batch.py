@@ -23,8 +23,8 @@ from schedtop.engine.vllm.records.requests import (
     SCRATCH,
     STOP_AT,
     WAITING,
-    Life,
-    Lives,
+    ServerRequest,
+    ServerRequests,
     Slots,
 )
 from schedtop.engine.vllm.records.tables import Growth, give_back, grow
@@ -35,7 +35,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class Batch:
+class ServerBatch:
     """`slots` are those that got tokens, `order` all rows of the record; both in the engine's order. The arrays have
     one entry per slot of `slots`. `was_cut`: some request got fewer tokens than it had left, for reasons other than
     missing results or the threshold."""
@@ -48,15 +48,21 @@ class Batch:
     needed: Ints
     flags: Ints
     admissions: list[Admission]
-    admitted: list[Life]
+    admitted: list[ServerRequest]
     growth: Growth
     recomputed: int
     was_cut: bool
 
 
 def take_batch(
-    lives: Lives, output: Any, running: list[str] | None, now_s: float, fixed: Fixed, threshold: int, overlaps: bool
-) -> Batch:
+    lives: ServerRequests,
+    output: Any,
+    running: list[str] | None,
+    now_s: float,
+    fixed: Fixed,
+    threshold: int,
+    overlaps: bool,
+) -> ServerBatch:
     """Carry out what a scheduler output says; `running` are all that ran where some got no tokens, `threshold` the most
     that one request got (0: no such limit). `overlaps`: the results of the step before were still to come.
 
@@ -98,7 +104,7 @@ def take_batch(
         idle = np.setdiff1d(order, slots)
         ends = (columns[COMPUTED, idle] + 1 >= columns[STOP_AT, idle]) & fixed.overlaps
         was_cut |= not ends.all()
-    return Batch(
+    return ServerBatch(
         slots,
         order,
         tokens,
@@ -114,7 +120,7 @@ def take_batch(
     )
 
 
-def flag_late(lives: Lives, batch: Batch, left: Iterable[str]) -> None:
+def flag_late(lives: ServerRequests, batch: ServerBatch, left: Iterable[str]) -> None:
     """Mark rows of requests that ended before these results came, or are of those who `left` behind the schedule."""
     batch.flags += LATE * (lives.columns[GONE, batch.slots] > 0)
     names = list(filter(lives.knows, left))
@@ -122,7 +128,7 @@ def flag_late(lives: Lives, batch: Batch, left: Iterable[str]) -> None:
         batch.flags |= LATE * np.isin(batch.slots, lives.slots(names))
 
 
-def _drafts(lives: Lives, output: Any, slots: Slots) -> Ints:
+def _drafts(lives: ServerRequests, output: Any, slots: Slots) -> Ints:
     drafted = output.scheduled_spec_decode_tokens
     if not drafted:
         return np.zeros(len(slots), dtype=np.int64)
@@ -132,7 +138,7 @@ def _drafts(lives: Lives, output: Any, slots: Slots) -> Ints:
     return scratch.take(slots)
 
 
-def _computed_before(lives: Lives, output: Any, slots: Slots) -> Ints:
+def _computed_before(lives: ServerRequests, output: Any, slots: Slots) -> Ints:
     scratch: Ints = lives.columns[SCRATCH]
     cached = output.scheduled_cached_reqs
     if _goes_on(output):
@@ -150,7 +156,9 @@ def _goes_on(output: Any) -> bool:
     return not (output.scheduled_new_reqs or getattr(cached, "resumed_req_ids", True))
 
 
-def _admit(lives: Lives, slots: Slots, computed: Ints, now_s: float) -> tuple[list[Admission], list[Life]]:
+def _admit(
+    lives: ServerRequests, slots: Slots, computed: Ints, now_s: float
+) -> tuple[list[Admission], list[ServerRequest]]:
     """Admit the batch's requests that were waiting; where vLLM lists resumed ones varies by version."""
     admissions, fresh = [], []
     entered = (lives.columns[WAITING, slots] > 0) & (lives.columns[GONE, slots] == 0)
@@ -164,7 +172,7 @@ def _admit(lives: Lives, slots: Slots, computed: Ints, now_s: float) -> tuple[li
     return admissions, fresh
 
 
-def _recomputed(lives: Lives, slots: Slots, computed: Ints, tokens: Ints) -> int:
+def _recomputed(lives: ServerRequests, slots: Slots, computed: Ints, tokens: Ints) -> int:
     high = lives.columns[HIGH_WATER, slots]
     if not high.any():
         return 0
@@ -174,7 +182,7 @@ def _recomputed(lives: Lives, slots: Slots, computed: Ints, tokens: Ints) -> int
     return int(again.sum())
 
 
-def row_bytes(lives: Lives, batch: Batch, emitted: Ints, accepted: Ints) -> bytes:
+def row_bytes(lives: ServerRequests, batch: ServerBatch, emitted: Ints, accepted: Ints) -> bytes:
     """`StepRecord.rows`. `emitted` is by slot of `lives`, `accepted` by slot of the batch."""
     columns, order = lives.columns, batch.order
     table = np.zeros((len(ROW_FIELDS), len(order)), dtype=np.int32)

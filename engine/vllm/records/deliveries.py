@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 from schedtop.engine.contract.telemetry import FinishReason
 from schedtop.engine.vllm.records.batch import Ints
-from schedtop.engine.vllm.records.requests import OUTPUTS, Life, Lives
+from schedtop.engine.vllm.records.requests import OUTPUTS, ServerRequest, ServerRequests
 
 Seconds = npt.NDArray[np.float64]
 
 
 def deliver(
-    lives: Lives, outputs: Any, now_s: float
-) -> tuple[Ints, Seconds, list[tuple[int, float]], list[tuple[Life, str]]]:
+    lives: ServerRequests, outputs: Any, now_s: float
+) -> tuple[Ints, Seconds, list[tuple[int, float]], list[tuple[ServerRequest, str]]]:
     """Outputs by slot, delivery gaps by slot (NaN: none), first tokens, and who ended for what reason."""
     emitted = np.zeros(lives.columns.shape[1], dtype=np.int64)
     gaps_s = np.full(len(emitted), np.nan)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from schedtop.engine.contract.telemetry import Preemption
 from schedtop.engine.vllm.events import PreemptSeen, Scheduled
-from schedtop.engine.vllm.records.requests import COMPUTED, ENTERED, NUMBER, STOP_AT, Lives
+from schedtop.engine.vllm.records.requests import COMPUTED, ENTERED, NUMBER, STOP_AT, ServerRequests
 from schedtop.engine.vllm.records.tables import new_tables
 
 LOOP_LENGTH = 3
@@ -12,7 +12,7 @@ LOOP_LENGTH = 3
 
 
 def give_way(
-    lives: Lives, seen: Scheduled, place: int, now_s: float, by_priority: bool, num_blocks: int
+    lives: ServerRequests, seen: Scheduled, place: int, now_s: float, by_priority: bool, num_blocks: int
 ) -> Preemption | None:
     """Put the preempted request at `place` of a schedule back into the queue; None if it has ended."""
     victim = seen.preempted[place]

@@ -42,12 +42,21 @@ from schedtop.engine.vllm.events import (
     is_step,
     left_of,
 )
-from schedtop.engine.vllm.records.batch import Batch, Ints, flag_late, row_bytes, take_batch
+from schedtop.engine.vllm.records.batch import Ints, ServerBatch, flag_late, row_bytes, take_batch
 from schedtop.engine.vllm.records.blocks import Pool
 from schedtop.engine.vllm.records.deliveries import deliver, outside_reason
 from schedtop.engine.vllm.records.preempted import give_way
 from schedtop.engine.vllm.records.reasons import Fixed, head_of
-from schedtop.engine.vllm.records.requests import COMPUTED, GONE, HIGH_WATER, NUMBER, RELEASED, WAITING, Life, Lives
+from schedtop.engine.vllm.records.requests import (
+    COMPUTED,
+    GONE,
+    HIGH_WATER,
+    NUMBER,
+    RELEASED,
+    WAITING,
+    ServerRequest,
+    ServerRequests,
+)
 from schedtop.engine.vllm.records.tables import new_tables
 
 COUNTED = (
@@ -78,7 +87,7 @@ _BLANK: dict[str, Any] = {
 
 
 @dataclass(slots=True)
-class Told:
+class RecordExtras:
     """What the next record reports besides its step."""
 
     arrivals: list[Arrival] = field(default_factory=list)
@@ -96,7 +105,7 @@ class Records:
     """Takes every note; `knobs` are the live limits at their start."""
 
     def __init__(self, header: Header, knobs: dict[str, Any], fixed: Fixed) -> None:
-        self.lives = Lives()
+        self.lives = ServerRequests()
         self.pool = Pool(header.num_blocks, len(fixed.groups))
         self.knobs, self.knobs_version = dict(knobs), 0
         self.paused = False
@@ -108,7 +117,7 @@ class Records:
         self._caching: bool = header.config["enable_prefix_caching"]
         self._counts: dict[str, float] = dict.fromkeys(Totals.__struct_fields__, 0)
         self._pending: deque[Event] = deque()
-        self._told = Told()
+        self._told = RecordExtras()
         self._drafted: dict[str, int] = {}
         self._updated_s = 0.0
         self._watermark = int(header.config.get("watermark", 0.0) * (header.num_blocks + 1))
@@ -199,7 +208,7 @@ class Records:
             reason = FinishReason.STOP_OR_ABORT if ambiguous else outside_reason(event.status)
             self._told.finishes.append(self.lives.end(life, reason.value, self.step, event.at_s))
 
-    def _prefilled(self, life: Life) -> int:
+    def _prefilled(self, life: ServerRequest) -> int:
         """Prompt tokens that were computed for it, those of the prefix cache not counted."""
         high, computed = (int(self.lives.columns[row, life.slot]) for row in (HIGH_WATER, COMPUTED))
         return max(0, max(high, computed) - life.cached_tokens)
@@ -276,7 +285,7 @@ class Records:
         lives.forget(self.step)
         return record
 
-    def _waiting(self, seen: Scheduled, batch: Batch) -> tuple[Head | None, str]:
+    def _waiting(self, seen: Scheduled, batch: ServerBatch) -> tuple[Head | None, str]:
         """The head of the queue with its reason, and the step's limiter."""
         lives = self.lives
         prefills = bool((batch.flags & (RowFlag.DECODE | RowFlag.NEW | RowFlag.RESUMED) == 0).any())
@@ -293,13 +302,13 @@ class Records:
             head, since_s=waiting.queued_s, inverted=self._inverted(waiting)
         ), head.reason
 
-    def _inverted(self, waiting: Life) -> bool:
+    def _inverted(self, waiting: ServerRequest) -> bool:
         if not self._by_priority:
             return False
         lives = self.lives
         return any(lives.by_id[name].arrival.priority > waiting.arrival.priority for name in lives.running)
 
-    def _reject(self, batch: Batch, emitted: Ints) -> tuple[Ints, int]:
+    def _reject(self, batch: ServerBatch, emitted: Ints) -> tuple[Ints, int]:
         """Accepted drafts of each row, and how many were not; those are taken back."""
         if not batch.drafts.any():
             return batch.drafts, 0
@@ -309,7 +318,7 @@ class Records:
         columns[COMPUTED, batch.slots] -= rejected * (columns[WAITING, batch.slots] == 0)
         return accepted, int(rejected.sum())
 
-    def _cut_drafts(self, batch: Batch) -> bytes:
+    def _cut_drafts(self, batch: ServerBatch) -> bytes:
         """`StepRecord.proposed`."""
         drafted, self._drafted = self._drafted, {}
         if not drafted:
@@ -331,7 +340,7 @@ class Records:
             "update_s": updated.ended_s - updated.began_s,
         }
 
-    def _tokens(self, batch: Batch, seen: Scheduled) -> dict[str, Any]:
+    def _tokens(self, batch: ServerBatch, seen: Scheduled) -> dict[str, Any]:
         tokens, drafts = int(batch.tokens.sum()), int(batch.drafts.sum())
         decodes = int(np.count_nonzero(batch.flags & int(RowFlag.DECODE)))
         return {
@@ -346,7 +355,7 @@ class Records:
         }
 
     def _count(
-        self, batch: Batch, step: dict[str, Any], outputs: int, accepted: int, rejected: int, busy_s: float
+        self, batch: ServerBatch, step: dict[str, Any], outputs: int, accepted: int, rejected: int, busy_s: float
     ) -> None:
         counts = self._counts
         counts["steps"] += 1
@@ -370,7 +379,7 @@ class Records:
 
     def _tell(self, now_s: float, **step: Any) -> StepRecord:
         """The next record: `step` are the fields of one that ran, and what is to be reported beside it."""
-        told, self._told = self._told, Told()
+        told, self._told = self._told, RecordExtras()
         counts, self.seq = self._counts, self.seq + 1
         aborted = sum(finish.reason == FinishReason.ABORT for finish in told.finishes)
         counts["submitted"] += len(told.arrivals)
@@ -408,7 +417,7 @@ class Records:
             **fields,
         )
 
-    def _queued(self) -> list[Life]:
+    def _queued(self) -> list[ServerRequest]:
         """The longest wait in both parts of the queue."""
         lives = self.lives
         ends = (next(iter(lives.front), None), next(iter(lives.back), None))

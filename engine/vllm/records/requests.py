@@ -47,7 +47,7 @@ Slots = npt.NDArray[np.intp]
 
 
 @dataclass(slots=True, eq=False)
-class Life:
+class ServerRequest:
     """What does not fit in a column. `tables` are its block ids by KV group."""
 
     slot: int
@@ -70,7 +70,7 @@ class Life:
         return self.arrival.number
 
 
-class Lives:
+class ServerRequests:
     """All requests in flight. `columns` is int64 (`len(COLUMNS)`, slots), `last_s` float64: the newest delivery.
 
     `running` and `front`/`back` (the queue in two parts: victims go before all others, the newest first) are in the
@@ -81,8 +81,8 @@ class Lives:
         self.columns: npt.NDArray[np.int64] = np.zeros((len(COLUMNS), 256), dtype=np.int64)
         self.last_s: npt.NDArray[np.float64] = np.full(256, np.nan)
         self.gaps = Gaps(256)
-        self.by_id: dict[str, Life] = {}
-        self.by_slot: dict[int, Life] = {}
+        self.by_id: dict[str, ServerRequest] = {}
+        self.by_slot: dict[int, ServerRequest] = {}
         self.running: dict[str, None] = {}
         self.front: dict[str, None] = {}
         self.back: dict[str, None] = {}
@@ -98,12 +98,12 @@ class Lives:
         self._next_number += 1
         return self._next_number - 1
 
-    def add(self, arrival: Arrival, has_stop_strings: bool) -> Life:
+    def add(self, arrival: Arrival, has_stop_strings: bool) -> ServerRequest:
         """A request enters the queue."""
         if not self._free:
             self._grow()
         slot = self._free.pop()
-        life = Life(slot, arrival.id, arrival, has_stop_strings, queued_s=arrival.arrival_s)
+        life = ServerRequest(slot, arrival.id, arrival, has_stop_strings, queued_s=arrival.arrival_s)
         self.columns[:, slot] = 0
         self.columns[NUMBER, slot] = arrival.number
         self.columns[PROMPT, slot] = arrival.prompt_tokens
@@ -126,7 +126,7 @@ class Lives:
         """Where these requests are. Raises `KeyError` for one that never arrived."""
         return np.array([*map(self._slot_of.__getitem__, ids)], dtype=np.intp)
 
-    def admit(self, life: Life, now_s: float) -> float:
+    def admit(self, life: ServerRequest, now_s: float) -> float:
         """It leaves the queue to run; returns its wait, seconds."""
         waited_s = max(0.0, now_s - life.queued_s)
         if life.first_scheduled_s is None:
@@ -140,7 +140,7 @@ class Lives:
         self.running[life.id] = None
         return waited_s
 
-    def put_back(self, life: Life, computed: int, now_s: float) -> None:
+    def put_back(self, life: ServerRequest, computed: int, now_s: float) -> None:
         """It was preempted: its outputs are kept, its state is not."""
         columns, slot = self.columns, life.slot
         columns[HIGH_WATER, slot] = max(columns[HIGH_WATER, slot], computed)
@@ -155,7 +155,7 @@ class Lives:
         self.running.pop(life.id, None)
         self.front[life.id] = None
 
-    def end(self, life: Life, reason: str, step: int, ended_s: float | None = None) -> Finish:
+    def end(self, life: ServerRequest, reason: str, step: int, ended_s: float | None = None) -> Finish:
         """It has ended; `step` is the newest one. `ended_s`: when, if not by a step."""
         slot = life.slot
         outputs, last_s = int(self.columns[OUTPUTS, slot]), float(self.last_s[slot])
@@ -184,14 +184,14 @@ class Lives:
         if self.back.pop(name, self) is self:
             self.front.pop(name, None)
 
-    def queue(self, by_priority: bool) -> list[Life]:
+    def queue(self, by_priority: bool) -> list[ServerRequest]:
         """Waiting requests, head first."""
         waiting = [self.by_id[name] for name in (*reversed(self.front), *self.back)]
         if by_priority:
             waiting.sort(key=lambda life: (life.arrival.priority, life.arrival.arrival_s, life.number))
         return waiting
 
-    def state(self, life: Life) -> RequestState:
+    def state(self, life: ServerRequest) -> RequestState:
         """One request for a snapshot."""
         column = self.columns[:, life.slot]
         last_s, waiting = float(self.last_s[life.slot]), bool(column[WAITING])
@@ -214,7 +214,7 @@ class Lives:
 
 
 def _finish(
-    life: Life, reason: str, outputs: int, last_s: float, gaps_s: array[float], ended_s: float | None
+    life: ServerRequest, reason: str, outputs: int, last_s: float, gaps_s: array[float], ended_s: float | None
 ) -> Finish:
     arrival_s, first_s = life.arrival.arrival_s, life.first_token_s
     ttft_s = e2e_s = tpot_s = None

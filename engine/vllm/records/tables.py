@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from schedtop.engine.handoff.request import GroupBlocks
 from schedtop.engine.kv.groups import Group
-from schedtop.engine.vllm.records.requests import BLOCKS, RELEASE, RELEASED, Life, Lives, Slots
+from schedtop.engine.vllm.records.requests import BLOCKS, RELEASE, RELEASED, ServerRequest, ServerRequests, Slots
 
 
 class Growth(NamedTuple):
@@ -29,7 +29,7 @@ def new_tables(output: Any) -> Iterable[tuple[str, list[list[int]]]]:
             yield new.req_id, [[block - 1 for block in ids] for ids in new.block_ids]
 
 
-def grow(lives: Lives, output: Any, in_order: bool, fresh: set[str]) -> Growth:
+def grow(lives: ServerRequests, output: Any, in_order: bool, fresh: set[str]) -> Growth:
     """Make the tables longer; those of `fresh` requests start empty. `in_order`: the output names them in the batch's
     order."""
     found = Growth([], [], [])
@@ -49,7 +49,7 @@ def grow(lives: Lives, output: Any, in_order: bool, fresh: set[str]) -> Growth:
     return found
 
 
-def give_back(lives: Lives, slots: Slots, processed: Any, groups: Sequence[Group]) -> None:
+def give_back(lives: ServerRequests, slots: Slots, processed: Any, groups: Sequence[Group]) -> None:
     """Take what no token behind the `processed` ones (of each slot) needs out of the tables, as the server does when it
     plans a step."""
     for place in (processed >= lives.columns[RELEASE, slots]).nonzero()[0].tolist():
@@ -58,7 +58,7 @@ def give_back(lives: Lives, slots: Slots, processed: Any, groups: Sequence[Group
             _give_back(lives, life, int(processed[place]), groups)
 
 
-def _give_back(lives: Lives, life: Life, processed: int, groups: Sequence[Group]) -> None:
+def _give_back(lives: ServerRequests, life: ServerRequest, processed: int, groups: Sequence[Group]) -> None:
     columns, slot = lives.columns, life.slot
     for group, held in zip(groups, life.tables, strict=True):
         skipped = min(group.num_skipped(processed), len(held.block_ids))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from schedtop.console.cli.record import Recorder
+from schedtop.console.cli.record import LinkRecorder
 from schedtop.console.cli.record_process import RecordProcess
 from schedtop.engine.channel.client import ChannelClient
 from schedtop.engine.channel.protocol import encode
@@ -108,7 +108,7 @@ def step(scheduler: Any) -> None:
 def recorded(scheduler: Any, path: Path, address: str, num_finishes: int) -> None:
     """Record until so many requests have ended."""
     link = ChannelClient.connect(address, from_start=True)
-    recorder = Recorder(link, str(path))
+    recorder = LinkRecorder(link, str(path))
     thread = threading.Thread(target=recorder.run, args=(30.0,))
     thread.start()
     while recorder.num_finished < num_finishes and thread.is_alive():
@@ -158,7 +158,7 @@ def test_a_time_that_is_over_cuts_off_nothing_that_was_told(server: Any, tmp_pat
     address = f"unix:{tmp_path}/v.sock"
     recorded(server, tmp_path / "first.rec", address, 4)  # its thread has told all by then
     link = ChannelClient.connect(address, from_start=True)
-    recorder = Recorder(link, str(tmp_path / "v.rec"))
+    recorder = LinkRecorder(link, str(tmp_path / "v.rec"))
     recorder.run(0.0)
     recorder.close()
     link.close()
@@ -201,7 +201,7 @@ def test_records_that_were_lost_end_the_recording(tmp_path: Path) -> None:
         for _ in range(30):
             source.step()
             server.write(source.records[-1], encode(source.records[-1]))
-        recorder = Recorder(link, str(path))
+        recorder = LinkRecorder(link, str(path))
         thread = threading.Thread(target=recorder.run, args=(20.0,))
         thread.start()
         while thread.is_alive():

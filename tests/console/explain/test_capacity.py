@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scenes import Run, ask, numbers, serve
-from schedtop.console.explain import catalogue as table
+from schedtop.console.explain import catalogue
 from schedtop.console.explain.diagnosis import Diagnosis
 from schedtop.engine.contract.config import WorkloadSpec
 
@@ -55,7 +55,7 @@ def test_preemptions_that_cost_work() -> None:
     since = [t for r in window if r.seq >= first for _, t in r.ttft_s]
     before = [t for r in window if r.seq < first for _, t in r.ttft_s]
     assert told["ttft_p50_s"] == pytest.approx(np.quantile(since, 0.5))
-    assert len(before) >= table.MIN_FIRSTS.value
+    assert len(before) >= catalogue.MIN_FIRSTS.value
     assert told["ttft_p50_before_s"] == pytest.approx(np.quantile(before, 0.5))
     assert [(a.knob, a.direction) for a in finding.advice] == [
         ("max_num_seqs", "down"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from schedtop.console.cli.fleet import Members, PageMember, brief_names, expand
 from schedtop.console.fleet.app import FleetApp
-from schedtop.console.fleet.rows import Row, imbalances, row_of, summed
+from schedtop.console.fleet.rows import FleetRow, imbalances, row_of, summed
 from schedtop.console.past.history import History
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
@@ -145,18 +145,18 @@ def test_an_engine_that_is_idle_for_a_whole_window_makes_no_tokens() -> None:
 
 
 def test_sums_are_of_all_or_of_none() -> None:
-    rows = [Row("a", running=1, output_per_s=5.0, kv_usage=0.5), Row("b", running=2, output_per_s=None)]
+    rows = [FleetRow("a", running=1, output_per_s=5.0, kv_usage=0.5), FleetRow("b", running=2, output_per_s=None)]
     total = summed(rows)
     assert total is not None
     assert (total.running, total.output_per_s, total.kv_usage, total.ttft) == (3, None, None, ("n/a", "n/a"))
-    assert summed([rows[0], Row("c", state="gone", running=9)]) is None
+    assert summed([rows[0], FleetRow("c", state="gone", running=9)]) is None
 
 
 def test_an_engine_that_stands_out_is_marked() -> None:
-    rows = [Row(str(place), waiting=waiting, kv_usage=0.5) for place, waiting in enumerate((0, 1, 30))]
+    rows = [FleetRow(str(place), waiting=waiting, kv_usage=0.5) for place, waiting in enumerate((0, 1, 30))]
     assert imbalances(rows) == {2: "waiting"}
-    assert imbalances([Row("a", waiting=0, kv_usage=0.9), Row("b", waiting=0, kv_usage=0.3)]) == {0: "KV"}
-    assert imbalances([Row("a", waiting=50)]) == {}
+    assert imbalances([FleetRow("a", waiting=0, kv_usage=0.9), FleetRow("b", waiting=0, kv_usage=0.3)]) == {0: "KV"}
+    assert imbalances([FleetRow("a", waiting=50)]) == {}
 
 
 async def test_the_screen_shows_a_row_per_engine_and_their_sum(server: Server) -> None:

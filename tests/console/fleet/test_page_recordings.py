@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from schedtop.console.cli.errors import CommandError
 from schedtop.console.cli.page_recordings import RecordedPages, record_pages
-from schedtop.console.fleet.app import ReplayApp
+from schedtop.console.fleet.app import FleetReplayApp
 from schedtop.engine.inspect.kind import kind_of
-from schedtop.engine.scrape.page import EngineKey, PageError, Reading
+from schedtop.engine.scrape.page import EngineKey, PageError, PageReading
 from schedtop.engine.scrape.recorded import PageWriter, is_page_recording, read_pages
 from textual.widgets import DataTable
 
@@ -23,7 +23,7 @@ def written(path: Path, tokens: list[float]) -> Path:
     writer = PageWriter(str(path))
     for at_s, count in enumerate(tokens):
         buckets = [(0.01, count), (math.inf, count)]
-        reading = Reading({"running": at_s}, {"output_tokens": count}, {"itl": buckets})
+        reading = PageReading({"running": at_s}, {"output_tokens": count}, {"itl": buckets})
         writer.page(1000.0 + at_s, "host:1", {KEY: reading})
     writer.page(1000.0 + len(tokens), "host:1", {}, "no answer")
     writer.close()
@@ -87,7 +87,7 @@ def test_an_empty_recording_is_said(tmp_path: Path) -> None:
 
 async def test_keys_move_in_time(tmp_path: Path) -> None:
     pages = RecordedPages(written(tmp_path / "p.rec", [float(count) for count in range(40)]), lambda: 0.0)
-    app = ReplayApp(pages, "replay")
+    app = FleetReplayApp(pages, "replay")
     async with app.run_test(size=(160, 30)) as pilot:
         table = app.query_one(DataTable)
         assert str(table.get_row_at(0)[1]) == "0"

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from schedtop.console.past.ladder import Ladder
 from schedtop.console.replay.rerun.runs import Answer
-from schedtop.engine.whatif.rerun import Question, rerun
+from schedtop.engine.whatif.rerun import RerunQuestion, rerun
 
 ANSWERS: dict[bytes, Answer] = {}
 """A question has one answer (`rerun` is pure, its answer frozen), and many tests put the same one."""
@@ -17,7 +17,7 @@ ANSWERS: dict[bytes, Answer] = {}
 class Here:
     """A run worked out on the console's own thread for it, as its process would."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: RerunQuestion) -> None:
         self.question = question
 
     def __iter__(self) -> Iterator[Any]:

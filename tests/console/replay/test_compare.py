@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from schedtop.console.knobs.comparison import Figure, changes, compare
+from schedtop.console.knobs.comparison import FigurePair, changes, compare
 from schedtop.console.past.history import History
 from schedtop.console.past.recorded.history import RecordedHistory
 from schedtop.engine.recording import Recording, RecordingWriter
@@ -14,7 +14,7 @@ from schedtop.engine.recording import Recording, RecordingWriter
 from tests.engine.harness import ask, engine_of
 
 
-def figures(history: History) -> list[Figure]:
+def figures(history: History) -> list[FigurePair]:
     found = changes(history)
     return [replace(figure, before_n=0, after_n=0) for figure in compare(history, found[0], found).figures]
 

@@ -12,7 +12,7 @@ from schedtop.console.replay.app import ReplayApp, ReplayScreen
 from schedtop.console.replay.timeline import RecordingMarks
 from schedtop.engine.contract.telemetry import Snapshot
 from schedtop.engine.recording import Recording
-from schedtop.engine.whatif.rerun import Question
+from schedtop.engine.whatif.rerun import RerunQuestion
 from textual.pilot import Pilot
 
 WIDE, COMPACT = (160, 45), (80, 24)
@@ -28,7 +28,7 @@ def test_both_runs(
     snap_compare: Any, recording: Recording, theme: str, size: tuple[int, int], keys: tuple[str, ...]
 ) -> None:
     def begin(changes: Mapping[str, Any], index: int | None, snapshot: Snapshot | None) -> Here:
-        return Here(Question(path=recording.path, changes=dict(changes), index=index, snapshot=snapshot))
+        return Here(RerunQuestion(path=recording.path, changes=dict(changes), index=index, snapshot=snapshot))
 
     options = ConsoleOptions(theme=theme, embedded=False, mouse=False)
     app = ReplayApp(recording, options, lambda: 50.0, paused=True, rerun=begin)

@@ -21,7 +21,7 @@ from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
 from schedtop.engine.contract.telemetry import Snapshot
 from schedtop.engine.recording import Recording, RecordingWriter
-from schedtop.engine.whatif.rerun import Question, rerun
+from schedtop.engine.whatif.rerun import RerunQuestion, rerun
 from seat import COMPACT, WIDE, Operator
 from textual.pilot import Pilot
 
@@ -44,7 +44,7 @@ class Endless:
 class Seat(Operator):
     """An operator before a replay that can be run again; `asked` are the questions so far."""
 
-    def __init__(self, app: ReplayApp, pilot: Pilot[None], asked: list[Question]) -> None:
+    def __init__(self, app: ReplayApp, pilot: Pilot[None], asked: list[RerunQuestion]) -> None:
         super().__init__(app, pilot)
         self.asked = asked
 
@@ -94,10 +94,10 @@ class Seat(Operator):
 async def seated(
     source: Recording, size: tuple[int, int] = WIDE, begin: Any = None, **settings: Any
 ) -> AsyncIterator[Seat]:
-    asked: list[Question] = []
+    asked: list[RerunQuestion] = []
 
     def here(changes: Mapping[str, Any], index: int | None, snapshot: Snapshot | None) -> Here:
-        asked.append(Question(path=source.path, changes=dict(changes), index=index, snapshot=snapshot))
+        asked.append(RerunQuestion(path=source.path, changes=dict(changes), index=index, snapshot=snapshot))
         return Here(asked[-1])
 
     options = ConsoleOptions(**({"theme": "dark", "embedded": False} | settings))
@@ -261,7 +261,7 @@ async def test_refused_values_name_their_bounds_and_are_not_staged(recording: Re
 
 def test_a_run_that_goes_on_past_the_recording_says_so(brief: Path) -> None:
     told: list[str] = []
-    rerun(Question(path=brief, changes={"max_num_seqs": 8}), on_progress=lambda what, _: told.append(what))
+    rerun(RerunQuestion(path=brief, changes={"max_num_seqs": 8}), on_progress=lambda what, _: told.append(what))
     assert told.index("running both") < told.index(
         "running both, now past the end of the recording, until all are served"
     )
@@ -302,7 +302,7 @@ async def test_an_older_outcome_stays_while_a_new_run_is_given_up(recording: Rec
     runs: list[Any] = []
 
     def begin(changes: Mapping[str, Any], index: int | None, snapshot: Snapshot | None) -> Any:
-        question = Question(path=recording.path, changes=dict(changes), index=index, snapshot=snapshot)
+        question = RerunQuestion(path=recording.path, changes=dict(changes), index=index, snapshot=snapshot)
         runs.append(Here(question) if not runs else Endless())
         return runs[-1]
 
@@ -337,7 +337,7 @@ async def test_a_run_that_ends_while_one_looks_elsewhere_says_so(recording: Reco
             yield from super().__iter__()
 
     def begin(changes: Mapping[str, Any], index: int | None, snapshot: Snapshot | None) -> Later:
-        return Later(Question(path=recording.path, changes=dict(changes), index=index, snapshot=snapshot))
+        return Later(RerunQuestion(path=recording.path, changes=dict(changes), index=index, snapshot=snapshot))
 
     async with seated(recording, begin=begin) as seat:
         await seat.stage("watermark", "0.2")
@@ -423,7 +423,7 @@ async def test_the_process_answers_and_can_be_ended(recording: Recording) -> Non
 
 
 def test_a_process_that_was_ended_gives_no_outcome(recording: Recording) -> None:
-    running = RerunProcess(Question(path=recording.path, changes={"watermark": 0.1}))
+    running = RerunProcess(RerunQuestion(path=recording.path, changes={"watermark": 0.1}))
     running.cancel()
     with pytest.raises(RerunError, match="has ended"):
         list(running)
@@ -431,13 +431,13 @@ def test_a_process_that_was_ended_gives_no_outcome(recording: Recording) -> None
 
 def test_the_process_tells_what_is_wrong_in_one_line(recording: Recording) -> None:
     with pytest.raises(RerunError) as refused:
-        list(RerunProcess(Question(path=recording.path, changes={"watermark": 0.9})))
+        list(RerunProcess(RerunQuestion(path=recording.path, changes={"watermark": 0.9})))
     assert "must be at most 0.5" in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_a_file_that_is_gone_is_told_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(RerunError) as gone:
-        list(RerunProcess(Question(path=str(tmp_path / "gone.rec"), changes={"watermark": 0.1})))
+        list(RerunProcess(RerunQuestion(path=str(tmp_path / "gone.rec"), changes={"watermark": 0.1})))
     assert "gone.rec" in str(gone.value) and "Error" not in str(gone.value)
 
 

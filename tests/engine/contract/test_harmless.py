@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
-from schedtop.engine.contract.harmless import harmless, json_text, one_line, page
+from schedtop.engine.contract.sanitize import harmless, json_text, one_line, page
 
 NAMES = Path(__file__).parents[2] / "field" / "T-names.json"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from schedtop.console.past.state import State
+from schedtop.console.past.state import LiveState
 from schedtop.engine.decide_again.recorded_inputs import with_following
 from schedtop.engine.decide_again.server_log import driver_of
 from schedtop.engine.decide_again.verify import verify_recording
@@ -57,7 +57,7 @@ def test_an_abort_counts_from_when_it_happened(name: str) -> None:
 def test_a_late_recording_of_a_server_that_was_never_idle_is_refused(tmp_path: Path) -> None:
     """Its snapshot tells neither of the step under way nor of drafts."""
     with Recording(Path(__file__).parent / "servers" / "async-20.rec") as recording:
-        state, records = State(), list(recording.records())
+        state, records = LiveState(), list(recording.records())
         state.start_afresh(recording.keyframe_before(0)[0])
         for record in records[:10]:
             state.apply(record)

@@ -7,7 +7,7 @@ import socket
 from contextlib import suppress
 
 import pytest
-from schedtop.engine.http.guard import LOOPBACK_NAMES
+from schedtop.engine.http.access import LOOPBACK_NAMES
 from schedtop.engine.http.settings import MAX_BODY_BYTES, MAX_HEADERS
 
 from tests.engine.http.served import Served

@@ -22,8 +22,8 @@ import pytest
 import zstandard
 from schedtop.engine.contract import telemetry as t
 from schedtop.engine.recording import Mark, Recording, RecordingError, RecordingWriter
-from schedtop.engine.recording.batch import Batch, decode_batch, encode_batch
-from schedtop.engine.recording.frames import FORMAT, MARK, Kind, Span, make_frame
+from schedtop.engine.recording.batch import StoredBatch, decode_batch, encode_batch
+from schedtop.engine.recording.frames import FORMAT, MARK, FrameKind, FrameSpan, make_frame
 
 from tests.thorough import pick
 
@@ -191,8 +191,8 @@ def test_no_mutated_batch_gives_another_exception(run: Any) -> None:
 
 def crafted(tmp_path: Path, run: Any, *frames: bytes) -> Path:
     path = tmp_path / "crafted.schedtop"
-    header = make_frame(Kind.HEADER, msgspec.msgpack.encode(run.header), COMPRESSOR, Span())
-    keyframe = make_frame(Kind.KEYFRAME, msgspec.msgpack.encode(run.snapshots[0]), COMPRESSOR, Span())
+    header = make_frame(FrameKind.HEADER, msgspec.msgpack.encode(run.header), COMPRESSOR, FrameSpan())
+    keyframe = make_frame(FrameKind.KEYFRAME, msgspec.msgpack.encode(run.snapshots[0]), COMPRESSOR, FrameSpan())
     path.write_bytes(MARK + header + keyframe + b"".join(frames))
     return path
 
@@ -207,7 +207,7 @@ def bomb() -> bytes:
 def batch_of(**changes: Any) -> Callable[[Any], bytes]:
     def build(run: Any) -> bytes:
         raw = encode_batch(run.records[:8], run.header.block_size, {})
-        batch = msgspec.msgpack.decode(raw, type=Batch)
+        batch = msgspec.msgpack.decode(raw, type=StoredBatch)
         return msgspec.msgpack.encode(msgspec.structs.replace(batch, **changes))
 
     return build
@@ -227,7 +227,7 @@ def batch_of(**changes: Any) -> Callable[[Any], bytes]:
     ],
 )
 def test_a_crafted_batch_takes_little_memory(run: Any, tmp_path: Path, raw: Callable[[Any], bytes]) -> None:
-    path = crafted(tmp_path, run, make_frame(Kind.STEPS, raw(run), COMPRESSOR, Span(8, 0, 1)))
+    path = crafted(tmp_path, run, make_frame(FrameKind.STEPS, raw(run), COMPRESSOR, FrameSpan(8, 0, 1)))
     tracemalloc.start()
     try:
         with pytest.raises(RecordingError, match="damaged"), Recording(path) as recording:
@@ -238,7 +238,7 @@ def test_a_crafted_batch_takes_little_memory(run: Any, tmp_path: Path, raw: Call
 
 
 def test_a_decompression_bomb_is_damage(run: Any, tmp_path: Path) -> None:
-    frame = bytearray(make_frame(Kind.STEPS, b"x", COMPRESSOR, Span(8, 0, 1)))
+    frame = bytearray(make_frame(FrameKind.STEPS, b"x", COMPRESSOR, FrameSpan(8, 0, 1)))
     payload = bomb()
     struct.pack_into("<III", frame, 8, len(payload), 1000, zlib.crc32(payload))
     struct.pack_into("<I", frame, 84, zlib.crc32(bytes(frame[:84])))
@@ -275,7 +275,7 @@ def test_other_files_are_named(tmp_path: Path, data: bytes, reason: str) -> None
 def test_another_protocol_is_named(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "file"
     raw = msgspec.msgpack.encode([2, 99, "who knows"])
-    path.write_bytes(MARK + make_frame(Kind.HEADER, raw, COMPRESSOR, Span()))
+    path.write_bytes(MARK + make_frame(FrameKind.HEADER, raw, COMPRESSOR, FrameSpan()))
     with pytest.raises(RecordingError, match=f"was recorded with protocol 99, this schedtop reads {t.PROTOCOL}"):
         Recording(path)
     with pytest.raises(RecordingError, match="No such file"):

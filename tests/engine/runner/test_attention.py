@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from schedtop.engine.runner.batch import Batch
+from schedtop.engine.runner.batch import InputBatch
 from schedtop.engine.runner.models.fused import NativeAttention
 from schedtop.engine.runner.models.kv_cache import CacheShape, PagedCache
 
@@ -15,14 +15,14 @@ CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 
 
-def make_batch(query_lens: list[int], contexts: list[int], block_size: int, rng: np.random.Generator) -> Batch:
+def make_batch(query_lens: list[int], contexts: list[int], block_size: int, rng: np.random.Generator) -> InputBatch:
     """Rows of new tokens behind contexts, in blocks that lie anywhere."""
     ends = [query + context for query, context in zip(query_lens, contexts, strict=True)]
     columns = -(-max(ends) // block_size)
     blocks = rng.permutation(len(ends) * columns).astype(np.int32).reshape(len(ends), columns)
     rows = [(row, place) for row, end in enumerate(ends) for place in range(contexts[row], end)]
     slots = [int(blocks[row, place // block_size]) * block_size + place % block_size for row, place in rows]
-    return Batch(
+    return InputBatch(
         token_ids=torch.zeros(len(rows), dtype=torch.int64),
         positions=torch.tensor([place for _, place in rows]),
         slot_mapping=torch.tensor(slots),
@@ -37,7 +37,7 @@ def make_batch(query_lens: list[int], contexts: list[int], block_size: int, rng:
 
 
 def by_definition(
-    query: torch.Tensor, cache: PagedCache, batch: Batch, scale: float, window: int | None
+    query: torch.Tensor, cache: PagedCache, batch: InputBatch, scale: float, window: int | None
 ) -> torch.Tensor:
     """Softmax over every key a token sees, float64 [T, heads, size]."""
     out, token = torch.empty(query.shape, dtype=torch.float64), 0

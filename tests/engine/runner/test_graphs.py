@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from schedtop.engine.runner.batch import Batch, HostBatch
+from schedtop.engine.runner.batch import HostBatch, InputBatch
 from schedtop.engine.runner.gpu.graphs import (
     ROW_BUCKETS,
     DecodeGraphs,
@@ -19,7 +19,7 @@ from schedtop.engine.runner.gpu.graphs import (
 )
 from schedtop.engine.runner.gpu.torch_fallback import GuardedDecoder
 from schedtop.engine.runner.models.kv_cache import CacheShape, PagedCache
-from schedtop.engine.runner.staging import Staging
+from schedtop.engine.runner.staging import TensorStaging
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 8
@@ -33,7 +33,7 @@ class Echo:
         self.attention: Any = None
         self.shapes: list[tuple[int, int]] = []
 
-    def forward(self, batch: Batch) -> torch.Tensor:
+    def forward(self, batch: InputBatch) -> torch.Tensor:
         rows = batch.num_tokens
         self.shapes.append((rows, batch.block_table.shape[1]))
         assert batch.max_query_len == 1
@@ -89,7 +89,7 @@ def test_padded_steps_equal_eager_ones() -> None:
         host = decode(rng, rows, longest)
         logits = graphs.run(host)
         assert logits is not None
-        assert torch.equal(logits, echo.forward(host.to_device(Staging(CPU))))
+        assert torch.equal(logits, echo.forward(host.to_device(TensorStaging(CPU))))
     assert graphs.num_graphs == 5
     assert not told
 
@@ -129,7 +129,7 @@ def test_a_failing_recorder_is_told_once() -> None:
 def test_a_failing_kernel_leaves_the_kernels() -> None:
     graphs, echo, told = make_graphs(replay_eagerly)
 
-    def fail(batch: Batch) -> torch.Tensor:
+    def fail(batch: InputBatch) -> torch.Tensor:
         raise RuntimeError("no compiler")
 
     echo.forward = fail  # type: ignore[method-assign]

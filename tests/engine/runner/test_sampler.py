@@ -16,7 +16,7 @@ from schedtop.engine.handoff.sampling_settings import check_sampling
 from schedtop.engine.runner.gpu.kernel_sampler import setting_arrays
 from schedtop.engine.runner.sampler import RowSampling, kept_weights, make_draws, sample, uniform
 from schedtop.kernels import reference
-from schedtop.kernels.sampling_params import SamplingParams as KernelParams
+from schedtop.kernels.sampling_params import SamplingTensors as KernelParams
 
 
 def kept_tokens(logits: np.ndarray[Any, Any], params: SamplingParams) -> set[int]:

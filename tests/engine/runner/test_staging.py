@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from schedtop.engine.runner.staging import ALIGNMENT_BYTES, Staging, StaticInputs
+from schedtop.engine.runner.staging import ALIGNMENT_BYTES, StaticInputs, TensorStaging
 
 CPU = torch.device("cpu")
 
@@ -21,7 +21,7 @@ def arrays(rng: np.random.Generator, rows: int) -> list[np.ndarray]:
 
 def test_shapes_dtypes_and_contents_survive() -> None:
     rng = np.random.default_rng(1)
-    staging = Staging(CPU, packs=True)
+    staging = TensorStaging(CPU, packs=True)
     # The steps before stay as they were, whatever is staged after them.
     steps = [(given := arrays(rng, rows), staging(given)) for rows in (3, 1, 40, 2, 700)]
     for given, tensors in steps:
@@ -34,7 +34,7 @@ def test_shapes_dtypes_and_contents_survive() -> None:
 
 def test_cpu_tensors_are_not_copied() -> None:
     given = np.arange(3)
-    (tensor,) = Staging(CPU)([given])
+    (tensor,) = TensorStaging(CPU)([given])
     given[0] = 7
     assert tensor[0] == 7
 

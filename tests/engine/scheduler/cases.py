@@ -8,8 +8,8 @@ import msgspec
 from hypothesis import strategies as st
 from schedtop.engine.contract.config import KVConnector, SchedulerConfig
 from schedtop.engine.contract.kv_groups import Entry, KVGroup
-from schedtop.engine.golden.asked import CaseExternal, CaseImage, CaseRequest
 from schedtop.engine.golden.case import Case, CaseAbort, CaseKnob
+from schedtop.engine.golden.case_requests import CaseExternal, CaseImage, CaseRequest
 
 LAST_ARRIVAL = 15
 LAST_EVENT = 40

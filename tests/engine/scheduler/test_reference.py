@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 from hypothesis import given, settings
 from schedtop.engine.contract.config import KVConnector, SchedulerConfig
-from schedtop.engine.golden.asked import CaseExternal, CaseRequest
 from schedtop.engine.golden.case import Case, CaseStep, check_case
+from schedtop.engine.golden.case_requests import CaseExternal, CaseRequest
 from schedtop.engine.golden.replay import CaseRun
 
 from tests.engine.scheduler.cases import cases, connected, deferred, interrupted, longest_run, overlapped, roomy

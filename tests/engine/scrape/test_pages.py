@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedtop.engine.scrape.page import EngineKey, PageError, Reading, read_page
-from schedtop.engine.scrape.window import Window, describe, merged, percentile
+from schedtop.engine.scrape.page import EngineKey, PageError, PageReading, read_page
+from schedtop.engine.scrape.window import ReadingWindow, describe, merged, percentile
 
 PAGES = Path(__file__).parent / "pages"
 FIRST, SECOND = EngineKey("smollm2", "0"), EngineKey("smollm2", "1")
 
 
-def page(name: str) -> dict[EngineKey, Reading]:
+def page(name: str) -> dict[EngineKey, PageReading]:
     return read_page((PAGES / f"vllm-0.32-{name}.txt").read_text())
 
 
@@ -35,7 +35,7 @@ def test_two_engines_are_two_and_their_usage_is_not_added_up() -> None:
 
 def test_what_was_added_between_two_pages_is_merged_over_engines() -> None:
     """The bounds are the page's own; the figures are the differences of its counts."""
-    windows = {FIRST: Window(), SECOND: Window()}
+    windows = {FIRST: ReadingWindow(), SECOND: ReadingWindow()}
     for at_s, name in ((0.0, "dp2-under-load-1"), (1.5, "dp2-under-load-2")):
         for key, reading in page(name).items():
             windows[key].add(at_s, reading)
@@ -107,14 +107,14 @@ def test_a_page_that_tells_nothing_says_why(text: str, why: str) -> None:
         read_page(text)
 
 
-def reading(output_tokens: float, itl: list[float] | None = None) -> Reading:
+def reading(output_tokens: float, itl: list[float] | None = None) -> PageReading:
     bounds = [0.01, 0.025, math.inf]
     histograms = {} if itl is None else {"itl": list(zip(bounds, itl, strict=True))}
-    return Reading({}, {"output_tokens": output_tokens}, histograms)
+    return PageReading({}, {"output_tokens": output_tokens}, histograms)
 
 
 def test_a_counter_that_falls_is_a_restart_and_no_negative_rate() -> None:
-    window = Window()
+    window = ReadingWindow()
     for at_s, tokens in ((0.0, 100.0), (1.0, 150.0), (2.0, 5.0)):
         window.add(at_s, reading(tokens))
     assert (window.restarts, window.rate("output_tokens", 60.0)) == (1, None)
@@ -123,7 +123,7 @@ def test_a_counter_that_falls_is_a_restart_and_no_negative_rate() -> None:
 
 
 def test_a_percentile_in_the_first_bucket_has_no_lower_bound() -> None:
-    window = Window()
+    window = ReadingWindow()
     window.add(0.0, reading(0, [0, 0, 0]))
     window.add(1.0, reading(0, [90, 99, 100]))
     buckets = window.buckets("itl", 60.0)
@@ -135,7 +135,7 @@ def test_a_percentile_in_the_first_bucket_has_no_lower_bound() -> None:
 
 
 def test_a_figure_that_is_not_known_is_not_nought() -> None:
-    window = Window()
+    window = ReadingWindow()
     window.add(0.0, reading(1))
     assert window.rate("output_tokens", 60.0) is None
     window.add(1.0, reading(2))
@@ -155,7 +155,7 @@ def test_engines_with_other_bounds_have_no_percentile_together() -> None:
 )
 def test_a_percentile_lies_within_its_bounds(below: list[int], more: list[int], share: float) -> None:
     """Against the values themselves, placed at the upper bound of their bucket."""
-    window, before, after = Window(), [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
+    window, before, after = ReadingWindow(), [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]
     for place in range(3):
         for later in range(place, 3):
             before[later] += below[place]

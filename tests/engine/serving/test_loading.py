@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from schedtop.engine.serving.service import Life, StopLoading
+from schedtop.engine.serving.service import EndReasons, StopLoading
 
 
 @pytest.fixture
-def life() -> Iterator[Life]:
+def life() -> Iterator[EndReasons]:
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
-    life = Life()
+    life = EndReasons()
     life.install()
     yield life
     signal.set_wakeup_fd(-1)
@@ -22,13 +22,13 @@ def life() -> Iterator[Life]:
         signal.signal(number, handler)
 
 
-def test_it_ends_loading_at_once(life: Life) -> None:
+def test_it_ends_loading_at_once(life: EndReasons) -> None:
     with pytest.raises(StopLoading, match="SIGTERM"), life.interruptible():
         signal.raise_signal(signal.SIGTERM)
         pytest.fail("went on loading")
 
 
-def test_what_is_being_opened_is_closed_all_the_same(life: Life) -> None:
+def test_what_is_being_opened_is_closed_all_the_same(life: EndReasons) -> None:
     closed: list[str] = []
     with pytest.raises(StopLoading, match="SIGTERM"), ExitStack() as stack, life.interruptible():
         with life.undisturbed():

@@ -10,8 +10,8 @@ from schedtop.engine.build import build_engine
 from schedtop.engine.contract.commands import CONFIRM_WITHIN_S, MAX_TRIAL_S, SetKnobs
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
 from schedtop.engine.handoff.request import Request
+from schedtop.engine.serving.slo_watch import MIN_SAMPLES, SETTLE_S, WATCH_S
 from schedtop.engine.serving.trial import Trials
-from schedtop.engine.serving.watched import MIN_SAMPLES, SETTLE_S, WATCH_S
 from schedtop.engine.step.engine import Engine
 
 from tests.engine.harness import STEP_S, Script, ask, engine_of

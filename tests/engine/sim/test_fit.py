@@ -15,7 +15,7 @@ from schedtop.engine.offline.headless import step_through
 from schedtop.engine.offline.report import Report
 from schedtop.engine.sim.calibrate import as_toml, calibrate, fit_text, write_device
 from schedtop.engine.sim.features import StepFeatures
-from schedtop.engine.sim.fit import Errors, Fit, FitError, Steps, fit, measure, nnls, predict_s
+from schedtop.engine.sim.fit import Errors, Fit, FitError, MeasuredSteps, fit, measure, nnls, predict_s
 from schedtop.engine.sim.linear import LinearCost, read_calibration
 from schedtop.engine.sim.worker import SimWorker
 
@@ -108,7 +108,7 @@ def test_noise_and_outliers_hardly_move_the_fit(known: tuple[Header, list[StepRe
     rng = np.random.default_rng(1)
     noisy = steps.times_s * np.exp(rng.normal(0, 0.03, len(steps)))
     noisy[rng.choice(len(steps), len(steps) // 50, replace=False)] *= 20
-    fitted = fit(Steps(steps.design, noisy))
+    fitted = fit(MeasuredSteps(steps.design, noisy))
     assert np.median(np.abs(predict_s(fitted.cost, steps) / steps.times_s - 1)) < 0.02
     assert 0 < fitted.num_outliers < len(steps) // 20
     assert fitted.held_out.p50 < 0.05
@@ -119,7 +119,7 @@ def test_noise_makes_no_prediction_shorter(known: tuple[Header, list[StepRecord]
     """As many steps take longer as shorter than predicted."""
     steps = measure(known[1])
     noisy = steps.times_s * np.exp(np.random.default_rng(2).normal(0, noise, len(steps)))
-    fitted = fit(Steps(steps.design, noisy))
+    fitted = fit(MeasuredSteps(steps.design, noisy))
     assert np.median(noisy / predict_s(fitted.cost, steps)) == pytest.approx(1.0, abs=0.02)
 
 
@@ -196,14 +196,14 @@ def test_nnls_finds_a_negative_term_to_be_zero() -> None:
 def test_too_few_and_degenerate_steps_are_refused(known: tuple[Header, list[StepRecord]]) -> None:
     steps = measure(known[1])
     with pytest.raises(FitError, match="99 measured steps are too few"):
-        fit(Steps(steps.design[:99], steps.times_s[:99]))
+        fit(MeasuredSteps(steps.design[:99], steps.times_s[:99]))
     decodes = ~steps.has_prompts
     with pytest.raises(FitError, match="prompts too"):
-        fit(Steps(steps.design[decodes], steps.times_s[decodes]))
+        fit(MeasuredSteps(steps.design[decodes], steps.times_s[decodes]))
     alone = steps.design.copy()
     alone[:, 4] = 1.0
     with pytest.raises(FitError, match="tell fixed cost and requests apart"):
-        fit(Steps(alone, steps.times_s))
+        fit(MeasuredSteps(alone, steps.times_s))
     with pytest.raises(FitError, match="0 measured steps"):
         fit(measure([]))
 

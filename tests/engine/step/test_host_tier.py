@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from schedtop.console.past.state import State
+from schedtop.console.past.state import LiveState
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
 from schedtop.engine.contract.reading import row_matrix
@@ -391,7 +391,7 @@ def test_a_recording_goes_on_from_any_of_its_steps_as_it_did(tmp_path: Path) -> 
 
 def test_where_it_began_late_the_memory_is_that_of_a_snapshot(tmp_path: Path) -> None:
     """On one clock with its copies: on another, they would never end."""
-    path, state = tmp_path / "run.rec", State()
+    path, state = tmp_path / "run.rec", LiveState()
     engine = recorded(path, late=40)
     assert isinstance(engine.worker, SimWorker)
     with Recording(path) as recording:

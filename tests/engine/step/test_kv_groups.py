@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from schedtop.console.past.state import State
+from schedtop.console.past.state import LiveState
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import ConfigError, EngineConfig, WorkloadSpec
 from schedtop.engine.contract.kv_groups import has_windows, kinds_of
@@ -38,7 +38,7 @@ def tables(engine: Engine) -> dict[int, list[list[int]]]:
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_record_tells_what_every_group_holds(overlap: bool) -> None:
     engine = build_engine(config("pressure", 0.2, async_scheduling=overlap, num_blocks=150))
-    console = State()
+    console = LiveState()
     console.start_afresh(engine.snapshot())
     steps = preemptions = 0
     while (record := engine.step()) is not None and steps < 2500:
@@ -63,7 +63,7 @@ def test_a_record_tells_what_every_group_holds(overlap: bool) -> None:
 def test_a_console_knows_each_groups_table_as_a_snapshot_does() -> None:
     # One step at a time: a snapshot has what a planned step takes, which its record has yet to tell.
     engine = build_engine(config(async_scheduling=False))
-    console = State()
+    console = LiveState()
     console.start_afresh(engine.snapshot())
     for _ in range(120):
         record = engine.step()
@@ -71,7 +71,7 @@ def test_a_console_knows_each_groups_table_as_a_snapshot_does() -> None:
         console.apply(record)
     snapshot = engine.snapshot()
     assert any(item.further for item in snapshot.requests)
-    joined = State()
+    joined = LiveState()
     joined.start_afresh(snapshot)
     for item in snapshot.requests:
         number = item.arrival.number

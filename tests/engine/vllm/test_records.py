@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from schedtop.console.past.state import State
+from schedtop.console.past.state import LiveState
 from schedtop.engine.channel.protocol import decode_outgoing, encode
 from schedtop.engine.contract.reading import row_columns
 from schedtop.engine.contract.telemetry import BlockClass, StepRecord
@@ -18,7 +18,7 @@ from schedtop.engine.decide_again.recorded_inputs import Driver
 from schedtop.engine.vllm.engine import fixed_of
 from schedtop.engine.vllm.events import Added, Scheduled, Updated
 from schedtop.engine.vllm.groups import block_size_of, entry_of, settings_of, undecided_of
-from schedtop.engine.vllm.limits import Facts
+from schedtop.engine.vllm.limits import ServerFacts
 from schedtop.engine.vllm.records.records import Records
 
 from tests.engine.vllm.drive import Run
@@ -71,7 +71,7 @@ def test_books_balance(version: str, requests: list[tuple[int, int]], num_blocks
 def test_a_console_that_sees_every_record_knows_what_a_snapshot_says(
     version: str, requests: list[tuple[int, int]], num_blocks: int
 ) -> None:
-    run, state = Run(version, num_blocks=num_blocks), State()
+    run, state = Run(version, num_blocks=num_blocks), LiveState()
     state.start_afresh(run.maker.snapshot(0.0))
     for place, (prompt, outputs) in enumerate(requests):
         run.add(f"r{place}", prompt, outputs)
@@ -231,7 +231,7 @@ def test_the_groups_of_a_hybrid_model_are_told_one_by_one() -> None:
     run = Run("0.32")
     header = run.hook.facts.header
     header = msgspec.structs.replace(header, config={**header.config, "kv_groups": [{"full": True}, {"window": 6}]})
-    records, state = Records(header, run.hook.facts.knobs, fixed_of(header)), State()
+    records, state = Records(header, run.hook.facts.knobs, fixed_of(header)), LiveState()
     state.start_afresh(records.snapshot(0.0))
     records.take(Added(0.0, "one", 10, 3, 0, (), None, False))
     told = []
@@ -317,7 +317,7 @@ def header_with(**facts: Any) -> Any:
     for name, value in facts.items():
         owner = scheduler.kv_cache_manager if name == "coordinator" else scheduler
         setattr(owner, name, value)
-    return Facts.of(scheduler).header
+    return ServerFacts.of(scheduler).header
 
 
 def test_a_drafter_with_a_cache_is_told_by_what_each_version_has() -> None:

@@ -15,7 +15,7 @@ from schedtop.engine.decide_again.recorded_scenario import recorded_scenario
 from schedtop.engine.recording import Recording, RecordingWriter
 from schedtop.engine.step.engine import Engine
 from schedtop.engine.whatif.compare import compare
-from schedtop.engine.whatif.rerun import Question, Rerun, rerun
+from schedtop.engine.whatif.rerun import Rerun, RerunQuestion, rerun
 
 from tests.thorough import pick
 
@@ -85,7 +85,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ask(path: Path, index: int | None = None, snapshot: Snapshot | None = None, **changes: Any) -> Rerun:
-    return rerun(Question(path=str(path), changes=changes, index=index, snapshot=snapshot))
+    return rerun(RerunQuestion(path=str(path), changes=changes, index=index, snapshot=snapshot))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ class Seen:
 
 def followed(path: Path, index: int | None, **changes: Any) -> tuple[Rerun, Seen, Seen, Seen]:
     recorded, base, variant = Seen(), Seen(), Seen()
-    question = Question(path=str(path), changes=changes, index=index)
+    question = RerunQuestion(path=str(path), changes=changes, index=index)
     return rerun(question, followers=(recorded, base, variant)), recorded, base, variant
 
 
@@ -226,7 +226,7 @@ def test_a_real_device_is_simulated_and_this_is_said(real: Path, index: int | No
 
 
 def test_another_device_may_be_simulated(drained: Path) -> None:
-    question = Question(path=str(drained), changes={"watermark": 0.1}, device="sim:llama-3.1-8b@h100")
+    question = RerunQuestion(path=str(drained), changes={"watermark": 0.1}, device="sim:llama-3.1-8b@h100")
     found = rerun(question)
     assert not found.exact and found.device == "sim:llama-3.1-8b@h100"
     rows = {row.name: row for row in found.rows}
@@ -282,7 +282,7 @@ def test_a_recording_that_is_cut_off_is_used_as_far_as_it_goes(busy: Path, tmp_p
 
 def test_progress_comes_to_its_end(busy: Path) -> None:
     seen: list[tuple[str, float]] = []
-    rerun(Question(path=str(busy), changes={"watermark": 0.1}, index=200), lambda *told: seen.append(told))
+    rerun(RerunQuestion(path=str(busy), changes={"watermark": 0.1}, index=200), lambda *told: seen.append(told))
     words = list(dict.fromkeys(what for what, _ in seen))
     assert len(words) == 3 and words[1].startswith("going to step")
     assert all(0 <= share <= 1 for _, share in seen) and seen[-1][1] > 0.9

@@ -8,19 +8,19 @@ import pytest
 from schedtop.engine.contract.config import WorkloadSpec
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.workload import open_source
-from schedtop.engine.workload.source import Source
+from schedtop.engine.workload.source import RequestSource
 
-Opener = Callable[..., Source]
+Opener = Callable[..., RequestSource]
 Replayer = Callable[..., list[Request]]
 
 
-def _open(source: object, max_model_len: int = 8192, vocab_size: int = 32000, **spec: Any) -> Source:
+def _open(source: object, max_model_len: int = 8192, vocab_size: int = 32000, **spec: Any) -> RequestSource:
     return open_source(
         WorkloadSpec(source=str(source), **spec), max_model_len=max_model_len, vocab_size=vocab_size, block_size=16
     )
 
 
-def _drain(source: Source, most: int = 10**6) -> list[Request]:
+def _drain(source: RequestSource, most: int = 10**6) -> list[Request]:
     """Requests in order of arrival, taken one moment at a time."""
     taken: list[Request] = []
     while len(taken) < most and (next_s := source.next_arrival_s()) is not None:

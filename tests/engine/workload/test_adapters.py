@@ -8,11 +8,11 @@ from collections.abc import Callable
 import pytest
 from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.handoff.request import Request
-from schedtop.engine.workload.source import Source
+from schedtop.engine.workload.source import RequestSource
 from schedtop.engine.workload.trace import TraceError
 
 Replay = Callable[..., list[Request]]
-Open = Callable[..., Source]
+Open = Callable[..., RequestSource]
 Drain = Callable[..., list[Request]]
 
 VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens"

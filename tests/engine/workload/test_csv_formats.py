@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.workload.csv_formats import csv_trace
-from schedtop.engine.workload.source import Source
+from schedtop.engine.workload.source import RequestSource
 from schedtop.engine.workload.trace import Tally, TraceError, TraceRow
 
 Replay = Callable[..., list[Request]]
 Drain = Callable[..., list[Request]]
-Open = Callable[..., Source]
+Open = Callable[..., RequestSource]
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens"
 

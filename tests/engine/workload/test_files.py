@@ -11,11 +11,11 @@ import zstandard
 from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.workload import files
-from schedtop.engine.workload.source import Source
+from schedtop.engine.workload.source import RequestSource
 from schedtop.engine.workload.trace import TraceError
 
 Replay = Callable[..., list[Request]]
-Open = Callable[..., Source]
+Open = Callable[..., RequestSource]
 
 HEADER = "arrived_at,num_prefill_tokens,num_decode_tokens\n"
 TEXT = (HEADER + "".join(f"{i},{i % 50 + 1},7\n" for i in range(5000))).encode()

@@ -13,10 +13,10 @@ import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schedtop.engine.handoff.request import Request
-from schedtop.engine.workload.source import Source
+from schedtop.engine.workload.source import RequestSource
 from schedtop.engine.workload.trace import TraceError
 
-Open = Callable[..., Source]
+Open = Callable[..., RequestSource]
 Drain = Callable[..., list[Request]]
 
 ROW = {"timestamp": 5, "input_length": 40, "output_length": 3, "hash_ids": [1, 2, 3]}

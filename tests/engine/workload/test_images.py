@@ -20,10 +20,10 @@ from schedtop.engine.offline.headless import run_headless
 from schedtop.engine.recording.reader import Recording
 from schedtop.engine.sim.devices import GPUS
 from schedtop.engine.sim.vision import encode_s
-from schedtop.engine.workload.source import Source
+from schedtop.engine.workload.source import RequestSource
 
 Replay = Callable[..., list[Request]]
-Open = Callable[..., Source]
+Open = Callable[..., RequestSource]
 
 TRACE = "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n" + "".join(
     f"2025-01-01 00:00:0{at},{images},100,20\n" for at, images in enumerate((2, 0, 5, 1))

@@ -12,12 +12,12 @@ import pytest
 from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.workload.shown import flag_of
-from schedtop.engine.workload.source import Source
+from schedtop.engine.workload.source import RequestSource
 from schedtop.engine.workload.trace import TraceError
 
 Replay = Callable[..., list[Request]]
 Drain = Callable[..., list[Request]]
-Open = Callable[..., Source]
+Open = Callable[..., RequestSource]
 
 
 def jsonl(*rows: dict[str, Any]) -> str:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.workload.paced import Ask, PacedSource, Tempo, Wave
-from schedtop.engine.workload.source import Source
+from schedtop.engine.workload.source import RequestSource
 
-Open = Callable[..., Source]
+Open = Callable[..., RequestSource]
 Drain = Callable[..., list[Request]]
 
 

@@ -12,9 +12,9 @@ from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.workload.presets import PRESETS
 from schedtop.engine.workload.shown import flag_of
-from schedtop.engine.workload.source import Source
+from schedtop.engine.workload.source import RequestSource
 
-Open = Callable[..., Source]
+Open = Callable[..., RequestSource]
 Drain = Callable[..., list[Request]]
 
 NAMES = [preset.name for preset in PRESETS]

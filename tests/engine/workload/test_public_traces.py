@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from schedtop.engine.handoff.request import Request
-from schedtop.engine.workload.source import Source
+from schedtop.engine.workload.source import RequestSource
 
-Open = Callable[..., Source]
+Open = Callable[..., RequestSource]
 Drain = Callable[..., list[Request]]
 
 TRACES = Path(__file__).parents[4] / "shared" / "traces"

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.workload import register_reader, trace
-from schedtop.engine.workload.source import Source
+from schedtop.engine.workload.source import RequestSource
 from schedtop.engine.workload.trace import FileReader, Tally, Trace, TraceRow
 
-Open = Callable[..., Source]
+Open = Callable[..., RequestSource]
 Drain = Callable[..., list[Request]]
 
 

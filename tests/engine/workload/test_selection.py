@@ -14,11 +14,11 @@ from schedtop.engine.contract.config import ConfigError
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.workload import replayed
 from schedtop.engine.workload.order import ByArrival
-from schedtop.engine.workload.source import Source
+from schedtop.engine.workload.source import RequestSource
 from schedtop.engine.workload.trace import Tally, TraceError, TraceRow
 
 Replay = Callable[..., list[Request]]
-Open = Callable[..., Source]
+Open = Callable[..., RequestSource]
 Drain = Callable[..., list[Request]]
 
 HEADER = "arrived_at,num_prefill_tokens,num_decode_tokens\n"

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from schedtop.engine.handoff.request import Request
-from schedtop.engine.workload.source import Source
+from schedtop.engine.workload.source import RequestSource
 from schedtop.engine.workload.trace import TraceError
 
 Replay = Callable[..., list[Request]]
-Open = Callable[..., Source]
+Open = Callable[..., RequestSource]
 Drain = Callable[..., list[Request]]
 
 TRACES = Path(__file__).parents[2] / "field" / "traces"

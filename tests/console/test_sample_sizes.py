@@ -6,24 +6,24 @@ import re
 
 import numpy as np
 import pytest
-from schedtop.console.explain import catalogue as table
+from schedtop.console.explain import catalogue
 from schedtop.console.life.reader import read_life
-from schedtop.console.past import sample_sizes as enough
+from schedtop.console.past import sample_sizes
 from schedtop.engine.contract.latencies.samples import collect, merge
 from seat import COMPACT, STRIP, WIDE, seated
 
 
 @pytest.mark.parametrize(("share", "least"), [(0.5, 10), (0.9, 10), (0.95, 20), (0.99, 100), (0.999, 1000)])
 def test_a_quantile_has_ten_samples_and_one_beyond_it(share: float, least: int) -> None:
-    assert enough.needed(share) == least
+    assert sample_sizes.needed(share) == least
     below, at = (collect(np.linspace(0.1, 0.2, n)) for n in (least - 1, least))
-    assert enough.quantile(below, share) is None
-    assert enough.quantile(at, share) == pytest.approx(0.1 + 0.1 * share, abs=1e-5)
+    assert sample_sizes.quantile(below, share) is None
+    assert sample_sizes.quantile(at, share) == pytest.approx(0.1 + 0.1 * share, abs=1e-5)
 
 
 def test_explain_keeps_to_it() -> None:
-    assert table.MIN_FIRSTS.value >= enough.needed(0.5)
-    assert table.MIN_GAPS.value >= enough.needed(0.95)
+    assert catalogue.MIN_FIRSTS.value >= sample_sizes.needed(0.5)
+    assert catalogue.MIN_GAPS.value >= sample_sizes.needed(0.95)
 
 
 @pytest.mark.parametrize("size", [WIDE, COMPACT, STRIP])

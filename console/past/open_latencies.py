@@ -7,14 +7,14 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 from schedtop.console.past.past import Moment, Past
-from schedtop.console.past.state import State
+from schedtop.console.past.state import LiveState
 from schedtop.engine.contract.latencies.cohort import Cohort, cohort
 from schedtop.engine.contract.latencies.samples import KINDS, Samples, merge
 
 Floats = npt.NDArray[np.float64]
 
 
-def unended(state: State) -> Mapping[str, Floats]:
+def unended(state: LiveState) -> Mapping[str, Floats]:
     """What the open latencies have come to, seconds, by kind; a gap that has not begun is none yet."""
     now_s, delivered_s = state.clock_s, state.delivered_s
     waits = [now_s - item.arrival.arrival_s for item in state.requests.values() if item.first_token_s is None]

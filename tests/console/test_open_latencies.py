@@ -10,7 +10,7 @@ from links import PlayedLink
 from schedtop.console.app import ConsoleApp
 from schedtop.console.options import ConsoleOptions
 from schedtop.console.past.history import History
-from schedtop.console.past.unended import cohort_of, unended
+from schedtop.console.past.open_latencies import cohort_of, unended
 from schedtop.engine.build import build_engine
 from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
 from schedtop.engine.contract.latencies.cohort import cohort

@@ -22,7 +22,7 @@ from schedtop.engine.contract.latencies.cohort import Cohort, cohort
 from schedtop.engine.contract.telemetry import StepRecord
 
 if TYPE_CHECKING:
-    from schedtop.engine.scheduler.open_latencies import SecondsArray, Unended
+    from schedtop.engine.scheduler.open_latencies import OpenLatencies, SecondsArray
 
 WATCH_S = 5.0
 """An SLO is judged over the last seconds of the engine's clock."""
@@ -42,7 +42,7 @@ KINDS = ("ttft", "itl")
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _SeenRecord:
     """What one record says: tokens of work that arrived with it; work done and outputs since the session's start."""
 
     end_s: float
@@ -54,7 +54,7 @@ class _Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class WorkRates:
     """Tokens per second over `span_s`: by how much the backlog in work grows, and outputs."""
 
     span_s: float
@@ -67,7 +67,7 @@ class Recent:
 
     def __init__(self, from_s: float = 0.0) -> None:
         self._from_s = from_s
-        self._seen: deque[_Seen] = deque()
+        self._seen: deque[_SeenRecord] = deque()
 
     def take(self, record: StepRecord) -> None:
         """Take in a record."""
@@ -77,7 +77,9 @@ class Recent:
         done = totals.scheduled_tokens - totals.recomputed_tokens - totals.rejected_draft_tokens
         arrived = sum(arrival.prompt_tokens + arrival.max_tokens for arrival in record.arrivals)
         done += totals.cached_tokens
-        self._seen.append(_Seen(record.end_s, record.ttft_s, record.itl_s, arrived, done, totals.output_tokens))
+        self._seen.append(
+            _SeenRecord(record.end_s, record.ttft_s, record.itl_s, arrived, done, totals.output_tokens)
+        )
         self.forget(record.end_s)
 
     def forget(self, now_s: float) -> None:
@@ -90,19 +92,19 @@ class Recent:
             return np.frombuffer(b"".join([seen.itl_s for seen in self._seen]), dtype=np.float32)
         return np.array([ttft_s for seen in self._seen for _, ttft_s in seen.ttft_s], dtype=np.float64)
 
-    def work(self) -> Work | None:
+    def work(self) -> WorkRates | None:
         """None for fewer than two records."""
         if len(self._seen) < 2 or (span_s := self._seen[-1].end_s - self._seen[0].end_s) <= 0:
             return None
         (first, *later), last = self._seen, self._seen[-1]
         growth = sum(seen.arrived for seen in later) - (last.done - first.done)
-        return Work(span_s, growth / span_s, (last.outputs - first.outputs) / span_s)
+        return WorkRates(span_s, growth / span_s, (last.outputs - first.outputs) / span_s)
 
 
 class Watched:
     """One bound over a change. `before` are the seconds before it, `after` those since it settled."""
 
-    def __init__(self, kind: str, bound_s: float, before: Recent, unended: Unended, now_s: float) -> None:
+    def __init__(self, kind: str, bound_s: float, before: Recent, unended: OpenLatencies, now_s: float) -> None:
         self._kind, self._bound_s = kind, bound_s
         before.forget(now_s)
         found = self._cohort(before, unended)
@@ -112,7 +114,7 @@ class Watched:
         self._was_starved = self._share_open_past(unended)
         self._looks: deque[tuple[float, int, int]] = deque()
 
-    def breach(self, now_s: float, after: Recent, unended: Unended) -> str:
+    def breach(self, now_s: float, after: Recent, unended: OpenLatencies) -> str:
         """What broke or got worse; empty while nothing did."""
         after.forget(now_s)
         found = self._cohort(after, unended)
@@ -120,10 +122,10 @@ class Watched:
             return self._worse(found, after.work()) or self._starved(now_s, unended, self._was_starved)
         return self._late(found) or self._starved(now_s, unended, 0.0)
 
-    def _open_s(self, unended: Unended) -> SecondsArray:
+    def _open_s(self, unended: OpenLatencies) -> SecondsArray:
         return unended.itl if self._kind == "itl" else unended.ttft
 
-    def _cohort(self, recent: Recent, unended: Unended) -> Cohort:
+    def _cohort(self, recent: Recent, unended: OpenLatencies) -> Cohort:
         """Of the requests that are judged: an open one within the bound is not."""
         open_s = self._open_s(unended)
         return cohort(recent.known(self._kind), open_s[open_s > self._bound_s])
@@ -132,7 +134,7 @@ class Watched:
         share = found.share_within(self._bound_s)
         return 0.0 if share is None else 1.0 - share
 
-    def _share_open_past(self, unended: Unended) -> float:
+    def _share_open_past(self, unended: OpenLatencies) -> float:
         open_s = self._open_s(unended)
         return float((open_s > self._bound_s).mean()) if len(open_s) else 0.0
 
@@ -143,7 +145,7 @@ class Watched:
         words = f"{self._kind.upper()} p95 {_time(p95.least)} broke its SLO of {_time(self._bound_s)}"
         return words + (f", {found.num_open} of {num} still without a token" if found.num_open else "")
 
-    def _worse(self, found: Cohort, work: Work | None) -> str:
+    def _worse(self, found: Cohort, work: WorkRates | None) -> str:
         before, share = self._work, self._share_past(found)
         if before is None or work is None or work.span_s < WHOLE * WATCH_S:
             return ""
@@ -157,7 +159,7 @@ class Watched:
             f" {work.outputs:,.0f} outputs/s served ({before.outputs:,.0f} before)"
         )
 
-    def _starved(self, now_s: float, unended: Unended, usual: float) -> str:
+    def _starved(self, now_s: float, unended: OpenLatencies, usual: float) -> str:
         """Judge by requests over the looks of the last seconds: p95 over gaps hardly sees who gets none."""
         if self._kind != "itl":
             return ""

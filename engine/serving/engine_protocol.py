@@ -9,7 +9,7 @@ from schedtop.engine.contract.telemetry import Header, Snapshot, StepRecord
 from schedtop.engine.serving.clients import Served
 
 if TYPE_CHECKING:
-    from schedtop.engine.scheduler.open_latencies import Unended
+    from schedtop.engine.scheduler.open_latencies import OpenLatencies
 
 
 class KnobOutcome(Protocol):
@@ -34,7 +34,7 @@ class Tunable(Protocol):
     def knobs(self) -> Mapping[str, Any]: ...
     @property
     def paused(self) -> bool: ...
-    def unended(self) -> Unended: ...
+    def unended(self) -> OpenLatencies: ...
     def set_knobs(
         self, values: dict[str, Any], expected_version: int | None, by: str, dry_run: bool
     ) -> KnobOutcome: ...
