@@ -116,7 +116,7 @@ class Listener:
         self.link = ChannelClient.connect(address, read_only=True)
         self.header: Header | None = None
         self.records: list[StepRecord] = []
-        self.told_s = time.monotonic()
+        self.reported_s = time.monotonic()
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -127,13 +127,13 @@ class Listener:
                     self.header = message
                 if isinstance(message, StepRecord):
                     self.records.append(message)
-                    self.told_s = time.monotonic()
+                    self.reported_s = time.monotonic()
 
     def session(self, url: str, load: Load, seconds: float) -> Session:
         """Send a load; the header, the records of its steps, and their report."""
         start, report = len(self.records), Report()
         asyncio.run(send(url, load.requests(seconds), salt=start))
-        while time.monotonic() - self.told_s < SETTLES_S:
+        while time.monotonic() - self.reported_s < SETTLES_S:
             time.sleep(0.1)
         records = self.records[start:]
         for record in records:

@@ -108,13 +108,13 @@ def serve(path: str, rate: float, running: int) -> None:
     for message in (engine.header, engine.snapshot()):
         peer.sendall(b"".join(frame(encode(message))))
     next_s, sent = time.perf_counter(), 0
-    told = os.open(path + SENT, os.O_CREAT | os.O_WRONLY)
+    reported = os.open(path + SENT, os.O_CREAT | os.O_WRONLY)
     try:
         while True:
             batch = b"".join(b"".join(frame(encode(engine.step()))) for _ in range(10))  # type: ignore[arg-type]
             peer.sendall(batch)
             sent += 10
-            os.pwrite(told, b"%12d" % sent, 0)
+            os.pwrite(reported, b"%12d" % sent, 0)
             next_s = max(next_s + 10 / rate, time.perf_counter() - 0.5)
             time.sleep(max(0.0, next_s - time.perf_counter()))
     except OSError:

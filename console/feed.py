@@ -88,7 +88,7 @@ class Feed(Commanded):
         self.why_ended: Callable[[], str | None] | None = None
         self._link = link
         self._on_change, self._on_reply, self._reopen, self._now = on_change, on_reply, reopen, now
-        self._told = False
+        self._reported = False
         self._closing = threading.Event()
         self._commands = itertools.count(1)
         self._thread = threading.Thread(target=self._run, name="console-feed", daemon=True)
@@ -103,7 +103,7 @@ class Feed(Commanded):
             self._thread.join(0.5)
 
     def looked(self) -> None:
-        self._told = False
+        self._reported = False
 
     def next_command(self) -> int:
         return next(self._commands)
@@ -215,6 +215,6 @@ class Feed(Commanded):
         self._tell()
 
     def _tell(self) -> None:
-        if not self._told:
-            self._told = True
+        if not self._reported:
+            self._reported = True
             self._on_change()

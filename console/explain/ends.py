@@ -83,5 +83,5 @@ def _finding(
     advice: tuple[Advice, ...],
     what: str,
 ) -> Finding:
-    told = marks(events, lambda event: window.name(event.number))
-    return Finding(name, catalogue.BY_ID[name].title, severity, links, told, advice, len(events), what)
+    reported = marks(events, lambda event: window.name(event.number))
+    return Finding(name, catalogue.BY_ID[name].title, severity, links, reported, advice, len(events), what)

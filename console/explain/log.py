@@ -122,9 +122,9 @@ class Log:
 
     def ranked(self) -> list[LogEntry]:
         """What is to be reported: entries that hold first, then the most severe, then the longest held."""
-        told = [entry for entry in self.entries.values() if entry.active or not self._superseded(entry)]
+        reported = [entry for entry in self.entries.values() if entry.active or not self._superseded(entry)]
         return sorted(
-            told,
+            reported,
             key=lambda entry: (
                 not entry.active,
                 entry.shown.id != "overload",

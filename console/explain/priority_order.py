@@ -37,7 +37,7 @@ def find_inverted(window: FactsWindow) -> Finding | None:
         catalogue.BY_ID["inverted-priority"].title,
         Severity.WARNING,
         links,
-        window.spans(inverted, lambda told: f"head {window.name(told['head'][0])}"),
+        window.spans(inverted, lambda reported: f"head {window.name(reported['head'][0])}"),
         remedy(window, reason),
         int(inverted.sum()),
         "steps",

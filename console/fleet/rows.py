@@ -105,8 +105,8 @@ def row_of(
     moment = history.now()
     totals, blocks = moment.state.totals, moment.record.blocks if moment.record is not None else None
     pool = None if history.header is None else history.header.num_blocks
-    told_s = max(window_s - silent_s, 0.0)  # an idle engine tells nothing: the rest of the window has no tokens
-    rates, share = history.rates(moment, told_s), told_s / window_s
+    reported_s = max(window_s - silent_s, 0.0)  # an idle engine tells nothing: the rest of the window has no tokens
+    rates, share = history.rates(moment, reported_s), reported_s / window_s
     latency = cohorts(history, moment, window_s)
     return FleetRow(
         name=name,

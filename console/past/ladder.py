@@ -179,13 +179,13 @@ class Bucket:
         return bucket
 
     def _take_host(self, host: Host) -> None:
-        told = Bucket()
-        told.cpu = host.cpu
-        told.delay = -1.0 if host.delay is None else host.delay
-        told.gpu = -1.0 if host.gpu_busy is None else host.gpu_busy
+        reported = Bucket()
+        reported.cpu = host.cpu
+        reported.delay = -1.0 if host.delay is None else host.delay
+        reported.gpu = -1.0 if host.gpu_busy is None else host.gpu_busy
         if host.gpu_clock_mhz and host.gpu_top_clock_mhz:
-            told.clock = host.gpu_clock_mhz / host.gpu_top_clock_mhz
-        self.merge(told)
+            reported.clock = host.gpu_clock_mhz / host.gpu_top_clock_mhz
+        self.merge(reported)
 
     def _take(self, record: StepRecord) -> None:
         """Thousands a second: a comparison costs a third of a call of `max`."""

@@ -117,7 +117,7 @@ class ReplayApp(ConsoleApp):
         super().__init__(cast(Any, source), options, None, now, make_forecast)
         self.reruns = Reruns(rerun, self._on_change)
         self.overlay = Overlay()
-        self._told: object = None
+        self._reported: object = None
         self.damage = damage
         self.player = Player(self.history, now, speed)
         self.jumps = Jumps(self.player, self.options.ttft_slo_s, self.options.itl_slo_s)
@@ -187,8 +187,8 @@ class ReplayApp(ConsoleApp):
     def _tell_rerun(self) -> None:
         """A run may come to its end while the operator looks at something else."""
         ended = self.reruns.failed or self.reruns.outcome
-        if ended and ended is not self._told:
-            self._told = ended
+        if ended and ended is not self._reported:
+            self._reported = ended
             if not isinstance(self.front, RerunScreen):
                 failed = f"re-run failed: {self.reruns.failed}"
                 self.front.say(failed if self.reruns.failed else "re-run finished: v shows it", "ok")

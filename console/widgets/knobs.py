@@ -127,13 +127,13 @@ can only be set at start-up can be staged there too, for a re-run from the start
         palette, staging = self.view.palette, self.staging
         if staging.refused:
             return _note("!", text.clean(staging.refused), width, palette["breach"])
-        told = [("!", text.clean(warning), palette["warn"]) for warning in staging.warnings]
-        told += self._forecast()
-        if not told and self.active and self.cursor < len(live):
+        reported = [("!", text.clean(warning), palette["warn"]) for warning in staging.warnings]
+        reported += self._forecast()
+        if not reported and self.active and self.cursor < len(live):
             knob = live[self.cursor]
             trades = ((" ", knob.effect), ("+", knob.up), ("-", knob.down))
-            told = [(sign, words, palette["muted"]) for sign, words in trades]
-        return [line for sign, words, style in told for line in _note(sign, words, width, style)]
+            reported = [(sign, words, palette["muted"]) for sign, words in trades]
+        return [line for sign, words, style in reported for line in _note(sign, words, width, style)]
 
     def _forecast(self) -> list[tuple[str, str, Style]]:
         """What the staged values are expected to do."""

@@ -49,7 +49,7 @@ class ServerDriver(Driver):
         self._places = count()
         self._newest_seq = 0
         self._ended: dict[int, Finish] = {}
-        self._told_ended: set[int] = set()
+        self._reported_ended: set[int] = set()
         self._late = False
         self._known_late: set[int] = set()
         self._fresh: set[int] = set()
@@ -90,7 +90,7 @@ class ServerDriver(Driver):
         decided = self.engine.apply_results()
         if decided is None:
             return None
-        return self._as_told(decided, record, batch.plan, batch.planned, last=later is None)
+        return self._as_reported(decided, record, batch.plan, batch.planned, last=later is None)
 
     def _between(self, record: StepRecord) -> StepRecord:
         while self._due and self._due[0][0] <= record.end_s:
@@ -162,13 +162,13 @@ class ServerDriver(Driver):
         else:
             super()._learn(request, group, place, block)
 
-    def _as_told(
+    def _as_reported(
         self, decided: StepRecord, record: StepRecord, plan: StepPlan, planned: PlannedStep, last: bool
     ) -> StepRecord:
         """The decided record; what a hook reports elsewhere or cannot know is taken from `record`."""
         # Older hooks left out what those got who have ended since.
-        told = self._told_ended.difference(np.frombuffer(record.grown, dtype=np.int32)[::2].tolist())
-        grown, grown_blocks, grown_groups = growth(planned, told)
+        reported = self._reported_ended.difference(np.frombuffer(record.grown, dtype=np.int32)[::2].tolist())
+        grown, grown_blocks, grown_groups = growth(planned, reported)
         settled = [finish for finish in decided.finishes if finish.number not in self._ended]
         changes: dict[str, Any] = {
             "head": _as_seen(decided.head, record.head),
@@ -194,9 +194,11 @@ class ServerDriver(Driver):
 
     def _figures_of(self, record: StepRecord, decided: StepRecord, changes: dict[str, Any]) -> dict[str, Any]:
         """Fields of requests from before the start that only their past would show."""
-        told = {finish.number: finish for finish in record.finishes if finish.number in self._known_late}
+        reported = {finish.number: finish for finish in record.finishes if finish.number in self._known_late}
         finishes = tuple(
-            msgspec.structs.replace(told.get(own.number, own), reason=own.reason, output_tokens=own.output_tokens)
+            msgspec.structs.replace(
+                reported.get(own.number, own), reason=own.reason, output_tokens=own.output_tokens
+            )
             for own in changes["finishes"]
         )
         head = changes["head"]
@@ -219,7 +221,7 @@ class ServerDriver(Driver):
             own = self._ended.pop(finish.number, None) if finish.ended_s is not None else None
             if own is not None:
                 ended.append(msgspec.structs.replace(own, reason=finish.reason, ended_s=finish.ended_s))
-            self._told_ended.add(finish.number)
+            self._reported_ended.add(finish.number)
         return (*ended, *settled)
 
 
@@ -236,12 +238,12 @@ def _as_seen(decided: Head | None, recorded: Head | None) -> Head | None:
 def _as_known(decided: bytes, recorded: bytes) -> bytes:
     """Drafts rejected since a plan move its rows back. A row that got nothing in the step, or had ended before the
     results came, is recorded as of another moment: its place is taken from the recording."""
-    own, told = (
+    own, reported = (
         np.frombuffer(rows, dtype=np.int32).reshape(len(ROW_FIELDS), -1).copy() for rows in (decided, recorded)
     )
-    if own.shape == told.shape:
+    if own.shape == reported.shape:
         aside = (own[_TOKENS] == 0) | (own[_FLAGS] & RowFlag.LATE > 0)
-        own[_PLACE, aside.nonzero()[0][:, None]] = told[_PLACE, aside.nonzero()[0][:, None]]
+        own[_PLACE, aside.nonzero()[0][:, None]] = reported[_PLACE, aside.nonzero()[0][:, None]]
     return own.tobytes()
 
 

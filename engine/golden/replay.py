@@ -152,9 +152,9 @@ class CaseRun:
         while step <= self._last_event or self._active:
             self.apply_events(step)
             if self._active:
-                told = self.scheduler.num_unfinished > 0 or self._is_kept
+                reported = self.scheduler.num_unfinished > 0 or self._is_kept
                 decided = self._run_step(step)
-                if told:
+                if reported:
                     yield decided
                 step += 1
             else:
@@ -163,7 +163,7 @@ class CaseRun:
     @property
     def _active(self) -> bool:
         """There is something to plan, or a plan awaiting its results."""
-        more = self._depth > 1 and bool(self._under_way or self._untold)
+        more = self._depth > 1 and bool(self._under_way or self._unreported)
         return self.scheduler.num_unfinished > 0 or more or self._is_kept
 
     @property
@@ -172,7 +172,7 @@ class CaseRun:
         return self.scheduler.state.loads is not None and bool(self.scheduler.state.loads.kept)
 
     @property
-    def _untold(self) -> bool:
+    def _unreported(self) -> bool:
         """Some ends have not been passed to the worker."""
         return bool(self.scheduler.state.gone)
 
@@ -207,10 +207,10 @@ class CaseRun:
         """Plan, and apply the oldest plan if the limit of plans under way is reached or nothing else is left to do."""
         decided: dict[str, Any] = {"step": step, "finished": []}
         due = True
-        if self.scheduler.num_unfinished or self._untold or self._is_kept:
+        if self.scheduler.num_unfinished or self._unreported or self._is_kept:
             decided |= self._plan(step)
             full = len(self._under_way) == self._depth
-            waits = self.scheduler.num_unfinished or self._untold or self._is_kept
+            waits = self.scheduler.num_unfinished or self._unreported or self._is_kept
             due = full or not (decided["scheduled"] or waits)
         if self._depth > 1:
             decided["applied"] = None

@@ -117,7 +117,7 @@ def _raise_file_limit() -> int:
     return min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], MOST_FILES)
 
 
-_told_at_s: dict[str, float] = {}
+_reported_at_s: dict[str, float] = {}
 
 
 def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -126,8 +126,8 @@ def _report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
     where = traceback.extract_tb(error.__traceback__)[-1:] if error is not None else []
     place = f" ({os.path.basename(where[0].filename)}:{where[0].lineno})" if where else ""
     text = one_line(f"{context.get('message')}: {type(error).__name__}{place}", 300)
-    if loop.time() - _told_at_s.get(text, -TOLD_EVERY_S) >= TOLD_EVERY_S:
-        _told_at_s[text] = loop.time()
+    if loop.time() - _reported_at_s.get(text, -TOLD_EVERY_S) >= TOLD_EVERY_S:
+        _reported_at_s[text] = loop.time()
         print(f"schedtop http: {text}", file=sys.stderr, flush=True)
 
 

@@ -95,13 +95,13 @@ def export(
     """
     write = FORMATS[name][1]
     if not isinstance(target, Path):
-        write(recording, _told(recording, on_progress), target)
+        write(recording, _reported(recording, on_progress), target)
         return
     with whole_file(target) as file:
-        write(recording, _told(recording, on_progress), file)
+        write(recording, _reported(recording, on_progress), file)
 
 
-def _told(recording: Recording, on_progress: Callable[[int], None]) -> Records:
+def _reported(recording: Recording, on_progress: Callable[[int], None]) -> Records:
     for index, record in enumerate(recording.records()):
         if index % 256 == 0:
             on_progress(index)

@@ -31,7 +31,7 @@ class TraceEvents:
     def __init__(self) -> None:
         self._pending: list[tuple[float, int, Event]] = []
         self._pushed = 0
-        self._told_us = 0.0
+        self._reported_us = 0.0
         self._open: dict[int, str] = {}
         self._prompts: dict[int, int] = {}
         self._last_start_s = 0.0
@@ -168,8 +168,8 @@ class TraceEvents:
         pending = self._pending
         while pending and pending[0][0] <= until_s:
             clock_s, _, event = heapq.heappop(pending)
-            self._told_us = max(self._told_us, round(clock_s * 1e6, 3))
-            yield {**event, "ts": self._told_us}
+            self._reported_us = max(self._reported_us, round(clock_s * 1e6, 3))
+            yield {**event, "ts": self._reported_us}
 
 
 def _slice(phase: str, name: str, pid: int, tid: int, args: Event | None = None) -> Event:

@@ -49,15 +49,15 @@ def report_text(document: dict[str, Any]) -> str:
             f"{duration_text(clock_s)} on the engine's clock, {duration_text(document['wall_s'])} of wall time",
         ),
     ]
-    return "\n".join([*lines, *told_lines(document)])
+    return "\n".join([*lines, *note_lines(document)])
 
 
-def told_lines(document: dict[str, Any]) -> list[str]:
+def note_lines(document: dict[str, Any]) -> list[str]:
     """Caveats of a report: how its workload was read, and what was not served as asked."""
     workload = document.get("workload", {})
     read = [workload["read_as"]] if workload.get("read_as") else []
-    told = [*held_back_lines(document), *read, *workload.get("notices", ())]
-    return [_line("" if place else "notes", line) for place, line in enumerate(told)]
+    reported = [*held_back_lines(document), *read, *workload.get("notices", ())]
+    return [_line("" if place else "notes", line) for place, line in enumerate(reported)]
 
 
 _ONLY_IF_ANY = ("kv_capacity", "failed", "running", "waiting")

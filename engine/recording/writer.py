@@ -85,7 +85,7 @@ class RecordingWriter:
         self._snapshot = snapshot
         self._keep_text = keep_text
         self._notice = notice
-        self._num_told = self._restarts = 0
+        self._num_reported = self._restarts = 0
         self._queue: deque[StepRecord | Snapshot | TextDelta] = deque()
         self._since_keyframe = 0
         self._wake = threading.Event()
@@ -100,7 +100,7 @@ class RecordingWriter:
         """Queue one record; waits only if the disk is far behind. Raises `OSError` once recording has ended."""
         if self._file.error is not None or len(self._queue) >= MAX_QUEUED:
             self._check_room()
-        if self._num_told < len(self._file.losses):
+        if self._num_reported < len(self._file.losses):
             self._tell_losses()
         self._queue.append(record)
         self._since_keyframe += 1
@@ -135,8 +135,8 @@ class RecordingWriter:
             raise RecordingMovedError(self._file.losses[-1])
 
     def _tell_losses(self) -> None:
-        for line in self._file.losses[self._num_told :]:
-            self._num_told += 1
+        for line in self._file.losses[self._num_reported :]:
+            self._num_reported += 1
             self._notice(line)
 
     def _check_room(self) -> None:

@@ -35,7 +35,7 @@ class Outlook(msgspec.Struct, frozen=True):
     """What lies ahead if nobody arrives or intervenes and blocks last: `turns` turns in which rows decode.
 
     `num_under_way` steps are under way. Row i is planned in turn `plans[i]` and again every `period` turns, `left[i]`
-    times at most, and told in turn `tells[i]` and every `period` turns, one token each time, up to turn `last[i]`, in
+    times at most, and told in turn `reports[i]` and every `period` turns, one token each time, up to turn `last[i]`, in
     which it ends; `coming[i]` of these were planned before. Where somebody waits, nobody ends before the last turn:
     `head` waits all the while, for its reason. `ahead`: rows are planned before their results are here. A step is told
     `lag` turns after it was planned. If it is not `steady`, there is one turn, whose step is planned, and the scheduler
@@ -47,7 +47,7 @@ class Outlook(msgspec.Struct, frozen=True):
     lag: int
     num_under_way: int
     plans: IntArray
-    tells: IntArray
+    reports: IntArray
     coming: IntArray
     left: IntArray
     last: IntArray
@@ -66,9 +66,9 @@ class Outlook(msgspec.Struct, frozen=True):
             return np.minimum(max(turns - self.first, 0), self.left)
         return np.minimum((turns - self.plans + (self.period - 1)) // self.period, self.left)
 
-    def times_told(self, turns: int) -> IntArray:
+    def times_reported(self, turns: int) -> IntArray:
         """How often each row is reported in the first `turns` turns."""
-        ahead: IntArray = np.minimum(turns, self.last + 1) - self.tells
+        ahead: IntArray = np.minimum(turns, self.last + 1) - self.reports
         return ahead if self.period == 1 else (ahead + (self.period - 1)) // self.period
 
 
@@ -98,10 +98,10 @@ def decodes_ahead(state: SchedulerState) -> Outlook | None:
     presents = _presents(state)
     if presents is None:
         return None
-    tells, coming = _results(size, presents)
+    reports, coming = _results(size, presents)
     if np.count_nonzero(coming if state.config.async_scheduling else table.decoding[:size] | coming) < size:
         return None
-    return _look_ahead(state, len(presents), tells, coming)
+    return _look_ahead(state, len(presents), reports, coming)
 
 
 def decodes_next(state: SchedulerState, lag: int) -> IntArray:
@@ -122,14 +122,14 @@ def go_on(
     if not size:
         return None
     if outlook.period > 1:
-        told = outlook.times_told(turns)
-        tells = outlook.tells + outlook.period * told - turns
-        coming = outlook.coming + outlook.times_planned(turns) - told
+        reported = outlook.times_reported(turns)
+        reports = outlook.reports + outlook.period * reported - turns
+        coming = outlook.coming + outlook.times_planned(turns) - reported
         if ended:
-            stays = np.ones(len(tells), dtype=bool)
+            stays = np.ones(len(reports), dtype=bool)
             stays[ended] = False
-            tells, coming = tells[stays], coming[stays]
-        return _look_ahead(state, lag, tells, coming)
+            reports, coming = reports[stays], coming[stays]
+        return _look_ahead(state, lag, reports, coming)
     if begun is None:
         return _look_ahead(state, lag, np.zeros(size, dtype=np.int32), np.full(size, lag, dtype=np.int32))
     if not is_plain(begun, state.limits):
@@ -137,21 +137,21 @@ def go_on(
     samples: IntArray = np.zeros(size, dtype=np.int32)
     samples[begun.busy] = begun.plan.samples
     coming = state.table.num_expected[:size] - state.table.num_tokens[:size] if lag else samples
-    tells = np.where(coming > samples, 0, np.where(samples, lag, 1)).astype(np.int32)
-    return _look_ahead(state, lag + 1, tells, coming)
+    reports = np.where(coming > samples, 0, np.where(samples, lag, 1)).astype(np.int32)
+    return _look_ahead(state, lag + 1, reports, coming)
 
 
-def _look_ahead(state: SchedulerState, num_under_way: int, tells: IntArray, coming: IntArray) -> Outlook | None:
+def _look_ahead(state: SchedulerState, num_under_way: int, reports: IntArray, coming: IntArray) -> Outlook | None:
     table, limits, config, size = state.table, state.limits, state.config, state.table.size
     if table.num_with_stops or (state.encoder is not None and state.encoder.is_holding):
         return None
     ahead, period, lag = config.async_scheduling, config.pipeline_depth, config.max_concurrent_batches - 1
-    most, plans = size, tells
+    most, plans = size, reports
     if period > 1:
-        plans = tells if ahead else (tells + 1) % period
+        plans = reports if ahead else (reports + 1) % period
         most = int(np.bincount(plans).max())
     to_come = table.stop_at[:size] - table.num_tokens[:size]
-    left, last = to_come - coming, tells + period * (to_come - 1)
+    left, last = to_come - coming, reports + period * (to_come - 1)
     head = deferred_head(state)
     steady = most <= limits.token_budget and most * (1 + config.draft_slots) <= limits.input_budget
     if steady and state.waiting.ready:
@@ -160,13 +160,13 @@ def _look_ahead(state: SchedulerState, num_under_way: int, tells: IntArray, comi
         head = AdmissionPass(state, PlannedStep(0.0)).stop_before_look()
         steady = head is not None and (not num_under_way or head.reason is Limiter.SEQUENCE_CAP)
     if steady and period == 1 and num_under_way > lag:
-        left_out = (tells + coming < num_under_way) | (coming == 0)
+        left_out = (reports + coming < num_under_way) | (coming == 0)
         steady = not np.count_nonzero(left_out & (left > 0))
-    if not steady and (num_under_way <= lag or np.minimum.reduce(tells)):
+    if not steady and (num_under_way <= lag or np.minimum.reduce(reports)):
         return None
     goes_on = period == 1 and head is None and state.loads is None
     turns = 1 + int((np.maximum if goes_on else np.minimum).reduce(last)) if steady else 1
-    return Outlook(turns, period, lag, num_under_way, plans, tells, coming, left, last, ahead, head, steady)
+    return Outlook(turns, period, lag, num_under_way, plans, reports, coming, left, last, ahead, head, steady)
 
 
 def _presents(state: SchedulerState) -> list[Present] | None:
@@ -189,13 +189,13 @@ def _presents(state: SchedulerState) -> list[Present] | None:
 
 def _results(size: int, presents: list[Present]) -> tuple[IntArray, IntArray]:
     """In which turn each row's next result is told, and how many are under way."""
-    tells: IntArray = np.full(size, len(presents), dtype=np.int32)
+    reports: IntArray = np.full(size, len(presents), dtype=np.int32)
     coming: IntArray = np.zeros(size, dtype=np.int32)
     for turn in range(len(presents) - 1, -1, -1):
         rows = presents[turn].rows
-        tells[rows] = turn
+        reports[rows] = turn
         coming[rows] += 1
-    return tells, coming
+    return reports, coming
 
 
 def is_plain(batch: PlannedBatch, limits: Limits) -> bool:
@@ -268,23 +268,25 @@ def note_blocks(state: SchedulerState, rows: RowArray) -> None:
     table.room[:size] += counts * state.kv.block_size
 
 
-def deliver(table: RequestTable, outlook: Outlook, sampled: IntArray, told: IntArray, ends_s: Floats) -> Gaps:
-    """Give rows their next outputs (times, rows), the first `told` of each row; turns end at `ends_s`.
+def deliver(table: RequestTable, outlook: Outlook, sampled: IntArray, reported: IntArray, ends_s: Floats) -> Gaps:
+    """Give rows their next outputs (times, rows), the first `reported` of each row; turns end at `ends_s`.
 
     Returns their gaps, NaN where there was none.
     """
     period, size = outlook.period, table.size
     since_s = ends_s.copy()
     since_s[period:] -= ends_s[:-period]
-    gaps_s = since_s.take(outlook.tells + period * np.arange(len(sampled))[:, None], mode="clip")
-    gaps_s[0] = ends_s.take(outlook.tells, mode="clip") - table.last_s[:size]
-    newest_s = ends_s.take(outlook.tells + period * (told - 1), mode="clip")
-    table.last_s[:size] = newest_s if np.minimum.reduce(told) else np.where(told, newest_s, table.last_s[:size])
-    return table.append_steps(sampled, gaps_s.astype(np.float32), told)
+    gaps_s = since_s.take(outlook.reports + period * np.arange(len(sampled))[:, None], mode="clip")
+    gaps_s[0] = ends_s.take(outlook.reports, mode="clip") - table.last_s[:size]
+    newest_s = ends_s.take(outlook.reports + period * (reported - 1), mode="clip")
+    table.last_s[:size] = (
+        newest_s if np.minimum.reduce(reported) else np.where(reported, newest_s, table.last_s[:size])
+    )
+    return table.append_steps(sampled, gaps_s.astype(np.float32), reported)
 
 
-def advance(state: SchedulerState, outlook: Outlook, turns: int, told: IntArray) -> Filled:
-    """Count what so many turns planned and told (`told` of each row); outputs are delivered.
+def advance(state: SchedulerState, outlook: Outlook, turns: int, reported: IntArray) -> Filled:
+    """Count what so many turns planned and told (`reported` of each row); outputs are delivered.
 
     Returns the blocks that they fill.
     """
@@ -292,8 +294,8 @@ def advance(state: SchedulerState, outlook: Outlook, turns: int, told: IntArray)
     planned = outlook.times_planned(turns)
     computed = table.num_computed[:size]
     # Planned ahead, a block is registered once its last output is told, else when the step that fills it is planned.
-    first, times = (outlook.tells, told) if ahead else (outlook.plans, planned)
-    known = table.num_tokens[:size] - told if ahead else computed + 1
+    first, times = (outlook.reports, reported) if ahead else (outlook.plans, planned)
+    known = table.num_tokens[:size] - reported if ahead else computed + 1
     # A row that computes its prompt still is behind what is known of it; it is not told.
     behind = np.maximum(table.next_full[:size] - known, 0)
     nth, rows = _crossings(behind, times, state.kv.block_size, turns)
@@ -303,7 +305,7 @@ def advance(state: SchedulerState, outlook: Outlook, turns: int, told: IntArray)
     known = known[rows] + nth[order]
     computed += planned
     if outlook.lag:
-        table.in_flight[:size] += planned - told
+        table.in_flight[:size] += planned - reported
     if ahead:
         table.num_expected[:size] += planned
     if ahead and outlook.period > 1:

@@ -143,9 +143,9 @@ def _deliver(request: Request, ids: list[int], now_s: float) -> float:
 def _tell_preemption(state: SchedulerState, batch: PlannedBatch, number: int) -> None:
     """A request ends before the step that preempted it is reported: its preemption is reported with its end."""
     for later in state.under_way:
-        told = [entry for entry in later.planned.preemptions if entry.number == number]
-        batch.planned.preemptions.extend(told)
-        for entry in told:
+        reported = [entry for entry in later.planned.preemptions if entry.number == number]
+        batch.planned.preemptions.extend(reported)
+        for entry in reported:
             later.planned.preemptions.remove(entry)
 
 

@@ -114,7 +114,7 @@ class ServiceLoop:
         self._asked: tuple[str, float | None] | None = None
         self._ending: str | None = None
         self._end_by_s: float | None = None
-        self._told_end_of_work = False
+        self._reported_end_of_work = False
         self._knobs_version = engine.snapshot().knobs_version
         self._trials = Trials(engine, self._tell)
         self._clients = Clients(engine, server, self._arrival_s)
@@ -276,11 +276,16 @@ class ServiceLoop:
 
     def _tell_end_of_work(self) -> None:
         """Reports once that nothing is in flight and nothing will arrive: a rate of 0 can be raised again."""
-        if self._for_clients or self._engine.num_unfinished or self._ending is not None or self._told_end_of_work:
+        if (
+            self._for_clients
+            or self._engine.num_unfinished
+            or self._ending is not None
+            or self._reported_end_of_work
+        ):
             return
         if self._engine.snapshot().knobs.get("rate") == 0:
             return
-        self._told_end_of_work = True
+        self._reported_end_of_work = True
         self.notice("info", f"{WORKLOAD_ENDED}: no more requests will come")
         if not self._stay or (self._duration_s is not None and not self._pace):
             self.end(WORKLOAD_ENDED)

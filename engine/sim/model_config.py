@@ -51,7 +51,7 @@ def shape_of(config: Config, name: str) -> ModelShape:
     noted = _Noted({**LEFT_OUT.get(str(kind), {}), **config})
     fields = {**_common(noted), **family(noted), "plain_attention": _plain_attention(settings)}
     for field in inner:
-        if _tells_shape(field, inner[field]) and field not in noted.read:
+        if _describes_shape(field, inner[field]) and field not in noted.read:
             raise ConfigError(
                 f"{field}={inner[field]!r}: is not understood for {kind}; remove it if it changes nothing"
             )
@@ -103,7 +103,7 @@ _CHANGE_NOTHING = frozenset(
 """Shape-like names that do not matter here."""
 
 
-def _tells_shape(field: str, value: Any) -> bool:
+def _describes_shape(field: str, value: Any) -> bool:
     """Whether a field that nobody read might change the shape: it is named so, and says something."""
     if not value or isinstance(value, dict) or field in _CHANGE_NOTHING:
         return False

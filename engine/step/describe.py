@@ -15,20 +15,20 @@ from schedtop.engine.scheduler.books.state import PlannedStep
 BYTE_ORDER = sys.byteorder
 
 
-def growth(planned: PlannedStep, told: Set[int]) -> tuple[bytes, bytes, bytes]:
-    """`grown`, `grown_blocks` and `grown_groups` of the step, without requests whose end was reported (`told`)."""
+def growth(planned: PlannedStep, reported: Set[int]) -> tuple[bytes, bytes, bytes]:
+    """`grown`, `grown_blocks` and `grown_groups` of the step, without requests whose end was reported (`reported`)."""
     if planned.group_growth or (planned.started and planned.started[0].further):
-        return _group_growth(planned, told)
+        return _group_growth(planned, reported)
     tables = planned.new_blocks
     if planned.started:
         tables = tables | {started.request.number: started.block_table for started in planned.started}
-    if told:
-        tables = {number: ids for number, ids in tables.items() if number not in told}
+    if reported:
+        tables = {number: ids for number, ids in tables.items() if number not in reported}
     pairs = [*chain.from_iterable(zip(tables, map(len, tables.values()), strict=True))]
     return packed(pairs), packed([*chain.from_iterable(tables.values())]), b""
 
 
-def _group_growth(planned: PlannedStep, told: Set[int]) -> tuple[bytes, bytes, bytes]:
+def _group_growth(planned: PlannedStep, reported: Set[int]) -> tuple[bytes, bytes, bytes]:
     """As `growth`, with an entry for each KV group of a request."""
     entries: list[tuple[int, int, list[int]]] = []
     for number, ids in planned.new_blocks.items():
@@ -40,7 +40,7 @@ def _group_growth(planned: PlannedStep, told: Set[int]) -> tuple[bytes, bytes, b
     for started in planned.started:
         for group, ids in enumerate((started.block_table, *started.further)):
             entries.append((started.request.number, group, ids))
-    entries = [entry for entry in entries if entry[0] not in told]
+    entries = [entry for entry in entries if entry[0] not in reported]
     pairs = [number for entry in entries for number in (entry[0], len(entry[2]))]
     blocks = [block for entry in entries for block in entry[2]]
     return packed(pairs), packed(blocks), bytes(group for _, group, _ in entries)

@@ -75,9 +75,9 @@ class Engine:
         self.stages = Stages(stages) if stages > 1 else None
         self._last_end_s = 0.0
         self._steps_allowed = 0
-        self._told_paused = False
-        self._untold_turns = 0
-        self._told_apart: deque[StepRecord] = deque()
+        self._reported_paused = False
+        self._unreported_turns = 0
+        self._idle_records: deque[StepRecord] = deque()
 
     @property
     def clock_s(self) -> float:
@@ -94,23 +94,23 @@ class Engine:
 
     def step(self) -> StepRecord | None:
         """Advance by one step; None when there is nothing to do and nothing to report."""
-        if self._told_apart:
-            return self._told_apart.popleft()
+        if self._idle_records:
+            return self._idle_records.popleft()
         self._take_arrivals()
-        if self._told_apart:
-            return self._told_apart.popleft()
+        if self._idle_records:
+            return self._idle_records.popleft()
         if not self._may_run():
             return self.tell()
         while (record := self.turn()) is None and self.has_work:
             self._take_arrivals()
-            if self._told_apart:
-                return self._told_apart.popleft()
+            if self._idle_records:
+                return self._idle_records.popleft()
         return record or self.tell()
 
     def set_apart(self) -> None:
         """Called before an event: turns since the last record came before it and get a record of their own."""
-        if self._untold_turns:
-            self._told_apart.append(self._idle_record())
+        if self._unreported_turns:
+            self._idle_records.append(self._idle_record())
 
     def _before_event(self) -> None:
         """Copies that have ended by now are recorded first: `verify` needs the order of events."""
@@ -120,7 +120,7 @@ class Engine:
     def turn(self) -> StepRecord | None:
         """Plan a step if there is any work, and take the results of the oldest if no more may be under way."""
         record = self._turn()
-        self._untold_turns = 0 if record is not None else self._untold_turns + 1
+        self._unreported_turns = 0 if record is not None else self._unreported_turns + 1
         return record
 
     def _turn(self) -> StepRecord | None:
@@ -165,8 +165,8 @@ class Engine:
         if self.tier is not None and self._waits_for_copies(plan, planned):
             return None
         preempts = planned.limiter is Limiter.PREEMPTED_NOW  # that request may have ended in the meantime
-        told = self._max_under_way == 1 or plan.num_rows or preempts or planned.ended
-        if not told and any(batch.plan.num_rows for batch in self.scheduler.state.under_way):
+        reported = self._max_under_way == 1 or plan.num_rows or preempts or planned.ended
+        if not reported and any(batch.plan.num_rows for batch in self.scheduler.state.under_way):
             self.scheduler.update(plan, NOTHING, self.clock_s)
             return None
         start_s = max(planned.now_s, self._last_end_s)
@@ -175,7 +175,7 @@ class Engine:
         settled = self.scheduler.update(plan, result, end_s)
         update_s = None if self.clock.simulated else time.perf_counter() - began_s
         self._last_end_s = end_s
-        self._told_paused = self.paused
+        self._reported_paused = self.paused
         timing = Timing(start_s, end_s, schedule_s, execute_s, update_s)
         record = self.observer.record(plan, settled, timing, self.knobs_version, self.paused)
         if not self.header.simulated_clock:  # there every row gets all it may have
@@ -249,7 +249,7 @@ class Engine:
         if self.tier is not None and self.tier.is_due():
             self.scheduler.schedule(self.clock_s)
             self._end_copies(self.scheduler.next_due())
-            self._untold_turns += 1
+            self._unreported_turns += 1
 
     def _may_run(self) -> bool:
         if not self.has_work:
@@ -262,13 +262,13 @@ class Engine:
 
     def tell(self) -> StepRecord | None:
         """A record of what happened since the last one without a step; None if nothing did."""
-        if not self.observer.has_events and self.paused == self._told_paused:
+        if not self.observer.has_events and self.paused == self._reported_paused:
             return None
         return self._idle_record()
 
     def _idle_record(self) -> StepRecord:
-        self._told_paused = self.paused
-        turns, self._untold_turns = self._untold_turns, 0
+        self._reported_paused = self.paused
+        turns, self._unreported_turns = self._unreported_turns, 0
         return self.observer.idle_record(self.clock_s, self.knobs_version, self.paused, turns)
 
     def skip_to(self, time_s: float) -> None:
@@ -284,7 +284,7 @@ class Engine:
         self._schedule_s = deque([None] * len(self.scheduler.state.under_way))
         self.clock.skip_to(end_s)
         self._last_end_s = end_s
-        self._told_paused = self.paused
+        self._reported_paused = self.paused
 
     def submit(self, request: Request) -> Refusal | None:
         """Queue a request; one that can never be served is refused, which the next record also reports."""

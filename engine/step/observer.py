@@ -84,8 +84,8 @@ class Observer:
     def has_events(self) -> bool:
         """Whether something happened that no record has reported yet."""
         events = self._events
-        told = events.arrivals or events.refusals or events.finishes or events.knobs
-        return bool(told or self.scheduler.state.waiting.deferrals)
+        reported = events.arrivals or events.refusals or events.finishes or events.knobs
+        return bool(reported or self.scheduler.state.waiting.deferrals)
 
     def note_arrival(self, request: Request, refusal: Refusal | None) -> None:
         self.counts["submitted"] += 1
@@ -130,10 +130,10 @@ class Observer:
         decodes = planned.decode_tokens
         state = self.scheduler.state
         events = self.take_events()
-        told: Set[int] = frozenset()
+        reported: Set[int] = frozenset()
         if settled.ended_before:
-            told = {*settled.ended_before} - {finish.number for finish in events.finishes}
-        grown, grown_blocks, grown_groups = growth(planned, told)
+            reported = {*settled.ended_before} - {finish.number for finish in events.finishes}
+        grown, grown_blocks, grown_groups = growth(planned, reported)
         return StepRecord(
             seq=self._next_seq(),
             step=self.step,

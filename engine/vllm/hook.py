@@ -119,7 +119,7 @@ class Hook:
             self.obey()
         try:
             hold_cap(self.facts, self.scheduler)
-            if not self.facts.tells_preemptions:
+            if not self.facts.reports_preemptions:
                 self._running = [request.request_id for request in self.scheduler.running]
             self._throttled = bool(throttle_prefills)
         except Exception as error:
@@ -139,7 +139,7 @@ class Hook:
         waiting = sum(map(len, queues(scheduler)))
         preempted, self._preempted = self._preempted, []
         given, self.pool.given = self.pool.given, []
-        if not self.facts.tells_preemptions:
+        if not self.facts.reports_preemptions:
             preempted = self._gone(running)
         if len(self.log) > MAX_UNREAD:
             self.turn_off(f"off: {MAX_UNREAD} notes wait unread")

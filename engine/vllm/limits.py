@@ -33,7 +33,7 @@ class ServerFacts:
 
     header: Header
     knobs: dict[str, Any]
-    tells_preemptions: bool
+    reports_preemptions: bool
     keys_are_blocks: bool
     missing: list[str] = field(default_factory=list)
     cap: int | None = None
@@ -49,7 +49,7 @@ class ServerFacts:
         return cls(
             header=_header(scheduler, config, missing),
             knobs=_knobs(scheduler, config),
-            tells_preemptions=hasattr(scheduler, "_preempt_request"),
+            reports_preemptions=hasattr(scheduler, "_preempt_request"),
             keys_are_blocks=keys_are_blocks(scheduler),
             missing=missing,
         )

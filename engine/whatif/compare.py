@@ -16,7 +16,7 @@ from schedtop.engine.decide_again.divergence import Divergence, first_difference
 from schedtop.engine.decide_again.scenario import Scenario, check_changes
 from schedtop.engine.offline.refused_or_cut import held_back_lines
 from schedtop.engine.offline.report import Report
-from schedtop.engine.offline.report_text import told_lines
+from schedtop.engine.offline.report_text import note_lines
 from schedtop.engine.step.engine import Engine
 from schedtop.engine.step.stretch.stretch import Stretch, records_of
 from schedtop.engine.whatif.compared_figures import change_text, setting_text, shown_in
@@ -73,13 +73,13 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             f"{name:<{widths[0]}}  {base:>{widths[1]}}  {variant:>{widths[2]}}  {step}".rstrip()
             for name, base, variant, step in rows
         ]
-        return page([*lines, "", *self.verdict().split("\n"), *self._told()])
+        return page([*lines, "", *self.verdict().split("\n"), *self._reported()])
 
-    def _told(self) -> list[str]:
+    def _reported(self) -> list[str]:
         """Notes on the base, and on the variant where they differ."""
         base = held_back_lines(self.base)
         variant = [line for line in held_back_lines(self.variant) if line not in base]
-        return [*told_lines(self.base), *(f"variant: {line}" for line in variant)]
+        return [*note_lines(self.base), *(f"variant: {line}" for line in variant)]
 
     def verdict(self) -> str:
         """Either no change, or where the runs diverge and in what."""
@@ -171,13 +171,13 @@ class _Side:
 
     def records(self) -> Iterator[StepRecord]:
         for done in self.done:
-            yield from records_of(self._told(done))
+            yield from records_of(self._reported(done))
 
     def finish(self) -> None:
         for done in self.done:
-            self._told(done)
+            self._reported(done)
 
-    def _told(self, done: StepRecord | Stretch) -> StepRecord | Stretch:
+    def _reported(self, done: StepRecord | Stretch) -> StepRecord | Stretch:
         self.report.add(done)
         self.on_progress(done.end_s)
         return done

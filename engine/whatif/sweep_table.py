@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 from schedtop.engine.contract.sanitize import page
-from schedtop.engine.offline.report_text import told_lines
+from schedtop.engine.offline.report_text import note_lines
 from schedtop.engine.whatif.compared_figures import (
     BY_NAME,
     CUT_OFF,
@@ -116,12 +116,14 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
             rows.append([mark, *(setting_text(value) for value in point.values()), *_cells(figures, outcome)])
         widths = [max(len(row[column]) for row in rows if column < len(row)) for column in range(len(rows[0]))]
         lines = ["  ".join(f"{text:>{width}}" for text, width in zip(row, widths, strict=False)) for row in rows]
-        return page([f"{self.source} on {self.device}", *self.notes, "", *lines, "", self.verdict(), *self._told()])
+        return page(
+            [f"{self.source} on {self.device}", *self.notes, "", *lines, "", self.verdict(), *self._reported()]
+        )
 
-    def _told(self) -> list[str]:
+    def _reported(self) -> list[str]:
         """Notes on the base settings, or on the first run there is."""
         documents = [self.documents[self.base], *self.documents]
-        return told_lines(next((document for document in documents if document is not None), {}))
+        return note_lines(next((document for document in documents if document is not None), {}))
 
     def verdict(self) -> str:
         """One line: the winner, and by how much over the next one and over the settings as they are."""

@@ -72,8 +72,8 @@ def _run(kind: type[SyntheticEngine], state: bytes, steps: int) -> bytes:
     """An engine's state after so many steps and what it told, packed: most tests begin with the same engine."""
     engine = object.__new__(kind)
     vars(engine).update(pickle.loads(state))
-    told = [engine.header(), engine.snapshot(), *engine.records(steps)]
-    return pickle.dumps((vars(engine), told))
+    reported = [engine.header(), engine.snapshot(), *engine.records(steps)]
+    return pickle.dumps((vars(engine), reported))
 
 
 class EngineLink(PlayedLink):
@@ -82,9 +82,9 @@ class EngineLink(PlayedLink):
     def __init__(
         self, engine: SyntheticEngine, steps: int = 0, refuse: Callable[[SetKnobs], str] = lambda c: ""
     ) -> None:
-        state, told = pickle.loads(_run(type(engine), pickle.dumps(vars(engine)), steps))
+        state, reported = pickle.loads(_run(type(engine), pickle.dumps(vars(engine)), steps))
         vars(engine).update(state)
-        super().__init__(told)
+        super().__init__(reported)
         self.engine = engine
         self.refuse = refuse
         self.warnings: list[str] = []

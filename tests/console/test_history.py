@@ -304,11 +304,15 @@ def test_the_state_tells_the_snapshot_that_the_engine_would() -> None:
     history = History()
     for message in (engine.header(), engine.snapshot(), *engine.records(350)):
         history.apply(message)
-    told, own = history.live.snapshot(), engine.snapshot()
-    assert (told.waiting, told.running, told.block_classes) == (own.waiting, own.running, own.block_classes)
-    assert (told.knobs, told.step, told.clock_s) == (own.knobs, own.step, own.clock_s)
+    reported, own = history.live.snapshot(), engine.snapshot()
+    assert (reported.waiting, reported.running, reported.block_classes) == (
+        own.waiting,
+        own.running,
+        own.block_classes,
+    )
+    assert (reported.knobs, reported.step, reported.clock_s) == (own.knobs, own.step, own.clock_s)
     theirs = {state.arrival.number: state for state in own.requests}
-    for state in told.requests:
+    for state in reported.requests:
         other = theirs[state.arrival.number]
         assert state.table == other.table
         for field in ("output_tokens", "computed_tokens", "preemptions", "first_token_s", "cached_tokens"):

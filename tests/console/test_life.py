@@ -31,7 +31,7 @@ def run(engine: Engine, steps: int) -> list[StepRecord]:
     return [record for record in records if record is not None]
 
 
-def told(*messages: Header | Snapshot | StepRecord, **limits: int) -> History:
+def reported(*messages: Header | Snapshot | StepRecord, **limits: int) -> History:
     history = History(**limits)
     for message in messages:
         history.apply(message)
@@ -50,27 +50,27 @@ def starved() -> History:
     engine = engine_of()
     before = [engine.header, engine.snapshot(), *run(engine, 400)]
     engine.set_knobs({"max_num_scheduled_tokens": 4})
-    return told(*before, *run(engine, 60))
+    return reported(*before, *run(engine, 60))
 
 
 @cache
 def thrashing() -> History:
     """Without overlap: the engine counts a victim's wait from the plan, while its last output is still to come."""
     engine = engine_of(num_blocks=850, async_scheduling=False)
-    return told(engine.header, engine.snapshot(), *run(engine, 1300))
+    return reported(engine.header, engine.snapshot(), *run(engine, 1300))
 
 
 @cache
 def drafting() -> History:
     engine = engine_of(num_blocks=700, num_speculative_tokens=3)
-    return told(engine.header, engine.snapshot(), *run(engine, 500))
+    return reported(engine.header, engine.snapshot(), *run(engine, 500))
 
 
 @cache
 def joined_late() -> History:
     engine = engine_of(num_blocks=700)
     run(engine, 600)
-    return told(engine.header, engine.snapshot(), *run(engine, 300))
+    return reported(engine.header, engine.snapshot(), *run(engine, 300))
 
 
 @cache
@@ -78,13 +78,13 @@ def with_losses() -> History:
     engine = engine_of(num_blocks=700)
     first = [engine.header, engine.snapshot(), *run(engine, 500)]
     run(engine, 100)
-    return told(*first, engine.snapshot(), *run(engine, 200))
+    return reported(*first, engine.snapshot(), *run(engine, 200))
 
 
 @cache
 def forgetful() -> History:
     engine = engine_of(num_blocks=700)
-    return told(engine.header, engine.snapshot(), *run(engine, 1200), max_records=256)
+    return reported(engine.header, engine.snapshot(), *run(engine, 1200), max_records=256)
 
 
 @pytest.mark.parametrize("make", [starved, thrashing, drafting, joined_late, with_losses, forgetful])
@@ -169,7 +169,7 @@ def test_what_happened_before_the_console_joined_is_unknown() -> None:
 
 def test_one_classification_for_table_and_life() -> None:
     engine = engine_of(num_blocks=1000)
-    history = told(engine.header, engine.snapshot(), *run(engine, 100))
+    history = reported(engine.header, engine.snapshot(), *run(engine, 100))
     states, looked = set(), 0
     while looked < 16:
         record = run(engine, 1)[0]
@@ -191,7 +191,7 @@ def test_one_classification_for_table_and_life() -> None:
 
 def test_a_life_that_is_read_as_it_goes_on_is_the_one_that_is_read_at_once() -> None:
     engine = engine_of(num_blocks=850)
-    history = told(engine.header, engine.snapshot(), *run(engine, 200))
+    history = reported(engine.header, engine.snapshot(), *run(engine, 200))
     watched = itertools.product(history.live.running()[2:], (SLO_S, None))
     readers = [(number, slo_s, LifeReader(number)) for number, slo_s in watched]
     seen = set()
@@ -235,7 +235,7 @@ def test_time_per_output_token_so_far_is_that_of_its_tokens() -> None:
 def test_blocks_of_a_request_are_known_when_a_console_has_just_joined() -> None:
     engine = engine_of()
     run(engine, 200)
-    history = told(engine.header, engine.snapshot())
+    history = reported(engine.header, engine.snapshot())
     table = RequestList(history, history.now())
     rows = [table.row(number) for number in history.live.running()]
     assert rows and all(row.kv > 0 for row in rows)

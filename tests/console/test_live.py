@@ -123,8 +123,8 @@ async def test_the_age_is_that_of_what_is_shown_while_the_last_minutes_are_read(
     now_s = 0.0
     engine = SyntheticEngine(rate=12.0, num_blocks=300)
     header, snapshot, records = engine.header(), engine.snapshot(), engine.records(100)
-    told = msgspec.structs.replace(header, newest_s=records[89].end_s)
-    link = PlayedLink([told, snapshot, *records[:40]])
+    reported = msgspec.structs.replace(header, newest_s=records[89].end_s)
+    link = PlayedLink([reported, snapshot, *records[:40]])
     async with seated(link=link, now=lambda: now_s) as seat:
         now_s += 5.0
         link.push(records[40])

@@ -154,11 +154,11 @@ def consoles_agree(
     for message in (header, start, *records):
         history.apply(message)
     shown = cohorts(history, history.now(), 3600.0)
-    told = facts(history, [], {})["latency"]
+    reported = facts(history, [], {})["latency"]
     for kind in KINDS:
         assert near(shown[kind], wanted[kind]), kind
         for name in ("n", "open"):
-            assert told[kind][name] == wanted[kind].document()[name]
+            assert reported[kind][name] == wanted[kind].document()[name]
 
 
 @given(LIVES, st.floats(0.05, 0.5), st.floats(0.1, 1.0))
@@ -238,6 +238,6 @@ def trial_agrees(recent: Recent, unended: OpenLatencies, records: list[StepRecor
     assert bool(said) == broken
     if broken:
         assert p95 is not None
-        told = re.match(r"TTFT p95 ([\d.]+) (m?s)", said)
-        assert told is not None
-        assert float(told[1]) / (1000 if told[2] == "ms" else 1) == pytest.approx(p95.least, rel=5e-3)
+        reported = re.match(r"TTFT p95 ([\d.]+) (m?s)", said)
+        assert reported is not None
+        assert float(reported[1]) / (1000 if reported[2] == "ms" else 1) == pytest.approx(p95.least, rel=5e-3)

@@ -42,9 +42,9 @@ def test_open_latencies_are_those_of_the_engine() -> None:
         if record is None:
             break
         history.apply(record)
-        found, told = unended(history.live), engine.unended()
-        assert sorted(found["ttft"].tolist()) == pytest.approx(sorted(told.ttft.tolist()))
-        assert sorted(found["itl"].tolist()) == pytest.approx(sorted(told.itl[told.itl > 0].tolist()))
+        found, reported = unended(history.live), engine.unended()
+        assert sorted(found["ttft"].tolist()) == pytest.approx(sorted(reported.ttft.tolist()))
+        assert sorted(found["itl"].tolist()) == pytest.approx(sorted(reported.itl[reported.itl > 0].tolist()))
         seen = {kind: count + len(found[kind]) for kind, count in seen.items()}
     assert all(seen.values())
 
@@ -65,8 +65,8 @@ def test_a_gap_counts_however_long_ago_it_began() -> None:
         record = engine.step()
         assert record is not None
         history.apply(record)
-    told = engine.unended().itl
-    assert unended(history.live)["itl"].tolist() == pytest.approx(told[told > 0].tolist())
+    reported = engine.unended().itl
+    assert unended(history.live)["itl"].tolist() == pytest.approx(reported[reported > 0].tolist())
     moment = history.at(600)
     assert moment is not None and len(unended(moment.state)["itl"]) == 1
     states = {item.arrival.id: item.last_token_s for item in history.live.snapshot().requests}

@@ -172,10 +172,10 @@ def test_a_preemption_without_room_keeps_its_figures() -> None:
 async def test_a_preemption_is_whole_at_the_design_size() -> None:
     engine = PriorityEngine(rate=40.0, num_blocks=200)
     async with seated(link=EngineLink(engine, 200)) as seat:
-        told = [event for event in seat.app.history.of_kind("V") if event.detail.count == 1]
+        reported = [event for event in seat.app.history.of_kind("V") if event.detail.count == 1]
         events = seat.live.events
-        assert told
-        line = events.line(told[0], events.size.width)
+        assert reported
+        line = events.line(reported[0], events.size.width)
         assert line.length <= events.size.width and line.pieces[-1][0].endswith(
-            f"lost={told[0].detail.lost_tokens}"
+            f"lost={reported[0].detail.lost_tokens}"
         )

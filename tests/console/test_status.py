@@ -23,7 +23,7 @@ from synthetic import SyntheticEngine
 PROGRAM = (sys.executable, "-c", "from schedtop.console.cli.main import main; main()")
 
 
-def told(steps: int, rate: float = 12.0) -> History:
+def reported(steps: int, rate: float = 12.0) -> History:
     engine = SyntheticEngine(rate=rate, num_blocks=300)
     history = History()
     for message in (engine.header(), engine.snapshot(), *engine.records(steps)):
@@ -32,7 +32,7 @@ def told(steps: int, rate: float = 12.0) -> History:
 
 
 def test_the_facts_are_those_of_the_records() -> None:
-    history = told(300)
+    history = reported(300)
     latest, found = history.latest, facts(history, [], {"ttft": 0.5})
     assert latest is not None and latest.head is not None
     assert (found["running"], found["waiting"]) == (latest.running, latest.waiting)
@@ -65,7 +65,7 @@ def test_kv_groups_and_host_memory_are_told_where_they_are(device: str) -> None:
 
 
 def test_nothing_is_made_up_before_the_first_step() -> None:
-    found = facts(told(0), [], {})
+    found = facts(reported(0), [], {})
     assert found["kv_in_use"] is None and found["latency"]["itl"]["p50"] is None
     assert "No requests" in "\n".join(page(found)) and "too few samples (n=0)" in brief(found)
 

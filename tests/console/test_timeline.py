@@ -261,19 +261,23 @@ async def test_the_host_has_a_lane_and_is_not_available_where_nothing_is_told() 
         assert "n/a" in lane and not any(line.startswith("GPU") for line in seat.lines)
     engine = SyntheticEngine(rate=12.0)
     records = engine.records(60)
-    told = [
+    reported = [
         msgspec.structs.replace(record, host=(Host(1.0, 0.5, 0.04, 0.9, 990, 1980),) if index == 59 else ())
         for index, record in enumerate(records)
     ]
-    async with seated(link=PlayedLink([engine.header(), SyntheticEngine().snapshot(), *told])) as seat:
+    async with seated(link=PlayedLink([engine.header(), SyntheticEngine().snapshot(), *reported])) as seat:
         [lane] = [line for line in seat.lines if line.startswith("host")]
         assert "50%+4%" in lane
         assert any(line.startswith("GPU") and "90%@50%" in line for line in seat.lines)
 
 
 def test_the_host_keeps_the_worst_of_each() -> None:
-    told = (Host(1.0, 0.5, 0.3, 0.2, 990, 1980), Host(1.0, 0.9, 0.1, None), Host(1.0, 0.1, None, 0.4, 1980, 1980))
-    records = [msgspec.structs.replace(RECORDS[index], host=(host,)) for index, host in enumerate(told)]
+    reported = (
+        Host(1.0, 0.5, 0.3, 0.2, 990, 1980),
+        Host(1.0, 0.9, 0.1, None),
+        Host(1.0, 0.1, None, 0.4, 1980, 1980),
+    )
+    records = [msgspec.structs.replace(RECORDS[index], host=(host,)) for index, host in enumerate(reported)]
     bucket = Bucket.of([*records, *RECORDS[3:9]])
     assert (bucket.cpu, bucket.delay, bucket.gpu, bucket.clock) == (0.9, 0.3, 0.4, 0.5)
 

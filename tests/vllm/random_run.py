@@ -186,12 +186,12 @@ class RandomRun:
         """What the records tell of block tables is what vLLM's managers hold."""
         managers = self.scheduler.kv_cache_manager.coordinator.single_type_managers
         for state in self.records.snapshot(0.0).requests:
-            told = [np.frombuffer(table, dtype=np.int32).tolist() for table in (state.table, *state.further)]
+            reported = [np.frombuffer(table, dtype=np.int32).tolist() for table in (state.table, *state.further)]
             held = [
                 [block.block_id - 1 for block in manager.req_to_blocks.get(state.arrival.id, ())]
                 for manager in managers
             ]
-            assert told == held or not any(held + told)
+            assert reported == held or not any(held + reported)
         counts = [
             sum(not block.is_null for table in manager.req_to_blocks.values() for block in table)
             for manager in managers

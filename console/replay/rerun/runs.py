@@ -158,21 +158,21 @@ class Reruns:
 
     def _follow(self, running: Running) -> None:
         try:
-            for told in running:
-                self._take(running, told)
+            for reported in running:
+                self._take(running, reported)
         except Exception as error:  # whatever it is explains why there is no outcome
             self._take(running, error)
 
-    def _take(self, running: Running, told: Told | Exception) -> None:
+    def _take(self, running: Running, reported: Told | Exception) -> None:
         with self._lock:
             if running is not self._running:
                 return  # given up
-            if isinstance(told, tuple):
-                self.doing = told
+            if isinstance(reported, tuple):
+                self.doing = reported
             else:
-                if isinstance(told, Exception):
-                    self.failed = text.clean(told, 400) or type(told).__name__
+                if isinstance(reported, Exception):
+                    self.failed = text.clean(reported, 400) or type(reported).__name__
                 else:
-                    self.answer = told
+                    self.answer = reported
                 self._running = self.doing = None  # last: whoever sees this sees the outcome
         self._on_change()

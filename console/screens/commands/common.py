@@ -50,7 +50,7 @@ def ask_abort(screen: ConsoleScreen, number: int) -> None:
     """Abort a request of the engine's, if the operator means it."""
     name, asked_of = screen.view.present.name(number), screen.view.present.header
 
-    def told(reply: Reply) -> None:
+    def reported(reply: Reply) -> None:
         why_not = reply.text.replace(f"request {number} ", f"{name} ")  # a gone request has no id for the engine
         screen.say(f"{name} aborted" if reply.ok else why_not, "ok" if reply.ok else "breach")
 
@@ -59,7 +59,7 @@ def ask_abort(screen: ConsoleScreen, number: int) -> None:
         if yes and header is not None and asked_of is not None and header.started_at != asked_of.started_at:
             screen.say(f"{name} ended with its engine; another one answers here", "breach")
         elif yes:
-            screen.console.command(lambda id: Abort(id, number), told)
+            screen.console.command(lambda id: Abort(id, number), reported)
 
     screen.app.push_screen(QuitScreen(f"Abort {name}? Its answer ends here.", "abort", "leave it"), answered)
 
@@ -151,11 +151,11 @@ class CommonCommands(ScreenCommands[ConsoleScreen]):
             held = "admissions paused; P resumes them"
         self.console.command(
             lambda id: command(id, f"console {self.view.options.who}".strip()),
-            self._told("resumed" if paused else held),
+            self._reported("resumed" if paused else held),
         )
 
     def do_step_engine(self) -> None:
-        self.console.command(StepOnce, self._told("one step"))
+        self.console.command(StepOnce, self._reported("one step"))
 
     def do_record(self) -> None:
         self.screen.app.run_worker(self.console.recordings.toggle(self.console.output_dir))
@@ -230,7 +230,7 @@ class CommonCommands(ScreenCommands[ConsoleScreen]):
     def do_suspend(self) -> None:
         self.screen.app.action_suspend_process()
 
-    def _told(self, done: str) -> Callable[[Reply], None]:
+    def _reported(self, done: str) -> Callable[[Reply], None]:
         """A reply's words for the footer."""
 
         def replied(reply: Reply) -> None:

@@ -188,17 +188,17 @@ class Before(msgspec.Struct, frozen=True):
 class Leg(msgspec.Struct, frozen=True):
     """The result of some turns.
 
-    `told`: the steps under way before, which are reported in the first turns, one each. `turns_told`: the turns that
-    report a step. `head` and `oldest_queued_s`: of all steps planned in the leg. `last_s`: when each row was told last
-    before; `gaps_s`: of all outputs, NaN where there was none.
+    `reported`: the steps under way before, which are reported in the first turns, one each. `turns_reported`: the turns
+    that report a step. `head` and `oldest_queued_s`: of all steps planned in the leg. `last_s`: when each row was told
+    last before; `gaps_s`: of all outputs, NaN where there was none.
     """
 
     course: Course
     before: Before
-    told: list[StepUnderWay]
+    reported: list[StepUnderWay]
     head: Head | None
     oldest_queued_s: float | None
-    turns_told: list[int]
+    turns_reported: list[int]
     last_s: Floats
     gaps_s: Gaps
 
@@ -209,15 +209,15 @@ class Leg(msgspec.Struct, frozen=True):
     def gaps_in(self, turn: int) -> Gaps:
         """Those of each row in a turn, NaN where it was not told."""
         outlook, ends_s = self.course.outlook, self.course.times.turns_s[1:]
-        before_s = np.where(outlook.tells == turn, self.last_s, ends_s[max(turn - outlook.period, 0)])
-        told = outlook.times_told(turn + 1) > np.maximum(outlook.times_told(turn), 0)
-        return np.where(told, ends_s[turn] - before_s, np.nan).astype(np.float32)
+        before_s = np.where(outlook.reports == turn, self.last_s, ends_s[max(turn - outlook.period, 0)])
+        reported = outlook.times_reported(turn + 1) > np.maximum(outlook.times_reported(turn), 0)
+        return np.where(reported, ends_s[turn] - before_s, np.nan).astype(np.float32)
 
     def told_numbers(self) -> IntArray:
         """The request of each of `gaps_s`."""
-        told = self.course.outlook.times_told(self.turns)
-        numbers = np.broadcast_to(self.course.columns[0], (int(told.max()), len(told)))
-        return numbers[np.arange(len(numbers))[:, None] < told]
+        reported = self.course.outlook.times_reported(self.turns)
+        numbers = np.broadcast_to(self.course.columns[0], (int(reported.max()), len(reported)))
+        return numbers[np.arange(len(numbers))[:, None] < reported]
 
     def blocks_at(self, turn: int, watermark: int) -> Blocks:
         """The pool after a turn."""
@@ -235,12 +235,14 @@ class Leg(msgspec.Struct, frozen=True):
 
     def head_told(self, turn: int) -> Head | None:
         """The head of the step that is told in a turn."""
-        return self.told[turn].head if turn < len(self.told) else self.head
+        return self.reported[turn].head if turn < len(self.reported) else self.head
 
-    def step_told(self, turn: int) -> PlannedBatch | Foreseen:
+    def step_reported(self, turn: int) -> PlannedBatch | Foreseen:
         """The step that is told in a turn: planned in an earlier one, or before all."""
         return (
-            self.told[turn].step if turn < len(self.told) else Foreseen(self.course, turn - self.course.outlook.lag)
+            self.reported[turn].step
+            if turn < len(self.reported)
+            else Foreseen(self.course, turn - self.course.outlook.lag)
         )
 
 

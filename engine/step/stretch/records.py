@@ -23,14 +23,16 @@ def records_of_leg(leg: Leg, common: StepRecord, slots: int) -> Iterator[StepRec
     course, before, turns_s = leg.course, leg.before, leg.course.times.turns_s.tolist()
     busy_s, outputs, since, more = before.totals.busy_s, 0, 0, Counter[str]()
     changed, endings = dict(before.changed), {ending.turn: ending for ending in course.endings}
-    for count, turn in enumerate(leg.turns_told, 1):
+    for count, turn in enumerate(leg.turns_reported, 1):
         start_s, end_s = turns_s[turn : turn + 2]
-        step = leg.step_told(turn)
+        step = leg.step_reported(turn)
         rows, record = _planned(step, common)
         tokens, num_busy = int(np.add.reduce(rows[TOKENS])), int(np.count_nonzero(rows[TOKENS]))
         busy_s, outputs = busy_s + (end_s - start_s), outputs + int(np.count_nonzero(rows[EMITTED]))
-        told = leg.told[turn] if turn < len(leg.told) else StepUnderWay(step, leg.head, leg.oldest_queued_s)
-        more.update(told.gained)
+        reported = (
+            leg.reported[turn] if turn < len(leg.reported) else StepUnderWay(step, leg.head, leg.oldest_queued_s)
+        )
+        more.update(reported.gained)
         changed |= dict.fromkeys(course.new_blocks[course.blocks_grown(since, turn)], HELD)
         since = turn + 1
         record = msgspec.structs.replace(
@@ -44,12 +46,12 @@ def records_of_leg(leg: Leg, common: StepRecord, slots: int) -> Iterator[StepRec
             input_rows=tokens + num_busy * slots,
             rows=rows.tobytes(),
             itl_s=_gaps_of(rows, leg, turn),
-            ttft_s=told.first_tokens,
+            ttft_s=reported.first_tokens,
             running=int(np.count_nonzero(course.rows_in(turn + 1))),
             waiting=before.waiting,
             deferred=before.deferred,
-            oldest_wait_s=None if told.oldest_queued_s is None else end_s - told.oldest_queued_s,
-            head=told.head,
+            oldest_wait_s=None if reported.oldest_queued_s is None else end_s - reported.oldest_queued_s,
+            head=reported.head,
             blocks=leg.blocks_at(turn, common.blocks.watermark),
         )
         if count == 1:

@@ -114,11 +114,11 @@ class _Run:
         if (until_s - now_s) < turns * self.least_s:
             turns = int((until_s - now_s) / self.least_s) + 1
         times = self._times(outlook, turns, now_s)
-        turns = _last_told(outlook, int(times.turns_s[:-1].searchsorted(until_s)))
+        turns = _last_reported(outlook, int(times.turns_s[:-1].searchsorted(until_s)))
         if turns < 1:
             return None
         needs = block_needs(state, outlook, turns)
-        turns = _last_told(outlook, needs.turns)
+        turns = _last_reported(outlook, needs.turns)
         if turns < 1:
             return None
         self.steps_left -= turns
@@ -141,16 +141,16 @@ class _Run:
         """Take the turns of a leg: the books are then those of its end."""
         state, observer, turns = self.state, self.observer, needs.turns
         columns, before = state.table.data[: len(COLUMNS), : state.table.size].copy(), self._before()
-        told = [self._tell(step, outlook, turn, times) for turn, step in enumerate(self.under_way[:turns])]
+        reported = [self._tell(step, outlook, turn, times) for turn, step in enumerate(self.under_way[:turns])]
         head, oldest_queued_s = observer.look_at(outlook.head), observer.oldest_queued_s
         last_s = state.table.last_s[: state.table.size].copy()
-        num_told = outlook.times_told(turns)
+        num_told = outlook.times_reported(turns)
         gaps_s = self._deliver(outlook, times, num_told)
         filled = advance(state, outlook, turns, num_told)
         course = Course(outlook, columns, state.table.layout, times, needs, [], Standing.of(state.kv), [])
         self.under_way = course.steps_from(self.under_way, turns)
-        turns_told = _turns_told(outlook, turns)
-        leg = Leg(course, before, told, head, oldest_queued_s, turns_told, last_s, gaps_s)
+        turns_reported = _turns_reported(outlook, turns)
+        leg = Leg(course, before, reported, head, oldest_queued_s, turns_reported, last_s, gaps_s)
         self._serve(leg, filled)
         self._count(leg, int(np.add.reduce(num_told)))
         return leg
@@ -208,7 +208,7 @@ class _Run:
             return StepUnderWay(step, observer.look_at(step.course.outlook.head), observer.oldest_queued_s)
         planned, plan, firsts, more = step.planned, step.plan, [], Counter[str]()
         if not only_decodes(step):
-            rows = (np.isnan(table.last_s[: table.size]) & (outlook.tells == turn)).nonzero()[0].tolist()
+            rows = (np.isnan(table.last_s[: table.size]) & (outlook.reports == turn)).nonzero()[0].tolist()
             firsts = note_first_tokens(table, rows, times.turns_s.item(turn + 1))
             more = observer.admitted(planned)
             outputs = int(np.count_nonzero(plan.samples))
@@ -218,22 +218,22 @@ class _Run:
         observer.move_queue(planned)
         return StepUnderWay(step, observer.look_at(planned.head), observer.oldest_queued_s, tuple(firsts), more)
 
-    def _deliver(self, outlook: Outlook, times: TurnTimes, told: IntArray) -> Gaps:
+    def _deliver(self, outlook: Outlook, times: TurnTimes, reported: IntArray) -> Gaps:
         """Give rows so many outputs each; returns their gaps."""
         table, ends_s = self.state.table, times.turns_s[1:]
-        before, most = self._computed_before(outlook), int(np.maximum.reduce(told))
+        before, most = self._computed_before(outlook), int(np.maximum.reduce(reported))
         return deliver(
-            table, outlook, self.worker.next_ids(table.request[: table.size], before, most), told, ends_s
+            table, outlook, self.worker.next_ids(table.request[: table.size], before, most), reported, ends_s
         )
 
     def _count(self, leg: Leg, outputs: int) -> None:
         """Count what was told."""
-        observer, turns, course, steps = self.observer, leg.turns, leg.course, len(leg.turns_told)
+        observer, turns, course, steps = self.observer, leg.turns, leg.course, len(leg.turns_reported)
         turns_s = course.times.turns_s
         busy_s = observer.counts["busy_s"]
         for length_s in (turns_s[1:] - turns_s[:-1]).tolist():  # one by one, as the totals add up
             busy_s += length_s
-        more = [gained(steps, outputs, self.slots, self.common), *(each.gained for each in leg.told)]
+        more = [gained(steps, outputs, self.slots, self.common), *(each.gained for each in leg.reported)]
         observer.skip(steps, more, busy_s, [finish for ending in course.endings for finish in ending.finishes])
         if self.engine.stages is not None and course.times.free_s is not None:
             self.engine.stages.free_s = course.times.free_s[turns - 1]
@@ -297,19 +297,19 @@ def _planned_s(step: PlannedBatch | Foreseen) -> float:
     return step.planned_s if isinstance(step, Foreseen) else step.planned.now_s
 
 
-def _last_told(outlook: Outlook, turns: int) -> int:
+def _last_reported(outlook: Outlook, turns: int) -> int:
     """At most so many turns, the last of which describes a step."""
     if outlook.period == 1:
         return turns
-    told = set(outlook.tells.tolist())
-    while turns and (turns - 1) % outlook.period not in told:
+    reported = set(outlook.reports.tolist())
+    while turns and (turns - 1) % outlook.period not in reported:
         turns -= 1
     return turns
 
 
-def _turns_told(outlook: Outlook, turns: int) -> list[int]:
+def _turns_reported(outlook: Outlook, turns: int) -> list[int]:
     """Those of the first `turns` turns that describe a step."""
     if outlook.period == 1:
         return list(range(turns))
-    tells = set(outlook.tells.tolist())
-    return [turn for turn in range(turns) if turn % outlook.period in tells]
+    reports = set(outlook.reports.tolist())
+    return [turn for turn in range(turns) if turn % outlook.period in reports]

@@ -67,14 +67,14 @@ class Stretch(msgspec.Struct, frozen=True):
     @property
     def blocks_in_use(self) -> int:
         """The most blocks in use after scheduling a reported step; decodes free nothing before they end."""
-        most, untold = 0, self.legs[-1].course.outlook.lag
+        most, unreported = 0, self.legs[-1].course.outlook.lag
         for leg in reversed(self.legs):
-            told = leg.turns - 1 - untold  # the last turn whose step is reported
-            fullest = [ending.turn for ending in leg.course.endings if ending.turn < told]
-            if told >= 0:
-                most = max(most, *(leg.course.blocks_in_use(turn) for turn in [*fullest, told]), 0)
-            untold = max(untold - leg.turns, 0)
-            for step in [told.step for told in leg.told]:
+            reported = leg.turns - 1 - unreported  # the last turn whose step is reported
+            fullest = [ending.turn for ending in leg.course.endings if ending.turn < reported]
+            if reported >= 0:
+                most = max(most, *(leg.course.blocks_in_use(turn) for turn in [*fullest, reported]), 0)
+            unreported = max(unreported - leg.turns, 0)
+            for step in [reported.step for reported in leg.reported]:
                 if isinstance(step, PlannedBatch) and step.plan.num_rows:
                     most = max(most, step.planned.blocks_in_use)
         return most
@@ -86,14 +86,16 @@ class Stretch(msgspec.Struct, frozen=True):
         """
         for leg in self.legs:
             arrivals, refusals = tuple(leg.before.events.arrivals), tuple(leg.before.events.refusals)
-            for told in leg.told:
-                admissions = tuple(told.step.planned.admissions) if isinstance(told.step, PlannedBatch) else ()
-                if admissions or told.first_tokens:
-                    yield Requests(told.num_rows, arrivals, refusals, admissions, ttft_s=told.first_tokens)
+            for reported in leg.reported:
+                admissions = (
+                    tuple(reported.step.planned.admissions) if isinstance(reported.step, PlannedBatch) else ()
+                )
+                if admissions or reported.first_tokens:
+                    yield Requests(reported.num_rows, arrivals, refusals, admissions, ttft_s=reported.first_tokens)
                     arrivals, refusals = (), ()
             for ending in leg.course.endings:
                 yield Requests(
-                    num_rows(leg.step_told(ending.turn)), arrivals, refusals, finishes=tuple(ending.finishes)
+                    num_rows(leg.step_reported(ending.turn)), arrivals, refusals, finishes=tuple(ending.finishes)
                 )
                 arrivals, refusals = (), ()
             if arrivals or refusals:

@@ -23,14 +23,14 @@ def elapsed_s(worker: SimWorker, outlook: Outlook, before: IntArray, under_way: 
     if outlook.period > 1:
         each_s = np.zeros(turns)
         for turn in range(min(outlook.period, turns)):
-            if (own := before[outlook.tells == turn]).size:
+            if (own := before[outlook.reports == turn]).size:
                 times = len(range(turn, turns, outlook.period))
                 each_s[turn :: outlook.period] = worker.decode_s(
                     len(own), int(np.add.reduce(own)) + len(own), times
                 )
         return each_s
     parts, first = [], 0
-    if np.count_nonzero(outlook.tells) or not all(
+    if np.count_nonzero(outlook.reports) or not all(
         isinstance(step, Foreseen) or only_decodes(step) for step in under_way
     ):
         parts.append(np.array([_under_way_s(worker, outlook, before, step) for step in under_way[:turns]]))
@@ -42,14 +42,14 @@ def elapsed_s(worker: SimWorker, outlook: Outlook, before: IntArray, under_way: 
 def _under_way_s(worker: SimWorker, outlook: Outlook, before: IntArray, step: PlannedBatch | Foreseen) -> float:
     if isinstance(step, PlannedBatch):
         return worker.elapsed_s(step.plan)
-    own = before[outlook.tells == 0]  # only the first step can be one
+    own = before[outlook.reports == 0]  # only the first step can be one
     return worker.next_decode_s(len(own), int(np.add.reduce(own)) + len(own))
 
 
 def _same_rows(outlook: Outlook, before: IntArray, first: int, turns: int) -> Iterator[tuple[int, int, int]]:
     """The turns from `first` on, by the rows that are told: how many rows, their context in the first of these turns,
     and how many turns."""
-    own = before - outlook.tells
+    own = before - outlook.reports
     rows, context = len(own), int(np.add.reduce(own))
     ends = (outlook.last < turns - 1).nonzero()[0]
     for row in ends[outlook.last[ends].argsort()].tolist():

@@ -117,7 +117,7 @@ class Records:
         self._caching: bool = header.config["enable_prefix_caching"]
         self._counts: dict[str, float] = dict.fromkeys(Totals.__struct_fields__, 0)
         self._pending: deque[Event] = deque()
-        self._told = RecordExtras()
+        self._reported = RecordExtras()
         self._drafted: dict[str, int] = {}
         self._updated_s = 0.0
         self._watermark = int(header.config.get("watermark", 0.0) * (header.num_blocks + 1))
@@ -145,7 +145,7 @@ class Records:
             return None
         while self._pending:
             self._outside(self._pending.popleft())
-        if not self._told:
+        if not self._reported:
             return None
         queue = self.lives.queue(self._by_priority) if self.paused else []
         if not queue:
@@ -173,8 +173,8 @@ class Records:
                 self._apply(event)
             case PauseSeen():
                 self.paused = event.paused
-                self._told.pauses += 1
-                self._told.paused_by = event.by
+                self._reported.pauses += 1
+                self._reported.paused_by = event.by
             case Drafted():
                 self._drafted = dict(zip(event.ids, event.counts, strict=True))
             case Scheduled():  # one without a batch, or with results never noted
@@ -195,7 +195,7 @@ class Records:
             parent=child[1] if (child := _CHILD.fullmatch(event.id)) else "",
         )
         self.lives.add(arrival, event.has_stop_strings)
-        self._told.arrivals.append(arrival)
+        self._reported.arrivals.append(arrival)
 
     def _end(self, event: Ended) -> None:
         for name in event.ids:
@@ -206,7 +206,7 @@ class Records:
             if life.first_token_s is None:
                 self._counts["aborted_prefill_tokens"] += self._prefilled(life)
             reason = FinishReason.STOP_OR_ABORT if ambiguous else outside_reason(event.status)
-            self._told.finishes.append(self.lives.end(life, reason.value, self.step, event.at_s))
+            self._reported.finishes.append(self.lives.end(life, reason.value, self.step, event.at_s))
 
     def _prefilled(self, life: ServerRequest) -> int:
         """Prompt tokens that were computed for it, those of the prefix cache not counted."""
@@ -219,7 +219,7 @@ class Records:
             return
         for name, value in event.values.items():
             if self.knobs.get(name) != value:
-                self._told.knobs.append(KnobChange(name, self.knobs.get(name), value, event.by))
+                self._reported.knobs.append(KnobChange(name, self.knobs.get(name), value, event.by))
         self.knobs.update(event.values)
         self.knobs_version += 1
         rows = self.knobs["max_num_batched_tokens"]
@@ -236,8 +236,8 @@ class Records:
         """Requeue the requests that a schedule preempted, or only those `among` some."""
         for place, victim in enumerate(seen.preempted):
             if among is None or victim.id in among:
-                told = give_way(self.lives, seen, place, now_s, self._by_priority, self.pool.num_blocks)
-                self._told.preemptions += [] if told is None else [told]
+                reported = give_way(self.lives, seen, place, now_s, self._by_priority, self.pool.num_blocks)
+                self._reported.preemptions += [] if reported is None else [reported]
 
     def _record(self, seen: Scheduled, updated: Updated) -> StepRecord:
         lives, now_s = self.lives, updated.ended_s
@@ -258,7 +258,7 @@ class Records:
         for event in self._pending:
             if names and isinstance(event, Scheduled):
                 self._preempt(event, event.began_s, names)
-        self._told.finishes += [lives.end(life, reason, self.step) for life, reason in ended]
+        self._reported.finishes += [lives.end(life, reason, self.step) for life, reason in ended]
         head, limiter = self._waiting(seen, batch)
         step = self._timing(seen, updated, start_s) | self._tokens(batch, seen)
         self._count(batch, step, int(emitted.sum()), int(accepted.sum()), rejected, now_s - start_s)
@@ -379,14 +379,14 @@ class Records:
 
     def _tell(self, now_s: float, **step: Any) -> StepRecord:
         """The next record: `step` are the fields of one that ran, and what is to be reported beside it."""
-        told, self._told = self._told, RecordExtras()
+        reported, self._reported = self._reported, RecordExtras()
         counts, self.seq = self._counts, self.seq + 1
-        aborted = sum(finish.reason == FinishReason.ABORT for finish in told.finishes)
-        counts["submitted"] += len(told.arrivals)
-        counts["submitted_prompt_tokens"] += sum(arrival.prompt_tokens for arrival in told.arrivals)
-        counts["preemptions"] += len(told.preemptions)
+        aborted = sum(finish.reason == FinishReason.ABORT for finish in reported.finishes)
+        counts["submitted"] += len(reported.arrivals)
+        counts["submitted_prompt_tokens"] += sum(arrival.prompt_tokens for arrival in reported.arrivals)
+        counts["preemptions"] += len(reported.preemptions)
         counts["aborted"] += aborted
-        counts["finished"] += len(told.finishes) - aborted
+        counts["finished"] += len(reported.finishes) - aborted
         lives = self.lives
         oldest = min((life.queued_s for life in self._queued()), default=None)
         fields: dict[str, Any] = {
@@ -406,13 +406,13 @@ class Records:
             blocks=self._blocks(),
             group_blocks=self.pool.group_blocks,
             changed_blocks=self.pool.drain(),
-            arrivals=tuple(told.arrivals),
-            finishes=tuple(told.finishes),
-            preemptions=tuple(told.preemptions),
-            knobs=tuple(told.knobs),
+            arrivals=tuple(reported.arrivals),
+            finishes=tuple(reported.finishes),
+            preemptions=tuple(reported.preemptions),
+            knobs=tuple(reported.knobs),
             knobs_version=self.knobs_version,
             paused=self.paused,
-            paused_by=told.paused_by,
+            paused_by=reported.paused_by,
             totals=self.totals(),
             **fields,
         )

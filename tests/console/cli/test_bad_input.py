@@ -180,14 +180,14 @@ IDLE = [
 ]
 
 
-@pytest.mark.parametrize(("command", "told"), IDLE)
+@pytest.mark.parametrize(("command", "reported"), IDLE)
 def test_a_flag_without_effect_is_refused(
-    command: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    command: str, reported: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("case.json").write_text(json.dumps(WHOLE))
     Path("in.jsonl").write_text('{"prompt": "a"}\n')
-    assert told in refused(command.split(), capsys)
+    assert reported in refused(command.split(), capsys)
     assert {path.name for path in tmp_path.iterdir()} == {"case.json", "in.jsonl"}
 
 

@@ -127,8 +127,8 @@ def test_the_unit_of_time_is_said_and_doubted(capsys: pytest.CaptureFixture[str]
 def test_ids_that_do_not_fit_the_prompt_are_refused(
     capsys: pytest.CaptureFixture[str], name: str, line: int, lengths: str
 ) -> None:
-    told = refused(capsys, FIELD / name)
-    assert f"{name}:{line}: " in told and lengths in told and "--prefix-block-tokens" in told
+    reported = refused(capsys, FIELD / name)
+    assert f"{name}:{line}: " in reported and lengths in reported and "--prefix-block-tokens" in reported
 
 
 def test_waits_in_the_client_are_a_row_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:

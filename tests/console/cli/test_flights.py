@@ -97,8 +97,8 @@ def test_a_killed_engine_leaves_all_but_its_last_second(home: Home) -> None:
         kept = list(recording.records(0, recording.num_records))
         assert not recording.truncated and kept[0].seq == 1
         assert kept[-1].end_s > seen[-1].end_s - 1.0
-        told = {record.seq: record.totals for record in seen}
-        assert all(record.totals == told[record.seq] for record in kept if record.seq in told)
+        reported = {record.seq: record.totals for record in seen}
+        assert all(record.totals == reported[record.seq] for record in kept if record.seq in reported)
 
 
 def test_the_next_start_offers_it_once(home: Home) -> None:

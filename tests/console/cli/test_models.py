@@ -194,14 +194,16 @@ LOADED: list[tuple[Callable[[], object], str, str]] = [
 @pytest.mark.usefixtures("folder")
 def test_answers_that_are_there_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     command = "generate prompt.jsonl -o out.jsonl --device cpu --model tiny --max-tokens 2"
-    told = []
+    reported = []
     for _ in range(2):
         with pytest.raises(SystemExit) as ended:
             main(command.split())
         assert not ended.value.code
-        told.append(capsys.readouterr().err)
-    assert "1 of 1 prompts; 3 prompt tokens" in told[0]
-    assert told[1] == "schedtop: out.jsonl holds 1 answers already: nothing was run; remove it to answer again\n"
+        reported.append(capsys.readouterr().err)
+    assert "1 of 1 prompts; 3 prompt tokens" in reported[0]
+    assert (
+        reported[1] == "schedtop: out.jsonl holds 1 answers already: nothing was run; remove it to answer again\n"
+    )
 
 
 def test_a_golden_case_needs_no_model(tmp_path: Path) -> None:

@@ -49,12 +49,12 @@ def test_an_engine_that_runs_is_recorded_until_it_ends(tmp_path: Path) -> None:
                 while not isinstance(link.receive(1.0), kind):
                     pass
             engine.send_signal(signal.SIGINT)
-            told = process.communicate(timeout=120)[1]
+            reported = process.communicate(timeout=120)[1]
         engine.communicate(timeout=60)
-    assert process.returncode == 0, told
+    assert process.returncode == 0, reported
     with Recording(path) as recording:
         assert recording.truncated is None and recording.num_records > 0
-        assert f"{recording.num_records} steps, from " in told
+        assert f"{recording.num_records} steps, from " in reported
     assert run("replay", str(path)).returncode == 2  # no terminal, but the file is one it takes
     assert "records" in run("info", str(path)).stdout
 

@@ -100,8 +100,8 @@ def test_a_truncated_file_is_used_as_far_as_it_goes(
 ) -> None:
     code, _, err = call(capsys, *filled(command, cut, tmp_path / "out"))
     assert code == 0
-    told = err.splitlines()[0]
-    assert told.startswith(f"schedtop: {cut}: ") and "last good step is" in told
+    reported = err.splitlines()[0]
+    assert reported.startswith(f"schedtop: {cut}: ") and "last good step is" in reported
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, "explain", "whatif"])

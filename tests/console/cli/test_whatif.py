@@ -52,7 +52,7 @@ def test_whatif_without_effect(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "reported"),
     [
         (("whatif", "mixed", "--set", "seqs=2"), "no knob is called 'seqs'"),
         (("whatif", "mixed", "--set", "max_num_seqs"), "name=value"),
@@ -79,7 +79,7 @@ def test_whatif_without_effect(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_bad_input_is_one_line_and_code_2(
     arguments: tuple[str, ...],
-    told: str,
+    reported: str,
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -87,7 +87,7 @@ def test_bad_input_is_one_line_and_code_2(
     monkeypatch.chdir(tmp_path)
     code, out, err = call(capsys, *arguments)
     assert (code, out) == (2, "")
-    assert err.count("\n") == 1 and told in err
+    assert err.count("\n") == 1 and reported in err
     assert not (tmp_path / "new.toml").exists()
 
 
@@ -107,8 +107,8 @@ def test_a_long_sweep_tells_each_tenth_where_there_is_no_terminal(capsys: pytest
     values = ",".join(map(str, range(1, 25)))
     command = ("sweep", "mixed", "--limit", "1", "--vary", f"max_num_seqs={values}", "--jobs", "1")
     _, _, err = call(capsys, *command)
-    told = [int(line.split()[1]) for line in err.splitlines()]
-    assert told == [3, 5, 8, 10, 13, 15, 18, 20, 23, 25]
+    reported = [int(line.split()[1]) for line in err.splitlines()]
+    assert reported == [3, 5, 8, 10, 13, 15, 18, 20, 23, 25]
 
 
 def test_fresh_removes_nothing_but_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,20 +43,20 @@ def test_evidence_names_requests_that_are_gone() -> None:
 def test_preemptions_that_cost_work() -> None:
     run = pressed(9000)
     finding = run.findings()["preemption-pressure"]
-    told, window = numbers(finding), run.window()
+    reported, window = numbers(finding), run.window()
     events = [p for r in window for p in r.preemptions]
-    assert told["preemptions"] == finding.n == len(events) >= 3
-    assert told["lost_tokens"] == sum(p.lost_tokens for p in events)
+    assert reported["preemptions"] == finding.n == len(events) >= 3
+    assert reported["lost_tokens"] == sum(p.lost_tokens for p in events)
     recomputed, scheduled = sum(r.recomputed_tokens for r in window), sum(r.scheduled_tokens for r in window)
-    assert told["recomputed_tokens"] == recomputed
-    assert told["recomputed_share"] == pytest.approx(recomputed / scheduled)
-    assert told["usage_before"] == pytest.approx(np.mean([p.usage_before for p in events]))
+    assert reported["recomputed_tokens"] == recomputed
+    assert reported["recomputed_share"] == pytest.approx(recomputed / scheduled)
+    assert reported["usage_before"] == pytest.approx(np.mean([p.usage_before for p in events]))
     first = next(r.seq for r in window if r.preemptions)
     since = [t for r in window if r.seq >= first for _, t in r.ttft_s]
     before = [t for r in window if r.seq < first for _, t in r.ttft_s]
-    assert told["ttft_p50_s"] == pytest.approx(np.quantile(since, 0.5))
+    assert reported["ttft_p50_s"] == pytest.approx(np.quantile(since, 0.5))
     assert len(before) >= catalogue.MIN_FIRSTS.value
-    assert told["ttft_p50_before_s"] == pytest.approx(np.quantile(before, 0.5))
+    assert reported["ttft_p50_before_s"] == pytest.approx(np.quantile(before, 0.5))
     assert [(a.knob, a.direction) for a in finding.advice] == [
         ("max_num_seqs", "down"),
         ("watermark", "up"),
@@ -76,11 +76,11 @@ def test_a_pool_with_room_is_silent() -> None:
 def test_a_loop_is_named() -> None:
     run = looping(scheduler_reserve_full_isl=False)
     finding = run.findings()["preempt-loop"]
-    told = numbers(finding)
+    reported = numbers(finding)
     loops = [p for r in run.window() for p in r.preemptions if p.loop]
     assert finding.n == len(loops) > 0
-    assert told["number"] == 1
-    assert told["preemptions"] == max(p.count for r in run.window() for p in r.preemptions)
+    assert reported["number"] == 1
+    assert reported["preemptions"] == max(p.count for r in run.window() for p in r.preemptions)
     assert finding.advice[0].knob == "scheduler_reserve_full_isl"
     assert finding.advice[0].direction == "on"
     assert "preemption-pressure" not in run.findings()

@@ -29,17 +29,17 @@ def budget(tokens: int) -> Run:
 def test_a_budget_below_the_decodes_starves_them() -> None:
     run = budget(16)
     finding = run.findings()["starved-after-change"]
-    told = numbers(finding)
+    reported = numbers(finding)
     change = next(r for r in run.records if r.knobs)
     starved = {r.seq: int((row_columns(r)["tokens"] == 0).sum()) for r in run.window()}
     after = [count for seq, count in starved.items() if seq >= change.seq]
     before = [count for seq, count in starved.items() if seq < change.seq]
-    assert told["steps_since"] == len(after)
-    assert told["after_share"] == pytest.approx(np.mean(np.array(after) > 0))
-    assert told["before_share"] == pytest.approx(np.mean(np.array(before) > 0)) == 0
-    assert told["starved"] == pytest.approx(np.mean(after)) == 24
-    assert told["knob"] == "max_num_scheduled_tokens"
-    assert told["step"] == change.step
+    assert reported["steps_since"] == len(after)
+    assert reported["after_share"] == pytest.approx(np.mean(np.array(after) > 0))
+    assert reported["before_share"] == pytest.approx(np.mean(np.array(before) > 0)) == 0
+    assert reported["starved"] == pytest.approx(np.mean(after)) == 24
+    assert reported["knob"] == "max_num_scheduled_tokens"
+    assert reported["step"] == change.step
     assert finding.advice[0].direction == "back to auto"
 
 
@@ -55,9 +55,9 @@ def test_a_cap_starves_nobody_and_what_held_the_queue_before_is_told() -> None:
     run = serve(requests, 10, changing(300, max_num_seqs=2), num_blocks=200, enable_prefix_caching=False)
     change = next(index for index, record in enumerate(run.records) if record.knobs)
     before = [r for r in run.records[:change] if r.waiting and not r.admissions]
-    told = numbers(finding := run.findings()["starved-after-change"])
-    assert told["before_share"] == 0 and told["starved"] == 0
-    assert told["other_before_share"] == pytest.approx(len(before) / change)
+    reported = numbers(finding := run.findings()["starved-after-change"])
+    assert reported["before_share"] == 0 and reported["starved"] == 0
+    assert reported["other_before_share"] == pytest.approx(len(before) / change)
     assert "held by the sequence cap" in finding.links[0].words and "(then " in finding.links[0].words
     assert not any("no token" in link.words or "starve" in link.words for link in finding.links)
     assert not any("token" in steps.words for steps in finding.steps)
@@ -107,18 +107,18 @@ def caching_off(engine: Engine) -> None:
         engine.set_knobs({"enable_prefix_caching": False}, by="key")
 
 
-def check_rates(run: Run, told: dict[str, Any]) -> None:
+def check_rates(run: Run, reported: dict[str, Any]) -> None:
     """Both rates from the admissions, split where the telling window begins."""
     prompts = {a.number: a.prompt_tokens for r in run.records for a in r.arrivals}
     first = [a for r in run.records for a in r.admissions if not a.resumed]
-    late = first[-told["n"] :]
-    early = first[-told["n"] - told["n_before"] : -told["n"]]
+    late = first[-reported["n"] :]
+    early = first[-reported["n"] - reported["n_before"] : -reported["n"]]
 
     def rate(part: list[Any]) -> float:
         return float(sum(a.cached_tokens for a in part) / sum(prompts[a.number] for a in part))
 
-    assert told["late"] == pytest.approx(rate(late), abs=1e-9)
-    assert told["early"] == pytest.approx(rate(early), abs=1e-9)
+    assert reported["late"] == pytest.approx(rate(late), abs=1e-9)
+    assert reported["early"] == pytest.approx(rate(early), abs=1e-9)
 
 
 def test_caching_switched_off() -> None:
@@ -132,10 +132,10 @@ def test_caching_switched_off() -> None:
 def test_other_requests() -> None:
     run = asked(other=True)
     finding = run.findings()["hit-rate-falling"]
-    told = numbers(finding)
-    check_rates(run, told)
-    assert told["repeats"] == 0
-    assert told["repeats_before"] > 0.9
+    reported = numbers(finding)
+    check_rates(run, reported)
+    assert reported["repeats"] == 0
+    assert reported["repeats_before"] > 0.9
     assert finding.advice[0].knob == ""
 
 
@@ -148,11 +148,11 @@ def test_a_pool_that_forgets() -> None:
         return serve(questions + answers, 66, num_blocks=blocks)
 
     finding = run(110).findings()["hit-rate-falling"]
-    told = numbers(finding)
-    assert told["late"] < told["early"] / 2
-    assert "repeats" in told
+    reported = numbers(finding)
+    assert reported["late"] < reported["early"] / 2
+    assert "repeats" in reported
     assert (finding.advice[0].knob, finding.advice[0].direction) == ("num_blocks", "up")
-    assert told["repeat_hit_rate"] < told["repeat_hit_rate_before"] / 2
+    assert reported["repeat_hit_rate"] < reported["repeat_hit_rate_before"] / 2
     roomy = run(5000).findings()["hit-rate-falling"]
     assert roomy.severity.word == "notice"
     assert roomy.advice[0].knob == ""
@@ -170,9 +170,9 @@ def test_a_step_that_was_planned_before_a_change_is_not_counted_after_it() -> No
         changing(200, max_num_scheduled_tokens=16),
         async_scheduling=True,
     )
-    told = numbers(run.findings()["starved-after-change"])
+    reported = numbers(run.findings()["starved-after-change"])
     change = next(record for record in run.records if record.knobs)
     assert not (row_columns(change)["tokens"] == 0).any()
-    assert told["after_share"] == 1 and told["before_share"] == 0
-    assert told["step"] == change.step + 1
-    assert told["steps_since"] == sum(record.seq > change.seq for record in run.window())
+    assert reported["after_share"] == 1 and reported["before_share"] == 0
+    assert reported["step"] == change.step + 1
+    assert reported["steps_since"] == sum(record.seq > change.seq for record in run.window())

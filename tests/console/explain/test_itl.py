@@ -18,7 +18,7 @@ def mixed(prompt: int) -> Run:
 def test_long_prompts_stall_the_answers_beside_them() -> None:
     run = mixed(3000)
     finding = run.findings()["itl-prompts"]
-    told = numbers(finding)
+    reported = numbers(finding)
     gaps = np.concatenate([itl_column(r) for r in run.window()])
     owner = np.concatenate([np.full(len(itl_column(r)), i) for i, r in enumerate(run.window())])
     keep = ~np.isnan(gaps)
@@ -26,14 +26,14 @@ def test_long_prompts_stall_the_answers_beside_them() -> None:
     stalled = gaps > 3 * np.median(gaps)
     slow = {int(i) for i in owner[stalled]}
     assert finding.n == stalled.sum()
-    assert told["stall_share"] == pytest.approx(stalled.mean())
-    assert told["slow_steps"] == len(slow)
+    assert reported["stall_share"] == pytest.approx(stalled.mean())
+    assert reported["slow_steps"] == len(slow)
     tokens = np.array([[r.prefill_tokens, r.scheduled_tokens] for r in run.window()])
     is_slow = np.isin(np.arange(len(tokens)), list(slow))
-    assert told["slow_prompt_part"] == pytest.approx(tokens[is_slow, 0].sum() / tokens[is_slow, 1].sum())
-    assert told["other_prompt_part"] == pytest.approx(tokens[~is_slow, 0].sum() / tokens[~is_slow, 1].sum())
+    assert reported["slow_prompt_part"] == pytest.approx(tokens[is_slow, 0].sum() / tokens[is_slow, 1].sum())
+    assert reported["other_prompt_part"] == pytest.approx(tokens[~is_slow, 0].sum() / tokens[~is_slow, 1].sum())
     part = tokens[:, 0] / tokens[:, 1]
-    assert told["beside_prompts"] == pytest.approx((part[owner[stalled]] >= 0.5).mean())
+    assert reported["beside_prompts"] == pytest.approx((part[owner[stalled]] >= 0.5).mean())
     assert (finding.advice[0].knob, finding.advice[0].direction) == ("max_num_batched_tokens", "down")
     by_seq = {r.seq: r for r in run.records}
     assert all(by_seq[s.first_seq].prefill_tokens > 500 for s in finding.steps)

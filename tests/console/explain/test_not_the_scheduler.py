@@ -59,9 +59,9 @@ def test_a_silent_engine_that_never_stepped_has_no_usual_step() -> None:
     run = Run(engine.header, engine.snapshot())
     engine.pause()
     engine.submit(ask(1, 50, 5))
-    told = engine.step()
-    assert told is not None and not told.executed and told.waiting
-    run.records.append(msgspec.structs.replace(told, paused=False, head=None, limiter="none"))
+    reported = engine.step()
+    assert reported is not None and not reported.executed and reported.waiting
+    run.records.append(msgspec.structs.replace(reported, paused=False, head=None, limiter="none"))
     finding = run.findings(silent_s=12.0)["no-progress"]
     assert numbers(finding)["step_s"] is None
     assert not any("0.0 ms" in link.words for link in finding.links)
@@ -84,9 +84,9 @@ def test_steps_that_compute_nothing_new() -> None:
 
     run.records[-40:] = [stuck(record) for record in run.records[-40:]]
     finding = run.findings()["no-progress"]
-    told = numbers(finding)
-    assert told["steps"] == 40
-    assert told["tokens"] == told["recomputed_tokens"] == sum(r.scheduled_tokens for r in run.records[-40:])
+    reported = numbers(finding)
+    assert reported["steps"] == 40
+    assert reported["tokens"] == reported["recomputed_tokens"] == sum(r.scheduled_tokens for r in run.records[-40:])
     run.records[-20:] = serve(answers(), 3).records[-20:]
     assert "no-progress" not in run.findings()
 
@@ -114,13 +114,13 @@ def test_a_stuck_engine_names_what_holds_its_queue_if_it_has_one(
 def test_slow_steps_of_the_same_mix() -> None:
     run = serve(answers(), 10, slow=(50, 4.0))
     finding = run.findings()["slow-device"]
-    told, window = numbers(finding), run.window()
+    reported, window = numbers(finding), run.window()
     made_slow = [r for r in window if r.step % 50 == 0]
     assert 0.9 * len(made_slow) <= finding.n <= len(made_slow)
     usual = np.array([r.execute_s * 3 / 4 for r in made_slow])
-    assert told["lost_s"] == pytest.approx(usual.sum(), rel=0.15)
-    assert told["lost_share"] == pytest.approx(told["lost_s"] / sum(r.execute_s for r in window))
-    assert told["times"] == pytest.approx(4.0, rel=0.25)
+    assert reported["lost_s"] == pytest.approx(usual.sum(), rel=0.15)
+    assert reported["lost_share"] == pytest.approx(reported["lost_s"] / sum(r.execute_s for r in window))
+    assert reported["times"] == pytest.approx(4.0, rel=0.25)
     assert {s.first_step % 50 for s in finding.steps} == {0}
     assert finding.advice[0].knob == ""
 
@@ -147,9 +147,9 @@ def test_a_device_that_stays_slow_does_not_fall_silent() -> None:
     run = serve(stream(15, 2.0, 100, 40), 28, slow_down)
     log = Log(window_s=5.0)
     assert "slow-device" in {entry.finding.id for entry in read(run.messages, log).look()}
-    told = numbers(log.entries["slow-device"].finding)
-    assert told["slow_steps"] > 0.5 * len(run.window(5.0))
-    assert told["times"] == pytest.approx(4.0, rel=0.3)
+    reported = numbers(log.entries["slow-device"].finding)
+    assert reported["slow_steps"] > 0.5 * len(run.window(5.0))
+    assert reported["times"] == pytest.approx(4.0, rel=0.3)
     words = log.entries["slow-device"].finding.links[1].words
     assert "up to step" in words and "median" in words
 
@@ -166,17 +166,22 @@ def test_a_device_that_idles_between_steps() -> None:
 
     run = serve(answers(), 5, hold_up)
     finding = run.findings()["idle-device"]
-    told, window = numbers(finding), run.window()
+    reported, window = numbers(finding), run.window()
     idle_s = sum(b.start_s - a.end_s for a, b in pairwise(window))
     busy_s = sum(r.execute_s for r in window[1:])
-    assert told["idle_share"] == pytest.approx(idle_s / (idle_s + busy_s))
-    assert told["gap_p50_s"] == pytest.approx(0.01)
+    assert reported["idle_share"] == pytest.approx(idle_s / (idle_s + busy_s))
+    assert reported["gap_p50_s"] == pytest.approx(0.01)
     assert "idle-device" not in serve(answers(), 5).findings()
-    assert "cpu" not in told, "nothing was told of the host"
+    assert "cpu" not in reported, "nothing was told of the host"
     host = Host(1.0, 0.3, 0.6, 0.2, 990, 1980)
     run.records[-1] = msgspec.structs.replace(run.records[-1], host=(host,))
-    told = numbers(run.findings()["idle-device"])
-    assert (told["cpu"], told["run_delay"], told["gpu_busy"], told["gpu_clock"]) == (0.3, 0.6, 0.2, 0.5)
+    reported = numbers(run.findings()["idle-device"])
+    assert (reported["cpu"], reported["run_delay"], reported["gpu_busy"], reported["gpu_clock"]) == (
+        0.3,
+        0.6,
+        0.2,
+        0.5,
+    )
 
 
 def test_gaps_without_work_are_not_idling() -> None:
@@ -189,11 +194,11 @@ def test_waiting_before_arrival() -> None:
         return serve(stream(100, 0.1, 100, 20, client_wait_s=client_wait_s), 10)
 
     finding = run(0.3).findings()["front-end"]
-    told = numbers(finding)
+    reported = numbers(finding)
     ttft_s = np.median([t for r in run(0.3).window() for _, t in r.ttft_s])
-    assert told["client_wait_p50_s"] == pytest.approx(0.3)
-    assert told["ttft_p50_s"] == pytest.approx(ttft_s)
-    assert told["share"] == pytest.approx(0.3 / (0.3 + ttft_s))
+    assert reported["client_wait_p50_s"] == pytest.approx(0.3)
+    assert reported["ttft_p50_s"] == pytest.approx(ttft_s)
+    assert reported["share"] == pytest.approx(0.3 / (0.3 + ttft_s))
     assert run(0.001).findings() == {}
     assert run(None).findings() == {}
 

@@ -44,16 +44,16 @@ def ranked(urgent: int, cap: int) -> Run:
 def test_a_queue_beside_empty_steps_names_the_check() -> None:
     run = large(300)
     finding = run.findings()["queue-low-use"]
-    told, queued = numbers(finding), [r for r in run.window() if r.waiting]
+    reported, queued = numbers(finding), [r for r in run.window() if r.waiting]
     reasons = [r.head.reason if r.head else r.limiter for r in queued]
     main = max(set(reasons), key=reasons.count)
-    assert told["reason"] == main
-    assert told["reason_share"] == pytest.approx(reasons.count(main) / len(reasons))
+    assert reported["reason"] == main
+    assert reported["reason_share"] == pytest.approx(reasons.count(main) / len(reasons))
     heads = [r.head for r in queued if r.head and r.head.reason == main]
-    assert told["need"] == pytest.approx(np.mean([h.need for h in heads if h.need is not None]))
-    assert told["have"] == pytest.approx(np.mean([h.have for h in heads if h.have is not None]))
+    assert reported["need"] == pytest.approx(np.mean([h.need for h in heads if h.need is not None]))
+    assert reported["have"] == pytest.approx(np.mean([h.have for h in heads if h.have is not None]))
     use = sum(r.scheduled_tokens for r in queued) / sum(r.token_budget for r in queued)
-    assert told["budget_use"] == pytest.approx(use)
+    assert reported["budget_use"] == pytest.approx(use)
     assert use < 0.5
     assert finding.n == reasons.count(main)
 
@@ -73,11 +73,11 @@ def test_the_sequence_cap_with_few_first_tokens() -> None:
 def test_the_watermark_as_the_limiter() -> None:
     run = watermarked(0.4)
     finding = run.findings()["watermark-holds"]
-    told, queued = numbers(finding), [r for r in run.window() if r.waiting]
+    reported, queued = numbers(finding), [r for r in run.window() if r.waiting]
     heads = [r.head for r in queued if r.head and r.head.reason == "watermark"]
-    assert told["watermark_share"] == pytest.approx(len(heads) / len(queued))
-    assert told["reserve_blocks"] == pytest.approx(np.mean([h.reserve for h in heads]))
-    assert told["free_blocks"] == pytest.approx(np.mean([h.have for h in heads if h.have is not None]))
+    assert reported["watermark_share"] == pytest.approx(len(heads) / len(queued))
+    assert reported["reserve_blocks"] == pytest.approx(np.mean([h.reserve for h in heads]))
+    assert reported["free_blocks"] == pytest.approx(np.mean([h.have for h in heads if h.have is not None]))
     assert all(h.need is not None and h.have is not None and h.need <= h.have for h in heads)
     assert [(a.knob, a.direction, a.now) for a in finding.advice] == [("watermark", "down", "0.4")]
     assert set(run.findings()) == {"overload", "watermark-holds"}
@@ -90,30 +90,30 @@ def test_no_watermark_is_another_limiter() -> None:
 def test_a_head_that_blocks_smaller_requests() -> None:
     run = blocked(4000)
     finding = run.findings()["head-blocks-smaller"]
-    told, last = numbers(finding), run.records[-1]
+    reported, last = numbers(finding), run.records[-1]
     assert last.head is not None
-    assert told["number"] == last.head.number == 1
+    assert reported["number"] == last.head.number == 1
     rows = []
     for record in reversed(run.records):
         if record.head is None or record.head.number != 1 or record.waiting < 2:
             break
         rows.append(record)
-    assert told["steps"] == len(rows)
+    assert reported["steps"] == len(rows)
     room = min(r.head.have - r.head.reserve for r in rows if r.head and r.head.have is not None)
     arrived = {a.number: a for r in run.records for a in r.arrivals}
     admitted = {a.number for r in run.records for a in r.admissions}
     behind = [a for n, a in arrived.items() if n not in admitted and n != 1]
     fitting = [a for a in behind if -(-a.prompt_tokens // 16) <= room]
-    assert finding.n == told["fitting"] == len(fitting) == 10
-    assert told["behind"] == len(behind)
+    assert finding.n == reported["fitting"] == len(fitting) == 10
+    assert reported["behind"] == len(behind)
 
 
 def test_a_head_from_before_a_gap_is_not_counted_behind_itself() -> None:
     run = blocked(4000)
     smalls = next(index for index, r in enumerate(run.records) if any(a.number == 2 for a in r.arrivals))
     del run.records[smalls - 1]
-    told = numbers(run.findings()["head-blocks-smaller"])
-    assert told["behind"] == told["fitting"] == 10
+    reported = numbers(run.findings()["head-blocks-smaller"])
+    assert reported["behind"] == reported["fitting"] == 10
 
 
 @pytest.mark.parametrize(("head", "behind"), [(1000, 100), (4000, 3900)])
@@ -124,12 +124,12 @@ def test_a_head_that_fits_or_others_that_do_not(head: int, behind: int) -> None:
 def test_inverted_priority() -> None:
     run = ranked(-1, 4)
     finding = run.findings()["inverted-priority"]
-    told = numbers(finding)
+    reported = numbers(finding)
     inverted = [bool(r.head and r.head.inverted) for r in run.window()]
     assert finding.n == sum(inverted)
-    assert told["inverted_share"] == pytest.approx(np.mean(inverted))
-    assert told["steps"] == longest(inverted)
-    assert told["reason"] == "sequence_cap"
+    assert reported["inverted_share"] == pytest.approx(np.mean(inverted))
+    assert reported["steps"] == longest(inverted)
+    assert reported["reason"] == "sequence_cap"
     assert "priority -1" in finding.links[0].words
     assert finding.advice[0].knob == "max_num_seqs"
 
@@ -178,8 +178,8 @@ def test_a_server_is_told_its_own_flags() -> None:
     assert titles[0] == "max_num_seqs up (now 4)"
     config = {**run.header.config, "max_seqs_ceiling": 4}
     run.header = msgspec.structs.replace(run.header, source="vllm", config=config)
-    told = run.findings()["inverted-priority"].advice[0]
-    assert told.title == "max_num_seqs up (now 4), at start-up: --max-num-seqs" and not told.live
+    reported = run.findings()["inverted-priority"].advice[0]
+    assert reported.title == "max_num_seqs up (now 4), at start-up: --max-num-seqs" and not reported.live
     run.records = [
         msgspec.structs.replace(r, head=msgspec.structs.replace(r.head, reason="blocks")) if r.head else r
         for r in run.records
@@ -194,9 +194,9 @@ def test_a_head_without_numbers_tells_none() -> None:
     run.records = [
         msgspec.structs.replace(r, head=Head(r.head.number, "preempted_now")) if r.head else r for r in run.records
     ]
-    told = numbers(run.findings()["queue-low-use"])
-    assert told["reason"] == "preempted_now"
-    assert not {"need", "have"} & set(told)
+    reported = numbers(run.findings()["queue-low-use"])
+    assert reported["reason"] == "preempted_now"
+    assert not {"need", "have"} & set(reported)
 
 
 @pytest.mark.parametrize(("urgent", "cap"), [(1, 4), (-1, 16)])
@@ -218,7 +218,7 @@ def test_a_head_without_its_numbers_is_no_evidence(
     scene: Callable[[], Run], bare: Callable[[Head], Head | None]
 ) -> None:
     run = scene()
-    told = {"head-blocks-smaller", "queue-low-use", "watermark-holds"}
-    assert told & run.findings().keys()
+    reported = {"head-blocks-smaller", "queue-low-use", "watermark-holds"}
+    assert reported & run.findings().keys()
     records = [msgspec.structs.replace(r, head=bare(r.head)) if r.head else r for r in run.records]
-    assert not told & dataclasses.replace(run, records=records).findings().keys()
+    assert not reported & dataclasses.replace(run, records=records).findings().keys()

@@ -79,7 +79,7 @@ def test_what_a_value_would_do_is_said_and_weighed() -> None:
 
 
 def test_the_first_values_are_known_while_others_are_worked_out() -> None:
-    go_on, told = threading.Semaphore(1), threading.Semaphore(0)
+    go_on, reported = threading.Semaphore(1), threading.Semaphore(0)
 
     def slowly(*_: Any) -> Forecast:
         go_on.acquire()
@@ -87,16 +87,16 @@ def test_the_first_values_are_known_while_others_are_worked_out() -> None:
         return Forecast(horizon_s=10.0, replicas=1, rate=1.0, base=same, staged=same, change=same, warnings=[])
 
     staging = staging_of(capped())
-    tries = Tries(Forecaster(staging.history, slowly, told.release), staging)
+    tries = Tries(Forecaster(staging.history, slowly, reported.release), staging)
     finding = capped().findings()["ttft-sequence-cap"]
     assert tries.found(finding) is None
     for _ in range(2):  # none yet, and the first value
-        told.acquire()
+        reported.acquire()
     found = tries.found(finding)
     assert found is not None and len(found.tried) == 1 and tries.left(finding) == 2
     go_on.release(2)
     for _ in range(2):
-        told.acquire()
+        reported.acquire()
     found = tries.found(finding)
     assert found is not None and len(found.tried) == 3 and not tries.left(finding)
 
@@ -104,7 +104,7 @@ def test_the_first_values_are_known_while_others_are_worked_out() -> None:
 def test_what_could_not_be_forecast_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine that was just joined has seen too few steps, a minute later it has not."""
     monkeypatch.setattr("schedtop.console.knobs.forecast.AGAIN_AFTER_S", 0.0)
-    same, told, answers = {"ttft_p50_s": Estimate(1.0, 0.0)}, threading.Semaphore(0), 0
+    same, reported, answers = {"ttft_p50_s": Estimate(1.0, 0.0)}, threading.Semaphore(0), 0
 
     def later(*_: Any) -> Forecast:
         nonlocal answers
@@ -113,14 +113,14 @@ def test_what_could_not_be_forecast_is_asked_for_again(monkeypatch: pytest.Monke
             raise ValueError(f"only {answers} steps were seen")
         return Forecast(horizon_s=10.0, replicas=1, rate=1.0, base=same, staged=same, change=same, warnings=[])
 
-    forecaster, staged = Forecaster(staging_of(capped()).history, later, told.release), {"max_num_seqs": 2}
+    forecaster, staged = Forecaster(staging_of(capped()).history, later, reported.release), {"max_num_seqs": 2}
     forecaster.want(staged)
     for expected in ("only 1 steps were seen", "only 2 steps were seen"):
-        told.acquire()
+        reported.acquire()
         while forecaster.busy:
             threading.Event().wait(0.001)
         assert forecaster.found(staged) == expected
-    told.acquire()
+    reported.acquire()
     assert isinstance(forecaster.found(staged), Forecast)
     assert answers == 3
 

@@ -28,23 +28,23 @@ def pool(blocks: int) -> Run:
     return serve(stream(300, 0.05, 600, 60), 12, num_blocks=blocks)
 
 
-def check_symptom(run: Run, told: dict[str, float]) -> None:
+def check_symptom(run: Run, reported: dict[str, float]) -> None:
     """TTFT and queue figures against the records' own first tokens and admissions."""
     window = run.window()
     queue_s = {a.number: a.waited_s for r in run.records for a in r.admissions if not a.resumed}
     firsts = [(ttft_s, queue_s[number]) for r in window for number, ttft_s in r.ttft_s]
     begun = {number for r in run.records for number, _ in r.ttft_s}
     waits = [window[-1].end_s - a.arrival_s for r in run.records for a in r.arrivals if a.number not in begun]
-    assert told["n"] == len(firsts) and told["open"] == len(waits)
+    assert reported["n"] == len(firsts) and reported["open"] == len(waits)
     # At least what those who wait have come to: as if each got its first token now.
     for name, share in (("ttft_p50_s", 0.5), ("ttft_p95_s", 0.95)):
-        assert told[name] == pytest.approx(np.quantile([t for t, _ in firsts] + waits, share))
-    assert told["queue_p50_s"] == pytest.approx(np.quantile([q for _, q in firsts], 0.5))
+        assert reported[name] == pytest.approx(np.quantile([t for t, _ in firsts] + waits, share))
+    assert reported["queue_p50_s"] == pytest.approx(np.quantile([q for _, q in firsts], 0.5))
     gaps = np.concatenate([itl_column(r) for r in window])
     gaps = gaps[~np.isnan(gaps)].astype(float)
-    assert told["stall_share"] == pytest.approx((gaps > 3 * np.median(gaps)).mean())
-    assert told["stall_share"] < 0.05
-    assert told["queued_share"] == pytest.approx(np.mean([r.waiting > 0 for r in window]))
+    assert reported["stall_share"] == pytest.approx((gaps > 3 * np.median(gaps)).mean())
+    assert reported["stall_share"] < 0.05
+    assert reported["queued_share"] == pytest.approx(np.mean([r.waiting > 0 for r in window]))
 
 
 def held(run: Run, *reasons: str) -> float:
@@ -55,13 +55,15 @@ def held(run: Run, *reasons: str) -> float:
 def test_decodes_use_up_the_budget() -> None:
     run = decodes(32)
     finding = run.findings()["ttft-decodes"]
-    told = numbers(finding)
-    check_symptom(run, told)
+    reported = numbers(finding)
+    check_symptom(run, reported)
     queued = [r for r in run.window() if r.waiting]
     decode_part = sum(r.decode_tokens + r.draft_tokens for r in queued) / sum(r.token_budget for r in queued)
-    assert told["decode_part"] == pytest.approx(decode_part)
+    assert reported["decode_part"] == pytest.approx(decode_part)
     assert decode_part > 0.5
-    assert told["token_budget"] + told["input_budget"] == pytest.approx(held(run, "token_budget", "input_budget"))
+    assert reported["token_budget"] + reported["input_budget"] == pytest.approx(
+        held(run, "token_budget", "input_budget")
+    )
     assert [(a.knob, a.direction) for a in finding.advice] == [
         ("max_num_batched_tokens", "up"),
         ("max_num_seqs", "down"),
@@ -82,14 +84,14 @@ def test_decodes_within_a_larger_budget_are_silent() -> None:
 def test_a_prompt_backlog() -> None:
     run = backlog(0.05)
     finding = run.findings()["ttft-backlog"]
-    told = numbers(finding)
-    check_symptom(run, told)
+    reported = numbers(finding)
+    check_symptom(run, reported)
     queued = [r for r in run.window() if r.waiting]
     part = sum(r.prefill_tokens for r in queued) / sum(r.token_budget for r in queued)
-    assert told["prompt_part"] == pytest.approx(part)
+    assert reported["prompt_part"] == pytest.approx(part)
     admitted = {a.number for r in run.records for a in r.admissions}
     waiting = [a for r in run.records for a in r.arrivals if a.number not in admitted]
-    assert told["backlog_tokens"] == sum(a.prompt_tokens for a in waiting) > 0
+    assert reported["backlog_tokens"] == sum(a.prompt_tokens for a in waiting) > 0
     assert finding.advice[0].knob == "max_num_batched_tokens"
     assert finding.advice[0].direction == "up"
 
@@ -101,12 +103,12 @@ def test_prompts_at_a_bearable_pace_are_silent() -> None:
 def test_the_sequence_cap() -> None:
     run = capped(8)
     finding = run.findings()["ttft-sequence-cap"]
-    told = numbers(finding)
-    check_symptom(run, told)
-    assert told["cap"] == 8
-    assert told["sequence_cap"] == pytest.approx(held(run, "sequence_cap"))
+    reported = numbers(finding)
+    check_symptom(run, reported)
+    assert reported["cap"] == 8
+    assert reported["sequence_cap"] == pytest.approx(held(run, "sequence_cap"))
     queued = [r for r in run.window() if r.waiting]
-    assert told["budget_use"] == pytest.approx(
+    assert reported["budget_use"] == pytest.approx(
         sum(r.scheduled_tokens for r in queued) / sum(r.token_budget for r in queued)
     )
     assert [(a.knob, a.direction, a.now) for a in finding.advice] == [("max_num_seqs", "up", "8")]
@@ -125,15 +127,15 @@ def test_the_lower_cap_is_named() -> None:
 def test_a_full_pool() -> None:
     run = pool(130)
     finding = run.findings()["ttft-pool"]
-    told = numbers(finding)
-    check_symptom(run, told)
+    reported = numbers(finding)
+    check_symptom(run, reported)
     heads = [r.head for r in run.window() if r.waiting and r.head and r.head.reason in ("blocks", "full_sequence")]
-    assert told["need_blocks"] == pytest.approx(np.mean([h.need for h in heads if h.need is not None]))
-    assert told["free_blocks"] == pytest.approx(np.mean([h.have for h in heads if h.have is not None]))
-    assert told["blocks"] + told["full_sequence"] == pytest.approx(held(run, "blocks", "full_sequence"))
+    assert reported["need_blocks"] == pytest.approx(np.mean([h.need for h in heads if h.need is not None]))
+    assert reported["free_blocks"] == pytest.approx(np.mean([h.have for h in heads if h.have is not None]))
+    assert reported["blocks"] + reported["full_sequence"] == pytest.approx(held(run, "blocks", "full_sequence"))
     assert finding.advice[-1].knob == "num_blocks"
-    assert told["open"] > 20
-    assert f"(n={told['n']}+{told['open']})" in finding.links[0].words and ">" in finding.links[0].words
+    assert reported["open"] > 20
+    assert f"(n={reported['n']}+{reported['open']})" in finding.links[0].words and ">" in finding.links[0].words
 
 
 def test_room_in_the_pool_is_silent() -> None:

@@ -193,21 +193,21 @@ async def test_the_screen_shows_a_row_per_engine_and_their_sum(server: Server) -
 async def test_limits_of_all_are_typed_on_the_screen(
     server: Server, answer: tuple[str, str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, told = list[str](), list[str]()
+    asked, reported = list[str](), list[str]()
 
     def set_limits(words: str) -> tuple[str, str]:
         asked.append(words)
         return answer
 
     app = FleetApp(Members([server.address]), server.address, set_limits=set_limits)
-    monkeypatch.setattr(app, "notify", lambda text, **how: told.append(text))
+    monkeypatch.setattr(app, "notify", lambda text, **how: reported.append(text))
     async with app.run_test(size=(160, 30)) as pilot:
         await pilot.press("K", "escape")
         assert not asked
         await pilot.press("K", *"max_num_seqs=4", "enter")
         await app.workers.wait_for_complete()
         await pilot.pause()
-        assert asked == ["max_num_seqs=4"] and told[-1].startswith(said)
+        assert asked == ["max_num_seqs=4"] and reported[-1].startswith(said)
         assert isinstance(app.focused, DataTable) and not app.query_one("#limits").display
 
 

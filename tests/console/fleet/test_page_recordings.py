@@ -58,9 +58,9 @@ def test_another_file_is_none(tmp_path: Path) -> None:
 def test_a_server_is_recorded(tmp_path: Path) -> None:
     server, path = Server(), tmp_path / "p.rec"
     server.answer = (200, PLAIN, page(5))
-    told = record_pages([server.address], str(path), lambda: path.exists() and len(path.read_bytes()) > 400)
+    reported = record_pages([server.address], str(path), lambda: path.exists() and len(path.read_bytes()) > 400)
     server.close()
-    assert "1 pages of 127.0.0.1" in told or "2 pages of 127.0.0.1" in told
+    assert "1 pages of 127.0.0.1" in reported or "2 pages of 127.0.0.1" in reported
     assert next(iter(read_pages(path))).readings()[KEY].gauges["running"] == 4
 
 

@@ -33,7 +33,7 @@ class Told:
 
 
 @pytest.fixture(scope="session")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+def reported(tmp_path_factory: pytest.TempPathFactory) -> Told:
     """A pool under pressure: preemptions, knob changes, aborts, drafts, a pause, over several segments."""
     path = tmp_path_factory.mktemp("replay") / "run.schedtop"
     scheduler = {"max_num_seqs": 16, "num_blocks": 400, "num_speculative_tokens": 2, "max_model_len": 4096}
@@ -63,7 +63,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
 
 
 @pytest.fixture
-def recording(told: Told) -> Iterator[Recording]:
-    with Recording(told.path) as opened:
+def recording(reported: Told) -> Iterator[Recording]:
+    with Recording(reported.path) as opened:
         assert opened.num_records == NUM_RECORDS and opened.truncated is None
         yield opened

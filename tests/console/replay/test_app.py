@@ -65,14 +65,14 @@ def drawn(app: ConsoleApp) -> dict[str, list[str]]:
         }
 
 
-async def test_panels_draw_what_a_live_console_drew(recording: Recording, told: Any) -> None:
-    chosen = [*sorted(random.Random(3).sample(range(len(told.records)), 5)), len(told.records) - 1]
+async def test_panels_draw_what_a_live_console_drew(recording: Recording, reported: Any) -> None:
+    chosen = [*sorted(random.Random(3).sample(range(len(reported.records)), 5)), len(reported.records) - 1]
     wanted = {}
     live = ConsoleApp(PlayedLink([]), ConsoleOptions(theme="dark"))
     async with live.run_test(size=WIDE):
         before = -1
         for index in chosen:
-            for message in told.messages(index) if before < 0 else told.records[before + 1 : index + 1]:
+            for message in reported.messages(index) if before < 0 else reported.records[before + 1 : index + 1]:
                 live.history.apply(message)
             wanted[index], before = drawn(live), index
     async with seated(recording) as jumped:
@@ -97,12 +97,12 @@ async def test_the_header_tells_mode_position_and_speed(recording: Recording, si
         assert all(len(line) == size[0] for line in seat.lines)
 
 
-async def test_playing_follows_the_clock_and_pausing_holds(recording: Recording, told: Any) -> None:
+async def test_playing_follows_the_clock_and_pausing_holds(recording: Recording, reported: Any) -> None:
     async with seated(recording) as seat:
         await seat.press("space")
         await seat.wait(3.0)
-        due_s = told.records[0].end_s + 3.0
-        assert seat.step == max(record.step for record in told.records if record.end_s <= due_s)
+        due_s = reported.records[0].end_s + 3.0
+        assert seat.step == max(record.step for record in reported.records if record.end_s <= due_s)
         await seat.press("space")
         at = seat.step
         await seat.wait(5.0)
@@ -121,7 +121,7 @@ async def test_stepping_both_ways(recording: Recording) -> None:
         assert "ends here" in await seat.press("full_stop")
 
 
-async def test_jumping_by_the_prompt_and_by_event(recording: Recording, told: Any) -> None:
+async def test_jumping_by_the_prompt_and_by_event(recording: Recording, reported: Any) -> None:
     async with seated(recording, ttft_slo_s=60.0, itl_slo_s=60.0) as seat:
         await seat.press("J")
         await seat.press(*"120", "enter")
@@ -129,14 +129,14 @@ async def test_jumping_by_the_prompt_and_by_event(recording: Recording, told: An
         await seat.press("J")
         assert "jump to: nowhere" in await seat.press(*"nowhere") and "write step 1200" in seat.lines[-1]
         assert "write" in await seat.press("enter") and seat.step == 120
-        marked = [r.step for r in told.records if r.knobs or r.preemptions or r.refusals or _aborted(r)]
+        marked = [r.step for r in reported.records if r.knobs or r.preemptions or r.refusals or _aborted(r)]
         await seat.press("right_curly_bracket")
         assert seat.step == min(step for step in marked if step > 120)
         await seat.press("m")
         assert "go to: preemption" in seat.text
         await seat.press("left_curly_bracket")
         assert seat.app.history.latest is not None
-        last = [r.step for r in told.records if r.preemptions and r.step < 120]
+        last = [r.step for r in reported.records if r.preemptions and r.step < 120]
         assert (seat.step in last) or "no preemption before" in seat.text
 
 
@@ -204,19 +204,19 @@ async def test_findings_depend_on_the_step_alone(recording: Recording) -> None:
         assert found[0] == found[1]
 
 
-async def test_a_file_that_is_cut_off_names_its_last_good_step(told: Any, tmp_path: Path) -> None:
+async def test_a_file_that_is_cut_off_names_its_last_good_step(reported: Any, tmp_path: Path) -> None:
     cut = tmp_path / "cut.schedtop"
-    cut.write_bytes(told.path.read_bytes()[:-4000])
+    cut.write_bytes(reported.path.read_bytes()[:-4000])
     with Recording(cut) as recording:
         assert recording.truncated
         async with seated(recording) as seat:
             await seat.press("end")
             assert f"last good step is {recording.num_steps}" in seat.lines[1]
-            assert seat.step == recording.num_steps < told.records[-1].step
+            assert seat.step == recording.num_steps < reported.records[-1].step
 
 
-async def test_damage_found_while_reading_pauses_with_one_line(told: Any, tmp_path: Path) -> None:
-    raw = bytearray(told.path.read_bytes())
+async def test_damage_found_while_reading_pauses_with_one_line(reported: Any, tmp_path: Path) -> None:
+    raw = bytearray(reported.path.read_bytes())
     raw[len(raw) // 2] ^= 0xFF
     torn = tmp_path / "torn.schedtop"
     torn.write_bytes(raw)
@@ -229,13 +229,13 @@ async def test_damage_found_while_reading_pauses_with_one_line(told: Any, tmp_pa
             assert not seat.app.player.playing
 
 
-def test_the_timeline_places_every_mark(recording: Recording, told: Any) -> None:
+def test_the_timeline_places_every_mark(recording: Recording, reported: Any) -> None:
     timeline = RecordingMarks(recording)
     while not timeline.done:
         timeline.look(5000)
     shown = {name for _, name in timeline.marks}
     assert {"preemptions", "knobs", "aborts"} <= shown
-    times = sorted(record.end_s for record in told.records if record.knobs)
+    times = sorted(record.end_s for record in reported.records if record.knobs)
     assert sorted(at_s for at_s, name in timeline.marks if name == "knobs") == pytest.approx(times)
     assert all(0 <= cell < 100 for cell in timeline.letters(100))
 

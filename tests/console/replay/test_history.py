@@ -57,15 +57,15 @@ def told_by(history: History) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def truth(told: Any) -> dict[int, dict[str, Any]]:
+def truth(reported: Any) -> dict[int, dict[str, Any]]:
     """What a live history told at some steps, the first, the last and those around a pause among them."""
-    chosen = {0, 1, 63, 64, 299, 300, 301, 302, len(told.records) - 1}
-    chosen |= set(random.Random(5).sample(range(len(told.records)), 25))
+    chosen = {0, 1, 63, 64, 299, 300, 301, 302, len(reported.records) - 1}
+    chosen |= set(random.Random(5).sample(range(len(reported.records)), 25))
     history = History()
-    for message in told.messages(-1)[:2]:
+    for message in reported.messages(-1)[:2]:
         history.apply(message)
     found = {}
-    for index, record in enumerate(told.records):
+    for index, record in enumerate(reported.records):
         history.apply(record)
         if index in chosen:
             found[index] = told_by(history)
@@ -93,10 +93,12 @@ def test_playing_there_step_by_step_is_the_same(recording: Recording, truth: dic
             assert told_by(history) == truth[index], f"record {index}"
 
 
-def test_behind_a_gap_the_state_is_what_it_was(told: Any, truth: dict[int, dict[str, Any]], tmp_path: Path) -> None:
+def test_behind_a_gap_the_state_is_what_it_was(
+    reported: Any, truth: dict[int, dict[str, Any]], tmp_path: Path
+) -> None:
     """Nothing is carried across what damage cost, by whichever way one goes there."""
     path = tmp_path / "flipped.schedtop"
-    data = bytearray(told.path.read_bytes())
+    data = bytearray(reported.path.read_bytes())
     data[len(data) // 3] ^= 1
     path.write_bytes(data)
     with Recording(path) as recording:
@@ -116,25 +118,25 @@ def test_behind_a_gap_the_state_is_what_it_was(told: Any, truth: dict[int, dict[
 
 
 def test_a_past_moment_is_exact_and_leaves_the_position(
-    recording: Recording, truth: dict[int, dict[str, Any]], told: Any
+    recording: Recording, truth: dict[int, dict[str, Any]], reported: Any
 ) -> None:
     history = RecordedHistory(recording)
     history.seek(recording.num_records - 1)
     for index in islice(truth, 8):
-        moment = history.at(told.records[index].seq)
-        assert moment is not None and moment.record == told.records[index]
+        moment = history.at(reported.records[index].seq)
+        assert moment is not None and moment.record == reported.records[index]
         assert moment.state.rows.tolist() == truth[index]["rows"]
         assert moment.state.queue(history.policy) == truth[index]["queue"]
-    assert history.live.seq == told.records[-1].seq
+    assert history.live.seq == reported.records[-1].seq
     assert history.at(10**9) is None and history.index_of(-5) is None
 
 
-def test_records_of_an_engine_that_counts_in_leaps_are_found(told: Any, tmp_path: Path) -> None:
+def test_records_of_an_engine_that_counts_in_leaps_are_found(reported: Any, tmp_path: Path) -> None:
     """Numbers grow, but not by one: each finds its record, and what lies between finds none."""
     path = tmp_path / "leaps.schedtop"
     numbers = [3, 4, 10, 11, 400, 401, 402, 1000]
-    with RecordingWriter(path, told.header, lambda: told.snapshot) as writer:
-        for record, number in zip(told.records, numbers, strict=False):
+    with RecordingWriter(path, reported.header, lambda: reported.snapshot) as writer:
+        for record, number in zip(reported.records, numbers, strict=False):
             writer.write(msgspec.structs.replace(record, seq=number))
     with Recording(path) as recording:
         history = RecordedHistory(recording)
@@ -173,12 +175,12 @@ def test_texts_are_as_long_as_they_were(recording: Recording) -> None:
     assert history.texts.get(4) is None
 
 
-def test_records_read_like_a_list(recording: Recording, told: Any) -> None:
+def test_records_read_like_a_list(recording: Recording, reported: Any) -> None:
     history = RecordedHistory(recording)
     history.seek(200)
     records = history.records
-    assert len(records) == 201 and records[-1] == told.records[200] and records[5] == told.records[5]
-    assert list(records) == told.records[:201]
+    assert len(records) == 201 and records[-1] == reported.records[200] and records[5] == reported.records[5]
+    assert list(records) == reported.records[:201]
     with pytest.raises(IndexError):
         records[201]
     assert all(isinstance(record, StepRecord) for record in list(records)[:3])

@@ -24,15 +24,15 @@ def player(recording: Recording, clock: Clock) -> Player:
 
 @pytest.mark.parametrize("speed", [0.1, 1.0, 50.0, 1000.0])
 def test_after_a_while_the_last_step_that_has_ended_is_shown(
-    player: Player, clock: Clock, told: Any, speed: float
+    player: Player, clock: Clock, reported: Any, speed: float
 ) -> None:
     player.speed = speed
     player.play()
     for _ in range(7):
         clock.now_s += 0.13
         player.advance()
-        due_s = told.records[0].end_s + (clock.now_s - 100.0) * speed
-        want = max(index for index, record in enumerate(told.records) if record.end_s <= due_s or index == 0)
+        due_s = reported.records[0].end_s + (clock.now_s - 100.0) * speed
+        want = max(index for index, record in enumerate(reported.records) if record.end_s <= due_s or index == 0)
         assert player.history.position == want
 
 
@@ -65,8 +65,8 @@ def test_speeds_have_ends(player: Player) -> None:
     assert player.speed == SPEEDS[0] == 0.1
 
 
-def test_stepping_passes_over_records_without_work(player: Player, told: Any) -> None:
-    idle = next(index for index, record in enumerate(told.records) if not record.executed)
+def test_stepping_passes_over_records_without_work(player: Player, reported: Any) -> None:
+    idle = next(index for index, record in enumerate(reported.records) if not record.executed)
     player.move(idle - 1)
     assert player.step(1) and player.history.position == idle + 1
     assert player.step(-1) and player.history.position == idle - 1
@@ -84,22 +84,22 @@ def test_jumping_to_steps(player: Player, words: str, step: int | None) -> None:
 
 
 @pytest.mark.parametrize("words", ["5s", "0:05", "5000ms", "0:00:05.0"])
-def test_jumping_to_a_time(player: Player, told: Any, words: str) -> None:
+def test_jumping_to_a_time(player: Player, reported: Any, words: str) -> None:
     Jumps(player).go(words)
-    want = max(index for index, record in enumerate(told.records) if record.end_s <= 5.0)
+    want = max(index for index, record in enumerate(reported.records) if record.end_s <= 5.0)
     assert player.history.position == want
 
 
-def test_any_time_shows_the_last_record_that_had_ended_then(player: Player, told: Any) -> None:
-    ends = [record.end_s for record in told.records]
+def test_any_time_shows_the_last_record_that_had_ended_then(player: Player, reported: Any) -> None:
+    ends = [record.end_s for record in reported.records]
     assert len(set(ends[290:310])) < 20, "some end at the same time"
     for clock_s in {ends[0] - 0.001, *ends[290:310], ends[-1]}:
         assert player.index_at(clock_s) == sum(end_s <= clock_s for end_s in ends) - 1
     assert player.index_at(ends[-1] + 1) is None
 
 
-def test_every_preemption_is_reached_both_ways(player: Player, told: Any) -> None:
-    wanted = [index for index, record in enumerate(told.records) if record.preemptions]
+def test_every_preemption_is_reached_both_ways(player: Player, reported: Any) -> None:
+    wanted = [index for index, record in enumerate(reported.records) if record.preemptions]
     assert len(wanted) > 3
     jumps, found = Jumps(player), []
     player.move(0)
@@ -113,7 +113,7 @@ def test_every_preemption_is_reached_both_ways(player: Player, told: Any) -> Non
     assert player.history.position == wanted[-2]
 
 
-def test_any_event_is_the_nearest_of_all(player: Player, told: Any) -> None:
+def test_any_event_is_the_nearest_of_all(player: Player, reported: Any) -> None:
     jumps = Jumps(player, ttft_slo_s=0.5)
     player.move(40)
     index, _ = jumps.find("any", forward=True)  # type: ignore[misc]
@@ -121,10 +121,10 @@ def test_any_event_is_the_nearest_of_all(player: Player, told: Any) -> None:
     assert index == min(found[0] for kind in kinds if (found := jumps.find(kind, forward=True)))
 
 
-def test_outliers_are_above_three_medians_without_an_slo(player: Player, told: Any) -> None:
+def test_outliers_are_above_three_medians_without_an_slo(player: Player, reported: Any) -> None:
     import numpy as np
 
-    gaps = np.concatenate([np.frombuffer(record.itl_s, dtype=np.float32) for record in told.records])
+    gaps = np.concatenate([np.frombuffer(record.itl_s, dtype=np.float32) for record in reported.records])
     limit_s = 3 * float(np.nanmedian(gaps))
     assert Jumps(player).limit_s("itl") == pytest.approx(limit_s, rel=1e-3)
     assert Jumps(player, itl_slo_s=0.2).limit_s("itl") == 0.2

@@ -260,12 +260,12 @@ async def test_refused_values_name_their_bounds_and_are_not_staged(recording: Re
 
 
 def test_a_run_that_goes_on_past_the_recording_says_so(brief: Path) -> None:
-    told: list[str] = []
-    rerun(RerunQuestion(path=brief, changes={"max_num_seqs": 8}), on_progress=lambda what, _: told.append(what))
-    assert told.index("running both") < told.index(
+    reported: list[str] = []
+    rerun(RerunQuestion(path=brief, changes={"max_num_seqs": 8}), on_progress=lambda what, _: reported.append(what))
+    assert reported.index("running both") < reported.index(
         "running both, now past the end of the recording, until all are served"
     )
-    assert told[-1] != "running both"
+    assert reported[-1] != "running both"
 
 
 async def test_esc_gives_up_and_the_replay_is_as_it_was(recording: Recording) -> None:
@@ -446,5 +446,5 @@ def test_a_device_for_re_runs_is_checked_before_the_console_opens(
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["replay", recording.path, "--device", "sim:llama-3.1-8b@abacus"])
-    told = capsys.readouterr().err
-    assert ended.value.code == 2 and "abacus" in told and len(told.splitlines()) == 1
+    reported = capsys.readouterr().err
+    assert ended.value.code == 2 and "abacus" in reported and len(reported.splitlines()) == 1

@@ -47,8 +47,8 @@ def test_records_follow_the_snapshot_and_add_up(engine: EngineProcess) -> None:
             blocks, values = block_changes(record)
             classes[blocks] = values
             counts = np.bincount(classes, minlength=4).tolist()
-            told = record.blocks
-            assert counts == [told.empty, told.cached_free, told.held, told.shared]
+            reported = record.blocks
+            assert counts == [reported.empty, reported.cached_free, reported.held, reported.shared]
             assert sum(counts) == header.num_blocks
 
 

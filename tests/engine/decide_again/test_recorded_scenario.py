@@ -54,7 +54,7 @@ def again(path: Path, **fields: Any) -> list[StepRecord]:
     return list(scenario.records(scenario.build()))
 
 
-def told(records: list[StepRecord]) -> list[tuple[Any, ...]]:
+def reported(records: list[StepRecord]) -> list[tuple[Any, ...]]:
     return [(one.rows, one.end_s, one.limiter, one.admissions, one.blocks) for one in records]
 
 
@@ -71,7 +71,7 @@ def test_a_recording_is_recognised(tmp_path: Path) -> None:
 def test_the_base_is_the_recorded_run(tmp_path: Path, change: dict[str, Any] | None) -> None:
     path = tmp_path / "a.rec"
     recorded = record(path, change=change)
-    assert told(again(path)) == told(recorded)
+    assert reported(again(path)) == reported(recorded)
 
 
 def test_the_recorded_knobs_are_the_base_of_a_change(tmp_path: Path) -> None:

@@ -106,8 +106,8 @@ def test_an_admission_that_ended_before_it_was_told_is_counted() -> None:
     assert any(entry.number == late.number for step in engine.snapshot().under_way for entry in step.admissions)
     engine.abort(late.number)
     restored = taken_over(engine, engine.snapshot())
-    counts, told = restored.observer.totals(), engine.observer.totals()
+    counts, reported = restored.observer.totals(), engine.observer.totals()
     run_out(restored), run_out(engine)
     for name in ("admitted", "prompt_tokens", "cached_tokens", "cache_queries"):
         here, there = restored.observer.totals(), engine.observer.totals()
-        assert getattr(here, name) - getattr(counts, name) == getattr(there, name) - getattr(told, name), name
+        assert getattr(here, name) - getattr(counts, name) == getattr(there, name) - getattr(reported, name), name

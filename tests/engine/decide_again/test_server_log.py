@@ -83,9 +83,9 @@ def test_a_recording_without_the_order_of_things_is_refused() -> None:
 def test_without_word_of_the_drafters_cache_a_difference_is_a_refusal(tmp_path: Path) -> None:
     """What EAGLE asks of the blocks was not in the headers of older hooks."""
     with Recording(Path(__file__).parent / "servers" / "eagle-async.rec") as recording:
-        untold = {"drop_last_cached_block", "num_lookahead_tokens", "prefill_lookahead"}
-        assert untold <= recording.header.config.keys()
-        config = {name: value for name, value in recording.header.config.items() if name not in untold}
+        unreported = {"drop_last_cached_block", "num_lookahead_tokens", "prefill_lookahead"}
+        assert unreported <= recording.header.config.keys()
+        config = {name: value for name, value in recording.header.config.items() if name not in unreported}
         header, first = msgspec.structs.replace(recording.header, config=config), recording.keyframe_before(0)[0]
         with closing(RecordingWriter(str(tmp_path / "old.rec"), header, lambda: first)) as writer:
             for record in recording.records():

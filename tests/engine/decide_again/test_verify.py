@@ -201,8 +201,8 @@ def test_a_recorded_golden_case_is_decided_the_same(case: Path, tmp_path: Path) 
                 writer.write(record)
     assert engine.exhausted or record is not None
     with Recording(tmp_path / "case.schedtop") as recording:
-        if untold := engine.header.settings.get("undecidable"):
-            with pytest.raises(RecordingError, match=untold[0]):
+        if unreported := engine.header.settings.get("undecidable"):
+            with pytest.raises(RecordingError, match=unreported[0]):
                 verify_recording(recording)
             return
         verdict = verify_recording(recording)

@@ -99,9 +99,9 @@ def test_a_seed_repeats_an_answer_and_a_bias_decides_it(served: Served) -> None:
 
 def test_logprobs_in_both_shapes(served: Served) -> None:
     asked = {"temperature": 0, "ignore_eos": True}
-    told = served.complete("w5", 4, logprobs=2, **asked).json()["choices"][0]
-    logprobs = told["logprobs"]
-    assert logprobs["tokens"] == told["text"].split() and len(logprobs["token_logprobs"]) == 4
+    reported = served.complete("w5", 4, logprobs=2, **asked).json()["choices"][0]
+    logprobs = reported["logprobs"]
+    assert logprobs["tokens"] == reported["text"].split() and len(logprobs["token_logprobs"]) == 4
     for token, value, top in zip(
         logprobs["tokens"], logprobs["token_logprobs"], logprobs["top_logprobs"], strict=True
     ):
@@ -112,7 +112,7 @@ def test_logprobs_in_both_shapes(served: Served) -> None:
     assert all(bytes(entry["bytes"]).decode() == entry["token"] for entry in content)
     *data, _ = events(served.post("/v1/chat/completions", {**body, **asked, "stream": True}))
     streamed = [json.loads(line)["choices"][0]["logprobs"] for line in data]
-    assert [entry for told in streamed if told for entry in told["content"]] == content
+    assert [entry for reported in streamed if reported for entry in reported["content"]] == content
     assert served.complete("w5", 4, **asked).json()["choices"][0]["logprobs"] is None
 
 

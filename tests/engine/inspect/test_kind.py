@@ -110,7 +110,7 @@ def test_a_recording_is_wanted(command: str, file: str, capsys: pytest.CaptureFi
 
 @pytest.mark.usefixtures("files")
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "reported"),
     [
         (
             "verify trace.csv",
@@ -129,10 +129,12 @@ def test_a_recording_is_wanted(command: str, file: str, capsys: pytest.CaptureFi
         ("trace.csv", "no command is called 'trace.csv': it is a trace"),
     ],
 )
-def test_the_command_that_takes_it_is_named(command: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_that_takes_it_is_named(
+    command: str, reported: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert call(*command.split()) == 2
     out, err = capsys.readouterr()
-    assert out == "" and err.count("\n") == 1 and told in err
+    assert out == "" and err.count("\n") == 1 and reported in err
 
 
 @pytest.mark.usefixtures("files")

@@ -324,14 +324,14 @@ def test_running_requests_that_a_step_leaves_out_are_starving() -> None:
     counts = Counts(engine.header)
     for place in range(5):
         engine.submit(Request(f"r{place}", np.arange(8, dtype=np.int32), 20))
-    told = []
+    reported = []
     for budget in (100, 100, 2, 2):
         engine.set_knobs({"max_num_scheduled_tokens": budget})
         record = engine.step()
         assert record is not None
         counts.write(record)
         samples = parse(page_text(MetricsCollector(engine.header, counts).collect()).decode())
-        told.append(
+        reported.append(
             [samples[name][0][1] for name in ("schedtop_requests_starving", "schedtop_starved_request_steps_total")]
         )
-    assert told == [[0, 0], [0, 0], [3, 3], [3, 6]]
+    assert reported == [[0, 0], [0, 0], [3, 3], [3, 6]]

@@ -39,9 +39,9 @@ HARM: dict[str, tuple[Callable[[Path], object], str]] = {
 
 def record(run: Any, path: Path, harm: Callable[[Path], object], *, at: int) -> list[str]:
     """Record the run, with `harm` done to the file after `at` records; what was told."""
-    told: list[str] = []
+    reported: list[str] = []
     num = 0
-    writer = RecordingWriter(path, run.header, lambda: run.snapshots[num], notice=told.append)
+    writer = RecordingWriter(path, run.header, lambda: run.snapshots[num], notice=reported.append)
     for record in run.records:
         num += 1
         writer.write(record)
@@ -50,16 +50,16 @@ def record(run: Any, path: Path, harm: Callable[[Path], object], *, at: int) -> 
             harm(path)
     with pytest.raises(RecordingMovedError):
         writer.close()
-    return told
+    return reported
 
 
 @pytest.mark.parametrize("name", HARM)
 def test_it_goes_on_beside_and_is_told(run: Any, tmp_path: Path, short_chunks: None, name: str) -> None:
     harm, word = HARM[name]
     path = tmp_path / "run.rec"
-    told = record(run, path, harm, at=300)
+    reported = record(run, path, harm, at=300)
     beside = tmp_path / "run-2.rec"
-    assert len(told) == 1 and word in told[0] and str(beside) in told[0]
+    assert len(reported) == 1 and word in reported[0] and str(beside) in reported[0]
     with Recording(beside) as recording:
         got = list(recording.records())
         assert recording.truncated is None
@@ -81,8 +81,8 @@ def test_what_another_put_there_is_left_alone(run: Any, tmp_path: Path, short_ch
 
 def test_a_loss_at_the_very_end_is_noticed_too(run: Any, tmp_path: Path) -> None:
     path = tmp_path / "run.rec"
-    told = record(run, path, Path.unlink, at=len(run.records))
-    assert "removed" in told[0]
+    reported = record(run, path, Path.unlink, at=len(run.records))
+    assert "removed" in reported[0]
     with Recording(tmp_path / "run-2.rec") as recording:
         assert list(recording.records()) == run.records
 

@@ -49,42 +49,42 @@ def break_kernel(monkeypatch: pytest.MonkeyPatch, name: str, after: int = 0) -> 
 
 
 def test_sizes_the_kernels_know() -> None:
-    told: list[str] = []
-    assert choose_kernels(shape(), 2, CPU, told.append)
-    assert not told
-    assert not choose_kernels(shape(head_size=72), 2, CPU, told.append)
-    assert not choose_kernels(shape(block_size=64), 2, CPU, told.append)
-    assert "head size 72" in told[0]
-    assert "block size 64" in told[1]
+    reported: list[str] = []
+    assert choose_kernels(shape(), 2, CPU, reported.append)
+    assert not reported
+    assert not choose_kernels(shape(head_size=72), 2, CPU, reported.append)
+    assert not choose_kernels(shape(block_size=64), 2, CPU, reported.append)
+    assert "head size 72" in reported[0]
+    assert "block size 64" in reported[1]
 
 
 def test_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     monkeypatch.setattr(kernels.importlib.util, "find_spec", lambda name: None)
-    assert not choose_kernels(shape(), 2, CPU, told.append)
-    assert told == ["Triton is not installed: running on torch, which is slower"]
+    assert not choose_kernels(shape(), 2, CPU, reported.append)
+    assert reported == ["Triton is not installed: running on torch, which is slower"]
 
 
 @pytest.mark.parametrize("name", ["paged_attention", "kv_write", "norm", "rotary"])
 def test_a_kernel_that_fails_at_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     break_kernel(monkeypatch, name)
-    assert not choose_kernels(shape(), 2, CPU, told.append)
-    assert told[0].startswith("the kernels do not run here")
-    assert "\n" not in told[0]
+    assert not choose_kernels(shape(), 2, CPU, reported.append)
+    assert reported[0].startswith("the kernels do not run here")
+    assert "\n" not in reported[0]
 
 
 @pytest.mark.parametrize("name", ["llama@kernels", "smollm3@kernels"])
 def test_a_kernel_that_fails_in_the_midst_of_serving(lab: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    told: list[str] = []
-    served = lab.serve(name, "kernels", tell=told.append)
+    reported: list[str] = []
+    served = lab.serve(name, "kernels", tell=reported.append)
     prompts = lab.prompts(2, seed=41, low=3, high=8)
     for prompt in prompts:
         served.add(prompt, 6)
     served.step()
     break_kernel(monkeypatch, "paged_attention", after=3)
     lab.check_greedy(name, prompts, served.run(), 6)
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
 def test_out_of_memory_is_no_reason_to_leave_the_kernels() -> None:
@@ -182,10 +182,10 @@ def test_sampled_tokens_do_not_depend_on_the_batch() -> None:
 
 
 def test_a_failing_sampling_kernel(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     break_kernel(monkeypatch, "sampling")
-    sampler = KernelSampler(CPU, told.append)
+    sampler = KernelSampler(CPU, reported.append)
     for _ in range(2):
         assert sampler.pick(torch.zeros(1, 9), [None], np.zeros(1, dtype=np.int32)) is None
-    assert len(told) == 1
-    assert "sampling with torch" in told[0]
+    assert len(reported) == 1
+    assert "sampling with torch" in reported[0]

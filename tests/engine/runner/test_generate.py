@@ -208,8 +208,8 @@ def test_a_slow_route_is_told_and_answers_are_their_owners(
     config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SCHEDTOP_NATIVE", "of-another-machine")
-    told: list[str] = []
+    reported: list[str] = []
     path = write(tmp_path / "in.jsonl", [{"prompt_token_ids": [5, 6, 7], "max_tokens": 2}])
-    run(config, path, tmp_path / "out.jsonl", on_notice=told.append)
-    assert len(told) == 1 and "running on torch, three to four times slower" in told[0]
+    run(config, path, tmp_path / "out.jsonl", on_notice=reported.append)
+    assert len(reported) == 1 and "running on torch, three to four times slower" in reported[0]
     assert stat.S_IMODE((tmp_path / "out.jsonl").stat().st_mode) == 0o600

@@ -68,13 +68,13 @@ def decode(rng: np.random.Generator, rows: int, longest: int) -> HostBatch:
 
 
 def make_graphs(recorder: Any) -> tuple[DecodeGraphs, Echo, list[str]]:
-    echo, told = Echo(), []
+    echo, reported = Echo(), []
     cache = PagedCache(CacheShape(1, BLOCK_SIZE, 1, 64, torch.float32), 1, CPU)
-    guarded = GuardedDecoder(echo, cache, told.append)
+    guarded = GuardedDecoder(echo, cache, reported.append)
     graphs = DecodeGraphs(
-        guarded, recorder, max_model_len=MODEL_LEN, block_size=BLOCK_SIZE, device=CPU, tell=told.append
+        guarded, recorder, max_model_len=MODEL_LEN, block_size=BLOCK_SIZE, device=CPU, tell=reported.append
     )
-    return graphs, echo, told
+    return graphs, echo, reported
 
 
 def replay_eagerly(run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
@@ -82,7 +82,7 @@ def replay_eagerly(run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor
 
 
 def test_padded_steps_equal_eager_ones() -> None:
-    graphs, echo, told = make_graphs(replay_eagerly)
+    graphs, echo, reported = make_graphs(replay_eagerly)
     rng = np.random.default_rng(3)
     # Larger and smaller in turn, so that what an earlier step left behind would show.
     for rows, longest in ((7, 900), (5, 30), (8, 1024), (6, 1025), (5, 4999), (1, 3), (200, 70), (193, 9)):
@@ -91,7 +91,7 @@ def test_padded_steps_equal_eager_ones() -> None:
         assert logits is not None
         assert torch.equal(logits, echo.forward(host.to_device(TensorStaging(CPU))))
     assert graphs.num_graphs == 5
-    assert not told
+    assert not reported
 
 
 def test_buckets() -> None:
@@ -118,24 +118,24 @@ def test_a_failing_recorder_is_told_once() -> None:
     def refuse(run: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    graphs, _, told = make_graphs(refuse)
+    graphs, _, reported = make_graphs(refuse)
     rng = np.random.default_rng(5)
     assert [graphs.run(decode(rng, rows, 40)) for rows in (2, 9)] == [None, None]
-    assert len(told) == 1
-    assert "not permitted" in told[0]
-    assert "\n" not in told[0]
+    assert len(reported) == 1
+    assert "not permitted" in reported[0]
+    assert "\n" not in reported[0]
 
 
 def test_a_failing_kernel_leaves_the_kernels() -> None:
-    graphs, echo, told = make_graphs(replay_eagerly)
+    graphs, echo, reported = make_graphs(replay_eagerly)
 
     def fail(batch: InputBatch) -> torch.Tensor:
         raise RuntimeError("no compiler")
 
     echo.forward = fail  # type: ignore[method-assign]
     assert [graphs.run(decode(np.random.default_rng(6), rows, 40)) for rows in (2, 9)] == [None, None]
-    assert len(told) == 1
-    assert "no compiler" in told[0]
+    assert len(reported) == 1
+    assert "no compiler" in reported[0]
 
 
 def test_serves_what_transformers_generates(lab: Any) -> None:

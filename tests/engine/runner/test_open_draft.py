@@ -119,5 +119,5 @@ def test_refused_on_the_command_line(
     with pytest.raises(SystemExit) as ended:
         main(["run", "--limit", "1", *(flag.format(folders) for flag in flags)])
     assert ended.value.code == 2
-    told = capsys.readouterr().err.strip()
-    assert says in told and "Traceback" not in told
+    reported = capsys.readouterr().err.strip()
+    assert says in reported and "Traceback" not in reported

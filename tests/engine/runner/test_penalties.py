@@ -135,9 +135,9 @@ def test_logprobs_are_the_models_own_of_each_token(lab: Any, drafts: int) -> Non
     served = lab.serve("llama", num_speculative_tokens=drafts)
     served.add(prompt, 12, SamplingParams(logprobs=3, repetition_penalty=1.3))
     served.add(prompt, 12, SamplingParams())
-    (outputs, _), told = run_and_listen(served)
-    assert {number for number, _ in told} == {0}
-    entries = [entry for _, entry in told]
+    (outputs, _), reported = run_and_listen(served)
+    assert {number for number, _ in reported} == {0}
+    entries = [entry for _, entry in reported]
     assert len(entries) == len(outputs) == 12
     ids = torch.tensor([prompt + outputs])
     with torch.inference_mode():
@@ -150,14 +150,14 @@ def test_logprobs_are_the_models_own_of_each_token(lab: Any, drafts: int) -> Non
 
 def run_and_listen(served: Any) -> tuple[list[list[int]], list[tuple[int, Any]]]:
     """The outputs, and the log probabilities of those that count."""
-    told: list[tuple[int, Any]] = []
+    reported: list[tuple[int, Any]] = []
     execute = served.worker.execute
 
     def listen(plan: Any) -> Any:
         result = execute(plan)
         for number, count in zip(plan.numbers.tolist(), result.num_sampled.tolist(), strict=True):
-            told.extend((number, entry) for entry in result.logprobs.get(number, [])[:count])
+            reported.extend((number, entry) for entry in result.logprobs.get(number, [])[:count])
         return result
 
     served.worker.execute = listen
-    return served.run(), told
+    return served.run(), reported

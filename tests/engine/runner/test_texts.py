@@ -36,15 +36,15 @@ def test_pieces_join_to_the_text_before_the_first_stop(text: str, stop: list[str
         pieces.append(output.push(token_id))
         if output.stopped:
             break
-    told = "".join(pieces)
+    reported = "".join(pieces)
     ends = [text.find(s) for s in stop if s in text]
     if not ends:
-        assert told + output.flush() == text
+        assert reported + output.flush() == text
         assert not output.stopped
     else:
         assert output.stopped
-        assert told == text[: len(told)]
-        assert not any(s in told for s in stop)
+        assert reported == text[: len(reported)]
+        assert not any(s in reported for s in stop)
 
 
 def test_a_stop_string_ends_the_request(lab: Any) -> None:

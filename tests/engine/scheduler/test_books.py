@@ -135,7 +135,7 @@ class SchedulerBooks(RuleBasedStateMachine):
         for number, table in self.tables.items():
             held = self.submitted[number].block_ids
             assert len(held) == len(table)
-            assert all(block in (-1, told) for block, told in zip(held, table, strict=True))
+            assert all(block in (-1, reported) for block, reported in zip(held, table, strict=True))
 
     def check_queues(self, running: list[int], waiting: list[int]) -> None:
         """Nothing running is stopped but by preemption; nobody overtakes the head; the head knows why it waits."""

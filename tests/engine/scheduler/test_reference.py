@@ -51,11 +51,11 @@ def test_deferred_overlapping_and_loading_requests_are_decided_as_by_the_plain_o
     pairs = zip_longest(CaseRun(case).steps(), plain_run(case).steps())
     for have, want in islice(pairs, 3 * longest_run(case)):
         assert have is not None and want is not None, "one ended before the other"
-        told = msgspec.json.decode(msgspec.json.encode(have))
-        assert {name: told[name] for name in want if name in told} == {
-            name: value for name, value in want.items() if name in told
+        reported = msgspec.json.decode(msgspec.json.encode(have))
+        assert {name: reported[name] for name in want if name in reported} == {
+            name: value for name, value in want.items() if name in reported
         }
-        assert want.keys() - told.keys() <= LOADS, "only an empty step has no news of loads"
+        assert want.keys() - reported.keys() <= LOADS, "only an empty step has no news of loads"
 
 
 def failing(config: dict[str, Any]) -> list[CaseStep]:

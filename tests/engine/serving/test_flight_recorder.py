@@ -160,12 +160,12 @@ def test_what_lies_on_disk_has_no_prompt(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_told_and_serving_goes_on(tmp_path: Path) -> None:
-    served, told = engine(), []
+    served, reported = engine(), []
     files = FlightFiles(tmp_path / "flights", served.header)
     shutil.rmtree(files.folder)  # the next segment finds no place
-    recorder = FlightRecorder(served.snapshot, files, told.append)
+    recorder = FlightRecorder(served.snapshot, files, reported.append)
     run(recorder, served, 5)
     files.close(keep=True)
     run(recorder, served, 5)
-    assert told == ["flight recorder: No such file or directory; the last minutes are kept in memory only"]
+    assert reported == ["flight recorder: No such file or directory; the last minutes are kept in memory only"]
     assert len(list(messages(recorder))) == 11

@@ -20,7 +20,7 @@ from tests.engine.harness import step as stepped
 ROOMY = {"num_blocks": 4000, "max_model_len": 4000}
 
 
-def told(engine: Engine, before: int, steps: int, slo_s: dict[str, float], **knobs: int) -> list[str]:
+def reported(engine: Engine, before: int, steps: int, slo_s: dict[str, float], **knobs: int) -> list[str]:
     """What is said of a trial that begins after `before` steps, until it is over or `steps` more ran."""
     said: list[str] = []
     trials = Trials(engine, lambda notice: said.append(notice.text), now=lambda: 0.0)
@@ -46,7 +46,7 @@ def decoding(count: int) -> Engine:
 
 def test_requests_that_wait_for_their_first_token_break_a_ttft_slo() -> None:
     engine = engine_of(ask("zz", 4, 3000), source=Script(list(stream(60, 0.25))), **ROOMY)
-    (words,) = told(engine, 4, 100, {"ttft": 2.0}, max_num_seqs=1)
+    (words,) = reported(engine, 4, 100, {"ttft": 2.0}, max_num_seqs=1)
     # The one that runs never ends: no TTFT of the time since then does.
     assert "TTFT p95" in words and "broke its SLO of 2 s" in words and "still without a token" in words
     assert engine.knobs["max_num_seqs"] == 128
@@ -62,38 +62,38 @@ def test_a_day_is_the_longest_and_leaves_time_to_confirm_it() -> None:
 
 def test_a_few_that_wait_are_too_few() -> None:
     few = engine_of(ask("zz", 4, 3000), source=Script(list(stream(15, 0.25))), **ROOMY)
-    assert told(few, 2, 200, {"ttft": 2.0}, max_num_seqs=1) == []
+    assert reported(few, 2, 200, {"ttft": 2.0}, max_num_seqs=1) == []
 
 
 def test_waits_within_the_bound_do_not_count() -> None:
     engine = engine_of(ask("zz", 4, 3000), source=Script(list(stream(60, 0.25))), **ROOMY)
-    assert told(engine, 4, 100, {"ttft": 1e6}, max_num_seqs=1) == []
+    assert reported(engine, 4, 100, {"ttft": 1e6}, max_num_seqs=1) == []
 
 
 @pytest.mark.parametrize("bound_s", [STEP_S * 1.5, WATCH_S])
 def test_requests_that_starve_break_an_itl_slo_however_many_gaps_the_others_have(bound_s: float) -> None:
     engine = decoding(10)
-    (words,) = told(engine, 5, 100, {"itl": bound_s}, max_num_scheduled_tokens=4)
+    (words,) = reported(engine, 5, 100, {"itl": bound_s}, max_num_scheduled_tokens=4)
     assert "ITL" in words and "broke its SLO" in words
     assert engine.knobs["max_num_scheduled_tokens"] is None
 
 
 def test_it_says_how_many_starve() -> None:
-    (words,) = told(decoding(150), 5, 100, {"itl": WATCH_S}, max_num_scheduled_tokens=110)
+    (words,) = reported(decoding(150), 5, 100, {"itl": WATCH_S}, max_num_scheduled_tokens=110)
     assert words.endswith("ITL broke its SLO of 5 s: 40 of 150 requests got no token for longer")
 
 
 def test_a_budget_for_all_of_them_is_kept() -> None:
-    assert told(decoding(10), 5, 100, {"itl": STEP_S * 1.5}, max_num_scheduled_tokens=10) == []
+    assert reported(decoding(10), 5, 100, {"itl": STEP_S * 1.5}, max_num_scheduled_tokens=10) == []
 
 
 def test_one_of_many_that_is_held_up_is_what_pressure_does() -> None:
-    assert told(decoding(20), 5, 100, {"itl": 3.0}, max_num_scheduled_tokens=19) == []
+    assert reported(decoding(20), 5, 100, {"itl": 3.0}, max_num_scheduled_tokens=19) == []
 
 
 def test_nothing_is_judged_before_the_change_has_settled() -> None:
     engine = decoding(30)
-    said = told(engine, 5, int(SETTLE_S / STEP_S) - 1, {"itl": STEP_S / 2}, max_num_scheduled_tokens=4)
+    said = reported(engine, 5, int(SETTLE_S / STEP_S) - 1, {"itl": STEP_S / 2}, max_num_scheduled_tokens=4)
     assert said == []
 
 

@@ -158,12 +158,12 @@ def test_a_noisy_sleepy_device_predicts_another_load(tmp_path: Path) -> None:
     write_device(tmp_path / "fitted.toml", calibration, fitted)
     for rate in (0.5, 4.0):
         load = {"source": "mixed", "rate": rate, "seed": 2, "scale": 0.2}
-        real, told = Report(), Report()
+        real, reported = Report(), Report()
         for record in noisy_session(cost, 2, **load)[1]:
             real.add(record)
         for record in session(f"sim:@{tmp_path / 'fitted.toml'}", **load, limit=150)[1]:
-            told.add(record)
-        ours, theirs = told.as_dict(), real.as_dict()
+            reported.add(record)
+        ours, theirs = reported.as_dict(), real.as_dict()
         for name in ("ttft_s", "itl_s"):
             assert ours[name]["p50"] == pytest.approx(theirs[name]["p50"], rel=0.1), (rate, name)
 
@@ -231,5 +231,5 @@ def test_costs_are_told_in_units_that_can_be_read() -> None:
     cost = LinearCost(1.25, 0.0082226, 0.0, 0.00023684, 32.58e-9)
     errors = Errors(100, 0.1, 0.1, 0.2, 0.0)
     text = fit_text(Fit(cost, errors, None, None, errors, 0))
-    told = [" ".join(line.split()[-2:]) for line in text.splitlines()[:5]]
-    assert told == ["1.25 s", "8.223 ms", "0 ns", "236.8 µs", "32.58 ns"]
+    reported = [" ".join(line.split()[-2:]) for line in text.splitlines()[:5]]
+    assert reported == ["1.25 s", "8.223 ms", "0 ns", "236.8 µs", "32.58 ns"]

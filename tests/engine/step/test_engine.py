@@ -145,8 +145,8 @@ def test_a_paused_engine_runs_exactly_the_steps_it_is_allowed() -> None:
     assert not engine.step_once(), "it is not paused"
     step(engine)
     engine.pause()
-    told = step(engine)
-    assert not told.executed and told.paused
+    reported = step(engine)
+    assert not reported.executed and reported.paused
     assert engine.step() is None
     assert engine.step_once() and engine.step_once()
     assert step(engine).executed and step(engine).executed

@@ -209,8 +209,8 @@ def test_an_aborted_load_gives_everything_back() -> None:
 def again(engine: Engine) -> Engine:
     """Another engine, from a snapshot that was on its way through a file."""
     assert isinstance(engine.worker, SimWorker)
-    told = msgspec.msgpack.encode(engine.snapshot())
-    return restore(engine.header, msgspec.msgpack.decode(told, type=Snapshot), engine.worker.cost)
+    reported = msgspec.msgpack.encode(engine.snapshot())
+    return restore(engine.header, msgspec.msgpack.decode(reported, type=Snapshot), engine.worker.cost)
 
 
 def as_recorded(engine: Engine, request: Request) -> Request:
@@ -237,9 +237,9 @@ def test_a_snapshot_of_what_went_on_from_one_is_that_one() -> None:
     engine.submit(ask("d", 640, 90_000, outputs=9))
     engine.step()
     restored = again(engine)
-    told, retold = engine.snapshot(), restored.snapshot()
-    assert retold.host == told.host and told.host is not None and told.host.keys
-    assert [item.arrival for item in retold.requests] == [item.arrival for item in told.requests]
+    reported, retold = engine.snapshot(), restored.snapshot()
+    assert retold.host == reported.host and reported.host is not None and reported.host.keys
+    assert [item.arrival for item in retold.requests] == [item.arrival for item in reported.requests]
     third = again(restored)
     serve(third)
     assert cached(serve(third, as_recorded(engine, ask("c", 3200, 0)))) == [(3184, 3184)]
@@ -382,10 +382,10 @@ def test_a_recording_goes_on_from_any_of_its_steps_as_it_did(tmp_path: Path) -> 
         index = recording.num_records // 2
         fork = Fork(recording, index, engine.worker.cost, 0)
         rest = serve(fork.engine())
-        told = [record for record in recording.records(index + 1) if record.executed]
+        reported = [record for record in recording.records(index + 1) if record.executed]
     assert fork.notes == []
     ran = [record for record in rest if record.executed]
-    assert [(record.rows, record.end_s) for record in ran] == [(record.rows, record.end_s) for record in told]
+    assert [(record.rows, record.end_s) for record in ran] == [(record.rows, record.end_s) for record in reported]
     assert sum(entry.external_tokens for record in ran for entry in record.admissions) > 0
 
 
@@ -407,7 +407,7 @@ def test_where_it_began_late_the_memory_is_that_of_a_snapshot(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("device", "scheduler", "told"),
+    ("device", "scheduler", "reported"),
     [
         ("sim:llama-3.1-8b@h100", {"preemption_mode": "swap"}, "preemption_mode=swap: there is no host memory"),
         ("sim:llama-3.1-8b@h100", {"kv_host_memory_bytes": 1000}, "must be at least 2097152"),
@@ -416,7 +416,7 @@ def test_where_it_began_late_the_memory_is_that_of_a_snapshot(tmp_path: Path) ->
         ("cpu", HOST, "--kv-host-memory: only for simulated devices"),
     ],
 )
-def test_what_cannot_be_is_refused(device: str, scheduler: dict[str, Any], told: str) -> None:
+def test_what_cannot_be_is_refused(device: str, scheduler: dict[str, Any], reported: str) -> None:
     model = None if device.startswith("sim") else "smollm2"
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=reported):
         build_engine(EngineConfig(device=device, model=model, workload=None, scheduler=scheduler))

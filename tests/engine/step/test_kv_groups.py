@@ -126,8 +126,8 @@ def test_a_recording_of_groups_is_decided_again(tmp_path: Path, device: str, ove
     )
     with Recording(path) as recording:
         assert verify_recording(recording).equal
-        told = [record.group_blocks for record in recording.records() if record.executed]
-        assert all(told) and {len(blocks) for blocks in told} == {len(recording.header.config["kv_groups"])}
+        reported = [record.group_blocks for record in recording.records() if record.executed]
+        assert all(reported) and {len(blocks) for blocks in reported} == {len(recording.header.config["kv_groups"])}
         assert has_windows(recording.header.config)
 
 

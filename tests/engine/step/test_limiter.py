@@ -9,7 +9,7 @@ from schedtop.engine.step.engine import Engine
 from tests.engine.harness import ask, engine_of, run_out, step
 
 
-def told(record: StepRecord) -> tuple[str, str]:
+def reported(record: StepRecord) -> tuple[str, str]:
     """The step's limiter, and the head's reason in words."""
     assert record.head is not None
     assert record.head.reason == record.limiter
@@ -23,7 +23,7 @@ def test_nothing_left_to_do_is_no_limit() -> None:
 
 def test_token_budget() -> None:
     record = step(engine_of(ask("a", 8), ask("b", 3), max_num_scheduled_tokens=8))
-    assert told(record) == (Limiter.TOKEN_BUDGET, "token budget: 0 left of 8")
+    assert reported(record) == (Limiter.TOKEN_BUDGET, "token budget: 0 left of 8")
     assert (record.token_budget, record.scheduled_tokens) == (8, 8)
 
 
@@ -36,13 +36,13 @@ def test_token_budget_cuts_the_last_prompt_with_nobody_waiting() -> None:
 def test_input_budget() -> None:
     engine = engine_of(ask("a", 6), ask("b", 3), max_num_batched_tokens=9, draft_slots=2)
     record = step(engine)
-    assert told(record) == (Limiter.INPUT_BUDGET, "input budget: 1 left of 9")
+    assert reported(record) == (Limiter.INPUT_BUDGET, "input budget: 1 left of 9")
     assert (record.input_rows, record.input_budget, record.scheduled_tokens) == (8, 9, 6)
 
 
 def test_sequence_cap() -> None:
     record = step(engine_of(ask("a", 4), ask("b", 4), max_num_seqs=1))
-    assert told(record) == (Limiter.SEQUENCE_CAP, "sequence cap 1, 1 running")
+    assert reported(record) == (Limiter.SEQUENCE_CAP, "sequence cap 1, 1 running")
 
 
 def test_a_lower_sequence_cap_drains() -> None:
@@ -51,25 +51,25 @@ def test_a_lower_sequence_cap_drains() -> None:
     engine.set_knobs({"max_num_seqs": 1})
     engine.submit(ask("d", 4))
     record = step(engine)
-    assert told(record) == (Limiter.SEQUENCE_CAP, "sequence cap 1, 3 running, draining")
+    assert reported(record) == (Limiter.SEQUENCE_CAP, "sequence cap 1, 3 running, draining")
     assert record.running == 3
     assert [entry.running for entry in run_out(engine) if entry.running][-1] == 1
 
 
 def test_blocks() -> None:
     engine = engine_of(ask("a", 12), ask("b", 8), num_blocks=4, scheduler_reserve_full_isl=False)
-    assert told(step(engine)) == (Limiter.BLOCKS, "blocks: needs 2, 1 free, short 1")
+    assert reported(step(engine)) == (Limiter.BLOCKS, "blocks: needs 2, 1 free, short 1")
 
 
 def test_full_sequence() -> None:
     engine = engine_of(ask("a", 8), ask("b", 20), num_blocks=6, max_num_batched_tokens=12)
-    assert told(step(engine)) == (Limiter.FULL_SEQUENCE, "full sequence: needs 5, 4 free, short 1")
+    assert reported(step(engine)) == (Limiter.FULL_SEQUENCE, "full sequence: needs 5, 4 free, short 1")
 
 
 def test_watermark() -> None:
     engine = engine_of(ask("a", 8), ask("b", 20), num_blocks=9, watermark=0.3)
     record = step(engine)
-    assert told(record) == (Limiter.WATERMARK, "watermark: 7 − 5 < 3")
+    assert reported(record) == (Limiter.WATERMARK, "watermark: 7 − 5 < 3")
     assert record.blocks.watermark == 3
 
 
@@ -80,7 +80,7 @@ def test_the_watermark_is_not_kept_while_nothing_runs() -> None:
 
 def test_chunking_off() -> None:
     engine = engine_of(ask("a", 8), ask("b", 10), max_num_batched_tokens=12, enable_chunked_prefill=False)
-    assert told(step(engine)) == (Limiter.CHUNKING_OFF, "chunking off: needs 10 tokens, 4 left in this step")
+    assert reported(step(engine)) == (Limiter.CHUNKING_OFF, "chunking off: needs 10 tokens, 4 left in this step")
 
 
 def preempting_engine() -> Engine:
@@ -89,7 +89,7 @@ def preempting_engine() -> Engine:
 
 def test_preempted_now() -> None:
     record = step(preempting_engine(), 2)
-    assert told(record) == (Limiter.PREEMPTED_NOW, "preempted now")
+    assert reported(record) == (Limiter.PREEMPTED_NOW, "preempted now")
     assert record.head is not None and record.head.number == 1
 
 
@@ -97,7 +97,7 @@ def test_paused() -> None:
     engine = engine_of(ask("a", 8))
     engine.pause()
     record = step(engine)
-    assert told(record) == (Limiter.PAUSED, "paused")
+    assert reported(record) == (Limiter.PAUSED, "paused")
     assert not record.executed and record.paused
 
 

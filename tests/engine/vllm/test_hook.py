@@ -148,12 +148,12 @@ def test_a_pause_is_ours_alone_to_take_back() -> None:
 
 def test_an_abort_tells_the_client_and_names_the_console() -> None:
     run = Run("0.32")
-    told: list[str] = []
+    reported: list[str] = []
     run.hook.enter(
         type(
             "Core",
             (),
-            {"_send_abort_outputs": lambda self, ended: told.extend(request.request_id for request in ended)},
+            {"_send_abort_outputs": lambda self, ended: reported.extend(request.request_id for request in ended)},
         )()
     )
     run.add("one", 4, 40, sampling_params=type("Params", (), {"stop": ["\n"]})())
@@ -162,7 +162,7 @@ def test_an_abort_tells_the_client_and_names_the_console() -> None:
     run.hook.obey()
     record = run.tell()
     assert record is not None and [finish.reason for finish in record.finishes] == ["abort"]
-    assert told == ["one"] and not run.scheduler.requests
+    assert reported == ["one"] and not run.scheduler.requests
 
 
 def test_what_a_version_lacks_is_named() -> None:

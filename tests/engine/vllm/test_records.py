@@ -81,10 +81,10 @@ def test_a_console_that_sees_every_record_knows_what_a_snapshot_says(
         for record in run.records[seen:]:
             state.apply(decode_outgoing(encode(record)))
         seen = len(run.records)
-        told, known = run.maker.snapshot(0.0), state.snapshot()
-        assert (known.waiting, known.block_classes) == (told.waiting, told.block_classes)
-        assert sorted(known.running) == sorted(told.running)
-        mine = {item.arrival.number: item for item in told.requests}
+        reported, known = run.maker.snapshot(0.0), state.snapshot()
+        assert (known.waiting, known.block_classes) == (reported.waiting, reported.block_classes)
+        assert sorted(known.running) == sorted(reported.running)
+        mine = {item.arrival.number: item for item in reported.requests}
         assert mine.keys() == {item.arrival.number for item in known.requests}
         for item in known.requests:
             other = mine[item.arrival.number]
@@ -234,7 +234,7 @@ def test_the_groups_of_a_hybrid_model_are_told_one_by_one() -> None:
     records, state = Records(header, run.hook.facts.knobs, fixed_of(header)), LiveState()
     state.start_afresh(records.snapshot(0.0))
     records.take(Added(0.0, "one", 10, 3, 0, (), None, False))
-    told = []
+    reported = []
     for step, (tokens, before, new) in enumerate([(10, 0, ([1, 2, 3], [4, 5, 6])), (1, 10, None), (1, 11, None)]):
         output = output_of("one", tokens, before, new)
         records.take(scheduled(output, step))
@@ -242,8 +242,8 @@ def test_the_groups_of_a_hybrid_model_are_told_one_by_one() -> None:
         record = records.take(Updated(output, {}, step + 0.5, step + 0.6, blocks, False, 34 + (step > 0), 1, 0))
         assert record is not None
         state.apply(record)
-        told.append((record.group_blocks, int(row_columns(record)["blocks"][0]), record.blocks.stored_tokens))
-    assert told == [((3, 3), 6, 20), ((3, 2), 5, 18), ((3, 2), 5, 20)]
+        reported.append((record.group_blocks, int(row_columns(record)["blocks"][0]), record.blocks.stored_tokens))
+    assert reported == [((3, 3), 6, 20), ((3, 2), 5, 18), ((3, 2), 5, 20)]
     assert [np.frombuffer(table, dtype=np.int32).tolist() for table in state.group_tables(0)] == [
         [0, 1, 2],
         [3, 4, 5],
@@ -301,8 +301,8 @@ def test_drafts_that_a_step_did_not_take_are_told() -> None:
     run.hook.after_drafts(SimpleNamespace(req_ids=["one", "gone"]))
     run.step()
     run.step()
-    told = [np.frombuffer(record.proposed, dtype=np.int32).tolist() for record in run.records]
-    assert told == [[], [0, 2], []] and not run.hook.errors
+    reported = [np.frombuffer(record.proposed, dtype=np.int32).tolist() for record in run.records]
+    assert reported == [[], [0, 2], []] and not run.hook.errors
 
 
 class FullAttentionSpec:
@@ -323,13 +323,13 @@ def header_with(**facts: Any) -> Any:
 def test_a_drafter_with_a_cache_is_told_by_what_each_version_has() -> None:
     names = ("drop_last_cached_block", "num_lookahead_tokens", "prefill_lookahead")
 
-    def told(**facts: Any) -> tuple[Any, ...]:
+    def reported(**facts: Any) -> tuple[Any, ...]:
         return tuple(header_with(**facts).config[name] for name in names)
 
-    assert told() == (False, 0, 0)
-    assert told(use_eagle=True, num_lookahead_tokens=2) == (True, 2, 0)  # before 0.32
+    assert reported() == (False, 0, 0)
+    assert reported(use_eagle=True, num_lookahead_tokens=2) == (True, 2, 0)  # before 0.32
     kept = {"use_eagle": True, "use_eagle_block_drop": False, "num_lookahead_tokens": 2, "num_prefill_lookahead": 1}
-    assert told(**kept) == (False, 2, 1)
+    assert reported(**kept) == (False, 2, 1)
 
 
 @pytest.mark.parametrize(

@@ -204,8 +204,8 @@ def test_a_console_that_comes_late_gets_the_last_minutes(serve: Callable[..., An
     late = Console(f"unix:{tmp_path}/0.sock", recent=True)
     assert late.until(lambda message: isinstance(message, Snapshot)).step == 0
     last = late.until(lambda message: isinstance(message, StepRecord) and bool(message.finishes))
-    told = [message for message in late.messages if isinstance(message, StepRecord) and message.executed]
-    assert [record.step for record in told] == [1, 2, 3, 4, 5] and last in first.messages
+    reported = [message for message in late.messages if isinstance(message, StepRecord) and message.executed]
+    assert [record.step for record in reported] == [1, 2, 3, 4, 5] and last in first.messages
 
 
 def test_the_last_minutes_lie_on_disk_where_that_is_asked_for_and_go_in_an_orderly_end(

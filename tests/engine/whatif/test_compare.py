@@ -54,7 +54,7 @@ def test_a_change_without_effect_is_no_change() -> None:
 
 
 @pytest.mark.parametrize(
-    ("places", "told"),
+    ("places", "reported"),
     [
         ((1, 0), ("a (length), b (length)", "b (length), a (length)")),
         ((1,), ("a (length)", "none")),
@@ -62,7 +62,7 @@ def test_a_change_without_effect_is_no_change() -> None:
     ],
 )
 def test_events_are_told_that_only_one_run_has_or_all_in_another_order(
-    places: tuple[int, ...], told: tuple[str, str]
+    places: tuple[int, ...], reported: tuple[str, str]
 ) -> None:
     engine = build_engine(config(limit=3))
     one = engine.step()
@@ -71,7 +71,7 @@ def test_events_are_told_that_only_one_run_has_or_all_in_another_order(
     base = msgspec.structs.replace(one, finishes=tuple(ends[:2]))
     variant = msgspec.structs.replace(one, finishes=tuple(ends[place] for place in places))
     found = first_difference(base, variant, {0: "a", 1: "b", 2: "c"})
-    assert found is not None and found.parts == [Part("finished", *told)]
+    assert found is not None and found.parts == [Part("finished", *reported)]
 
 
 def test_the_values_compared_are_named() -> None:

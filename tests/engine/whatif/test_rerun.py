@@ -194,7 +194,7 @@ def test_settings_of_the_start_hold_from_the_start_only(busy: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({"max_num_seqs": 0}, "at least 1"),
         ({"watermark": 0.9}, "at most 0.5"),
@@ -202,8 +202,8 @@ def test_settings_of_the_start_hold_from_the_start_only(busy: Path) -> None:
         ({"max_num_seqs": 1 << 15}, "start-up ceiling"),
     ],
 )
-def test_values_that_no_engine_takes_are_refused(busy: Path, changes: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_values_that_no_engine_takes_are_refused(busy: Path, changes: dict[str, Any], reported: str) -> None:
+    with pytest.raises(ConfigError, match=reported):
         ask(busy, 100, **changes)
 
 
@@ -282,12 +282,15 @@ def test_a_recording_that_is_cut_off_is_used_as_far_as_it_goes(busy: Path, tmp_p
 
 def test_progress_comes_to_its_end(busy: Path) -> None:
     seen: list[tuple[str, float]] = []
-    rerun(RerunQuestion(path=str(busy), changes={"watermark": 0.1}, index=200), lambda *told: seen.append(told))
+    rerun(
+        RerunQuestion(path=str(busy), changes={"watermark": 0.1}, index=200),
+        lambda *reported: seen.append(reported),
+    )
     words = list(dict.fromkeys(what for what, _ in seen))
     assert len(words) == 3 and words[1].startswith("going to step")
     assert all(0 <= share <= 1 for _, share in seen) and seen[-1][1] > 0.9
     for what in words:
-        shares = [share for told, share in seen if told == what]
+        shares = [share for reported, share in seen if reported == what]
         assert shares == sorted(shares)
     # Full when the last request is served, not where the recording ends.
     assert shares.count(1.0) == 1

@@ -130,9 +130,9 @@ def test_a_recording_as_a_workload_keeps_its_images(trace: str, tmp_path: Path) 
     limits = {"encoder_budget": 600}
     first = EngineConfig(workload=WorkloadSpec(source=trace, image_tokens=576), scheduler=limits, record=path)
     again = EngineConfig(workload=WorkloadSpec(source=path), scheduler=limits)
-    told, repeated = (run_headless(config, None, lambda line: None).as_dict() for config in (first, again))
-    assert told["tokens"]["encoder"] == repeated["tokens"]["encoder"] == 8 * 576
-    assert told["steps"] == repeated["steps"]
+    reported, repeated = (run_headless(config, None, lambda line: None).as_dict() for config in (first, again))
+    assert reported["tokens"]["encoder"] == repeated["tokens"]["encoder"] == 8 * 576
+    assert reported["steps"] == repeated["steps"]
     left_out = run_headless(EngineConfig(workload=WorkloadSpec(source=path)), None, lambda line: None).as_dict()
     assert any("--encoder-budget" in notice for notice in left_out["workload"]["notices"])
 

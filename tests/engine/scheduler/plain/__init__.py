@@ -22,5 +22,5 @@ def plain_run(case: Case) -> PlainRun:
 
 def plainly(step: CaseStep, like: dict[str, Any]) -> dict[str, Any]:
     """A step as a plain run tells it: with the fields of `like` that its case can use."""
-    told: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(step))
-    return {name: told[name] for name in like}
+    reported: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(step))
+    return {name: reported[name] for name in like}

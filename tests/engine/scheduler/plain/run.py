@@ -43,7 +43,7 @@ class PlainRun:
         self.held: list[PlainRequest] = []
         self.batches: list[Batch] = []
         self.deferred: list[tuple[int, Table]] = []
-        self.untold = False
+        self.unreported = False
         self.requests: dict[str, PlainRequest] = {}
         self.ends: dict[str, str] = {}
         self.input_budget = config["max_num_batched_tokens"]
@@ -75,7 +75,7 @@ class PlainRun:
                     self.abort(abort["id"])
             if self.is_busy():
                 yield self.step(step)
-            elif self.untold:
+            elif self.unreported:
                 self.step(step)  # a last, empty batch tells who has ended
             elif self.is_under_way():
                 self.update(step)
@@ -85,7 +85,7 @@ class PlainRun:
         return bool(self.waiting or self.holding or self.running or self.held)
 
     def is_under_way(self) -> bool:
-        return self.depth > 1 and bool(self.batches or self.untold)
+        return self.depth > 1 and bool(self.batches or self.unreported)
 
     def turn(self, knobs: dict[str, Any]) -> None:
         for name, value in knobs.items():
@@ -128,7 +128,7 @@ class PlainRun:
             return
         self.unqueue(request)
         if request.loading:
-            request.ended = self.untold = True
+            request.ended = self.unreported = True
             self.ends[id] = "abort"
             self.images.leave(request)
             self.hold(request)  # until the load reports
@@ -158,7 +158,7 @@ class PlainRun:
         self.held.sort(key=lambda one: one.ordinal)
 
     def end(self, request: PlainRequest, reason: str) -> None:
-        request.ended = self.untold = True
+        request.ended = self.unreported = True
         self.ends[request.id] = reason
         self.images.leave(request)
         self.give_back(request)
@@ -213,7 +213,7 @@ class PlainRun:
         if not passes.preempted:
             passes.pass_over_waiting()
         self.batches.append(self.seal(passes))
-        self.untold = False
+        self.unreported = False
         decided: dict[str, Any] = {
             "step": step,
             "scheduled": [[row.request.id, row.n, row.num_drafts] for row in passes.rows],
@@ -273,17 +273,17 @@ class PlainRun:
             for row in batch.rows:
                 self.apply(batch, row, step)
             self.report(done, sent)
-        told: dict[str, Any] = {"finished": self.finished, "free_blocks_after": len(self.kv.pool.free)}
+        reported: dict[str, Any] = {"finished": self.finished, "free_blocks_after": len(self.kv.pool.free)}
         if self.depth > 1:
-            told["applied"] = due[0].step if due and due[0].rows else None
+            reported["applied"] = due[0].step if due and due[0].rows else None
         if self.store.on and due:
-            told["load_done"] = [load.request.id for load in done]
-            told["send_done"] = [request.id for request in sent]
-            told["load_failed"] = [one.id for one in sorted(failed, key=lambda one: one.ordinal)]
-            told["errors"] = [one.id for one in sorted(self.errors, key=lambda one: one.ordinal)]
+            reported["load_done"] = [load.request.id for load in done]
+            reported["send_done"] = [request.id for request in sent]
+            reported["load_failed"] = [one.id for one in sorted(failed, key=lambda one: one.ordinal)]
+            reported["errors"] = [one.id for one in sorted(self.errors, key=lambda one: one.ordinal)]
         if self.store.on:
-            told["held"] = [request.id for request in self.held]
-        return told
+            reported["held"] = [request.id for request in self.held]
+        return reported
 
     # Results
 
@@ -337,7 +337,7 @@ class PlainRun:
         if not (self.store.on and steps):
             self.end(request, reason)
             return
-        request.ended = self.untold = True
+        request.ended = self.unreported = True
         self.ends[request.id] = reason
         self.images.leave(request)
         self.kv.release_skipped(request)
@@ -358,7 +358,7 @@ class PlainRun:
                 continue
             if self.store.fails_requests:
                 self.unqueue(request)
-                request.ended = self.untold = True
+                request.ended = self.unreported = True
                 self.ends[request.id] = "error"
                 self.errors.append(request)
                 self.hold(request)
