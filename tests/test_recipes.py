@@ -178,8 +178,8 @@ def test_a_device_and_a_workload(copy: Path) -> None:
             '    ModelShape("tiny", 2, 64, 4, 2, 16, 128, 512, 4096),\n',
         ),
         "workload/presets.py": (
-            "PRESETS: tuple[Preset, ...] = (\n",
-            '    Preset("trickle", "a chat now and then", rate=0.5, kinds=(Kind("chat", 1.0, _CHAT, _ANSWER),)),\n',
+            "PRESETS: tuple[WorkloadPreset, ...] = (\n",
+            '    WorkloadPreset("trickle", "a chat now and then", 0.5, (RequestKind("chat", 1.0, _CHAT, _ANSWER),)),\n',
         ),
         "workload/csv_formats.py": (
             "CSV_FORMATS: tuple[CsvFormat, ...] = (\n",

@@ -194,7 +194,7 @@ class WhyPanel(_ExplainPanel):
         rows += self._wrap(f"{finding.severity.word}, {_when(entry)}; {extent_words(finding)}", width, "muted")
         rows += [*self._space(), *self._chain(finding, width), *self._space()]
         if finding.steps:
-            rows += self._head("StepRange", "Enter shows them in Live")
+            rows += self._head("Steps", "Enter shows them in Live")
             rows += [row for steps in finding.steps for row in self._steps(steps, width)]
             rows += self._space()
         return rows + self._try(entry, width)

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 LEAN = ("llama", "llama-bias", "llama-yarn", "qwen2", "qwen3", "mistral")
 GENERAL = ("smollm3", "gemma2", "gemma3")
-MAX_TOKENS = 8
+MAX_TOKENS = 10
 
 
 @pytest.mark.parametrize("name", pick(("llama-bias", "qwen3", "mistral", "gemma2"), (*LEAN, *GENERAL)))

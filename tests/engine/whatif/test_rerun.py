@@ -287,7 +287,8 @@ def test_progress_comes_to_its_end(busy: Path) -> None:
         lambda *reported: seen.append(reported),
     )
     words = list(dict.fromkeys(what for what, _ in seen))
-    assert len(words) == 3 and words[1].startswith("going to step")
+    assert len(words) == 4 and words[1].startswith("going to step")
+    assert words[3].startswith(words[2]) and "past the end of the recording" in words[3]
     assert all(0 <= share <= 1 for _, share in seen) and seen[-1][1] > 0.9
     for what in words:
         shares = [share for reported, share in seen if reported == what]
