@@ -246,9 +246,13 @@ def _crossings(first: IntArray, counts: IntArray, every: int, most: int) -> tupl
 
 def _in_turn(outlook: Outlook, nth: RowArray, rows: RowArray) -> tuple[RowArray, RowArray]:
     """The turns in which the `nth` decodes of rows are planned, and the rows, in order."""
-    at = outlook.first + nth if outlook.period == 1 else outlook.plans[rows] + outlook.period * nth
+    at = _planned_in(outlook, nth, rows)
     order = at.argsort(kind="stable")
     return at[order], rows[order]
+
+
+def _planned_in(outlook: Outlook, nth: RowArray, rows: RowArray) -> RowArray:
+    return outlook.first + nth if outlook.period == 1 else outlook.plans[rows] + outlook.period * nth
 
 
 def take_blocks(state: SchedulerState, rows: list[int]) -> list[int]:
@@ -294,12 +298,12 @@ def advance(state: SchedulerState, outlook: Outlook, turns: int, reported: IntAr
     planned = outlook.times_planned(turns)
     computed = table.num_computed[:size]
     # Planned ahead, a block is registered once its last output is told, else when the step that fills it is planned.
-    first, times = (outlook.reports, reported) if ahead else (outlook.plans, planned)
+    times = reported if ahead else planned
     known = table.num_tokens[:size] - reported if ahead else computed + 1
     # A row that computes its prompt still is behind what is known of it; it is not told.
     behind = np.maximum(table.next_full[:size] - known, 0)
     nth, rows = _crossings(behind, times, state.kv.block_size, turns)
-    at = first[rows] + outlook.period * nth
+    at = outlook.reports[rows] + outlook.period * nth if ahead else _planned_in(outlook, nth, rows)
     order = at.argsort(kind="stable")
     at, rows = at[order], rows[order]
     known = known[rows] + nth[order]

@@ -150,7 +150,8 @@ class Engine:
     def begin_turn(self, decodes: IntArray | None = None) -> None:
         """Take in who has arrived, and plan: half a turn of a busy engine. The next one applies the results."""
         self._take_arrivals()
-        self.plan_step(decodes)
+        if self.num_unfinished:  # else results are all that is left, as for `turn`
+            self.plan_step(decodes)
 
     def plan_step(self, decodes: IntArray | None = None) -> None:
         """Plan one more step; the caller knows how many may be under way. `decodes` as in `schedule`."""

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from schedtop.engine.build import build_engine
-from schedtop.engine.contract.config import EngineConfig, WorkloadSpec
+from schedtop.engine.contract.config import EngineConfig, SchedulerConfig, WorkloadSpec
 from schedtop.engine.contract.latencies.front_end import FrontEnd, front_end_of
 from schedtop.engine.contract.latencies.slo import parse_slo
 from schedtop.engine.contract.telemetry import StepRecord
-from schedtop.engine.golden.case import Case, prompt_tokens
+from schedtop.engine.golden.case import Case, CaseRequest, prompt_tokens
 from schedtop.engine.handoff.request import Request
 from schedtop.engine.offline.headless import run_headless, run_through, step_through
 from schedtop.engine.offline.report import Report
@@ -222,6 +222,31 @@ def test_planned_ahead_who_comes_in_anothers_last_turn_is_taken_in() -> None:
     first, second, *_ = [record for record in stretch_of(engine).records() if record.start_s >= 2.0]
     assert ([finish.number for finish in first.finishes], first.running) == ([0], 1)
     assert (second.ttft_s, second.scheduled_tokens) == (((1, 1.0),), 3)
+
+
+def test_a_block_of_one_token_is_taken_before_it_is_registered() -> None:
+    """Also after an arrival, where the first turn's step is planned already."""
+    requests = [
+        CaseRequest(id=name, arrival_step=at, max_tokens=30, prompt_parts=[(seed, 1)])
+        for name, at, seed in (("a", 0, 102), ("b", 1, 103))
+    ]
+    config = SchedulerConfig(num_blocks=72, block_size=1, max_num_batched_tokens=8, max_model_len=120)
+    case = Case(config, requests)  # type: ignore[arg-type]
+    alone, together = (Run(case, each, 2, 0.2, frozenset()) for each in (False, True))
+    assert together.num_stretched > 25
+    assert together.log == alone.log and together.snapshot == alone.snapshot
+
+
+def test_with_nothing_but_results_left_a_refused_arrival_plans_no_step() -> None:
+    requests = [
+        CaseRequest(id="last", arrival_step=0, max_tokens=8, prompt_parts=[(101, 1)]),
+        CaseRequest(id="empty", arrival_step=2, max_tokens=8, prompt_parts=[]),
+    ]
+    config = SchedulerConfig(
+        num_blocks=6, block_size=4, max_num_seqs=8, num_speculative_tokens=4, async_scheduling=True
+    )
+    alone, together = (Run(Case(config, requests), each, 2, 0.2, frozenset()) for each in (False, True))  # type: ignore[arg-type]
+    assert together.log == alone.log and together.snapshot == alone.snapshot
 
 
 def test_a_stretch_ends_before_a_preemption() -> None:
