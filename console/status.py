@@ -146,5 +146,5 @@ def _latency(figures: dict[str, Any]) -> str:
         if figures[name] is not None
     ]
     size = f"n={figures['n']}" + (f"+{figures['open']}" if figures["open"] else "")
-    reported = f"{' '.join(words)} ({size})" if words else f"too few samples ({size})"
-    return reported + (f", {figures['within_slo']:.0%} within SLO" if figures["within_slo"] is not None else "")
+    summary = f"{' '.join(words)} ({size})" if words else f"too few samples ({size})"
+    return summary + (f", {figures['within_slo']:.0%} within SLO" if figures["within_slo"] is not None else "")

@@ -146,17 +146,17 @@ def _build_simulated(config: EngineConfig, settings: dict[str, Any], device: Sim
         keeps_drafts=scheduler.async_scheduling,
     )
     source = _open_source(config, scheduler, device.vocab_size)
-    clock, tier, reported = SimulatedClock(), None, dict[str, Any]()
+    clock, tier, extra = SimulatedClock(), None, dict[str, Any]()
     if device.front_end is not None:
-        reported |= device.front_end.settings()
+        extra |= device.front_end.settings()
     if config.lora:
-        reported["lora"] = list(config.lora)
+        extra["lora"] = list(config.lora)
     if scheduler.kv_host_memory_bytes:
         link = device.host_link(pool)
         scheduler, tier = with_tier(scheduler), open_host_store(scheduler, link, clock.now_s, config.seed)
-        reported["host_link"] = list(link)
+        extra["host_link"] = list(link)
     header = make_header(config, scheduler, source, device.model, device.spec, device.vocab_size, simulated=True)
-    header = msgspec.structs.replace(header, settings={**header.settings, **reported})
+    header = msgspec.structs.replace(header, settings={**header.settings, **extra})
     return Engine(Scheduler(scheduler, tier), worker, source, clock, header, tier)
 
 
@@ -248,12 +248,12 @@ def _build_real(
     scheduler = msgspec.structs.replace(scheduler, cache_unexecuted_blocks=False)
     source = _open_source(config, scheduler, info.vocab_size)
     header = make_header(config, scheduler, source, info.model, info.device, info.vocab_size, simulated=False)
-    reported = {
+    extra = {
         "drafts": info.drafts,
         "eos_token_ids": sorted(info.eos_token_ids),
         "sampling": msgspec.to_builtins(msgspec.structs.asdict(info.sampling)),
     }
-    header = msgspec.structs.replace(header, settings={**header.settings, **reported})
+    header = msgspec.structs.replace(header, settings={**header.settings, **extra})
     return Engine(Scheduler(scheduler), worker, source, RealClock(), header)
 
 

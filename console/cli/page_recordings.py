@@ -19,9 +19,9 @@ def record_pages(addresses: list[str], path: str, until: Callable[[], bool]) -> 
     members = [PageMember(address) for address in addresses]
     writer, lock = PageWriter(path), threading.Lock()
 
-    def page(*reported: object) -> None:
+    def page(*parts: object) -> None:
         with lock:
-            writer.page(*reported)  # type: ignore[arg-type]
+            writer.page(*parts)  # type: ignore[arg-type]
 
     for member in members:
         member.on_page = page

@@ -57,7 +57,7 @@ def command(
             recorder.run(duration)
         finally:
             recorder.close()
-    say(recorder.reported())
+    say(recorder.summary())
     ctx.exit(FAILED if recorder.lost else 0)
 
 
@@ -155,7 +155,7 @@ class LinkRecorder:
         if self._writer is not None:
             self._writer.close()
 
-    def reported(self) -> str:
+    def summary(self) -> str:
         """The outcome, in one line."""
         if self._writer is None:
             return f"{self._path}: nothing was recorded"

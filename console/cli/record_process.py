@@ -81,7 +81,7 @@ def main(address: str, path: str, token_file: str) -> int:
             recorder.run(None)
         finally:
             recorder.close()
-    say(recorder.reported())
+    say(recorder.summary())
     return 0
 
 

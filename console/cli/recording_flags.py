@@ -68,11 +68,11 @@ def progress(what: str, total: int, shown: bool | None = None) -> Iterator[OnPro
     task = bar.add_task(what, total=total)
     next_s = 0.0
 
-    def reported(index: int) -> None:
+    def show_progress(index: int) -> None:
         nonlocal next_s
         if time.monotonic() >= next_s:
             next_s = time.monotonic() + _BAR_EVERY_S
             bar.update(task, completed=index)
 
     with bar:
-        yield reported
+        yield show_progress

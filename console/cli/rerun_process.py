@@ -49,10 +49,10 @@ class RerunProcess:
             with process.stdin, process.stdout:
                 write_message(process.stdin, msgspec.msgpack.encode(self._question))
                 while (body := read_message(process.stdout)) is not None:
-                    reported = msgspec.msgpack.decode(
+                    message = msgspec.msgpack.decode(
                         body, type=tuple[str, float, str | None, Rerun | None, list[bytes]]
                     )
-                    what, share, failed, found, courses = reported
+                    what, share, failed, found, courses = message
                     if failed is not None:
                         raise RerunError(failed)
                     if found is not None:

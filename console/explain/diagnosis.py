@@ -95,13 +95,13 @@ class Diagnosis:
             finding = find(window)
             if finding is not None:
                 found[name] = _measured(finding, window)
-        reported = [
+        present = [
             finding
             for name, finding in found.items()
             if not any(other in found for other in catalogue.BY_ID[name].yields_to)
         ]
         # Overload explains most of what else is found.
-        return sorted(reported, key=lambda finding: (finding.id != "overload", -finding.severity))
+        return sorted(present, key=lambda finding: (finding.id != "overload", -finding.severity))
 
 
 def _measured(finding: Finding, window: FactsWindow) -> Finding:

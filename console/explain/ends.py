@@ -83,5 +83,5 @@ def _finding(
     advice: tuple[Advice, ...],
     what: str,
 ) -> Finding:
-    reported = marks(events, lambda event: window.name(event.number))
-    return Finding(name, catalogue.BY_ID[name].title, severity, links, reported, advice, len(events), what)
+    evidence = marks(events, lambda event: window.name(event.number))
+    return Finding(name, catalogue.BY_ID[name].title, severity, links, evidence, advice, len(events), what)

@@ -90,9 +90,9 @@ def _by_class(window: FactsWindow, starving: list[Known], usual_s: float | None)
     words, numbers = [], dict[str, Number](starving=len(starving), usual_wait_s=usual_s)
     for priority in sorted({known.arrival.priority for known in starving}):
         mine = [known for known in starving if known.arrival.priority == priority]
-        reported = [f"{known.name} for {seconds(window.end_s - known.queued_s)}" for known in mine[:_NAMED]]
+        names = [f"{known.name} for {seconds(window.end_s - known.queued_s)}" for known in mine[:_NAMED]]
         more = f" and {len(mine) - _NAMED} more" if len(mine) > _NAMED else ""
-        words.append(f"{len(mine)} of priority {priority} ({', '.join(reported)}{more})")
+        words.append(f"{len(mine)} of priority {priority} ({', '.join(names)}{more})")
         numbers[f"starving_of_priority_{priority}"] = len(mine)
         numbers[f"wait_of_priority_{priority}_s"] = window.end_s - mine[0].queued_s
     usual = "" if usual_s is None else f"; the median wait of all is {seconds(usual_s)}"

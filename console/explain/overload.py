@@ -73,11 +73,11 @@ def _limits(window: FactsWindow) -> CausalLink:
     """What held the head, as shares of the steps with a queue."""
     queued = window.queued_steps
     shares = {reason: float(queued.reason_mask(reason).mean()) for reason in Limiter if reason is not Limiter.NONE}
-    reported = sorted(((share, reason) for reason, share in shares.items() if share >= 0.05), reverse=True)[:3]
-    words = ", ".join(f"{reason.value.replace('_', ' ')} in {percent(share)}" for share, reason in reported)
+    holders = sorted(((share, reason) for reason, share in shares.items() if share >= 0.05), reverse=True)[:3]
+    words = ", ".join(f"{reason.value.replace('_', ' ')} in {percent(share)}" for share, reason in holders)
     return CausalLink(
-        f"of the steps with a queue the head is held by {words}" if reported else "no one limit holds the head",
-        {reason.value: share for share, reason in reported},
+        f"of the steps with a queue the head is held by {words}" if holders else "no one limit holds the head",
+        {reason.value: share for share, reason in holders},
     )
 
 

@@ -151,9 +151,9 @@ def _check_link(window: FactsWindow, reason: Limiter, share: float) -> CausalLin
             words = "nobody who waits is ready"
         case _:
             words = f"{some(len(window.preemptions), 'preemption')} in the window"
-    reported = reason.replace("_", " ")
+    label = reason.replace("_", " ")
     return CausalLink(
-        f"the head is held by {reported} in {percent(share)} of those steps: {words}",
+        f"the head is held by {label} in {percent(share)} of those steps: {words}",
         {"reason": reason.value, "reason_share": share, **known},
     )
 

@@ -299,8 +299,8 @@ class FactsWindow:
         """Some rows of `steps` (ascending) as one range."""
         part = Table(self.steps.matrix[rows])
         seq, step = part["seq"], part["step"]
-        reported = words(part) if words is not None else ""
-        return StepRange(int(seq[0]), int(seq[-1]), int(step[0]), int(step[-1]), reported)
+        label = words(part) if words is not None else ""
+        return StepRange(int(seq[0]), int(seq[-1]), int(step[0]), int(step[-1]), label)
 
     def advise(self, *choices: tuple[str, str]) -> tuple[Advice, ...]:
         """Knobs and directions, with the value each knob has now."""

@@ -179,13 +179,13 @@ class Bucket:
         return bucket
 
     def _take_host(self, host: Host) -> None:
-        reported = Bucket()
-        reported.cpu = host.cpu
-        reported.delay = -1.0 if host.delay is None else host.delay
-        reported.gpu = -1.0 if host.gpu_busy is None else host.gpu_busy
+        sample = Bucket()
+        sample.cpu = host.cpu
+        sample.delay = -1.0 if host.delay is None else host.delay
+        sample.gpu = -1.0 if host.gpu_busy is None else host.gpu_busy
         if host.gpu_clock_mhz and host.gpu_top_clock_mhz:
-            reported.clock = host.gpu_clock_mhz / host.gpu_top_clock_mhz
-        self.merge(reported)
+            sample.clock = host.gpu_clock_mhz / host.gpu_top_clock_mhz
+        self.merge(sample)
 
     def _take(self, record: StepRecord) -> None:
         """Thousands a second: a comparison costs a third of a call of `max`."""

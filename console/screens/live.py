@@ -87,13 +87,13 @@ class LiveScreen(ConsoleScreen):
     def place(self) -> None:
         """Put every widget where the size, the tab, the zoom and the banner say."""
         width, height = self.app.size
-        reported = banner(self.view) is not None or layout.mode(width, height) != "strip"
-        key = (width, height, self.tab, self.zoomed, reported)
+        has_banner = banner(self.view) is not None or layout.mode(width, height) != "strip"
+        key = (width, height, self.tab, self.zoomed, has_banner)
         if key == self._placed:
             return
         self._placed = key
         self.small.tell(width, height)
-        places = layout.arrange(width, height, self.tab, self.zoomed, reported, self.TIMELINE)
+        places = layout.arrange(width, height, self.tab, self.zoomed, has_banner, self.TIMELINE)
         tabbed = "tabs" in places
         self.tabs.tab = self.tab
         for widget in (self.header, *self.panels.values(), *self.bars, self.footer):

@@ -79,10 +79,10 @@ urgent ones run."""
         if head is not None and head.inverted:
             line.add("inverted ", palette["breach"])
         words = describe_head(head) if head is not None else "not looked at yet"
-        reported = self._reported(number)
-        if line.length + len(words) + reported.length < width:
-            return [line.add(words, palette["text"]).right(width, reported, palette["text"])]
-        return [line.right(width, reported, palette["text"]), Line().add(f"    {words}", palette["text"])]
+        wait = self._wait(number)
+        if line.length + len(words) + wait.length < width:
+            return [line.add(words, palette["text"]).right(width, wait, palette["text"])]
+        return [line.right(width, wait, palette["text"]), Line().add(f"    {words}", palette["text"])]
 
     def _behind(self, number: int, first: int, id_width: int, width: int) -> Line:
         view, palette = self.view, self.view.palette
@@ -96,13 +96,13 @@ urgent ones run."""
             line.add(f"behind {text.identity(self._called(first), _MOST_ID)}", palette["muted"])
         if tracked is not None and tracked.preemptions:
             line.add(f"  preempted {tracked.preemptions}x", palette["warn"])
-        return line.right(width, self._reported(number), palette["text"])
+        return line.right(width, self._wait(number), palette["text"])
 
     def _called(self, number: int) -> str:
         tracked = self.view.moment.state.requests.get(number)
         return text.identity(tracked.arrival.id, 40) if tracked is not None else self.view.history.name(number)
 
-    def _reported(self, number: int) -> Line:
+    def _wait(self, number: int) -> Line:
         """Flush right: the priority where it counts, and how long it waits."""
         palette, state = self.view.palette, self.view.moment.state
         tracked = state.requests.get(number)

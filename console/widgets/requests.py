@@ -151,8 +151,8 @@ f keeps the selected request in sight, F keeps the order while values go on chan
         limit = history.header.workload.get("limit") if history.header is not None else None
         if isinstance(limit, int) and history.live.totals.submitted >= limit:
             return True
-        reported = (event.detail for event in history.of_kind("N") if isinstance(event.detail, Notice))
-        return any(notice.text.startswith(WORKLOAD_ENDED) for notice in reported)
+        notices = (event.detail for event in history.of_kind("N") if isinstance(event.detail, Notice))
+        return any(notice.text.startswith(WORKLOAD_ENDED) for notice in notices)
 
     def _scroll(self, page: int) -> None:
         numbers = self.listed

@@ -56,8 +56,8 @@ def note_lines(document: dict[str, Any]) -> list[str]:
     """Caveats of a report: how its workload was read, and what was not served as asked."""
     workload = document.get("workload", {})
     read = [workload["read_as"]] if workload.get("read_as") else []
-    reported = [*held_back_lines(document), *read, *workload.get("notices", ())]
-    return [_line("" if place else "notes", line) for place, line in enumerate(reported)]
+    notes = [*held_back_lines(document), *read, *workload.get("notices", ())]
+    return [_line("" if place else "notes", line) for place, line in enumerate(notes)]
 
 
 _ONLY_IF_ANY = ("kv_capacity", "failed", "running", "waiting")

@@ -137,10 +137,10 @@ def unpack_changes(stored: StoredBlocks, moves: BlockMoves, tables: Tables) -> l
         entries, pairs, ids = _flatten(moves)
         expected, expected_classes = _foresee(_gained(entries, pairs[:, 1], ids), gone, stored.freed)
         kept = ~_among(expected, keys)
-        reported = classes != _UNTOUCHED
-        keys = np.concatenate([keys[reported], expected[kept]])
+        touched = classes != _UNTOUCHED
+        keys = np.concatenate([keys[touched], expected[kept]])
         order = np.argsort(keys, kind="stable")
-        keys, classes = keys[order], np.concatenate([classes[reported], expected_classes[kept]])[order]
+        keys, classes = keys[order], np.concatenate([classes[touched], expected_classes[kept]])[order]
         counts = np.bincount(keys >> 32, minlength=num_records)
     return cut((keys.astype(np.int32) << 2 | classes).astype(np.int32).tobytes(), counts * 4)
 

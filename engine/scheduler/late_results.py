@@ -143,9 +143,9 @@ def _deliver(request: Request, ids: list[int], now_s: float) -> float:
 def _tell_preemption(state: SchedulerState, batch: PlannedBatch, number: int) -> None:
     """A request ends before the step that preempted it is reported: its preemption is reported with its end."""
     for later in state.under_way:
-        reported = [entry for entry in later.planned.preemptions if entry.number == number]
-        batch.planned.preemptions.extend(reported)
-        for entry in reported:
+        entries = [entry for entry in later.planned.preemptions if entry.number == number]
+        batch.planned.preemptions.extend(entries)
+        for entry in entries:
             later.planned.preemptions.remove(entry)
 
 

@@ -134,8 +134,8 @@ def _does_not_fit(model: ModelShape, gpu: Gpu, settings: PoolSettings) -> str:
     sizes = _sizes_that_fit(model, gpu, settings)
     if not sizes:
         return f"{text}: choose a larger GPU or a smaller model"
-    reported = " or ".join(f"{larger} ({left / 1e9:.1f} GB)" for larger, left in sizes.items())
-    return f"{text}: use --tensor-parallel-size {reported.replace(' GB)', ' GB left for the KV cache)', 1)}"
+    options = " or ".join(f"{larger} ({left / 1e9:.1f} GB)" for larger, left in sizes.items())
+    return f"{text}: use --tensor-parallel-size {options.replace(' GB)', ' GB left for the KV cache)', 1)}"
 
 
 def _sizes_that_fit(model: ModelShape, gpu: Gpu, settings: PoolSettings) -> dict[int, float]:

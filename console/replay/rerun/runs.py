@@ -158,21 +158,21 @@ class Reruns:
 
     def _follow(self, running: Running) -> None:
         try:
-            for reported in running:
-                self._take(running, reported)
+            for message in running:
+                self._take(running, message)
         except Exception as error:  # whatever it is explains why there is no outcome
             self._take(running, error)
 
-    def _take(self, running: Running, reported: Told | Exception) -> None:
+    def _take(self, running: Running, message: Told | Exception) -> None:
         with self._lock:
             if running is not self._running:
                 return  # given up
-            if isinstance(reported, tuple):
-                self.doing = reported
+            if isinstance(message, tuple):
+                self.doing = message
             else:
-                if isinstance(reported, Exception):
-                    self.failed = text.clean(reported, 400) or type(reported).__name__
+                if isinstance(message, Exception):
+                    self.failed = text.clean(message, 400) or type(message).__name__
                 else:
-                    self.answer = reported
+                    self.answer = message
                 self._running = self.doing = None  # last: whoever sees this sees the outcome
         self._on_change()

@@ -50,7 +50,7 @@ def ask_abort(screen: ConsoleScreen, number: int) -> None:
     """Abort a request of the engine's, if the operator means it."""
     name, asked_of = screen.view.present.name(number), screen.view.present.header
 
-    def reported(reply: Reply) -> None:
+    def on_reply(reply: Reply) -> None:
         why_not = reply.text.replace(f"request {number} ", f"{name} ")  # a gone request has no id for the engine
         screen.say(f"{name} aborted" if reply.ok else why_not, "ok" if reply.ok else "breach")
 
@@ -59,7 +59,7 @@ def ask_abort(screen: ConsoleScreen, number: int) -> None:
         if yes and header is not None and asked_of is not None and header.started_at != asked_of.started_at:
             screen.say(f"{name} ended with its engine; another one answers here", "breach")
         elif yes:
-            screen.console.command(lambda id: Abort(id, number), reported)
+            screen.console.command(lambda id: Abort(id, number), on_reply)
 
     screen.app.push_screen(QuitScreen(f"Abort {name}? Its answer ends here.", "abort", "leave it"), answered)
 

@@ -150,9 +150,9 @@ class AnswerShape:
             return None
         if self.chat:
             return chat_logprobs(piece.scored, self.token_text)
-        reported = completion_logprobs(piece.scored, self.token_text, self._length)
-        self._length += sum(map(len, reported["tokens"]))
-        return reported
+        shaped = completion_logprobs(piece.scored, self.token_text, self._length)
+        self._length += sum(map(len, shaped["tokens"]))
+        return shaped
 
     def _usage(self, piece: Piece) -> dict[str, Any]:
         usage: dict[str, Any] = {
